@@ -1,4 +1,5 @@
-//! What is typed, as clap reads it; each form becomes the plain options that the runtime takes.
+//! Command-line arguments, as clap parses them. Each struct converts into the plain options that crate `node`
+//! takes.
 
 pub mod fleet;
 
@@ -64,7 +65,7 @@ pub struct Accept {
 }
 
 impl Accept {
-    /// As the runtime takes it.
+    /// The form that crate `node` takes.
     pub fn accept(&self) -> trust::Accept {
         trust::Accept { key: self.key.clone(), accept_older: self.accept_older }
     }
@@ -82,7 +83,7 @@ pub struct Reach {
 }
 
 impl Reach {
-    /// As the runtime takes it.
+    /// The form that crate `node` takes.
     pub fn reach(&self) -> origins::Reach {
         origins::Reach { endpoint: self.endpoint.clone(), region: self.region.clone() }
     }
@@ -130,7 +131,7 @@ pub struct Transport {
 }
 
 impl Transport {
-    /// As the runtime takes it.
+    /// The form that crate `node` takes.
     pub fn transport(&self) -> running::Transport {
         let Transport { kind, readers, aside, uncached } = *self;
         running::Transport { kind, readers, aside, uncached }
@@ -152,7 +153,7 @@ pub struct Shown {
 }
 
 impl Shown {
-    /// As the runtime takes it.
+    /// The form that crate `node` takes.
     pub fn shown(&self) -> watch::Shown {
         let Shown { metrics, metrics_public, trace_rate } = self.clone();
         watch::Shown { metrics, metrics_public, trace_rate }
@@ -174,14 +175,14 @@ pub struct Every {
 }
 
 impl Every {
-    /// As the runtime takes it.
+    /// The form that crate `node` takes.
     pub fn every(&self) -> again::Every {
         let Every { publish_every, publish_as, publish_last } = self.clone();
         again::Every { publish_every, publish_as, publish_last }
     }
 }
 
-/// A number of seconds, minutes or hours, at least a second.
+/// Parses a time in seconds, minutes or hours. The minimum is one second.
 fn time(text: &str) -> std::result::Result<Duration, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = match &text[digits.len()..] {
@@ -197,7 +198,7 @@ fn time(text: &str) -> std::result::Result<Duration, String> {
     }
 }
 
-/// The same, or 0.
+/// Like [`time`], but 0 is allowed too.
 fn time_or_none(text: &str) -> std::result::Result<Duration, String> {
     match text.trim_end_matches(|c: char| c.is_ascii_alphabetic()) {
         "0" => Ok(Duration::ZERO),
@@ -219,18 +220,18 @@ pub struct Lists {
     configured_options: Option<String>,
 }
 
-/// The variable that holds mount options.
+/// The environment variable that holds mount options.
 pub const ENVIRONMENT: &str = "COVEY_MOUNT_OPTIONS";
-/// The argument that takes those of the configuration file.
+/// The id of the hidden argument that carries the mount options of the configuration file.
 pub const CONFIGURED: &str = "configured_options";
 
 impl Lists {
-    /// One word alone, as a configuration file has it.
+    /// A list of one word, as a configuration file has it.
     pub fn of_word(word: &str) -> Lists {
         Lists { configured_options: Some(word.to_owned()), ..Lists::default() }
     }
 
-    /// The options: what is nearer to the person who types wins.
+    /// Parses the options. Later sources win: configuration file, then environment, then command line.
     pub fn parse(&self) -> Result<MountOptions> {
         let beneath = self.configured_options.iter().chain(&self.environment_options);
         MountOptions::parse(beneath.chain(&self.options))

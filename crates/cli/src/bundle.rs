@@ -1,7 +1,8 @@
-//! What a report of a fault needs, gathered as texts and rid of secrets.
+//! Collects the texts of a bug report and removes secrets from them.
 //!
-//! Gathering never fails: what cannot be had is a text that says why, because a bundle is made when things do not work. Nothing of what
-//! files on the volume hold is in it, and names of files only where the log or a message has them.
+//! Collecting never fails, because a bundle is made when things do not work. If a text cannot be obtained,
+//! the error message takes its place. A bundle holds no file contents of the volume. It has file names only
+//! where the log or a message has them.
 
 use std::fs;
 use std::io::Read;
@@ -26,14 +27,14 @@ use serde_json::{Value, json};
 use crate::cmd::doctor::folder_of;
 use crate::target::{self, Target};
 
-/// Lines of the log that go along.
+/// The number of lines that are taken from the end of the log.
 const LOG_LINES: usize = 5_000;
-/// How long the mount is looked on at.
+/// How long the mount's statistics are recorded.
 pub const LOOK: Duration = Duration::from_secs(5);
-/// No single text is longer than this; of longer ones the end goes along.
+/// The maximum length of one text in bytes. Of a longer text only the end is kept.
 const LONGEST: usize = 8 << 20;
 
-/// Files of the kernel that say what kind of machine this is.
+/// Kernel files that describe the machine.
 const MACHINE: [(&str, &str); 14] = [
     ("machine/kernel.txt", "/proc/version"),
     ("machine/os-release.txt", "/etc/os-release"),
@@ -51,15 +52,15 @@ const MACHINE: [(&str, &str); 14] = [
     ("machine/fuse.conf.txt", "/etc/fuse.conf"),
 ];
 
-/// The texts so far.
+/// The texts collected so far.
 pub struct Bundle {
     cleaner: Cleaner,
-    /// Name and text of each, without secrets.
+    /// The name and the text of each, with secrets removed.
     pub texts: Vec<(String, String)>,
 }
 
 impl Bundle {
-    /// An empty one, which knows the credentials that are at hand here.
+    /// Creates an empty bundle. It knows the credentials of this machine and removes them from every text.
     pub fn new() -> Bundle {
         Bundle { cleaner: Cleaner::here(), texts: Vec::new() }
     }
@@ -92,7 +93,7 @@ impl Bundle {
         }
     }
 
-    /// What a program prints, where there is one.
+    /// Adds the output of a program, if the program exists.
     fn program(&mut self, name: &str, words: &[&str]) {
         match printed_by(words) {
             Ok(text) if text.is_empty() => {}
@@ -102,7 +103,7 @@ impl Bundle {
         }
     }
 
-    /// The machine: kernel, processors, memory, disks, limits, mounts.
+    /// Adds the machine: kernel, processors, memory, disks, limits, mounts.
     pub fn machine(&mut self) {
         let version = env!("CARGO_PKG_VERSION");
         self.text("covey.txt", &format!("covey {version} for {}\n", std::env::consts::ARCH));
@@ -114,7 +115,8 @@ impl Bundle {
         self.text("machine/fuse.txt", &values_below(Path::new("/sys/module/fuse"), &["parameters"]));
         self.text("machine/read-ahead.txt", &read_ahead());
         let lines = LOG_LINES.to_string();
-        // A mount that a unit has made writes there, and the kernel says here why a mount was cut off.
+        // A mount that systemd started logs to the journal. The kernel's messages say why a mount was
+        // aborted.
         self.program(
             "machine/journal.txt",
             &["journalctl", "--no-pager", "-q", "-n", &lines, "-u", "covey@*"],
@@ -122,7 +124,8 @@ impl Bundle {
         self.program("machine/kernel-log.txt", &["dmesg"]);
     }
 
-    /// Which variables are set that mean something to Covey or to object stores. Their values stay here.
+    /// Adds the names of the environment variables that matter to Covey or to object stores. Their values are
+    /// left out.
     pub fn environment(&mut self) {
         const BEGIN: [&str; 6] = ["COVEY_", "AWS_", "GOOGLE_", "AZURE_", "RUST_", "XDG_"];
         let named = std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned());
@@ -138,7 +141,7 @@ impl Bundle {
         );
     }
 
-    /// A volume and the daemon that serves it. `say` is told what is being done.
+    /// Adds a volume and the daemon that serves it. `say` receives progress messages.
     ///
     /// # Errors
     /// The path leads to no volume at all.
@@ -149,7 +152,7 @@ impl Bundle {
                 let dir = mounts::volume_of(&place.mount).and_then(|path| VolumeDir::open(&path).ok());
                 match (dir, pid) {
                     (Some(dir), _) => self.folder(&dir),
-                    // What is in memory has no folder that names its daemon.
+                    // A volume in memory has no folder that names its daemon.
                     (None, Some(pid)) => self.process(pid),
                     (None, None) => {}
                 }
@@ -162,7 +165,7 @@ impl Bundle {
                 self.outcome("volume/status-1.json", status);
                 self.folder(&dir);
             }
-            // A dead mount, or a volume that cannot be read: its folder tells why.
+            // Either the mount is dead or the volume cannot be read. Its folder says why.
             Err(failure) => {
                 let Ok(dir) = VolumeDir::open(&folder_of(path)) else { return Err(failure) };
                 self.outcome::<()>("volume/status-1.json", Err(failure));
@@ -172,7 +175,7 @@ impl Bundle {
         Ok(())
     }
 
-    /// What lies in a volume's folder beside its data.
+    /// Adds the files in a volume's folder, without the data.
     pub fn folder(&mut self, dir: &VolumeDir) {
         self.file("volume/covey.json", &dir.path().join("covey.json"));
         self.file("volume/lock.json", &dir.path().join("lock"));
@@ -191,8 +194,9 @@ impl Bundle {
         }
     }
 
-    /// What a daemon says of itself, twice, and what it does in between; answers its number. One that does not answer is asked once only: each question
-    /// would be waited for again.
+    /// Adds the daemon's status, taken twice, and its statistics in between. Returns the daemon's process id.
+    /// A daemon that does not answer is asked only once, because each request would wait for the whole
+    /// timeout.
     fn daemon(&mut self, ear: &Ear, say: &dyn Fn(&str)) -> Option<u32> {
         let status = || control::ask::<Value>(ear, &Request::Status, &mut |_| ());
         let first = status();
@@ -234,7 +238,7 @@ impl Bundle {
         self.text("daemon/threads.txt", &threads(&proc));
     }
 
-    /// All mounts of Covey's on this machine, and whether they live.
+    /// Adds all Covey mounts of this machine, and whether their daemons are alive.
     pub fn mounts(&mut self) {
         let row = |mount: &Mounted| {
             let path = RawPath::from(&*mount.path);
@@ -245,7 +249,7 @@ impl Bundle {
     }
 }
 
-/// A line of figures a second.
+/// Records one line of statistics a second.
 fn look_on(ear: &Ear) -> Result<Vec<Value>, Failure> {
     let asked = control::begin(ear, &Request::Watch { wish: Wish::Stats { interval_ms: 1_000 } })?;
     let enough = asked.stopper()?;
@@ -260,7 +264,8 @@ fn look_on(ear: &Ear) -> Result<Vec<Value>, Failure> {
     Ok(lines)
 }
 
-/// What each thread of a process is called, does and waits for in the kernel: of a daemon that hangs the most that can be had.
+/// The name, state, wait channel and system call of each thread of a process. For a daemon that hangs, this
+/// is the most that can be learned from outside.
 fn threads(proc: &Path) -> String {
     let read = |path: PathBuf| fs::read_to_string(path).unwrap_or_default().trim().to_owned();
     let mut lines: Vec<String> = fs::read_dir(proc.join("task"))
@@ -270,7 +275,7 @@ fn threads(proc: &Path) -> String {
         .map(|task| {
             let file = |name: &str| read(task.path().join(name));
             let stat = file("stat");
-            // Behind the name, which may hold anything, comes the state.
+            // The state follows the name. The name can contain anything, so the last `)` ends it.
             let state = stat.rsplit(')').next().unwrap_or_default().trim().chars().next().unwrap_or('?');
             let number = task.file_name().to_string_lossy().into_owned();
             format!("{number} {} {state} {} syscall {}\n", file("comm"), file("wchan"), file("syscall"))
@@ -280,7 +285,7 @@ fn threads(proc: &Path) -> String {
     lines.concat()
 }
 
-/// What a program prints. One that takes longer than a program should is ended.
+/// Returns the output of a program. A program that exceeds the time limit is killed.
 fn printed_by(words: &[&str]) -> std::io::Result<String> {
     const PATIENCE: Duration = Duration::from_secs(10);
     let mut command = Command::new(words[0]);
@@ -300,18 +305,19 @@ fn printed_by(words: &[&str]) -> std::io::Result<String> {
     while child.try_wait()?.is_none() && base::time::monotonic() < until && !reader.is_finished() {
         std::thread::sleep(Duration::from_millis(20));
     }
-    // It has ended, or is to; what it has printed by then is taken.
+    // The program has exited or is killed now. Its output up to here is kept.
     let _ = child.kill();
     child.wait()?;
     let bytes = reader.join().unwrap_or_else(|_| Ok(Vec::new()))?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// What is told of each disk.
+/// The attributes that are recorded for each disk.
 const DISK: [&str; 5] =
     ["size", "queue/rotational", "queue/scheduler", "queue/logical_block_size", "queue/nr_requests"];
 
-/// The values of these files in every folder below `top`; of a folder, those in it.
+/// The values of these files in every folder below `top`. If `top` itself has a folder of such a name, the
+/// values of all files in it.
 fn values_below(top: &Path, names: &[&str]) -> String {
     let mut text = String::new();
     let below = |folder: &Path| {
@@ -337,7 +343,7 @@ fn values_below(top: &Path, names: &[&str]) -> String {
 fn processors() -> String {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let count = text.lines().filter(|line| line.starts_with("processor")).count();
-    // All are alike on nearly every machine: one is told of.
+    // On nearly every machine all processors are alike, so only the first is listed.
     format!("{count} processors; the first:\n{}\n", text.split("\n\n").next().unwrap_or_default())
 }
 
@@ -350,7 +356,8 @@ fn read_ahead() -> String {
     node::trust::mounts().iter().map(line).collect()
 }
 
-/// What lies in a volume's folder and right below it: sizes and counts, no contents.
+/// The entries of a volume's folder: the size of each file and the number of entries of each folder. No
+/// contents.
 fn listing(folder: &Path) -> String {
     let mut lines = Vec::new();
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
@@ -368,7 +375,7 @@ fn listing(folder: &Path) -> String {
     lines.concat()
 }
 
-/// What the bundle says of itself.
+/// The text that describes the bundle itself.
 pub fn about(volume: Option<&Path>) -> String {
     format!(
         "A report of Covey {}.{}\n\nSecrets are replaced by {REMOVED}; of variables only the names are here. Look it through before\n\

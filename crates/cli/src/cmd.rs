@@ -1,4 +1,4 @@
-//! The commands: one file each, with its arguments, what it does and what it prints.
+//! The commands. Each file holds one command: its arguments, its work and its output.
 
 pub mod bench;
 pub mod bundle;

@@ -1,22 +1,23 @@
-//! What a configuration file says, and how it gets beneath the command line.
+//! Configuration files, and how their values reach the command line.
 //!
 //! ```text
 //!   command line  >  environment (COVEY_*)  >  the user's covey.toml  >  /etc/covey/covey.toml  >  default
 //!                                              (--config FILE or COVEY_CONFIG: that file alone)
 //! ```
 //!
-//! A file's values become the *defaults* of clap's own table before the command line is read. So no command knows of files; what an
-//! argument may be is judged by its own parser; and whatever argument `covey mount` gets one day can be configured at once. Mount options are
-//! the exception: they are words in a list, and the file's words go before those of the environment and of `-o`.
+//! The values of a file become the *defaults* of clap's argument table before the command line is parsed.
+//! This has three effects. No command needs to know about files. The parser of each argument checks its
+//! value. Every new argument of `covey mount` can be configured at once. Mount options are the exception.
+//! They are a list of words, and the words of the file go before those of the environment and of `-o`.
 //!
 //! | section | keys |
 //! |---|---|
 //! | `[mount]` | the options of `-o` and the arguments of `covey mount`, by their names |
 //! | `[origin]` | `endpoint`, `region` |
 //! | `[log]` | `level`, `format` |
-//! | `[volume."/srv/v"]` | both of the first, for this volume only: nearer than the sections above |
+//! | `[volume."/srv/v"]` | the keys of `[mount]` and `[origin]`, for this volume only; overrides them |
 //!
-//! Credentials have no place here, and a key that looks like one is refused.
+//! Credentials are not allowed here. A key that looks like one is refused.
 
 pub mod file;
 pub mod known;
@@ -31,26 +32,27 @@ use node::options;
 use self::file::{Entry, Section, Value};
 use self::known::Known;
 
-/// Where the whole machine is configured.
+/// The configuration file of the whole machine.
 pub const SYSTEM: &str = "/etc/covey/covey.toml";
 
-/// Commands that mount: they take what `[mount]` says.
+/// The commands that mount. They take the values of `[mount]`.
 const MOUNTING: [&str; 2] = ["mount", "up"];
 
-/// Everything that configuration files say, the most general first: later entries win.
+/// All entries of the configuration files, the most general first. Later entries win.
 #[derive(Debug, Default)]
 pub struct Config {
-    /// What they say.
+    /// The entries.
     pub entries: Vec<Entry>,
-    /// The files that were looked for, and whether they are there.
+    /// The files that were looked for, and whether each exists.
     pub files: Vec<(PathBuf, bool)>,
 }
 
 impl Config {
-    /// Reads the files. `named` is what `--config` or `COVEY_CONFIG` says; if that is empty, no file is read.
+    /// Reads the files. `named` is the value of `--config` or `COVEY_CONFIG`. If it is empty, no file is
+    /// read.
     ///
     /// # Errors
-    /// A file that was named is not there, or one cannot be read or understood.
+    /// A named file does not exist, or a file cannot be read or parsed.
     pub fn load(command: &Command, named: Option<&OsStr>) -> Result<Config> {
         let mut config = Config::default();
         let known = Known::of(command);
@@ -69,12 +71,12 @@ impl Config {
             config.entries.extend(file::read(&path, &text, &known)?);
             config.files.push((path, true));
         }
-        // Stable: within one kind of section, the order of the files stays.
+        // The sort is stable, so files keep their order within one kind of section.
         config.entries.sort_by_key(|entry| matches!(entry.section, Section::Volume(_)));
         Ok(config)
     }
 
-    /// Where configuration files are looked for, the most general first.
+    /// The paths where configuration files are looked for, the most general first.
     pub fn places(named: Option<&OsStr>) -> Vec<PathBuf> {
         match named {
             Some(named) if named.is_empty() => Vec::new(),
@@ -90,7 +92,7 @@ impl Config {
         }
     }
 
-    /// What applies to a volume, by normal key: the nearest entry of each.
+    /// The entries that apply to a volume: for each normalized key, the most specific one.
     pub fn of_volume<'a>(&'a self, volume: Option<&'a Path>) -> impl Iterator<Item = &'a Entry> {
         let applies = move |entry: &&Entry| match &entry.section {
             Section::Volume(name) => volume.is_some_and(|volume| is_same(name, volume)),
@@ -111,20 +113,20 @@ impl Config {
         kept.into_iter()
     }
 
-    /// The words after `-o` that apply to a volume.
+    /// The `-o` words that apply to a volume.
     pub fn words(&self, volume: Option<&Path>) -> Vec<String> {
         let option = |entry: &Entry| option_word(&entry.key, &entry.value);
         self.of_volume(volume).filter(|entry| entry.section != Section::Log).filter_map(option).collect()
     }
 }
 
-/// Whether a volume's section is meant: by the same text, or by a name of the same folder.
+/// Whether a section names this volume. The texts are equal, or both paths lead to the same folder.
 fn is_same(section: &str, volume: &Path) -> bool {
     let full = |path: &Path| std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     Path::new(section) == volume || full(Path::new(section)) == full(volume)
 }
 
-/// A key as the word after `-o` that it stands for; none where it is no mount option, or a switch that is off.
+/// Converts a key to its `-o` word. Returns none if the key is no mount option, or is a switch that is off.
 pub fn option_word(key: &str, value: &Value) -> Option<String> {
     let name = key.replace('-', "_");
     let (_, with_value) = options::names().find(|(known, _)| *known == name)?;
@@ -139,11 +141,12 @@ pub fn option_word(key: &str, value: &Value) -> Option<String> {
     }
 }
 
-/// The command with the configuration's values as its defaults, where what was typed is a command that takes any. What `[origin]` says
-/// counts where an address of an object store was typed: a volume that is there keeps its own.
+/// Returns the command with the configured values as its defaults, if the typed command takes any. The values
+/// of `[origin]` apply only if the address of an object store was typed. An existing volume keeps its own.
 ///
 /// # Errors
-/// As for [`Config::load`]. Commands that take nothing from a file do not read one: a broken one must not be in the way of an unmount.
+/// As for [`Config::load`]. A command that takes nothing from a file does not read any, so a broken file
+/// cannot prevent an unmount.
 pub fn beneath(command: Command, words: &[OsString], typed: &ArgMatches) -> Result<Option<Command>> {
     let Some((name, arguments)) = typed.subcommand() else { return Ok(None) };
     let Some(sub) = command.find_subcommand(name) else { return Ok(None) };
@@ -177,13 +180,13 @@ pub fn beneath(command: Command, words: &[OsString], typed: &ArgMatches) -> Resu
     Ok(Some(command))
 }
 
-/// The volume that a command line is about.
+/// The volume that a command line names.
 fn volume_of(name: &str, arguments: &ArgMatches) -> Option<PathBuf> {
     let named = arguments.try_get_one::<PathBuf>("volume").ok().flatten().cloned();
     if name == "up" { named.or_else(crate::cmd::up::default_volume) } else { named }
 }
 
-/// Gives the argument of this long name a default, if there is one and it is shown.
+/// Gives the argument with this long name a default, if the argument exists and is not hidden.
 fn with_default(command: Command, key: &str, value: &Value) -> Command {
     let named = |arg: &&clap::Arg| arg.get_long() == Some(key) && !arg.is_hide_set();
     let Some(arg) = command.get_arguments().find(named) else { return command };
@@ -197,7 +200,7 @@ fn with_default(command: Command, key: &str, value: &Value) -> Command {
     command.mut_arg(id, |arg| arg.default_value(text))
 }
 
-/// The table of arguments lives as long as the program, and takes only texts that do.
+/// Leaks a text. The argument table lives as long as the program and takes only `'static` texts.
 fn for_good(text: String) -> &'static str {
     Box::leak(text.into_boxed_str())
 }

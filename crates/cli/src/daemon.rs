@@ -1,14 +1,15 @@
-//! A mount as a command: said, shown on a status line, ended by signals.
+//! A mount as a command, with its messages, its status line and its signals.
 //!
 //! ```text
 //!   foreground   says that it is mounted, shows a status line (up), ends with the mount
-//!   background   the same program again, in a session of its own, messages in VOLUME/covey.log; its parent waits on a
-//!                pipe until it says "ready" or what went wrong, and tells the user
+//!   background   the same program again, in a session of its own, messages in VOLUME/covey.log. Its parent
+//!                waits on a pipe until it says "ready" or what went wrong, and tells the user
 //! ```
 //!
-//! **Signals** are blocked in all threads and taken by one, so no handler ever runs in the middle of anything. The first asks
-//! politely; when the mount is busy that thread says who keeps it so. A second one detaches it, a third ends the program. Without
-//! a terminal (SIGTERM from a service manager) these steps follow one another by themselves, so that a stop always ends.
+//! **Signals** are blocked in all threads. One thread receives them, so no handler interrupts other code. On
+//! a terminal, the first signal requests an unmount. If the mount is busy, that thread prints which processes
+//! use it. The second signal detaches the mount, and the third ends the program. Without a terminal (SIGTERM
+//! from a service manager) these steps follow one another automatically, so a stop always completes.
 
 mod background;
 
@@ -27,7 +28,8 @@ use crate::term::{self, Term};
 use background::{News, tell};
 pub use background::{Parent, in_background, with_parent};
 
-/// Mounts and stays until the mount has ended and the volume is closed. `status_line`: show one on a terminal.
+/// Mounts, and returns when the mount has ended and the volume is closed. `status_line`: show one on a
+/// terminal.
 pub fn run(plan: &Plan, status_line: bool, parent: Option<Parent>, term: Term) -> Result<u8> {
     let interactive = parent.is_none() && term::is_terminal();
     signals::block();
@@ -60,7 +62,7 @@ fn ready(mounted: Mounted, parent: Option<Parent>, term: Term) {
     }
 }
 
-/// Waits for the mount's end, with a status line if one is wanted.
+/// Waits for the end of the mount. Shows a status line if one is wanted.
 fn wait(running: &Running, status_line: bool) {
     let mut before = running.requests();
     running.wait(&mut || {
@@ -99,7 +101,7 @@ struct Ender {
 }
 
 impl Ender {
-    /// With a person at the terminal: each Ctrl-C goes one step further.
+    /// Handles signals with a person at the terminal. Each Ctrl-C takes one step further.
     fn ask_each_time(&self) {
         signals::next();
         log::line("unmounting ...");
@@ -123,7 +125,7 @@ impl Ender {
         self.end_now();
     }
 
-    /// With nobody there: every step by itself, so that it ends in any case.
+    /// Handles a signal without a terminal. The steps follow one another, so the daemon always ends.
     fn insist(&self) {
         let signal = signals::next();
         log::line(&format!("signal {signal}: unmounting"));
@@ -152,7 +154,8 @@ impl Ender {
         }
     }
 
-    /// Ends under the feet of whoever still uses it. What was handed over is made durable first.
+    /// Ends the program although processes still use the mount. Data that the kernel has handed over is made
+    /// durable first.
     fn end_now(&self) {
         if self.mount.has_ended() {
             return;

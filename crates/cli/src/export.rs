@@ -1,4 +1,4 @@
-//! Bringing what is in a volume elsewhere: other ends to the queue of [`crate::import`].
+//! Exports from a volume. It adds sources and sinks for the queue of [`crate::import`].
 //!
 //! ```text
 //!   folder  (a path on a mount) ────┐                        ┌── place    (a folder)
@@ -6,8 +6,8 @@
 //!   inside  (a volume not mounted) ─┘                        └── archive  (tar, plain or compressed)
 //! ```
 //!
-//! What was exported and imported again is what it was: names of any bytes, modes, owners, times to the nanosecond, extended
-//! attributes and ACLs, hard and symbolic links, device nodes, holes.
+//! An export followed by an import preserves everything: names of any bytes, modes, owners, times to the
+//! nanosecond, extended attributes and ACLs, hard and symbolic links, device nodes, holes.
 
 pub mod archive;
 pub mod inside;

@@ -1,12 +1,13 @@
-//! `mount.covey`: this program under the name by which mount(8) calls it for `mount -t covey` and for lines of fstab.
+//! `mount.covey`: this program, under the name by which mount(8) calls it for `mount -t covey` and for fstab
+//! lines.
 //!
 //! ```text
-//!   mount.covey /srv/volume /mnt/covey -o ro,nofail,transport=uring      what mount(8) hands on
-//!   covey mount -d -o ro --transport=uring /srv/volume /mnt/covey        what is done
+//!   mount.covey /srv/volume /mnt/covey -o ro,nofail,transport=uring      what mount(8) calls
+//!   covey mount -d -o ro --transport=uring /srv/volume /mnt/covey        what is run
 //! ```
 //!
-//! A word after `-o` is a mount option, or the name of an argument of `covey mount`. The exit status is one of mount(8)'s: 0 done, 1 wrong
-//! usage, 32 not mounted.
+//! A word after `-o` is either a mount option or the name of an argument of `covey mount`. The exit status is
+//! that of mount(8): 0 done, 1 wrong usage, 32 not mounted.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -59,18 +60,18 @@ pub struct Helper {
     kind: Option<String>,
 }
 
-/// Whether the program was called by this name.
+/// Whether the program was called as `mount.covey` or `mount.fuse.covey`.
 pub fn is_called(words: &[OsString]) -> bool {
     let name = words.first().and_then(|word| Path::new(word).file_name());
     name.is_some_and(|name| name == "mount.covey" || name == "mount.fuse.covey")
 }
 
-/// Does what mount(8) asks; answers its exit status. `perform` does what a command line of covey's says.
+/// Does what mount(8) asks and returns the exit status. `perform` runs a covey command line.
 pub fn run(words: &[OsString], perform: impl FnOnce(Vec<OsString>, bool) -> u8) -> u8 {
     let helper = match Helper::try_parse_from(words) {
         Ok(helper) => helper,
         Err(error) => {
-            // Help and version are asked for; all else is wrong usage.
+            // Help and version are no errors. Everything else is wrong usage.
             let asked = error.exit_code() == 0;
             let _ = error.print();
             return u8::from(!asked);
@@ -90,7 +91,7 @@ pub fn run(words: &[OsString], perform: impl FnOnce(Vec<OsString>, bool) -> u8) 
 }
 
 impl Helper {
-    /// The same as a command line of covey's, and the options that were passed over.
+    /// The equivalent covey command line, and the options that were ignored.
     fn words(&self) -> (Vec<OsString>, Vec<&str>) {
         let command = Cli::command();
         let mut words: Vec<OsString> = ["covey", "mount", "--background"].map(OsString::from).into();
@@ -118,7 +119,7 @@ impl Helper {
     }
 }
 
-/// `transport=uring` as `--transport=uring`, where `covey mount` has such an argument.
+/// Converts `transport=uring` to `--transport=uring`, if `covey mount` has that argument.
 fn as_argument(command: &Command, word: &str) -> Option<String> {
     let (name, value) = word.split_once('=').map_or((word, None), |(name, value)| (name, Some(value)));
     let long = name.replace('_', "-");

@@ -1,5 +1,5 @@
-//! Bringing what is elsewhere into a volume: a folder or an archive on one side, a mount or a closed volume on the other.
-//! [`crate::export`] puts other ends to the same queue.
+//! Imports into a volume. The source is a folder or an archive, the sink a mount or a volume that is not
+//! mounted. [`crate::export`] adds other sources and sinks for the same queue.
 //!
 //! ```text
 //!   folder ──┐                        ┌── place   (a mounted path: system calls below an open folder)
@@ -7,11 +7,13 @@
 //!   archive ─┘                        └── direct  (a volume that is not mounted: the filesystem itself)
 //! ```
 //!
-//! A source hands out [`Item`]s, a folder always before what is in it and a hard link after what it links to; a sink makes them.
-//! Modes, owners (as root), times, extended attributes, hard links, symbolic links, device nodes and holes arrive as they were.
-//! Sinks never follow a symbolic link on the way to a name, so an archive cannot write outside the place it was told.
+//! A source sends [`Item`]s. A folder always comes before its entries, and a hard link after its target. A
+//! sink creates them. These are preserved: modes, owners (as root), times, extended attributes, hard links,
+//! symbolic links, device nodes and holes. Sinks never follow a symbolic link on the way to a name, so an
+//! archive cannot write outside the destination.
 //!
-//! The source reads on one thread and the sink writes on another: contents travel in pieces through a short queue.
+//! The source reads on one thread and the sink writes on another. Contents travel in pieces through a short
+//! queue.
 
 pub mod archive;
 pub mod direct;
@@ -32,12 +34,12 @@ use serde::Serialize;
 
 use crate::term::{Progress, Term};
 
-/// One thing to make.
+/// One thing to create.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Item {
-    /// Where, relative to the place that everything goes to; empty for that place itself.
+    /// The path, relative to the destination. Empty for the destination itself.
     pub path: PathBuf,
-    /// What.
+    /// What it is.
     pub kind: Kind,
     /// Permission bits (07777).
     pub perm: u32,
@@ -49,7 +51,7 @@ pub struct Item {
     pub atime: Timestamp,
     /// Modification time.
     pub mtime: Timestamp,
-    /// Extended attributes, names with their namespaces.
+    /// Extended attributes. Names include their namespaces.
     pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
@@ -58,14 +60,14 @@ pub struct Item {
 pub enum Kind {
     /// A folder.
     Dir,
-    /// A regular file; its contents follow, holes left out.
+    /// A regular file. Its contents follow, without the holes.
     File {
-        /// Bytes, holes included.
+        /// The size in bytes, holes included.
         size: u64,
     },
     /// A symbolic link.
     Symlink(OsString),
-    /// One more name of an item that came before.
+    /// One more name of an earlier item.
     HardLink(PathBuf),
     /// A pipe, socket or device.
     Node {
@@ -78,44 +80,45 @@ pub enum Kind {
 
 pub use ::archive::PIECE;
 
-/// What goes through the queue.
+/// A message in the queue.
 pub enum Step {
-    /// Make this.
+    /// Create this item.
     Item(Item),
-    /// The file last made has holes: these ranges alone hold data, where each begins and how many bytes it has. Comes before any piece.
+    /// The current file has holes. Data is only in these ranges, each given as start and length in bytes.
+    /// This step comes before any piece.
     Ranges(Vec<(u64, u64)>),
-    /// Bytes of the file last made, at this offset.
+    /// Bytes of the current file, at this offset.
     Piece(u64, Vec<u8>),
-    /// The file last made is complete.
+    /// The current file is complete.
     End,
 }
 
-/// How far both sides have come.
+/// The progress of both sides.
 #[derive(Debug, Default)]
 pub struct Counters {
-    /// Items seen by a quick look ahead, 0 while that is not known.
+    /// Number of items that a quick count found, 0 while it is not known.
     pub expected: AtomicU64,
-    /// How far the source is, in the unit of `expected`.
+    /// The progress of the source, in the unit of `expected`.
     pub at: AtomicU64,
-    /// Items made.
+    /// Items created.
     pub files: AtomicU64,
     /// Bytes written.
     pub bytes: AtomicU64,
 }
 
-/// A thing that was left out, and why.
+/// An item that was left out, and why.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Skipped {
-    /// Where it was.
+    /// Its path.
     pub path: String,
-    /// Why.
+    /// The reason.
     pub why: String,
 }
 
-/// Texts of so many bytes are listed of what was left out; of the rest only the number is told.
+/// The list of items that were left out holds at most so many bytes of text. The rest is only counted.
 const LISTED_MAX: usize = 8 << 20;
 
-/// What was left out: a list with a bound, since an archive may hold any number of members that are.
+/// The items that were left out. The list has a bound, since an archive can hold any number of such members.
 #[derive(Debug, Default)]
 pub struct LeftOut {
     list: Vec<Skipped>,
@@ -124,7 +127,7 @@ pub struct LeftOut {
 }
 
 impl LeftOut {
-    /// Adds one.
+    /// Adds one item.
     pub fn add(&mut self, path: &Path, why: impl Into<String>) {
         let (mut path, why) = (path.display().to_string(), why.into());
         path.truncate(path.floor_char_boundary(4096));
@@ -136,7 +139,7 @@ impl LeftOut {
         self.list.push(Skipped { path, why });
     }
 
-    /// The list; its last line tells how many more there are.
+    /// The list. If more items were left out than it holds, its last line gives their number.
     pub fn take(&mut self) -> Vec<Skipped> {
         let LeftOut { mut list, more, .. } = std::mem::take(self);
         if more > 0 {
@@ -146,7 +149,7 @@ impl LeftOut {
     }
 }
 
-/// What a source writes to: the queue, and the list of what it had to leave out.
+/// The source's end: the queue, and the list of items that were left out.
 pub struct Feed {
     queue: SyncSender<Step>,
     skipped: Arc<Mutex<LeftOut>>,
@@ -154,57 +157,57 @@ pub struct Feed {
     pub counters: Arc<Counters>,
 }
 
-/// The sink is gone: it failed, and its failure is what the user hears.
+/// The sink has ended because it failed. The user sees the sink's failure.
 #[derive(Debug)]
 pub struct Hangup;
 
 impl Feed {
-    /// Hands on one step.
+    /// Sends one step.
     pub fn send(&self, step: Step) -> std::result::Result<(), Hangup> {
         self.queue.send(step).map_err(|_| Hangup)
     }
 
-    /// Notes what was left out.
+    /// Notes an item that is left out.
     pub fn skip(&self, path: &Path, why: impl Into<String>) {
         self.skipped.lock().unwrap_or_else(PoisonError::into_inner).add(path, why);
     }
 }
 
-/// A folder or an archive.
+/// A source of items.
 pub trait Source: Send {
-    /// Hands everything to the feed. An error ends the import.
+    /// Sends everything to the feed. An error ends the import.
     fn run(&mut self, feed: &Feed) -> Result<()>;
 }
 
-/// A place that things are made in.
+/// A destination in which items are created.
 pub trait Sink {
-    /// Makes an item; a file is then open for [`Sink::piece`].
+    /// Creates an item. A file then stays open for [`Sink::piece`].
     fn item(&mut self, item: Item) -> Result<()>;
 
-    /// The file last made holds data in these ranges only. Who writes at offsets finds out by himself.
+    /// The current file holds data in these ranges only. A sink that writes at offsets needs no such notice.
     fn ranges(&mut self, _: Vec<(u64, u64)>) -> Result<()> {
         Ok(())
     }
 
-    /// Writes bytes of the file last made.
+    /// Writes bytes of the current file.
     fn piece(&mut self, offset: u64, bytes: Vec<u8>) -> Result<()>;
 
-    /// Completes the file last made.
+    /// Completes the current file.
     fn end(&mut self) -> Result<()>;
 
-    /// Gives folders their times, after everything in them was made, and makes all of it durable.
+    /// Sets the times of folders, after everything in them was created, and makes everything durable.
     fn finish(&mut self) -> Result<()>;
 
-    /// What did not arrive as it was. Asked once, at the end.
+    /// The items that were not preserved exactly. Called once, at the end.
     fn left_out(&mut self) -> Vec<Skipped> {
         Vec::new()
     }
 }
 
-/// What an import came to.
+/// The result of an import.
 #[derive(Clone, Debug, Serialize)]
 pub struct Summary {
-    /// Items made: files, folders, links, nodes.
+    /// Items created: files, folders, links, nodes.
     pub files: u64,
     /// Bytes of contents written, holes not counted.
     pub bytes: u64,
@@ -214,7 +217,7 @@ pub struct Summary {
     pub skipped: Vec<Skipped>,
 }
 
-/// Moves everything from the source to the sink.
+/// Transfers everything from the source to the sink.
 pub fn run(mut source: Box<dyn Source>, sink: &mut dyn Sink, label: &str, term: Term) -> Result<Summary> {
     let counters = Arc::new(Counters::default());
     let skipped = Arc::new(Mutex::new(LeftOut::default()));
@@ -226,7 +229,7 @@ pub fn run(mut source: Box<dyn Source>, sink: &mut dyn Sink, label: &str, term: 
     let written = drain(&steps, sink, &counters, &mut progress);
     drop(steps);
     let read = reader.join().unwrap_or_else(|_| Err(Failure::new("io", "the thread that reads failed")));
-    // A sink that failed makes the source stop, so the sink's failure is the cause.
+    // A failed sink makes the source stop. So the sink's failure is the cause and is reported first.
     written?;
     read?;
     progress.set(u64::MAX, |_| "making it durable ...".to_owned());
@@ -275,7 +278,7 @@ fn drain(
     Ok(())
 }
 
-/// The last line of defence: whatever the source is, nothing is made outside the place that was named.
+/// The last check against a bad source: nothing is created outside the destination.
 pub(crate) fn check(item: &Item) -> Result<()> {
     let first = match &item.kind {
         Kind::HardLink(first) => first.as_path(),
@@ -289,13 +292,13 @@ pub(crate) fn check(item: &Item) -> Result<()> {
     }
 }
 
-/// Whether it is empty, or names one after the other, each of which can be one.
+/// Whether the path is empty, or a sequence of valid names.
 fn is_below(path: &Path) -> bool {
     let bytes = path.as_os_str().as_bytes();
     bytes.is_empty() || bytes.split(|&byte| byte == b'/').all(meta::key::is_name)
 }
 
-/// A path of an archive made relative: no leading `/`, no `.`; none when it climbs with `..`.
+/// Makes a path of an archive relative: no leading `/`, no `.`. Returns none if the path contains `..`.
 pub fn inside(path: &Path) -> Option<PathBuf> {
     let mut clean = PathBuf::new();
     for part in path.components() {

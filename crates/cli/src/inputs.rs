@@ -1,5 +1,6 @@
-//! What others write for this program to read, changed by chance: requests at the control socket, mount options, configuration files.
-//! The decoders of the crates below are in fuzz/src/targets.rs; a program has no library to feed from there.
+//! Random changes to the inputs that other programs or people write: requests at the control socket, mount
+//! options, configuration files. The decoders of the lower crates are tested in fuzz/src/targets.rs. This
+//! crate is a program and has no library that a fuzz target could link to.
 
 use std::path::Path;
 
@@ -12,7 +13,8 @@ use proptest::prelude::*;
 use crate::config::file;
 use crate::config::known::Known;
 
-/// A text, with parts of others put into it, cut out of it, or exchanged.
+/// A text into which parts of others are inserted, or from which parts are cut, or in which parts are
+/// exchanged.
 fn changed(seeds: &'static [&'static str]) -> impl Strategy<Value = String> {
     let change =
         (any::<prop::sample::Index>(), any::<prop::sample::Index>(), prop::sample::select(seeds), 0..5u8);
@@ -27,7 +29,7 @@ fn changed(seeds: &'static [&'static str]) -> impl Strategy<Value = String> {
                 1 => drop(text.splice(part, other)),
                 2 => text.truncate(from),
                 3 => text.extend(other),
-                // Numbers at their edges, and what no keyboard has.
+                // Numbers at their limits, and characters that no keyboard types.
                 _ => drop(text.splice(part, "18446744073709551616\u{0}\u{202e}\u{1b}".chars())),
             }
         }
@@ -70,7 +72,7 @@ proptest! {
             prop_assert_eq!(serde_json::from_str::<Request>(&again).unwrap(), request);
         }
         if let Ok(path) = serde_json::from_str::<RawPath>(&text) {
-            // Whatever it names, it is a path relative to the volume, or refused where it is looked up.
+            // Any path is allowed here. It is relative to the volume, or lookup refuses it.
             let _ = std::path::PathBuf::from(path);
         }
     }

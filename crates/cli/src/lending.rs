@@ -1,4 +1,4 @@
-//! A disk that is lent, as a command: it says what it is and ends with a signal.
+//! Commands that lend a disk to a fleet. They print their address and run until a signal arrives.
 
 use api::error::Result;
 use node::fleet::lender::{Lending, Options};
@@ -7,7 +7,7 @@ use peer::id::Role;
 
 use crate::term::Term;
 
-/// Serves until a signal comes.
+/// Serves until a signal arrives.
 pub fn run(options: &Options, role: Role, term: Term) -> Result<u8> {
     signals::block();
     limits::check(limits::For::Daemon)?;

@@ -1,7 +1,8 @@
-//! The command's side of looking on: asks, prints what comes, and ends in good order by Ctrl-C or after a time.
+//! The command's side of watching a daemon. The command sends a request, prints the results, and ends cleanly
+//! on Ctrl-C or after a time.
 //!
-//! SIGINT, SIGTERM and SIGHUP are taken by a thread that tells the daemon to stop; the daemon then answers with its summary, and the
-//! command ends as if it had come to its own end. A second signal ends it at once.
+//! A thread receives SIGINT, SIGTERM and SIGHUP and tells the daemon to stop. The daemon then sends its
+//! summary, and the command ends as if it had finished normally. A second signal ends the command at once.
 
 use std::path::Path;
 use std::time::Duration;
@@ -15,7 +16,7 @@ use serde::de::DeserializeOwned;
 
 use crate::target::{Target, resolve_volume};
 
-/// Where the daemon listens that serves a path; a volume that is not mounted has none.
+/// The control socket of the daemon that serves a path. A volume that is not mounted has none.
 pub fn ear_of(path: &Path, does: &str) -> Result<Ear> {
     match resolve_volume(path)? {
         Target::Mounted(place) => Ok(place.ear()),
@@ -28,7 +29,7 @@ pub fn ear_of(path: &Path, does: &str) -> Result<Ear> {
     }
 }
 
-/// Looks on at one mount until Ctrl-C, or for a time; the daemon's summary.
+/// Watches one mount until Ctrl-C, or for a time. Returns the daemon's summary.
 pub fn look_on<N: DeserializeOwned, T: DeserializeOwned>(
     ear: &Ear,
     wish: Wish,
@@ -45,22 +46,22 @@ pub fn look_on<N: DeserializeOwned, T: DeserializeOwned>(
     })
 }
 
-/// Tells them all to stop when a signal comes or the time is over; ends the program at the second signal.
+/// Stops all watches when a signal arrives or the time is over. A second signal ends the program.
 pub fn stop_by_signal(stoppers: Vec<Stopper>, at_most: Option<Duration>) -> Result<()> {
     let spawned = base::thread::spawn("covey-signals", move || {
         let signalled = signals::next_within(at_most);
         stoppers.iter().for_each(Stopper::stop);
-        // A second one means: now. So does a daemon that does not answer any more.
+        // A second signal ends the program at once. So does a daemon that no longer answers.
         signals::next_within(signalled.then_some(Duration::from_secs(10)));
         std::process::exit(130);
     });
     spawned.map(drop).map_err(|error| Failure::io("cannot start a thread", &error))
 }
 
-/// A time as it is written on a command line: `10ms`, `250us`, `5s`, `2m`; a bare number is seconds.
+/// Parses a time of the command line: `10ms`, `250us`, `5s`, `2m`. A bare number is in seconds.
 ///
 /// # Errors
-/// It cannot be understood; the text says what can.
+/// The text cannot be parsed. The message lists the valid forms.
 pub fn parse_time(text: &str) -> std::result::Result<Duration, String> {
     let split = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
     let (number, unit) = text.split_at(split);

@@ -1,19 +1,20 @@
-//! The covey command: what a person or a script asks of [`node`], and what they are told.
+//! The covey command: the interface of [`node`] for people and scripts.
 //!
 //! ```text
-//!   cmd/<name>.rs   one file a command: its arguments, what it does, what it prints
-//!   args.rs         what is typed, as several commands take it
-//!   daemon.rs       a mount as a command: signals, status line, background; lending.rs: a disk that is lent
-//!   looking.rs      looking on at a mount: trace, stats, top
-//!   target.rs       what a path on the command line means: a mount, a volume's folder
+//!   cmd/<name>.rs   one file per command: its arguments, its work, its output
+//!   args.rs         arguments that several commands share
+//!   daemon.rs       a mount as a command: signals, status line, background; lending.rs: a lent disk
+//!   looking.rs      watching a mount: trace, stats, top
+//!   target.rs       what a path on the command line means: a mount or a volume's folder
 //!   import.rs       folders and archives into volumes; export.rs: volumes into folders and archives
-//!   config.rs       configuration files beneath the command line
+//!   config.rs       configuration files, as defaults of the command line
 //!   helper.rs       the same program as mount.covey, for mount(8)
-//!   bundle.rs       what a report needs, without what is secret
-//!   term.rs, table.rs, rows.rs: how things look
+//!   bundle.rs       the contents of a bug report, without secrets
+//!   term.rs, table.rs, rows.rs: formatting of output
 //! ```
 //!
-//! Exit status: 0 done; 1 failed, or damage found; 2 wrong usage. As mount.covey those of mount(8).
+//! Exit status: 0 done; 1 failed, or damage found; 2 wrong usage. As mount.covey, the exit status of
+//! mount(8).
 
 mod args;
 mod bundle;
@@ -131,7 +132,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// Does what a command line says; answers the exit status. `quiet`: results are not printed, failures are.
+/// Runs a command line and returns the exit status. `quiet`: results are not printed, failures are.
 fn perform(words: &[OsString], quiet: bool) -> u8 {
     let typed = match Cli::command().try_get_matches_from(words) {
         Ok(typed) => typed,
@@ -157,7 +158,7 @@ fn perform(words: &[OsString], quiet: bool) -> u8 {
     })
 }
 
-/// The command line, with what configuration files say beneath it.
+/// Parses the command line, with the configuration files as defaults.
 fn read(words: &[OsString], typed: clap::ArgMatches) -> Result<Cli> {
     let wrong = |error: clap::Error| Failure::usage(error.to_string().trim_end().to_owned());
     let matches = match config::beneath(Cli::command(), words, &typed)? {

@@ -1,4 +1,4 @@
-//! The rows of `covey status` and its kin that several commands show.
+//! Rows of `covey status` that other commands show too.
 
 use api::status::ClaimStatus;
 use api::status::far::{FarStatus, UploadStatus};
@@ -7,16 +7,16 @@ use api::text::{bytes, count, span};
 
 use crate::table::Pairs;
 
-/// The first letters of a name that are shown to a person.
+/// The number of leading characters of a name that people see.
 const SHOWN: usize = 16;
 
-/// The rows of `covey status` that only a far origin has.
+/// The rows of `covey status` for a volume with a remote origin.
 pub fn far(pairs: &mut Pairs, far: &FarStatus) {
     upload_rows(pairs, &far.uploads);
     reading(pairs, far);
 }
 
-/// The same of what is only read: a published tree.
+/// The rows of a remote origin that is only read, as for a published tree.
 pub fn reading(pairs: &mut Pairs, far: &FarStatus) {
     cache(pairs, far);
     let requests = &far.requests;
@@ -97,7 +97,7 @@ pub fn cache(pairs: &mut Pairs, far: &FarStatus) {
     }
 }
 
-/// The rows of `covey status` that only a node of a fleet has.
+/// The rows of `covey status` for a node of a fleet.
 pub fn fleet(pairs: &mut Pairs, fleet: &FleetStatus) {
     let depots = match fleet.depots {
         0 => String::new(),
@@ -132,7 +132,7 @@ pub fn fleet(pairs: &mut Pairs, fleet: &FleetStatus) {
     }
 }
 
-/// A depot or a lender, as a person reads it.
+/// The status of a depot or a lender, as text.
 pub fn lent(status: &LentStatus) -> String {
     let mut pairs = Pairs::new();
     pairs
@@ -154,7 +154,7 @@ pub fn lent(status: &LentStatus) -> String {
     pairs.text()
 }
 
-/// The rows of a claim; nothing while all is well.
+/// The rows of a claim. There are none if the claim is in order.
 pub fn claim(pairs: &mut Pairs, claim: &ClaimStatus) {
     let since = span(claim.seconds as f64);
     let why = claim.why.as_deref().unwrap_or_default();
@@ -175,7 +175,7 @@ pub fn claim(pairs: &mut Pairs, claim: &ClaimStatus) {
     }
 }
 
-/// A line for each, for `status -v`; nothing when nothing waits.
+/// One line for each waiting upload, for `status -v`. Empty if none waits.
 pub fn waiting(uploads: &UploadStatus) -> String {
     if uploads.waiting.is_empty() {
         return String::new();

@@ -1,4 +1,4 @@
-//! Columns as people read them.
+//! Tables and columns for people.
 
 use api::text::{Lines, shown};
 
@@ -7,7 +7,7 @@ use api::text::{Lines, shown};
 pub struct Pairs(Vec<(String, String)>);
 
 impl Pairs {
-    /// Nothing yet.
+    /// Creates an empty list.
     pub fn new() -> Pairs {
         Pairs::default()
     }
@@ -25,7 +25,7 @@ impl Pairs {
     }
 }
 
-/// A table: a head and rows; columns whose head ends in a space are aligned to the right.
+/// A table with a head and rows. Columns whose head ends in a space are right-aligned.
 #[derive(Debug)]
 pub struct Table {
     head: Vec<String>,
@@ -33,12 +33,12 @@ pub struct Table {
 }
 
 impl Table {
-    /// A table with these columns.
+    /// Creates a table with these columns.
     pub fn new(head: &[&str]) -> Table {
         Table { head: head.iter().map(|&cell| cell.to_owned()).collect(), rows: Vec::new() }
     }
 
-    /// Adds a row of as many cells as there are columns.
+    /// Adds a row. It has one cell per column.
     pub fn row(&mut self, cells: Vec<String>) {
         self.rows.push(cells.iter().map(|cell| shown(cell, Lines::One).into_owned()).collect());
     }

@@ -1,7 +1,7 @@
-//! What a path on the command line means: a place on a mount, or a volume's folder, or `VOLUME:/PATH`.
+//! What a path on the command line means: a place on a mount, a volume's folder, or `VOLUME:/PATH`.
 //!
-//! A volume that is mounted is always reached through its mount: whoever names its folder is led there. So a command has two cases
-//! only: ask the daemon, or open a volume that nobody has.
+//! A mounted volume is always reached through its mount, even if the path names the volume's folder. So a
+//! command has only two cases: ask the daemon, or open a volume that is not mounted.
 
 use std::ffi::OsStr;
 use std::io::ErrorKind;
@@ -17,13 +17,13 @@ use node::volume_dir::VolumeDir;
 /// What a path means.
 #[derive(Debug)]
 pub enum Target {
-    /// On a mount, whose daemon lives.
+    /// On a mount whose daemon is alive.
     Mounted(Place),
-    /// In a volume that is not mounted (somebody else may still hold it).
+    /// In a volume that is not mounted. Another process may still hold it.
     Closed {
         /// The volume.
         dir: VolumeDir,
-        /// Below its root; empty for the root.
+        /// The path below the volume's root. Empty for the root.
         inner: PathBuf,
     },
 }
@@ -33,17 +33,17 @@ pub enum Target {
 pub struct Place {
     /// The mount.
     pub mount: Mounted,
-    /// The place, absolute.
+    /// The absolute path.
     pub path: PathBuf,
 }
 
 impl Place {
-    /// The place below the volume's root.
+    /// The path below the volume's root.
     pub fn inner(&self) -> &Path {
         self.path.strip_prefix(&self.mount.path).unwrap_or(Path::new(""))
     }
 
-    /// Where its daemon listens.
+    /// The control socket of its daemon.
     pub fn ear(&self) -> Ear {
         Ear::of_source(Path::new(&self.mount.source))
     }
@@ -60,7 +60,8 @@ impl Place {
     }
 }
 
-/// What to mount again for what had this source: in memory it is told from others by what nobody types.
+/// The argument that mounts this source again. Sources in memory carry a suffix that distinguishes them.
+/// Users do not type it.
 fn again(source: &str) -> &str {
     match source.split_once(api::source::MARK) {
         _ if source.starts_with("mem:") => "mem:",
@@ -70,24 +71,24 @@ fn again(source: &str) -> &str {
     }
 }
 
-/// What a path that is there means.
+/// Resolves a path that exists.
 pub fn resolve(text: &Path) -> Result<Target> {
     find(text, false)
 }
 
-/// What a path means to a command that takes a whole volume. The folder of a volume may lie on the mount of another: then that volume is
-/// meant, and not a place on the mount.
+/// Resolves a path for a command that takes a whole volume. A volume's folder can lie on the mount of another
+/// volume. Then the folder's volume is meant, and not a place on the mount.
 pub fn resolve_volume(text: &Path) -> Result<Target> {
     if is_volume(text)? { in_volume(text, Path::new("")) } else { resolve(text) }
 }
 
-/// Whether this is the folder of a volume. A mount is itself, whatever files it shows.
+/// Whether this is the folder of a volume. A Covey mount is never one, whatever files it shows.
 pub fn is_volume(path: &Path) -> Result<bool> {
     let mount = mounts::at(path)?;
     Ok(!mount.is_some_and(|mount| mounts::is_covey(&mount)) && VolumeDir::open(path).is_ok())
 }
 
-/// What a path means that something is to be made at: its last component need not be there.
+/// Resolves a path at which something is to be created. Its last component need not exist.
 pub fn resolve_new(text: &Path) -> Result<Target> {
     find(text, true)
 }
@@ -98,7 +99,7 @@ fn find(text: &Path, new: bool) -> Result<Target> {
         return in_volume(&volume, &inner);
     }
     let path = name(text)?;
-    // A dead mount has paths that can no longer be looked at: those count as being there.
+    // Paths on a dead mount cannot be examined. They count as existing.
     let missing =
         |path: &Path| matches!(path.symlink_metadata(), Err(error) if error.kind() == ErrorKind::NotFound);
     let gone = missing(&path);
@@ -124,7 +125,7 @@ fn find(text: &Path, new: bool) -> Result<Target> {
     Err(failure.next("name a path on a mount (covey df lists them), a volume's folder, or VOLUME:/PATH"))
 }
 
-/// The place in a volume, through its mount where it has one.
+/// The place in a volume. If the volume is mounted, it is reached through the mount.
 pub fn in_volume(volume: &Path, inner: &Path) -> Result<Target> {
     let dir = VolumeDir::open(volume)?;
     match mounts::of_volume(dir.path()) {
@@ -136,7 +137,7 @@ pub fn in_volume(volume: &Path, inner: &Path) -> Result<Target> {
     }
 }
 
-/// `VOLUME:/PATH` in its two parts, where the first is a volume.
+/// Splits `VOLUME:/PATH` into its two parts, if the first is a volume.
 fn split(text: &Path) -> Option<(PathBuf, PathBuf)> {
     let bytes = text.as_os_str().as_bytes();
     let part = |bytes: &[u8]| PathBuf::from(OsStr::from_bytes(bytes));
@@ -146,14 +147,14 @@ fn split(text: &Path) -> Option<(PathBuf, PathBuf)> {
     Some((part(&bytes[..at]), crate::import::inside(&inner)?))
 }
 
-/// What would be the volume if this is meant as `VOLUME:/PATH`.
+/// The part that is the volume if the text means `VOLUME:/PATH`.
 fn before_colon(text: &Path) -> Option<&Path> {
     let bytes = text.as_os_str().as_bytes();
     let at = bytes.windows(2).position(|two| two == b":/")?;
     Some(Path::new(OsStr::from_bytes(&bytes[..at])))
 }
 
-/// The absolute path of a name itself: links on the way are followed, a link at its end is not.
+/// The absolute path of the name itself. Links on the way are followed. A link at the end is not.
 fn name(path: &Path) -> Result<PathBuf> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
         return mounts::absolute(path);

@@ -1,11 +1,14 @@
-//! What is shown while something runs, and how results are printed.
+//! Progress display and result output.
 //!
-//! Results go to standard output: text for a person, or one JSON value with `--json`. Progress and everything said on the
-//! way goes to standard error: bars on a terminal, a plain line now and then elsewhere, nothing with `--json`.
-//! Names are of any bytes, and a message may come from another user's daemon or from a store: what could move a terminal's cursor, change its
-//! colours or its title is written out in every text for people ([`shown`]). JSON stays exact.
+//! Results go to standard output, as text or, with `--json`, as one JSON value. Progress and messages go to
+//! standard error. On a terminal, progress is a bar. Elsewhere it is an occasional plain line. With `--json`
+//! it is not shown.
 //!
-//! A reader that closed its end (`covey df | head -1`) ends the command quietly.
+//! Names can hold any bytes, and a message can come from another user's daemon or from a store. So text for
+//! people has control characters escaped, because they could move the cursor or change colours or the title
+//! ([`shown`]). JSON stays exact.
+//!
+//! If the reader closes its end (`covey df | head -1`), the command ends quietly.
 
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
@@ -15,7 +18,7 @@ use api::text::{Lines, bytes, count, shown};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 
-/// How a command talks.
+/// How a command prints.
 #[derive(Clone, Copy, Debug)]
 pub struct Term {
     json: bool,
@@ -23,7 +26,7 @@ pub struct Term {
 }
 
 impl Term {
-    /// `json`: machine output. `quiet`: no results, nothing on the way.
+    /// `json`: machine-readable output. `quiet`: neither results nor messages.
     pub fn new(json: bool, quiet: bool) -> Term {
         Term { json, quiet }
     }
@@ -38,7 +41,7 @@ impl Term {
         self.result_as_is(value, || shown(&text(), Lines::Many).into_owned());
     }
 
-    /// The same for a text whose control characters are its own.
+    /// The same for a text whose control characters are intended.
     pub fn result_as_is(self, value: &impl Serialize, text: impl FnOnce() -> String) {
         if self.quiet {
             return;
@@ -54,13 +57,13 @@ impl Term {
         }
         let mut out = io::stdout().lock();
         if out.write_all(line.as_bytes()).and_then(|()| out.flush()).is_err() {
-            // Nobody reads any more: what was asked has been done all the same.
+            // The reader has closed its end. The command's work is done all the same.
             std::process::exit(0);
         }
     }
 
-    /// Prints one of many results as it comes: `value` as JSON on a line of its own, or the text. Without a value, a line for people
-    /// only.
+    /// Prints one of many results as it arrives: `value` as a line of JSON, or the text. Without a value, the
+    /// line is for people only.
     pub fn line<T: Serialize>(self, value: Option<&T>, text: impl FnOnce() -> String) {
         let mut line = match (self.json, value) {
             (true, None) => return,
@@ -74,14 +77,14 @@ impl Term {
         }
     }
 
-    /// Says something on the way. Not said with `--json`.
+    /// Prints a message to standard error. With `--json` it is not printed.
     pub fn say(self, line: impl Display) {
         if !self.json && !self.quiet {
             let _ = writeln!(io::stderr().lock(), "{}", shown(&line.to_string(), Lines::One));
         }
     }
 
-    /// Says what is missing from the result. Also said with `--json`: on standard error, beside it.
+    /// Prints to standard error what is missing from the result. With `--json` it is printed too.
     pub fn warn(self, line: impl Display) {
         let _ = writeln!(io::stderr().lock(), "{line}");
     }
@@ -92,18 +95,19 @@ impl Term {
     }
 }
 
-/// Whether a status line can be drawn over.
+/// Whether standard error is a terminal, so that a status line can be redrawn.
 pub fn is_terminal() -> bool {
     io::stderr().is_terminal()
 }
 
-/// Replaces the last line of the terminal. What is too long for it is cut: a line that wraps could not be replaced.
+/// Replaces the last line of the terminal. A text that is too long is cut, because a line that wraps could
+/// not be replaced.
 pub fn status_line(line: &str) {
     let cut: String = shown(line, Lines::One).chars().take(columns().saturating_sub(1)).collect();
     let _ = write!(io::stderr().lock(), "\r\x1b[K{cut}");
 }
 
-/// How wide the terminal is.
+/// The width of the terminal.
 fn columns() -> usize {
     size_of_terminal(libc::STDERR_FILENO).1
 }
@@ -115,7 +119,7 @@ pub fn size() -> (usize, usize) {
 
 fn size_of_terminal(fd: i32) -> (usize, usize) {
     let mut size = libc::winsize { ws_row: 0, ws_col: 0, ws_xpixel: 0, ws_ypixel: 0 };
-    // SAFETY: `size` is a living value of the type that this request fills.
+    // SAFETY: `size` is alive during the call, and its type is the one that this request fills.
     let status = unsafe { libc::ioctl(fd, libc::TIOCGWINSZ, &raw mut size) };
     let known = |n: u16, default: usize| if status == 0 && n > 0 { usize::from(n) } else { default };
     (known(size.ws_row, 24), known(size.ws_col, 80))
@@ -126,17 +130,17 @@ pub fn clear_status_line() {
     let _ = write!(io::stderr().lock(), "\r\x1b[K");
 }
 
-/// Removes the status line, where there may be one.
+/// Removes the status line if standard error is a terminal.
 pub fn clear_if_terminal() {
     if is_terminal() {
         clear_status_line();
     }
 }
 
-/// How often a plain line is printed where there is no terminal.
+/// The interval of plain progress lines without a terminal.
 const PLAIN_EVERY: Duration = Duration::from_secs(5);
 
-/// Progress of one piece of long work: files (or other things) and bytes, with rates.
+/// Progress of one long piece of work: files (or other things) and bytes, with rates.
 pub struct Progress {
     label: String,
     bar: Option<ProgressBar>,
@@ -159,7 +163,7 @@ impl Progress {
         Progress { label: label.to_owned(), bar, silent, started: now, last: now, total: None }
     }
 
-    /// The amount of work, once it is known; in the unit of `done` in [`Progress::set`].
+    /// Sets the amount of work once it is known, in the unit of `done` in [`Progress::set`].
     pub fn total(&mut self, total: u64) {
         if self.total == Some(total) {
             return;
@@ -171,7 +175,7 @@ impl Progress {
         }
     }
 
-    /// `done` of the total, and how to say it.
+    /// Sets the progress: `done` of the total, and a message.
     pub fn set(&mut self, done: u64, message: impl FnOnce(Duration) -> String) {
         if self.silent {
             return;
@@ -200,17 +204,17 @@ impl Progress {
         }
     }
 
-    /// The usual message: files, bytes, rates.
+    /// Sets the progress with the usual message: files, bytes, rates.
     pub fn set_files(&mut self, done: u64, files: u64, size: u64) {
         self.set(done, |elapsed| files_and_rates(files, size, elapsed));
     }
 
-    /// How long it has taken.
+    /// The time since the start.
     pub fn elapsed(&self) -> Duration {
         base::time::monotonic() - self.started
     }
 
-    /// Takes the bar away.
+    /// Removes the bar.
     pub fn done(self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();

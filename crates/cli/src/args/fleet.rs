@@ -1,4 +1,4 @@
-//! What is typed of a fleet.
+//! Command-line arguments of a fleet.
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -73,7 +73,7 @@ pub struct Tls {
 }
 
 impl Tls {
-    /// As the runtime takes it.
+    /// The form that crate `node` takes.
     pub fn options(&self) -> TlsOptions {
         let Tls { tls_cert, tls_key, tls_ca } = self.clone();
         TlsOptions { tls_cert, tls_key, tls_ca }
@@ -112,7 +112,7 @@ pub struct Fleet {
 }
 
 impl Fleet {
-    /// As the runtime takes it.
+    /// The form that crate `node` takes.
     pub fn options(&self) -> FleetOptions {
         let Fleet { join, listen, advertise, secret_file, tls, zone, weight, verify, find } = self.clone();
         FleetOptions {
@@ -129,7 +129,7 @@ impl Fleet {
     }
 }
 
-/// The same as arguments.
+/// Converts the options back to arguments.
 pub fn to_args(options: &FleetOptions) -> Vec<OsString> {
     let mut args: Vec<OsString> = Vec::new();
     let mut add = |option: &str, value: Option<OsString>| {
@@ -150,7 +150,7 @@ pub fn to_args(options: &FleetOptions) -> Vec<OsString> {
     args
 }
 
-/// A daemon in the background works in another folder.
+/// Makes a path absolute, because a background daemon has another working directory.
 fn absolute(path: &Path) -> OsString {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).into_os_string()
 }
@@ -174,7 +174,7 @@ pub struct Lent {
 }
 
 impl Lent {
-    /// As the runtime takes it.
+    /// The form that crate `node` takes.
     pub fn options(&self) -> lender::Options {
         lender::Options {
             origin: self.origin.clone(),

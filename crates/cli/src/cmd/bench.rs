@@ -1,8 +1,8 @@
-//! `covey bench`: how quick a mount is, beside a plain folder of the same machine in the same run.
+//! `covey bench`: the speed of a mount, compared with a plain folder of the same machine in the same run.
 //!
-//! Absolute figures say more about the machine than about Covey, so what is judged is a ratio: the time a step takes on the mount
-//! to what it takes in the folder beside it. The two take turns, and of several rounds the median counts. A colour is never the
-//! only sign: every verdict is a word.
+//! Absolute figures say more about the machine than about Covey. So the verdict rests on a ratio: the time of
+//! a step on the mount divided by its time in the plain folder. The two alternate, and the median of several
+//! rounds counts. Colour is never the only sign: every verdict is also a word.
 
 mod work;
 
@@ -42,7 +42,8 @@ pub struct Args {
     quick: bool,
 }
 
-/// A size as people write it: `4096`, `512M`, `2GiB`; at least a mebibyte, rounded down to whole ones.
+/// Parses a size: `4096`, `512M`, `2GiB`. The minimum is one mebibyte. The result is rounded down to whole
+/// mebibytes.
 fn size(text: &str) -> std::result::Result<u64, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
@@ -58,15 +59,15 @@ fn size(text: &str) -> std::result::Result<u64, String> {
     if size < MIB { Err("at least 1M".to_owned()) } else { Ok(size / MIB * MIB) }
 }
 
-/// What a step came to.
+/// The result of one step.
 #[derive(Debug, Serialize)]
 struct Row {
     what: &'static str,
-    /// `files` or `bytes`, a second.
+    /// `files` or `bytes`, per second.
     unit: &'static str,
     mount_per_second: f64,
     beside_per_second: f64,
-    /// Time on the mount to time beside: the median of the rounds' ratios.
+    /// The time on the mount divided by the time in the plain folder: the median over the rounds.
     ratio: f64,
     good_to: f64,
     fair_to: f64,
@@ -92,7 +93,7 @@ impl Verdict {
         }
     }
 
-    /// The word, and the number of its colour.
+    /// The word of each verdict, and the code of its colour.
     const SHOWN: [(Verdict, &str, u8); 3] =
         [(Verdict::Good, "good", 32), (Verdict::Fair, "fair", 33), (Verdict::Slow, "SLOW", 31)];
 
@@ -150,7 +151,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     Ok(0)
 }
 
-/// Where to work on the mount.
+/// The folder on the mount to work in.
 fn the_folder(asked: Option<&Path>) -> Result<PathBuf> {
     let none = |what: String| {
         Failure::new("not-mounted", what)
@@ -171,7 +172,8 @@ fn the_folder(asked: Option<&Path>) -> Result<PathBuf> {
     }
 }
 
-/// The folder that the volume is in: the same disk. A volume in memory is compared with memory.
+/// The default folder to compare with. It is the one that contains the volume, so it is on the same disk. A
+/// volume in memory is compared with memory.
 fn default_beside(folder: &Path) -> Result<PathBuf> {
     let volume = mounts::covey_of(folder)?.and_then(|mount| mounts::volume_of(&mount));
     let memory =
@@ -190,7 +192,7 @@ fn has_room(folder: &Path, needed: u64) -> Result<()> {
     Ok(())
 }
 
-/// For each step the times of all rounds: on the mount, and beside it.
+/// The times of each step in all rounds, on the mount and in the plain folder.
 fn measure(
     mount: &Path,
     beside: &Path,
@@ -205,7 +207,7 @@ fn measure(
     for round in 0..rounds {
         for (number, step) in STEPS.iter().enumerate() {
             progress.set((round * STEPS.len() + number) as u64, |_| step.what.to_owned());
-            // Who goes first changes, so that what one leaves to the other evens out.
+            // The order alternates, so that effects of the first place on the second cancel out.
             let order = if round % 2 == 0 { [0, 1] } else { [1, 0] };
             let mut took = [0.0; 2];
             for place in order {
@@ -245,7 +247,7 @@ fn row(step: &'static Step, amount: &Amount, times: &[[f64; 2]]) -> Row {
     }
 }
 
-/// The text with a colour for each verdict at the end of a line.
+/// Colours the verdict at the end of each line.
 fn coloured(text: &str) -> String {
     let line = |line: &str| {
         let found =

@@ -1,4 +1,4 @@
-//! `covey bundle`: one file with what a report of a fault needs, and no secrets.
+//! `covey bundle`: one file with the contents of a bug report, without secrets.
 
 use std::ffi::OsString;
 use std::fs::OpenOptions;
@@ -56,7 +56,8 @@ pub fn run(args: &Args, named: Option<&OsString>, term: Term) -> Result<u8> {
         return Err(Failure::usage(format!("{} is no name for a bundle", path.display()))
             .next("name one that ends with .tar.zst"));
     }
-    // Before anything is gathered: that takes some seconds, and is for nothing if it cannot be kept.
+    // Creates the file first. Gathering takes some seconds and would be useless if the result could not be
+    // saved.
     let mut options = OpenOptions::new();
     let file = options.write(true).create_new(true).mode(0o600).open(&path);
     let mut file = match file {

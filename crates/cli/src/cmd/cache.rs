@@ -1,4 +1,4 @@
-//! `covey cache`: what a node's disk keeps of a far origin, and letting go of it.
+//! `covey cache`: shows what a node's disk holds of a remote origin, and evicts from it.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,5 @@
-//! `covey clone`: a copy by names only, of a file or a whole tree: no byte moves, and the two change apart from then on.
+//! `covey clone`: copies a file or a whole tree by copying its names. No data moves. Later changes of one do
+//! not affect the other.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -14,7 +15,7 @@ use node::options::NodeOptions;
 use crate::target::{Place, Target, resolve, resolve_new};
 use crate::term::{Progress, Term};
 
-/// How long what programs wrote is waited for.
+/// How long to wait until the kernel has handed over what programs wrote.
 const HAND_OVER: Duration = Duration::from_secs(5);
 
 /// Copies a file or a tree within a volume by names only: at once, and without taking room
@@ -65,8 +66,9 @@ fn mounted(src: &Place, dest: &Place, tick: &mut dyn FnMut(&Tick)) -> Result<Clo
         ))
         .next("copy between volumes with cp -a or covey import"));
     }
-    // What programs wrote may still be in the kernel only: the daemon is to see it before it copies names.
-    // Programs that never rest keep nothing waiting: what they wrote before has arrived long since.
+    // Data that programs wrote may still be only in the kernel. The daemon must have it before it copies
+    // names. If programs keep writing, the wait ends after its limit. What they wrote before has arrived by
+    // then.
     fuse::mount::hand_over(&src.mount.path, HAND_OVER);
     let ear: Ear = src.ear();
     let request = Request::Clone { from: src.inner().into(), to: dest.inner().into() };
@@ -79,7 +81,7 @@ fn two_volumes(args: &Args) -> Failure {
         .next("copy between volumes with covey import")
 }
 
-/// Shows what a daemon says of its progress.
+/// Shows the progress that a daemon reports.
 pub fn show(progress: &mut Progress, tick: &Tick) {
     if tick.of > 0 {
         progress.total(tick.of);

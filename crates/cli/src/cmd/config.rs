@@ -1,4 +1,4 @@
-//! `covey config`: which value is in force, and where it comes from.
+//! `covey config`: shows which value is in effect, and where it comes from.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -39,13 +39,13 @@ pub struct Args {
 pub struct Setting {
     section: &'static str,
     key: String,
-    /// None where there is no value and no default.
+    /// None if there is no value and no default.
     value: Option<String>,
-    /// The variable, the file and its line, or `default`.
+    /// The environment variable, the file and line, or `default`.
     from: String,
 }
 
-/// Everything that is set.
+/// All settings.
 #[derive(Debug, Serialize)]
 pub struct Report {
     files: Vec<FileLooked>,
@@ -70,7 +70,7 @@ pub fn run(args: &Args, named: Option<&OsString>, term: Term) -> Result<u8> {
     Ok(0)
 }
 
-/// What is set, for a volume or in general.
+/// The settings, for a volume or in general.
 ///
 /// # Errors
 /// A configuration file cannot be read.
@@ -107,7 +107,7 @@ fn shown(value: &Value) -> String {
     }
 }
 
-/// Mount options: words, of which the last with a name counts.
+/// Mount options are words. The last word of each name counts.
 fn option_settings(config: &Config, volume: Option<&std::path::Path>) -> Vec<Setting> {
     let split = |word: &str| match word.split_once('=') {
         Some((name, value)) => (name.to_owned(), value.to_owned()),
@@ -172,7 +172,7 @@ fn text(report: &Report) -> String {
     text + &table.text()
 }
 
-/// A configuration file with everything in it, explained and commented out.
+/// A configuration file with all keys, explained and commented out.
 pub fn example() -> String {
     let mut text = String::from(
         "## Covey's configuration. Settings of the command line and of the environment (COVEY_...) win over this file, and\n\
@@ -231,7 +231,7 @@ fn describe(text: &mut String, prefix: &str, arg: &Arg) {
             Ok(number) => number.to_string(),
             Err(_) => format!("{:?}", default.to_string_lossy()),
         },
-        // What has neither a default nor a value that would do for everybody is named only.
+        // A key with neither a default nor a value that suits everybody is only named.
         (_, None) => {
             text.push_str(&format!("## {help}\n## {}\n", long.strip_prefix(prefix).unwrap_or(long)));
             return;

@@ -1,4 +1,4 @@
-//! `covey depot`: a zone's cache server. There is no mount: it ends with a signal.
+//! `covey depot`: runs the cache server of a zone. There is no mount. A signal ends it.
 
 use api::error::Result;
 use peer::id::Role;

@@ -1,4 +1,4 @@
-//! `covey df`: the mounted volumes and their room, as df(1) shows filesystems.
+//! `covey df`: lists the mounted volumes and their space, as df(1) lists filesystems.
 
 use std::path::{Path, PathBuf};
 
@@ -26,7 +26,7 @@ struct Row {
     #[serde(with = "api::raw_path")]
     mountpoint: PathBuf,
     alive: bool,
-    /// Its daemon is there, and does not answer.
+    /// Its daemon runs, and does not answer.
     silent: bool,
     size_bytes: u64,
     used_bytes: u64,
@@ -47,7 +47,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
 
 fn the_mount(path: &Path) -> Result<Mounted> {
     let found = match mounts::covey_of(path) {
-        // That it does not answer is what the row says.
+        // The row itself says that the daemon does not answer.
         Err(failure) if failure.code == "silent" => mounts::entered(path).map(|(mount, _)| mount),
         found => found?,
     };

@@ -1,5 +1,5 @@
-//! `covey doctor`: what on this machine would keep Covey from mounting or from being quick, and the command that mends it;
-//! and which settings suit which use ([`advice`]).
+//! `covey doctor`: finds what on this machine would keep Covey from mounting or make it slow, and names the
+//! command that fixes it. It also says which settings suit which use ([`advice`]).
 
 mod advice;
 mod far;
@@ -37,17 +37,17 @@ pub struct Args {
 
 pub use places::{folder_of, free_room};
 
-/// How much a finding matters.
+/// The severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Level {
-    /// As it should be.
+    /// All is well.
     Ok,
-    /// Nothing to mend: which setting suits which use.
+    /// Nothing to fix. It says which setting suits which use.
     Tip,
-    /// Works, could be better.
+    /// It works, but could be better.
     Note,
-    /// Does not work.
+    /// It does not work.
     Wrong,
 }
 
@@ -85,9 +85,10 @@ pub fn run(args: &Args, named: Option<&OsString>, term: Term) -> Result<u8> {
     Ok(u8::from(wrong > 0))
 }
 
-/// Everything that is looked at. `named`: the configuration file, if one was named.
+/// All checks. `named`: the configuration file, if one was named.
 pub fn checks(path: Option<&Path>, named: Option<&OsString>) -> Vec<Check> {
-    // What is mounted there may have no folder: a published tree, a corpus, a volume in memory. The mount itself is looked at below.
+    // A mount may have no folder: a published tree, a corpus, a volume in memory. The mount itself is checked
+    // below.
     let folder = path.map(places::folder_of).filter(|folder| !places::is_on_a_mount(folder));
     let folder = folder.as_deref();
     let mut checks = vec![kernel(), filesystem(), device(), rights()];
@@ -129,7 +130,7 @@ pub fn checks(path: Option<&Path>, named: Option<&OsString>) -> Vec<Check> {
     checks
 }
 
-/// What a mount says to others so that it can be read on the way.
+/// Connections of a mount that are not encrypted.
 fn in_the_clear(mount: &Mounted) -> Vec<Check> {
     let ear = Ear::of_source(Path::new(&mount.source));
     let status: Option<Status> = control::ask(&ear, &Request::Status, &mut |_| ()).ok();
@@ -229,7 +230,7 @@ fn rights() -> Check {
     }
 }
 
-/// Whether this process has CAP_SYS_ADMIN, which mount(2) asks for.
+/// Whether this process has CAP_SYS_ADMIN, which mount(2) requires.
 pub fn may_mount() -> bool {
     const CAP_SYS_ADMIN: u32 = 21;
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
@@ -238,7 +239,7 @@ pub fn may_mount() -> bool {
     capabilities >> CAP_SYS_ADMIN & 1 == 1
 }
 
-/// Looks a program up as a shell does, and in the system's own folders.
+/// Finds a program on PATH as a shell does, and in the system's folders.
 pub fn find_program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let more = ["/usr/bin", "/bin", "/usr/sbin", "/sbin"].map(PathBuf::from);
@@ -276,7 +277,7 @@ fn uring() -> Check {
 
 fn open_files() -> Check {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is a living value of the type that getrlimit(2) fills.
+    // SAFETY: `limit` is alive during the call, and its type is the one that getrlimit(2) fills.
     if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } != 0 {
         return note("open files", "the limit cannot be read", "ulimit -n 65536");
     }
@@ -308,7 +309,7 @@ fn volume(path: &Path) -> Check {
     }
 }
 
-/// Dead mounts, and mounts whose read-ahead is the kernel's small default.
+/// Checks a mount: whether it is dead, and whether its read-ahead is still the kernel's small default.
 fn present_mount(mount: &Mounted) -> Check {
     let place = mount.path.display();
     match mount.life(Deadline::after(ANSWER_WITHIN)) {

@@ -1,4 +1,4 @@
-//! `covey export`: what is in a volume, mounted or not, to a folder or a tar archive.
+//! `covey export`: writes the contents of a volume, mounted or not, to a folder or a tar archive.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -68,7 +68,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
             let node = Arc::new(Node::open(&dir, &NodeOptions::reading("export"))?);
             let outcome = Inside::new(node.filesystem(), &node.name(), &inner)
                 .and_then(|source| to_out(Box::new(source), args, packing, term));
-            // Nothing was changed, but the volume is to be given free in good order.
+            // Nothing was changed, but the volume must be released cleanly.
             let closed = node.close();
             let summary = outcome?;
             closed?;
@@ -78,7 +78,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     Ok(report(args, summary, term))
 }
 
-/// What is written onto the volume that is read would be read again.
+/// Refuses an output on the volume that is exported, because the export would read its own output.
 fn not_on(out: &Path, device: u64) -> Result<()> {
     if out == Path::new("-") {
         return Ok(());
@@ -119,7 +119,8 @@ fn to_out(source: Box<dyn Source>, args: &Args, packing: Option<Packing>, term: 
     }
 }
 
-/// What the archive has to say that the source has not said: of a file that could not be read to its end both know.
+/// The archive's reports that the source has not made already. Both report a file that could not be read to
+/// its end.
 fn only_new(left_out: &[Skipped], said: &[Skipped]) -> Vec<Skipped> {
     let is_new = |one: &&Skipped| !said.iter().any(|other| Path::new(&other.path).ends_with(&one.path));
     left_out.iter().filter(is_new).cloned().collect()
@@ -141,7 +142,7 @@ fn report(args: &Args, summary: Summary, term: Term) -> u8 {
         let rest = if left_out == 0 { String::new() } else { format!("; {left_out} left out") };
         format!("Exported {} in {seconds:.1} s{rest}", files_and_rates(files, bytes, took))
     };
-    // Standard output is the archive's.
+    // The archive uses standard output.
     match args.out == Path::new("-") {
         true => term.say(text()),
         false => term.result(&outcome, text),

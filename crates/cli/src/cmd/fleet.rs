@@ -1,4 +1,4 @@
-//! `covey fleet`: what a fleet needs once. Its secret.
+//! `covey fleet`: creates what a fleet needs once, its secret.
 
 use std::fs::OpenOptions;
 use std::io::{ErrorKind, Write};

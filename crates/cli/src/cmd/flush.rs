@@ -17,7 +17,7 @@ use crate::cmd::clone::show;
 use crate::target::{Target, resolve_volume};
 use crate::term::Term;
 
-/// How long what programs wrote is waited for, until the kernel has handed it over.
+/// How long to wait until the kernel has handed over what programs wrote.
 pub const HAND_OVER: Duration = Duration::from_secs(5);
 
 /// Waits until everything written so far is in the origin
@@ -42,7 +42,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     let settled = match deadline.scope(|| resolve_volume(&args.volume))? {
         Target::Mounted(place) => mounted(&place.mount, deadline, &mut |tick| show(&mut progress, tick))?,
         Target::Closed { dir, .. } => {
-            // Opening it and closing it are parts of it, so they share its bound.
+            // Opening and closing the volume count towards the time limit.
             deadline.scope(|| {
                 let node = Node::open(&dir, &NodeOptions::writing("flush"))?;
                 closed(&node, deadline, &mut |tick| show(&mut progress, &tick))
@@ -54,21 +54,21 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     Ok(0)
 }
 
-/// What the daemon may take longer than it was told, to say what came of it.
+/// The additional time that the daemon has to report the outcome after its own limit.
 const LAST_WORD: Duration = Duration::from_secs(2);
 
-/// Has the daemon of a mount flush, by a deadline.
+/// Asks the daemon of a mount to flush, with a deadline.
 pub fn mounted(mount: &Mounted, deadline: Deadline, tick: &mut dyn FnMut(&Tick)) -> Result<Settled> {
-    // What programs wrote may still be in the kernel only.
+    // Data that programs wrote may still be only in the kernel.
     fuse::mount::hand_over(&mount.path, deadline.within(HAND_OVER).left());
-    // The daemon counts whole seconds; a part of one is one.
+    // The daemon counts whole seconds, so a fraction is rounded up.
     let seconds = deadline.is_bounded().then(|| deadline.left().as_secs_f64().ceil() as u64);
     let ear = Ear::of_source(Path::new(&mount.source));
     let answer = Deadline::after_if(deadline.is_bounded().then(|| deadline.left() + LAST_WORD));
     answer.scope(|| control::ask(&ear, &Request::Settle { seconds }, tick))
 }
 
-/// Flushes a volume that was opened for it, and closes it.
+/// Flushes a volume that was opened for this, and closes it.
 pub fn closed(node: &Node, deadline: Deadline, tick: &mut dyn FnMut(Tick)) -> Result<Settled> {
     let settled = node.settle(deadline.is_bounded().then(|| deadline.left()), tick);
     node.close()?;

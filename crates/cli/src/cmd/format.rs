@@ -1,4 +1,4 @@
-//! `covey format`: makes an empty volume.
+//! `covey format`: creates an empty volume.
 
 use std::path::{Path, PathBuf};
 
@@ -45,7 +45,7 @@ impl Place {
         Reach { endpoint: self.endpoint.clone(), region: self.region.clone() }
     }
 
-    /// Whether anything was said.
+    /// Whether an origin was named.
     pub fn is_named(&self) -> bool {
         self.origin.is_some()
     }
@@ -74,7 +74,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     Ok(0)
 }
 
-/// Makes a volume.
+/// Creates a volume.
 pub fn format(path: &Path, place: &Place) -> Result<VolumeDir> {
     if path == Path::new("mem:") {
         return Err(Failure::usage("a volume in memory needs no format").next("covey mount mem: MOUNTPOINT"));

@@ -1,4 +1,4 @@
-//! `covey fsck`: looks for damage, and mends it when asked.
+//! `covey fsck`: looks for damage, and repairs it on request.
 
 use std::path::PathBuf;
 
@@ -38,7 +38,7 @@ pub struct Args {
     quick: bool,
 }
 
-/// One finding, as JSON has it.
+/// One finding, in JSON.
 #[derive(Debug, Serialize)]
 struct Found {
     what: String,
@@ -57,20 +57,20 @@ struct Range {
     bytes: u64,
 }
 
-/// What was lost of a damaged log, as JSON has it.
+/// The losses of a damaged log, in JSON.
 #[derive(Debug, Serialize)]
 struct Salvaged {
-    /// What was wrong with the log.
+    /// The damage of the log.
     damage: String,
-    /// Where a copy of it is.
+    /// The path of its copy.
     copy: Option<PathBuf>,
     operations_kept: u64,
     operations_lost: u64,
-    /// Records that cannot be read: at most so many operations more.
+    /// Records that cannot be read. Each is at most one more lost operation.
     unreadable: u64,
-    /// Names that lost operations made, changed or removed, as far as they can be read.
+    /// Names that lost operations created, changed or removed, as far as they can be read.
     names: Vec<String>,
-    /// Ranges of files whose bytes are not what was written.
+    /// Ranges of files whose bytes differ from what was written.
     files: Vec<Range>,
 }
 
@@ -107,7 +107,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     let summary = if findings.is_empty() {
         look(args, &bare, &mut findings, &mut step, term)
     } else {
-        // With a broken database below, what the names say means little.
+        // If the underlying database is broken, the contents of its rows mean little.
         Ok(Summary { serious: findings.len() as u64, ..Summary::default() })
     };
     let seconds = progress.elapsed().as_secs_f64();
@@ -145,13 +145,13 @@ fn closed(path: &std::path::Path) -> Result<VolumeDir> {
     }
 }
 
-/// A folder that is not there yet, for a copy of the log.
+/// A path that does not exist yet, for a copy of the log.
 fn copy_of_log(dir: &VolumeDir) -> PathBuf {
     let moment = base::time::now();
     dir.meta().join(format!("log.damaged-{}.{:09}", moment.seconds(), moment.nanos()))
 }
 
-/// Says what salvage kept and what is lost.
+/// Reports what salvage kept and what is lost.
 fn salvaged(bare: &Bare, damage: &Damage, term: Term) -> std::result::Result<Salvaged, fs::OpenError> {
     const SHOWN: usize = 20;
     let lost = fs::fsck::lost(&bare.parts, damage)?;
@@ -180,7 +180,7 @@ fn salvaged(bare: &Bare, damage: &Damage, term: Term) -> std::result::Result<Sal
     })
 }
 
-/// Damage of the database's own file.
+/// Damage of the database file.
 fn database(bare: &Bare) -> Result<Vec<Found>> {
     let lines = bare.journal.integrity().map_err(|error| {
         Failure::new("damaged", "the database of the volume's names cannot be read")
@@ -210,7 +210,8 @@ fn look(
         findings.push(found);
     };
     if args.salvage {
-        // What lost operations referred to is nobody's now, and stays: the copy of the log still names it.
+        // Data of lost operations is unreferenced now. It is kept, because the copy of the log still names
+        // it.
         return check_and_repair(&bare.parts, depth, Strays::Keep, &mut take, step);
     }
     if args.repair {
@@ -223,7 +224,8 @@ fn range(file: &fs::fsck::FileRange) -> Range {
     Range { inode: file.ino.0, path: file.path.clone(), offset: file.offset, bytes: file.len }
 }
 
-/// Blobs that are nobody's are removed only while the origin is this volume's for certain, and what is published there has been looked at now.
+/// Unreferenced blobs are removed only under two conditions: the origin certainly belongs to this volume, and
+/// the trees published there have just been read.
 fn strays(bare: &Bare, term: Term) -> Strays {
     let Some(writer) = &bare.writer else { return Strays::Keep };
     let sure = hold_published(&*bare.parts.store, &bare.parts.origin).and_then(|()| writer.verify());
@@ -247,7 +249,7 @@ fn found(finding: &Finding, repaired: bool) -> Found {
     }
 }
 
-/// One line per finding, and the files it costs.
+/// Prints one line per finding, and the affected files.
 fn say(found: &Found, term: Term) {
     const SHOWN: usize = 5;
     let mark = match found {
@@ -266,11 +268,11 @@ fn say(found: &Found, term: Term) {
     }
 }
 
-/// Bytes of all sealed packs: what a full check reads.
+/// The bytes of all sealed packs. A full check reads that many.
 fn blob_bytes(bare: &Bare) -> Result<u64> {
     let names = Names::new(bare.parts.store.clone());
     let (mut total, mut from) = (0, PackNo(0));
-    // A row that cannot be read is a finding of the check itself; progress then has no total.
+    // The check itself reports a row that cannot be read. Progress then has no total.
     while let Ok(rows) = names.packs(from, 1024) {
         let Some((last, _)) = rows.last() else { break };
         from = PackNo(last.0 + 1);

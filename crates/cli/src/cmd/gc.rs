@@ -1,4 +1,4 @@
-//! `covey gc`: frees what nothing refers to, now rather than when the daemon gets to it.
+//! `covey gc`: frees unreferenced data now, instead of when the daemon next does it.
 
 use std::path::PathBuf;
 

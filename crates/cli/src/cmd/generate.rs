@@ -1,4 +1,5 @@
-//! `covey generate`: man pages and shell completions, from the table that the command line is read with. For packagers; `make man`.
+//! `covey generate`: writes man pages and shell completions from clap's argument table. It is for packagers
+//! (`make man`).
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -42,7 +43,7 @@ struct Outcome {
     files: Vec<PathBuf>,
 }
 
-/// What the pages of one program have in common.
+/// The manual's name, on the pages of every program.
 const MANUAL: &str = "Covey";
 
 /// Runs the command.
@@ -63,9 +64,9 @@ fn completions(dir: &Path) -> io::Result<Vec<PathBuf>> {
     [Shell::Bash, Shell::Zsh, Shell::Fish].into_iter().map(write).collect()
 }
 
-/// A copy without what is hidden: completions would offer it all the same.
+/// A copy without hidden arguments, because completions would offer them.
 fn shown(command: &Command) -> Command {
-    // The table keeps only texts that live as long as the program, which ends when this is written.
+    // The table takes only `'static` texts. The program ends after this, so the leak does no harm.
     let for_good = |text: &str| -> &'static str { Box::leak(text.to_owned().into_boxed_str()) };
     let mut copy = Command::new(for_good(command.get_name()));
     copy = copy.visible_aliases(command.get_visible_aliases().map(for_good).collect::<Vec<_>>());
@@ -74,7 +75,7 @@ fn shown(command: &Command) -> Command {
     copy.subcommands(command.get_subcommands().filter(|sub| !sub.is_hide_set()).map(shown))
 }
 
-/// The command line as it is read.
+/// The command line as it is parsed.
 fn command() -> Command {
     Cli::command().disable_help_subcommand(true)
 }
@@ -98,7 +99,7 @@ fn man(dir: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// The page of one command. What stands behind its help goes as it is: examples are lines, and so are tables.
+/// The page of one command. The text after its help is copied line by line, since it has examples and tables.
 fn of_command(command: Command, section: &str, source: &str, dir: &Path) -> io::Result<PathBuf> {
     let behind = command.get_after_help().map(ToString::to_string).unwrap_or_default();
     let has_commands = command.get_subcommands().any(|sub| !sub.is_hide_set());
@@ -126,7 +127,7 @@ fn of_command(command: Command, section: &str, source: &str, dir: &Path) -> io::
     Ok(path)
 }
 
-/// Lines that stay lines.
+/// Text whose line breaks are kept.
 fn as_it_is(page: &mut Roff, text: &str) {
     page.control("nf", []);
     for line in text.lines() {
@@ -135,7 +136,7 @@ fn as_it_is(page: &mut Roff, text: &str) {
     page.control("fi", []);
 }
 
-/// covey.toml(5): the example is the table of what there is.
+/// The page covey.toml(5). The example is its list of keys.
 fn of_the_file(source: &str) -> Roff {
     let mut page = Roff::new();
     page.control("TH", ["covey.toml", "5", "", source, MANUAL]);

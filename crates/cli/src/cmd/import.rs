@@ -1,4 +1,4 @@
-//! `covey import`: a folder or an archive into a volume, mounted or not.
+//! `covey import`: copies a folder or an archive into a volume, mounted or not.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -59,7 +59,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
             let source = source(&args.src, None)?;
             let node = Arc::new(Node::open(&dir, &NodeOptions::writing("import"))?);
             let outcome = offline(&node, source, &inner, args, &label, term);
-            // Close in any case: what has been imported so far is kept.
+            // Close in any case, so that everything imported so far is kept.
             let closed = node.close();
             let summary = outcome?;
             closed?;

@@ -1,4 +1,4 @@
-//! `covey info`: what a file is made of, and where it is.
+//! `covey info`: shows what a file consists of, and where its data is.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! `covey lend`: a node of a fleet without a mount, whose disk is the others'. It ends with a signal.
+//! `covey lend`: a member of a fleet without a mount. It lends its disk to the other nodes. A signal ends it.
 
 use api::error::Result;
 use peer::id::Role;

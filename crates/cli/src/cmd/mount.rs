@@ -1,4 +1,4 @@
-//! `covey mount`: a volume on a mountpoint, in the foreground or (`-d`) in the background.
+//! `covey mount`: mounts a volume, in the foreground or with `-d` in the background.
 
 use std::path::PathBuf;
 

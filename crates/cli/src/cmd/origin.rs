@@ -1,7 +1,8 @@
-//! `covey origin mark`: makes an origin's marker anew after it was lost.
+//! `covey origin mark`: recreates an origin's marker after it was lost.
 //!
-//! Without its marker an origin is not believed to be one, and rightly: the disk may not be mounted, the bucket may be another. So first everything
-//! is looked at that says whose the place is: blobs, records, claims. What belongs to another volume is refused.
+//! Covey refuses an origin without a marker, for good reason: the disk may not be mounted, or the bucket may
+//! be another one. So this command first examines everything that shows which volume the place belongs to:
+//! blobs, records, claims. It refuses a place that belongs to another volume.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -53,15 +54,15 @@ enum What {
 struct Outcome {
     volume: PathBuf,
     origin: String,
-    /// The marker was missing.
+    /// Whether the marker was missing and has been created.
     made: bool,
-    /// Blobs that the volume's names or published trees need.
+    /// Number of blobs that the volume's names or published trees need.
     needed: u64,
-    /// Of these, blobs that the origin does not have.
+    /// Of these, the number that the origin does not have.
     missing: u64,
-    /// Of the missing, blobs that are on this node and are uploaded again.
+    /// Of the missing, the number that this node has and uploads again.
     again: u64,
-    /// Their bytes.
+    /// The bytes of the blobs that are uploaded again.
     again_bytes: u64,
 }
 
@@ -83,7 +84,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     Ok(u8::from(outcome.missing > outcome.again))
 }
 
-/// The place, to be looked at although it may have no marker.
+/// The origin, opened without requiring a marker.
 enum Place {
     Near(Arc<Folder>),
     Far(Arc<Remote>),
@@ -114,7 +115,7 @@ impl Place {
         }
     }
 
-    /// Whether it had to be made.
+    /// Creates the marker. Returns whether it was missing.
     fn mark(&self, id: &str) -> Result<bool> {
         let made = match self {
             Place::Near(folder) => folder.mark(id),
@@ -123,7 +124,7 @@ impl Place {
         made.map_err(origin_failure)
     }
 
-    /// Once it is marked.
+    /// Opens the writer. The marker must exist.
     fn writer(&self, dir: &VolumeDir) -> Result<Writer> {
         Ok(match self {
             Place::Near(folder) => {
@@ -174,7 +175,7 @@ fn mark(dir: &VolumeDir) -> Result<Outcome> {
     })
 }
 
-/// Whether any record says that the place is this volume's; an error if one says that it is another's.
+/// Whether any record says that the origin belongs to this volume. An error if a record names another volume.
 fn records_are_ours(dir: &VolumeDir, origin: &dyn Origin) -> Result<bool> {
     let mine = volume_id(dir);
     let failed = |error| publisher::failure(format!("cannot look at what is in {}", dir.origin()), error);
@@ -182,7 +183,7 @@ fn records_are_ours(dir: &VolumeDir, origin: &dyn Origin) -> Result<bool> {
     volumes.extend(Owner::read(origin).map_err(failed)?.map(|owner| owner.volume));
     for name in root::names(origin).map_err(failed)? {
         let record = origin.record(&format!("published/{name}")).map_err(|error| failed(error.into()))?;
-        // A root that is damaged says nothing; it is what `covey published` shows.
+        // A damaged root gives no information here. `covey published` reports it.
         volumes.extend(record.and_then(|record| Root::decode(&name, &record).ok()).map(|root| root.volume));
     }
     for name in origin.records(FOLDER).map_err(|error| failed(error.into()))? {
@@ -195,11 +196,11 @@ fn records_are_ours(dir: &VolumeDir, origin: &dyn Origin) -> Result<bool> {
     }
 }
 
-/// What the origin holds, and what the volume needs of it.
+/// What the origin holds, and what the volume needs from it.
 #[derive(Default)]
 struct Found {
     blobs: u64,
-    /// Of these, blobs that the volume knows.
+    /// Of these, the number that the volume knows.
     known: u64,
     needed: u64,
     missing: Vec<BlobId>,
@@ -225,7 +226,7 @@ impl Found {
     }
 }
 
-/// Every blob that names or published trees need.
+/// All blobs that names or published trees need.
 fn needed(journal: &Arc<Journal>) -> std::result::Result<HashSet<BlobId>, meta::store::StoreError> {
     let store: Arc<dyn MetaStore> = journal.clone();
     let names = Names::new(store.clone());
@@ -248,7 +249,7 @@ fn needed(journal: &Arc<Journal>) -> std::result::Result<HashSet<BlobId>, meta::
     }
 }
 
-/// Notes what is on this node and not in the origin: the next mount uploads it.
+/// Notes the blobs that this node has and the origin lacks. The next mount uploads them.
 fn upload_again(dir: &VolumeDir, missing: &[BlobId]) -> Result<(u64, u64)> {
     let (mut blobs, mut size) = (0, 0);
     for id in missing {

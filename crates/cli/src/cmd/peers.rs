@@ -1,4 +1,5 @@
-//! `covey peers`: who is in the fleet, as one of its nodes sees it: one on this machine, or any that is asked over the network.
+//! `covey peers`: lists the nodes of a fleet, as one of them sees it. That is a node on this machine, or any
+//! node reachable over the network.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! `covey publish`: a volume's names as blobs beside its bytes, under a name.
+//! `covey publish`: stores a volume's names as blobs next to its data, under a name.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::cmd::clone::show;
 use crate::target::{Target, resolve};
 use crate::term::Term;
 
-/// How long what programs wrote is waited for.
+/// How long to wait until the kernel has handed over what programs wrote.
 const HAND_OVER: Duration = Duration::from_secs(5);
 
 /// Publishes a volume, or a folder of it, under a name: others can mount it, and it can be restored

@@ -1,4 +1,4 @@
-//! `covey published`: what is published in an origin.
+//! `covey published`: lists the trees that are published in an origin.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ pub struct Args {
 #[derive(Debug, Serialize)]
 struct Row {
     name: String,
-    /// What is wrong with it; the other fields are then empty.
+    /// The error of a tree that cannot be read. The other fields are then empty.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
     sequence: u64,
@@ -62,7 +62,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     Ok(u8::from(bad))
 }
 
-/// The origin that is meant, and how it is written.
+/// The origin, and its address as text.
 fn origin_of(args: &Args) -> Result<(Arc<dyn Origin>, String)> {
     let path = &args.volume;
     let home = match path.to_str().filter(|text| api::source::is_origin(text) && !frozen::is_folder(path)) {

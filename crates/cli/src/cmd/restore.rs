@@ -1,8 +1,9 @@
-//! `covey restore`: a published tree becomes a volume that can be written to, with the same origin.
+//! `covey restore`: turns a published tree into a writable volume with the same origin.
 //!
-//! The old volume must not go on: two that store to one origin would delete each other's blobs. So the new one claims the origin, which the old one
-//! notices within seconds; one that was not seen to end is waited for ([`SETTLE`]). Where it cannot be seen that the old one is gone, the person
-//! who restores has to say so.
+//! The old volume must stop writing. Two volumes that store to one origin would delete each other's blobs. So
+//! the new volume claims the origin, and the old one notices that within seconds. If the old volume was not
+//! seen to end, the command waits ([`SETTLE`]). If it is not certain that the old volume is gone, the user
+//! must confirm it.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -60,9 +61,9 @@ struct Outcome {
     sequence: u64,
     files: u64,
     bytes: u64,
-    /// Rows of names.
+    /// Number of rows of names.
     rows: u64,
-    /// How many owners the origin has had.
+    /// Number of owners that the origin has had.
     generation: u64,
     seconds: f64,
 }
@@ -121,14 +122,15 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     Ok(0)
 }
 
-/// Whether the old volume is certainly gone: its folder was on this machine and is there no more. In use here it is refused.
+/// Whether the old volume is certainly gone: its folder was on this machine and no longer exists. If the
+/// volume is in use here, this is an error.
 fn is_gone(owner: &Owner, origin: &Arc<dyn Origin>) -> Result<bool> {
     let Some((machine, folder)) = owner.note.split_once(':') else { return Ok(false) };
     if machine != host() {
         return Ok(false);
     }
     let Ok(dir) = VolumeDir::open(Path::new(folder)) else { return Ok(true) };
-    // Another volume may be where it was.
+    // Another volume may now be at this path.
     let same = Publisher::of(&dir)?.and_then(|publisher| publisher.owner()) == Some(owner.owner);
     match dir.holder()? {
         Some(holder) if same => {
@@ -150,12 +152,12 @@ struct Restore<'a> {
     root: &'a Root,
     origin: &'a Arc<dyn Origin>,
     owner: Owner,
-    /// The old owner may still run.
+    /// The old owner may still be running.
     wait: bool,
 }
 
 impl Restore<'_> {
-    /// Rows and generation.
+    /// Returns the number of rows, and the generation.
     fn fill(&self, dir: &VolumeDir, tick: &mut dyn FnMut(Tick)) -> Result<(u64, u64)> {
         let failed = |error: TreeError| self.named.failure(error);
         let store =
@@ -174,14 +176,16 @@ impl Restore<'_> {
         let owner = self.owner.clone();
         let owner = owner.hand_over(&**self.origin, me.owner().unwrap_or_default(), note, key);
         let owner = owner.map_err(failed)?;
-        // Without a claim it is not known whether the old volume was closed; it was made by an earlier program, or never opened.
+        // Without a claim it is unknown whether the old volume was closed. It was created by an earlier
+        // program, or it was never opened.
         if before.as_ref().is_some_and(|before| before.kind != Kind::Closed)
             || (before.is_none() && self.wait)
         {
             tick(Tick { done: of, of, what: "waiting until the old volume has noticed".to_owned() });
             std::thread::sleep(SETTLE);
         }
-        // Until it noticed, the old volume may have published again, or taken away what this one was made of.
+        // Until it noticed, the old volume could have published again, or deleted blobs that the new one
+        // needs.
         let now = Root::read(&**self.origin, &self.named.name, None).map_err(failed)?;
         if now.top != self.root.top {
             return Err(Failure::new("changed", format!("{} was published again meanwhile", self.named))

@@ -1,4 +1,4 @@
-//! `covey stats`: a line of figures a second.
+//! `covey stats`: prints a line of statistics every second.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -32,10 +32,10 @@ pub struct Args {
     count: Option<u64>,
 }
 
-/// A head is repeated after so many lines.
+/// The head is repeated after so many lines.
 const HEAD_EVERY: u64 = 20;
 
-/// What `--interval` may be, in milliseconds.
+/// Converts `--interval` to milliseconds and checks its range.
 pub fn interval_ms(interval: Duration) -> Result<u64> {
     let ms = u64::try_from(interval.as_millis()).unwrap_or(u64::MAX);
     if (100..=3_600_000).contains(&ms) {

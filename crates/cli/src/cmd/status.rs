@@ -1,4 +1,5 @@
-//! `covey status`: a volume's figures, from its daemon where it is mounted, else by opening it.
+//! `covey status`: shows a volume's figures. If it is mounted they come from its daemon, otherwise the volume
+//! is opened.
 
 use std::path::{Path, PathBuf};
 
@@ -51,7 +52,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
             .next("name a volume: covey status VOLUME")
             .next("or mount one: covey mount VOLUME MOUNTPOINT"));
     }
-    // Another user's mount, a dead one, or one that does not answer must not hide those that can be seen.
+    // A mount of another user, a dead one, or one that does not answer must not hide the others.
     let (mut all, mut failed) = (Vec::new(), None);
     let ask = |mount: &Mounted| {
         let ear = Ear::of_source(Path::new(&mount.source));
@@ -87,7 +88,7 @@ fn of(path: &Path) -> Result<Status> {
     }
 }
 
-/// The transport in words.
+/// The transport, as text.
 fn way(transport: &str) -> &str {
     if transport == "uring" { "io_uring" } else { "/dev/fuse" }
 }
@@ -150,7 +151,7 @@ fn text(status: &Status, verbose: bool) -> String {
     text
 }
 
-/// What only a volume has.
+/// The rows that only a volume has.
 fn volume_rows(pairs: &mut Pairs, status: &Status) {
     pairs
         .row(

@@ -1,4 +1,4 @@
-//! `covey top`: what keeps mounts busy, drawn over in place.
+//! `covey top`: shows what keeps mounts busy, redrawn in place.
 
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
@@ -36,7 +36,7 @@ pub struct Args {
     count: Option<u64>,
 }
 
-/// A table of one mount.
+/// The table of one mount.
 #[derive(Debug, Serialize)]
 struct Shown<'a> {
     mount: &'a str,
@@ -52,7 +52,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     let (news, heard) = mpsc::channel();
     let (mut stoppers, mut failed, mut asked_of) = (Vec::new(), None, vec![false; places.len()]);
     for (index, (place, ear)) in places.iter().enumerate() {
-        // Another user's mount, a dead one, or one that does not answer must not hide those that can be seen.
+        // A mount of another user, a dead one, or one that does not answer must not hide the others.
         let asked = match control::begin(ear, &Request::Watch { wish: Wish::Top { interval_ms } }) {
             Ok(asked) => asked,
             Err(failure) if places.len() > 1 => {
@@ -84,7 +84,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     show(args, term, &places, &asked_of, &heard, &enough)
 }
 
-/// What came from one of the mounts: a table, a failure, or its end.
+/// A message from one of the mounts: a table, a failure, or its end.
 type News = (usize, Option<Result<TopTable>>);
 
 fn show(
@@ -97,7 +97,7 @@ fn show(
 ) -> Result<u8> {
     let in_place = std::io::stdout().is_terminal() && !term.is_json();
     let mut latest: Vec<Option<TopTable>> = places.iter().map(|_| None).collect();
-    // Tables that each has yet to send; none for those that send no more.
+    // The number of tables that each mount has yet to send. None for mounts that send no more.
     let mut due: Vec<Option<u64>> =
         asked.iter().map(|asked| asked.then(|| args.count.unwrap_or(u64::MAX))).collect();
     let (mut failed, mut stopped, mut seen) = (None, false, false);
@@ -131,7 +131,7 @@ fn show(
             enough();
         }
     }
-    // Of several one is enough; what became of the others was said.
+    // If several mounts are watched, one that answered is enough. Failures of the others were printed.
     failed.filter(|_| places.len() == 1 || !seen).map_or(Ok(0), Err)
 }
 
@@ -148,7 +148,7 @@ fn places(args: &Args) -> Result<Vec<(String, Ear)>> {
     Ok(mounts.iter().map(|mount| (mount.path.display().to_string(), ear(&mount.source))).collect())
 }
 
-/// Draws all tables over the terminal, as many lines as fit.
+/// Redraws all tables over the terminal, with as many lines as fit.
 fn draw(places: &[(String, Ear)], latest: &[Option<TopTable>]) {
     let shown =
         places.iter().zip(latest).filter_map(|((mount, _), table)| Some(text(mount, table.as_ref()?)));
@@ -176,7 +176,7 @@ fn text(mount: &str, table: &TopTable) -> String {
         }
         let mut lines = Table::new(&["requests/s ", "bytes/s ", "busy ", head]);
         for Busy { name, requests, bytes: size, ns } in rows {
-            // Of one thread's time: two threads can be busy 200 %.
+            // Percent of one thread's time, so two threads can be 200 % busy.
             let busy = *ns as f64 / 1e7 / table.seconds.max(0.001);
             let cells = [count(per_second(*requests)), bytes(per_second(*size)), format!("{busy:.1}%")];
             lines.row(cells.into_iter().chain([name.clone()]).collect());

@@ -1,4 +1,4 @@
-//! `covey trace`: requests one by one, with where their time went, and percentiles at the end.
+//! `covey trace`: prints requests one by one with their times, and percentiles at the end.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -135,7 +135,7 @@ fn summary_text(summary: &TraceSummary) -> String {
     out
 }
 
-/// A line for each part that took any time at all.
+/// Adds a row for each part that took any time.
 fn rows(table: &mut Table, operation: &OpSummary) {
     for (index, part) in HEAD.iter().enumerate() {
         let Some(Percentiles { p50, p90, p99, max }) = operation.parts.get(*part).copied() else { continue };

@@ -1,11 +1,14 @@
 //! `covey umount`: ends a mount and waits until its volume is closed.
 //!
-//! A mount can go for good only when nobody uses it; so when the kernel says busy, the processes that keep it are named. The
-//! mount of a daemon that died can always be taken away; one whose daemon does not answer only by force, because it may go on. After
-//! unmounting, the daemon still writes down what it held: the command returns when the volume's lock is free, so that what follows it (a copy,
-//! another mount) finds the volume whole. What else still has the mount is named ([`node::others`]).
+//! A mount can be removed cleanly only if no process uses it. If the kernel reports it busy, the processes
+//! that use it are named. The mount of a dead daemon can always be removed. If a daemon runs and does not
+//! answer, its mount is removed only with `--force`, because the daemon may continue.
 //!
-//! `--wait` is one bound for all of it: the flush before, the unmount, and the closing after.
+//! After unmounting, the daemon still writes out its data. The command returns when the volume's lock is
+//! free. So a following copy or mount finds a complete volume. Other holders of the mount are named
+//! ([`node::others`]).
+//!
+//! `--wait` is one limit for everything: the flush before, the unmount, and the closing after it.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -30,11 +33,11 @@ use crate::cmd::clone::show;
 use crate::cmd::flush;
 use crate::term::Term;
 
-/// How long a busy mount that nobody can be named for is tried again.
+/// How long to retry if the mount is busy but no process can be named.
 const PASSING: Duration = Duration::from_secs(2);
-/// How long the volume's closing is waited for, where nothing is said.
+/// How long to wait for the volume to close, unless a limit is given.
 const CLOSING: Duration = Duration::from_secs(120);
-/// The same when something else still has the mount: it may be about to go, as a container that ends.
+/// The same if something else still has the mount. It may be about to end, like a container that stops.
 const LEAVING: Duration = Duration::from_secs(5);
 
 /// Unmounts a volume and waits until it is closed
@@ -135,7 +138,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     Ok(0)
 }
 
-/// What was written between that and the end, or left by a daemon that died.
+/// Flushes the rest: data written after the first flush, or left by a daemon that died.
 fn flush_rest(mount: &Mounted, deadline: Deadline, term: Term) -> Result<()> {
     let Some(dir) = volume_dir(mount).filter(|dir| dir.not_uploaded().0 > 0) else { return Ok(()) };
     let mut progress = term.progress("flush");
@@ -151,13 +154,13 @@ fn volume_dir(mount: &Mounted) -> Option<VolumeDir> {
     mounts::volume_of(mount).and_then(|path| VolumeDir::open(&path).ok())
 }
 
-/// Blobs and bytes that the origin does not have.
+/// Blobs and bytes that the origin does not have yet.
 fn not_uploaded(mount: &Mounted) -> (u64, u64) {
     volume_dir(mount).map_or((0, 0), |dir| dir.not_uploaded())
 }
 
-/// Unmounts. Busy with nobody to be named is often a program that asked about every mount just now (df does): it is
-/// tried again for a moment.
+/// Unmounts. If the mount is busy but no process can be named, the cause is often a program that briefly
+/// looked at every mount, as df does. So this is retried for a moment.
 fn detach(mountpoint: &Path, how: Unmount) -> Result<()> {
     let until = base::time::monotonic() + PASSING;
     loop {
@@ -172,16 +175,16 @@ fn detach(mountpoint: &Path, how: Unmount) -> Result<()> {
     }
 }
 
-/// What a path stands for.
+/// What a path refers to.
 #[derive(Debug)]
 enum Found {
     /// A mount here.
     Mounted(Mounted),
-    /// A volume that is mounted, but not here any more: in other mount namespaces.
+    /// A volume that is mounted only in other mount namespaces.
     Elsewhere(VolumeDir),
 }
 
-/// What is meant: the mount at the path, or of the volume that the path is.
+/// The mount at the path, or the mount of the volume at the path.
 fn find(path: &Path) -> Result<Found> {
     let shown = path.display();
     let found = match mounts::at(path)? {
@@ -211,14 +214,14 @@ fn find(path: &Path) -> Result<Found> {
     }
 }
 
-/// Whether what is mounted there is ours, and dead.
+/// Whether a Covey mount is there and its daemon is dead.
 fn is_stale(mountpoint: &Path) -> Result<bool> {
     Ok(mounts::at(mountpoint)?.is_some_and(|mount| {
         mounts::is_covey(&mount) && mount.life(Deadline::after(ANSWER_WITHIN)) == Life::Dead
     }))
 }
 
-/// An unmount that did not come about, in our words.
+/// The failure for an unmount that did not succeed.
 pub fn refused(mountpoint: &Path, error: UnmountError) -> Failure {
     let place = mountpoint.display();
     match error {
@@ -228,7 +231,7 @@ pub fn refused(mountpoint: &Path, error: UnmountError) -> Failure {
     }
 }
 
-/// "It is busy", and who keeps it so.
+/// The failure "busy", with the processes that use the mount.
 pub fn busy(mountpoint: &Path) -> Failure {
     const NAMED: usize = 5;
     let place = mountpoint.display();
@@ -249,7 +252,7 @@ pub fn busy(mountpoint: &Path) -> Failure {
         .next(format!("or detach it now, to end with its last user: covey umount --lazy {place}"))
 }
 
-/// Ends a volume's mount that only other mount namespaces still have.
+/// Ends the mount of a volume that only other mount namespaces still have.
 fn end_elsewhere(dir: &VolumeDir, args: &Args, deadline: Deadline, term: Term) -> Result<u8> {
     let started = base::time::monotonic();
     let closing = deadline.sooner(Deadline::after(CLOSING));
@@ -285,10 +288,11 @@ fn end_elsewhere(dir: &VolumeDir, args: &Args, deadline: Deadline, term: Term) -
     Ok(0)
 }
 
-/// Waits until the volume is closed. Something else that still has the mount is waited for a little, and named.
+/// Waits until the volume is closed. If something else still has the mount, the wait is short, and the
+/// failure names it.
 fn wait_closed(mount: &Mounted, args: &Args, deadline: Deadline, term: Term) -> Result<bool> {
     let Some(dir) = volume_dir(mount) else {
-        // In memory, or a tree: nothing is left to be written down.
+        // A volume in memory or a published tree has nothing to write out.
         if args.force {
             Others::of_device(mount.dev).end(deadline)?;
         }
@@ -321,13 +325,13 @@ fn wait_closed(mount: &Mounted, args: &Args, deadline: Deadline, term: Term) -> 
     Err(not_closed(&dir, &others, &mount.path, started.elapsed())?)
 }
 
-/// The process that has the volume, if it is stopped.
+/// The process that holds the volume, if it is stopped.
 fn is_stopped(dir: &VolumeDir) -> Result<Option<u32>> {
     let pid = dir.holder()?.map(|holder| holder.pid);
     Ok(pid.filter(|pid| api::control::state(*pid).is_some_and(|state| matches!(state, 'T' | 't'))))
 }
 
-/// "It is unmounted and not closed", and why.
+/// The failure "unmounted but not closed", with the cause.
 fn not_closed(dir: &VolumeDir, others: &Others, place: &Path, waited: Duration) -> Result<Failure> {
     let pid = dir.holder()?.map_or(0, |holder| holder.pid);
     let volume = dir.path();

@@ -1,4 +1,4 @@
-//! `covey unpublish`: takes a published tree away.
+//! `covey unpublish`: removes a published tree.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! `covey up`: from nothing to a mounted volume in one command.
+//! `covey up`: creates and mounts a volume in one command.
 
 use std::path::{Path, PathBuf};
 
@@ -40,7 +40,7 @@ pub struct Args {
     shown: Shown,
 }
 
-/// Where a volume is kept by default.
+/// The default path of the volume.
 pub fn default_volume() -> Option<PathBuf> {
     let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let data = absolute("XDG_DATA_HOME").or_else(|| Some(absolute("HOME")?.join(".local/share")));
@@ -60,7 +60,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     let volume = args.volume.clone().or_else(default_volume);
     let volume = volume.ok_or_else(|| no_home("volume").next("name one: covey up --volume FOLDER"))?;
     let source = source(&volume, &args.place, term)?;
-    // A mountpoint that is there, or a dead mount on it, is judged by the mount itself.
+    // The mount itself checks an existing mountpoint, or a dead mount on it.
     if mountpoint.symlink_metadata().is_err() && mounts::at(&mountpoint)?.is_none() {
         std::fs::create_dir_all(&mountpoint).at("make the mountpoint", &mountpoint)?;
         term.say(format_args!("Made the mountpoint {}.", mountpoint.display()));

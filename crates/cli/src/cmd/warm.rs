@@ -1,4 +1,4 @@
-//! `covey warm`: fetches what files consist of before anybody reads them.
+//! `covey warm`: fetches the data of files before it is read.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -16,7 +16,7 @@ use crate::cmd::flush::HAND_OVER;
 use crate::target::{Place, Target, resolve};
 use crate::term::Term;
 
-/// Paths asked for at a time, in bytes of text: a request has a bound.
+/// Bytes of paths in one request. Requests have a size limit.
 const BATCH: usize = 256 << 10;
 
 /// Fetches files and trees from the origin into this node's cache, or into its zone's depots
@@ -65,7 +65,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     Ok(u8::from(sum.failed_count > 0))
 }
 
-/// The paths of a list; an empty line names nothing.
+/// The paths of a list. Empty lines are ignored.
 fn list(file: &Path) -> Result<Vec<PathBuf>> {
     use std::os::unix::ffi::OsStrExt;
     let mut text = Vec::new();
@@ -79,7 +79,7 @@ fn list(file: &Path) -> Result<Vec<PathBuf>> {
     Ok(named.map(|line| PathBuf::from(std::ffi::OsStr::from_bytes(line))).collect())
 }
 
-/// The paths by the daemon that serves them, in portions that a request can hold.
+/// The paths, grouped by the daemon that serves them, in batches that fit a request.
 fn batches(paths: &[PathBuf]) -> Result<Vec<(Ear, Vec<RawPath>)>> {
     let mut by_mount: BTreeMap<PathBuf, (Ear, Vec<RawPath>)> = BTreeMap::new();
     let mut out = Vec::new();
@@ -88,7 +88,7 @@ fn batches(paths: &[PathBuf]) -> Result<Vec<(Ear, Vec<RawPath>)>> {
         let place = mounted(path)?;
         let mount = place.mount.path.clone();
         if !by_mount.contains_key(&mount) {
-            // What is still in the kernel only is not in the names yet.
+            // Data that is still only in the kernel is not in the daemon's metadata yet.
             fuse::mount::hand_over(&mount, HAND_OVER);
         }
         let inner = RawPath::from(place.inner());

@@ -1,6 +1,6 @@
-//! Reading one configuration file: TOML, every value with the line where it stands.
+//! Parses one configuration file. The file is TOML, and every value keeps its line number.
 //!
-//! Whatever is wrong is said with file and line, and never with the value: it may be a secret that is in the wrong place.
+//! An error names the file and the line, and never the value. The value may be a secret in the wrong place.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::known::Known;
 
-/// Which part of a file.
+/// A section of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Section {
     /// `[mount]`
@@ -25,7 +25,7 @@ pub enum Section {
 }
 
 impl Section {
-    /// As it is written.
+    /// The section's head, as it is written.
     pub fn head(&self) -> String {
         match self {
             Section::Mount => "[mount]".to_owned(),
@@ -35,14 +35,14 @@ impl Section {
         }
     }
 
-    /// Whether a key in this section stands for the same thing as in that one.
+    /// Whether a key in this section overrides the same key in the other section.
     pub fn overrides(&self, other: &Section) -> bool {
         self == other
             || matches!(self, Section::Volume(_)) && matches!(other, Section::Mount | Section::Origin)
     }
 }
 
-/// What a key is set to.
+/// The value of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Value {
     /// True or false.
@@ -54,15 +54,15 @@ pub enum Value {
 /// One line of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Where it stands.
+    /// The section.
     pub section: Section,
-    /// The key, as the program writes it.
+    /// The key, in the program's spelling.
     pub key: String,
     /// Its value.
     pub value: Value,
     /// The file.
     pub file: PathBuf,
-    /// The line in it, from 1.
+    /// The line number, from 1.
     pub line: usize,
 }
 
@@ -86,10 +86,10 @@ impl Place<'_> {
 
 type Keyed<'a, 'i> = (&'a Spanned<std::borrow::Cow<'i, str>>, &'a Spanned<DeValue<'i>>);
 
-/// Reads a file's text.
+/// Parses the text of a file.
 ///
 /// # Errors
-/// It is no TOML, or holds what is not known, cannot be understood, or looks like a credential.
+/// The text is not TOML, or it has an unknown key, an invalid value, or a key that looks like a credential.
 pub fn read(file: &Path, text: &str, known: &Known) -> Result<Vec<Entry>> {
     let place = Place { file, text };
     let table = DeTable::parse(text).map_err(|error| {
@@ -114,7 +114,7 @@ pub fn read(file: &Path, text: &str, known: &Known) -> Result<Vec<Entry>> {
         };
         section_of(&place, section, (key, value), known, &mut entries)?;
     }
-    // As written, since sections of a table come in the order of their names.
+    // Restores the file's order, since the parser returns the entries of a table sorted by name.
     entries.sort_by_key(|entry| entry.line);
     Ok(entries)
 }

@@ -1,19 +1,19 @@
-//! Which keys a configuration file may have: read from clap's own table and from the list of mount options, so that nothing has to be
-//! written down twice.
+//! The keys that a configuration file can have. They come from clap's argument table and the list of mount
+//! options, so nothing is listed twice.
 
 use clap::{Arg, ArgAction, Command};
 use node::options;
 
 use super::file::{Section, Value};
 
-/// Keys of `[origin]`: what tells one store from another. Who may use it is the environment's business.
+/// Keys of `[origin]`. They tell one store from another. Credentials come from the environment.
 const ORIGIN: [&str; 2] = ["endpoint", "region"];
-/// Keys of `[log]`; their arguments are `--log-level` and `--log-format`.
+/// Keys of `[log]`. Their arguments are `--log-level` and `--log-format`.
 const LOG: [&str; 2] = ["level", "format"];
 /// Arguments of `covey mount` that make no sense for all mounts of a machine.
 pub const NOT_MOUNT: [&str; 3] = ["background", "accept-older", "take-over"];
 
-/// Whether an argument or a key speaks of the origin.
+/// Whether an argument or a key belongs to `[origin]`.
 pub fn is_of_origin(name: &str) -> bool {
     ORIGIN.contains(&name)
 }
@@ -23,14 +23,14 @@ pub fn is_flag(arg: &Arg) -> bool {
     matches!(arg.get_action(), ArgAction::SetTrue | ArgAction::SetFalse)
 }
 
-/// The keys that can be used.
+/// The valid keys.
 pub struct Known {
     mount: Vec<Arg>,
     log: Vec<Arg>,
 }
 
 impl Known {
-    /// Those of this program's command line.
+    /// The keys of this program's command line.
     pub fn of(command: &Command) -> Known {
         let shown = |arg: &&Arg| arg.get_long().is_some() && !arg.is_hide_set();
         let is_mounts = |arg: &&Arg| {
@@ -51,12 +51,12 @@ impl Known {
         &self.mount
     }
 
-    /// The arguments behind `[log]`.
+    /// The arguments that the keys of `[log]` set.
     pub fn log_arguments(&self) -> &[Arg] {
         &self.log
     }
 
-    /// All keys of a section, as they are written.
+    /// All keys of a section, in the program's spelling.
     pub fn keys(&self, section: &Section) -> Vec<String> {
         let mount = || {
             let arguments = self.mount.iter().filter_map(Arg::get_long).map(str::to_owned);
@@ -71,20 +71,20 @@ impl Known {
         }
     }
 
-    /// The key as it is meant, whether it was written with `-` or with `_`.
+    /// Finds a key. `-` and `_` are equal.
     pub fn find(&self, section: &Section, key: &str) -> Option<String> {
         let plain = |text: &str| text.replace('_', "-");
         self.keys(section).into_iter().find(|known| plain(known) == plain(key))
     }
 
-    /// The known key that is most like this one, if any is.
+    /// The valid key most similar to this one, if any is similar.
     pub fn nearest(&self, section: &Section, key: &str) -> Option<String> {
         let far = |known: &String| distance(known, key);
         let nearest = self.keys(section).into_iter().min_by_key(far)?;
         (far(&nearest) <= 2.max(key.len() / 3)).then_some(nearest)
     }
 
-    /// Why a key cannot have this value, if it cannot.
+    /// Why a key cannot have this value. None if it can.
     pub fn refuse(&self, section: &Section, key: &str, value: &Value) -> Option<String> {
         if let Value::Text(text) = value
             && text.contains(',')
@@ -104,14 +104,15 @@ impl Known {
             (Some(arg), Value::Text(_)) if is_flag(arg) => Some("it is to be true or false".to_owned()),
             (Some(arg), Value::Text(text)) => refused_by(arg, text),
             (Some(arg), Value::Flag(_)) if !is_flag(arg) => Some("it is to be a text or a number".to_owned()),
-            // A switch that is a mount option and off has no word.
+            // The guard is needed because a mount option that is a switch and is off has no word and gets
+            // here too.
             (None, Value::Flag(_)) if is_of_origin(key) => Some("it is to be a text".to_owned()),
             _ => None,
         }
     }
 }
 
-/// What an argument's own parser has against a value.
+/// The error of an argument's own parser for a value. None if the value is valid.
 fn refused_by(arg: &Arg, text: &str) -> Option<String> {
     let value = Arg::new("value")
         .required(true)
@@ -130,7 +131,7 @@ fn refused_by(arg: &Arg, text: &str) -> Option<String> {
     }))
 }
 
-/// How many letters have to be put in, left out or changed to make one of the other.
+/// The edit distance of two words: insertions, deletions and changes of letters.
 fn distance(a: &str, b: &str) -> usize {
     let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
     let mut row: Vec<usize> = (0..=b.len()).collect();

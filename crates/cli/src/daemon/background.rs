@@ -1,5 +1,5 @@
-//! A mount in the background: the same program again, in a session of its own, whose parent waits on a pipe until it says "ready" or what went
-//! wrong.
+//! A mount in the background. The program starts itself again in a new session. The parent waits on a pipe
+//! until the child reports "ready" or a failure.
 
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, PipeWriter, Write};
@@ -20,31 +20,31 @@ use tree::root::hex;
 use crate::args;
 use crate::term::Term;
 
-/// What a background mount tells the parent that waits for it.
+/// What a background mount reports to the waiting parent.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum News {
-    /// It is mounted.
+    /// The mount is up.
     Ready(Mounted),
-    /// It is not.
+    /// The mount failed.
     Failed(Failure),
 }
 
-/// The parent's end of a background mount.
+/// The pipe to the parent of a background mount.
 pub struct Parent(pub(super) PipeWriter);
 
-/// Runs a command that may have been started by [`in_background`]; the parent hears of a failure.
+/// Runs a command that [`in_background`] may have started. A failure is reported to the parent.
 pub fn with_parent(fd: Option<i32>, work: impl FnOnce(Option<Parent>) -> Result<u8>) -> Result<u8> {
     let Some(fd) = fd else {
         return work(None);
     };
-    // SAFETY: fcntl(2) on a number; a descriptor that is not open is an error.
+    // SAFETY: fcntl(2) takes a number. It returns an error if the descriptor is not open.
     if fd < 3 || unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) } < 0 {
         return Err(
             Failure::usage("--ready-fd is for covey's own use").next("start a background mount with -d")
         );
     }
-    // SAFETY: the descriptor is open, and the parent passed it to be ours alone.
+    // SAFETY: the descriptor is open, and the parent passed it to this process, which alone owns it.
     let pipe = PipeWriter::from(unsafe { OwnedFd::from_raw_fd(fd) });
     log::with_time();
     let Ok(copy) = pipe.try_clone() else {
@@ -57,13 +57,13 @@ pub fn with_parent(fd: Option<i32>, work: impl FnOnce(Option<Parent>) -> Result<
     outcome
 }
 
-/// Says it to the parent, if it is still there.
+/// Sends news to the parent. A parent that has exited is ignored.
 pub(super) fn tell(mut pipe: PipeWriter, news: &News) {
     let line = serde_json::to_string(news).unwrap_or_default() + "\n";
     let _ = pipe.write_all(line.as_bytes());
 }
 
-/// Mounts in the background; returns when the mount answers, or with what went wrong.
+/// Mounts in the background. Returns when the mount answers, or with the failure.
 pub fn in_background(plan: &Plan, term: Term) -> Result<u8> {
     let cannot = |error: io::Error| Failure::io("cannot start the background process", &error);
     let (news, theirs) = io::pipe().map_err(cannot)?;
@@ -81,8 +81,8 @@ pub fn in_background(plan: &Plan, term: Term) -> Result<u8> {
     let mut command = command(plan)?;
     command.args(["--ready-fd", &number.to_string()]);
     command.stdin(Stdio::null()).stdout(output()?).stderr(output()?).current_dir("/");
-    // SAFETY: between fork and exec only setsid and fcntl are called, both async-signal-safe; the descriptor is open, since
-    // `theirs` lives until after spawn.
+    // SAFETY: between fork and exec only setsid and fcntl are called, and both are async-signal-safe. The
+    // descriptor is open, since `theirs` lives until after spawn.
     unsafe {
         command.pre_exec(move || {
             libc::setsid();
@@ -118,10 +118,10 @@ pub fn in_background(plan: &Plan, term: Term) -> Result<u8> {
     }
 }
 
-/// The same mount as a command line of this program.
+/// The command line of this program for the same mount.
 fn command(plan: &Plan) -> Result<Command> {
     let mut command = Command::new("/proc/self/exe");
-    // What the configuration and the environment say is in the arguments already.
+    // The arguments already hold the values of the configuration and the environment.
     command.env("COVEY_CONFIG", "").env_remove(args::ENVIRONMENT);
     let (level, format) = log::configured();
     command.args(["--log-level", level.word(), "--log-format", format.word()]);
@@ -146,7 +146,7 @@ fn command(plan: &Plan) -> Result<Command> {
     Ok(command)
 }
 
-/// Its publications as arguments.
+/// The arguments for periodic publishing.
 fn every_words(every: &Every) -> Vec<String> {
     let Some(time) = every.publish_every else { return Vec::new() };
     let seconds = format!("{}s", time.as_secs());
@@ -155,7 +155,7 @@ fn every_words(every: &Every) -> Vec<String> {
     arguments.map(str::to_owned).to_vec()
 }
 
-/// The words that say on a command line what was said of a tree, beside its own.
+/// The arguments for a published tree, in addition to its name.
 fn tree_words(tree: &Named) -> Vec<OsString> {
     let mut words: Vec<OsString> = tree.fleet.as_deref().map(args::fleet::to_args).unwrap_or_default();
     words.extend(tree.follow.map(|every| format!("--follow={}", every.0.as_secs_f64()).into()));

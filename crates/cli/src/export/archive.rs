@@ -1,7 +1,8 @@
-//! A tar archive as a sink: plain, or compressed as its name says.
+//! A tar archive as a sink. Its name tells whether and how it is compressed.
 //!
-//! A member's header tells its size and its holes before its bytes come, so a file that shrinks while it is read is filled up with
-//! zeros, and named. The archive gets its name when it is whole: what is cut off leaves `NAME.part`.
+//! A member's header holds its size and holes and comes before its bytes. So a file that shrinks while it is
+//! read is filled with zeros and reported. The archive gets its name when it is complete. An interrupted
+//! export leaves `NAME.part`.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, IsTerminal, Write};
@@ -16,10 +17,10 @@ use node::own;
 
 use crate::import::{Item, Kind, Sink, Skipped};
 
-/// How an archive is packed.
+/// The compression of an archive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Packing {
-    /// Not at all.
+    /// None.
     Plain,
     /// gzip.
     Gzip,
@@ -28,10 +29,10 @@ pub enum Packing {
 }
 
 impl Packing {
-    /// What a name says of an archive; none for the name of a folder.
+    /// The compression that a name implies. None for the name of a folder.
     ///
     /// # Errors
-    /// The name is one of an archive of a kind that is not written here.
+    /// The name stands for an archive of a kind that cannot be written.
     pub fn of(path: &Path) -> Result<Option<Packing>> {
         let name = path.file_name().unwrap_or_default().as_bytes().to_ascii_lowercase();
         let ends = |ends: &[&str]| ends.iter().any(|end| name.ends_with(end.as_bytes()));
@@ -65,7 +66,7 @@ impl Packing {
     }
 }
 
-/// What bytes are written to, through a packer that has to be told of the end.
+/// A compressor, or none. It must be finished explicitly.
 enum Pack<W: Write> {
     Plain(W),
     Gzip(flate2::write::GzEncoder<W>),
@@ -77,7 +78,7 @@ impl<W: Write> Pack<W> {
         Ok(match packing {
             Packing::Plain => Pack::Plain(out),
             Packing::Gzip => Pack::Gzip(flate2::write::GzEncoder::new(out, flate2::Compression::default())),
-            // 3 is the library's own choice between speed and size.
+            // 3 is the library's default level.
             Packing::Zstd => Pack::Zstd(zstd::Encoder::new(out, 3)?),
         })
     }
@@ -109,7 +110,7 @@ impl<W: Write> Write for Pack<W> {
     }
 }
 
-/// Where the archive's bytes end up.
+/// The destination of the archive's bytes.
 enum Out {
     Stdout(io::Stdout),
     File(BufWriter<File>),
@@ -131,20 +132,20 @@ impl Write for Out {
     }
 }
 
-/// A member whose bytes are coming.
+/// A member whose bytes are being written.
 struct Member {
     entry: Entry,
-    /// The ranges that the file itself has; the member's are whole blocks around them.
+    /// The data ranges of the file. The member's ranges are whole blocks around them.
     ranges: Vec<(u64, u64)>,
     /// Whether its header is written.
     begun: bool,
-    /// The next byte of the file to be written, where that is in a range.
+    /// The offset of the next byte to write, if it is in a range.
     at: u64,
-    /// Bytes that had to be made up.
+    /// The number of bytes that were filled with zeros.
     made_up: u64,
 }
 
-/// An archive in the making.
+/// An archive that is being written.
 pub struct Archive {
     name: PathBuf,
     overwrite: bool,
@@ -154,10 +155,11 @@ pub struct Archive {
 }
 
 impl Archive {
-    /// Begins an archive at this path; `-` is standard output. Only this user may read it before it has its name.
+    /// Starts an archive at this path. `-` is standard output. Until the archive has its name, only this user
+    /// can read it.
     ///
     /// # Errors
-    /// It is there already, and is not to be replaced; or it cannot be written.
+    /// The archive exists and must not be replaced, or it cannot be written.
     pub fn create(path: &Path, packing: Packing, overwrite: bool) -> Result<Archive> {
         let out = if path == Path::new("-") {
             if io::stdout().is_terminal() {
@@ -182,12 +184,12 @@ impl Archive {
         })
     }
 
-    /// What could not be written as it was.
+    /// The items that were not stored exactly.
     pub fn left_out(&self) -> &[Skipped] {
         &self.left_out
     }
 
-    /// Takes away what there is of an archive that cannot be completed.
+    /// Removes an archive that cannot be completed.
     pub fn abandon(self) {
         if self.name != Path::new("-") {
             let _ = fs::remove_file(part_of(&self.name));
@@ -204,7 +206,7 @@ impl Archive {
         work(writer).at("write", &self.name)
     }
 
-    /// Writes the header of the file that was handed in last, if that was not done.
+    /// Writes the header of the current file, unless it is written already.
     fn begin(&mut self) -> Result<()> {
         let Some(member) = self.member.as_mut().filter(|member| !member.begun) else { return Ok(()) };
         member.begun = true;
@@ -212,7 +214,7 @@ impl Archive {
         self.write(|writer| writer.begin(&entry))
     }
 
-    /// Writes what the ranges hold from where the member is up to `to`: bytes that did not come, as zeros.
+    /// Fills with zeros the missing bytes of the ranges, from the current position up to `to`.
     fn zeros_to(&mut self, to: u64) -> Result<()> {
         static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
         let Some(member) = &mut self.member else { return Ok(()) };
@@ -228,13 +230,14 @@ impl Archive {
     }
 }
 
-/// How many bytes of the ranges lie from `from` up to `to`.
+/// The number of bytes of the ranges between `from` and `to`.
 fn inside_ranges(ranges: &[(u64, u64)], from: u64, to: u64) -> u64 {
     ranges.iter().map(|(start, len)| (start + len).min(to).saturating_sub((*start).max(from))).sum()
 }
 
-/// The ranges as whole blocks of 512 bytes, those that then touch as one. GNU tar begins each range at a block of the archive, others go on where
-/// the one before ended: so both read the same.
+/// Rounds the ranges to whole blocks of 512 bytes and joins those that touch. GNU tar starts each range at a
+/// block of the archive. Other programs continue where the previous range ended. With whole blocks both read
+/// the same.
 fn in_blocks(ranges: &[(u64, u64)], size: u64) -> Vec<(u64, u64)> {
     let mut blocks: Vec<(u64, u64)> = Vec::with_capacity(ranges.len());
     for &(start, len) in ranges {
@@ -247,8 +250,8 @@ fn in_blocks(ranges: &[(u64, u64)], size: u64) -> Vec<(u64, u64)> {
     blocks
 }
 
-/// Makes the file that becomes the archive. It is locked as long as it is written: one that is there and is not was left by an export that
-/// was cut off, and goes.
+/// Creates the file that becomes the archive. It is locked while it is written. An existing file without a
+/// lock was left by an interrupted export, and is replaced.
 fn make_part(part: &Path) -> Result<File> {
     let locked = |file: File| match file.try_lock() {
         Err(fs::TryLockError::WouldBlock) => {
@@ -256,7 +259,7 @@ fn make_part(part: &Path) -> Result<File> {
                 .why("another export is writing it")
                 .next("wait until that is done, or name another file"))
         }
-        // Not every filesystem knows locks.
+        // Some filesystems do not support locks.
         _ => Ok(file),
     };
     match own::create(part) {
@@ -269,14 +272,15 @@ fn make_part(part: &Path) -> Result<File> {
     }
 }
 
-/// Gives the archive its name. Without leave to replace, one that came meanwhile stays.
+/// Gives the archive its name. Unless replacing is allowed, a file that was created there in the meantime
+/// stays.
 fn give_name(part: &Path, name: &Path, overwrite: bool) -> io::Result<()> {
     use rustix::fs::{CWD, RenameFlags, renameat_with};
     if overwrite {
         return fs::rename(part, name);
     }
     match renameat_with(CWD, part, CWD, name, RenameFlags::NOREPLACE) {
-        // A filesystem that cannot.
+        // The filesystem does not support a rename that refuses to replace.
         Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS) => fs::rename(part, name),
         other => Ok(other?),
     }
@@ -288,7 +292,7 @@ fn part_of(path: &Path) -> PathBuf {
     name.into()
 }
 
-/// An item as a member; none for what tar does not know.
+/// Converts an item to a member. None if tar cannot represent it.
 fn entry_of(item: &Item) -> Option<Entry> {
     let mut path = item.path.as_os_str().as_bytes().to_vec();
     if path.is_empty() {
@@ -364,7 +368,7 @@ impl Sink for Archive {
         self.begin()?;
         self.zeros_to(offset)?;
         let member = self.member.as_mut().must("pieces follow a file");
-        // What a file has grown by since its header was written is not in the archive.
+        // If a file has grown since its header was written, the new bytes are left out.
         let wanted = inside_ranges(&member.entry.data, offset, offset + bytes.len() as u64);
         member.at = offset + bytes.len() as u64;
         let wanted = usize::try_from(wanted).unwrap_or(bytes.len()).min(bytes.len());
@@ -399,10 +403,10 @@ impl Sink for Archive {
     }
 }
 
-/// Files in memory as an archive, packed with zstd.
+/// Writes texts as an archive of files, compressed with zstd.
 ///
 /// # Errors
-/// As writing to `out` goes.
+/// Writing to `out` failed.
 pub fn of_texts<W: Write>(
     out: W,
     folder: &str,
@@ -445,7 +449,7 @@ mod tests {
         assert_eq!(Packing::of(Path::new("a.zip")).unwrap_err().status, 2);
     }
 
-    /// What was there under the archive's working name was written over, also by another export that was under way.
+    /// A file with the archive's temporary name was overwritten, even if another export was writing it.
     #[test]
     fn regression_a_part_of_another_is_not_written_over() {
         let temp = tempfile::tempdir().unwrap();
@@ -467,7 +471,7 @@ mod tests {
         assert_eq!(fs::read(&elsewhere).unwrap(), b"precious");
     }
 
-    /// GNU tar took what followed an odd range for a header.
+    /// After a range that was not whole blocks, GNU tar took the following bytes for a header.
     #[test]
     fn regression_ranges_are_whole_blocks() {
         let blocks = in_blocks(&[(100, 3), (600, 10), (5000, 1), (9000, 1000)], 9_999);

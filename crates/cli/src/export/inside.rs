@@ -1,6 +1,7 @@
-//! A volume that is not mounted as a source: the filesystem itself is asked, as the kernel would, and nothing in it changes.
+//! A volume that is not mounted as a source. It calls the filesystem as the kernel would, and changes
+//! nothing.
 //!
-//! It is walked in the order of names; of the folders on the way down only names are held.
+//! The walk is in name order. For the folders on the current path, it holds only names.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
@@ -20,21 +21,21 @@ use crate::import::{Feed, Hangup, Item, Kind, PIECE, Source, Step};
 
 type Sent<T> = std::result::Result<T, Hangup>;
 
-/// A folder of a volume that this process has open.
+/// A folder of a volume that this process has opened.
 pub struct Inside {
     volume: Arc<dyn Filesystem>,
     shown: String,
     root: Ino,
-    /// Inodes below the root, where that is known.
+    /// Number of inodes below the root, if known.
     expected: u64,
-    /// Names of files with several, by inode.
+    /// First names of files that have several, by inode.
     links: HashMap<Ino, PathBuf>,
-    /// Folders that were met. A sound volume has each once; a prepared one could be walked for ever.
+    /// Folders visited so far. A sound volume has each once. A crafted one could make the walk endless.
     folders: HashSet<Ino>,
 }
 
 impl Inside {
-    /// The folder `root` of the volume. `shown` is how a person names the volume.
+    /// Opens the folder `root` of the volume. `shown` is the volume's name for people.
     ///
     /// # Errors
     /// There is no such folder.
@@ -66,7 +67,7 @@ impl Inside {
         feed.skip(&self.full(path), format!("{what}{why}"));
     }
 
-    /// Hands on one entry; its number when it is a folder to walk into.
+    /// Sends one entry. Returns its inode number if it is a folder to walk into.
     fn entry(&mut self, path: &Path, ino: Ino, feed: &Feed) -> Sent<Option<Ino>> {
         feed.counters.at.fetch_add(1, Ordering::Relaxed);
         let read = self.volume.getattr(ino).and_then(|attr| Ok((attr, self.item(path, &attr)?)));
@@ -128,7 +129,7 @@ impl Inside {
         names.map(|name| Ok((name.to_vec(), self.volume.getxattr(ino, name)?))).collect()
     }
 
-    /// The names in a folder with their numbers, last first.
+    /// The names in a folder with their inode numbers, last first.
     fn names(&self, path: &Path, ino: Ino, feed: &Feed) -> Vec<(OsString, Ino)> {
         let mut names = Vec::new();
         let read = self.volume.readdir(ino, 0, &mut |entry| {
@@ -164,7 +165,7 @@ impl Inside {
         Ok(())
     }
 
-    /// Hands on a regular file and its bytes, as far as it can be read.
+    /// Sends a regular file and as many of its bytes as can be read.
     fn contents(&self, path: &Path, attr: &Attr, item: Item, feed: &Feed) -> Sent<()> {
         let ranges = match self.data_of(attr) {
             Ok(ranges) => ranges,
@@ -198,7 +199,7 @@ impl Inside {
         feed.send(Step::End)
     }
 
-    /// The ranges of a file that hold data: where each begins, and how many bytes.
+    /// The data ranges of a file, each as start and length in bytes.
     fn data_of(&self, attr: &Attr) -> fs::api::Result<Vec<(u64, u64)>> {
         let mut ranges = Vec::new();
         let mut at = 0;
@@ -215,7 +216,7 @@ impl Inside {
             ranges.push((start, end - start));
             at = end;
         }
-        // An empty file is whole.
+        // An empty file has no hole.
         Ok(if attr.size == 0 { vec![(0, 0)] } else { ranges })
     }
 }
@@ -223,13 +224,13 @@ impl Inside {
 impl Source for Inside {
     fn run(&mut self, feed: &Feed) -> Result<()> {
         feed.counters.expected.store(self.expected, Ordering::Relaxed);
-        // A hangup is the sink's failure, which is reported there.
+        // A hangup means that the sink failed. The sink's failure is reported there.
         let _ = self.walk(feed);
         Ok(())
     }
 }
 
-/// A device number as the kernel packs it into 32 bits, taken apart.
+/// Unpacks a device number that the kernel packed into 32 bits.
 fn device(packed: u32) -> u64 {
     let (major, minor) = (packed >> 8 & 0xfff, (packed & 0xff) | (packed >> 12 & 0xf_ff00));
     libc::makedev(major, minor)

@@ -1,4 +1,5 @@
-//! A tar archive as a source, plain or compressed with gzip or zstd; which it is follows from its first bytes, never from its name.
+//! A tar archive as a source, plain or compressed with gzip or zstd. The first bytes decide which, never the
+//! name.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -28,7 +29,7 @@ pub struct Tar {
 }
 
 impl Tar {
-    /// A file, or standard input when the path is `-`.
+    /// Opens a file, or standard input if the path is `-`.
     pub fn open(path: &Path) -> Result<Tar> {
         let name = path.display().to_string();
         let (bytes, size): (Bytes, u64) = if path == Path::new("-") {
@@ -51,7 +52,7 @@ impl Tar {
     }
 }
 
-/// Counts what is read of the file itself, before decompression: that is the measure of progress.
+/// Counts the bytes read from the file, before decompression. Progress is measured in them.
 struct Counted {
     inner: Bytes,
     read: Arc<AtomicU64>,
@@ -65,7 +66,7 @@ impl Read for Counted {
     }
 }
 
-/// Decompresses, if it is compressed, and makes sure that a tar archive is inside.
+/// Decompresses if needed, and checks that the content is a tar archive.
 fn unpack(name: &str, bytes: Bytes) -> Result<Bytes> {
     let (head, bytes) = peek(name, bytes)?;
     let plain: Bytes = match head.as_slice() {
@@ -99,14 +100,14 @@ fn no_archive(name: &str, why: &str) -> Failure {
     Failure::new("not-an-archive", format!("{name} cannot be imported")).why(why)
 }
 
-/// The first block, and a reader that still begins with it.
+/// Reads the first block, and returns it with a reader that still starts with it.
 fn peek(name: &str, mut bytes: Bytes) -> Result<(Vec<u8>, Bytes)> {
     let mut head = Vec::with_capacity(512);
     bytes.by_ref().take(512).read_to_end(&mut head).or_fail(|| format!("cannot read {name}"))?;
     Ok((head.clone(), Box::new(Cursor::new(head).chain(bytes))))
 }
 
-/// A header, or the end mark of an empty archive.
+/// Whether this is a header, or the end mark of an empty archive.
 fn is_tar(head: &[u8]) -> bool {
     is_header(head) || head.len() == 512 && head.iter().all(|&byte| byte == 0)
 }
@@ -127,7 +128,7 @@ impl Source for Tar {
 }
 
 impl Tar {
-    /// Hands on one member; none at the end. An error is one of the archive itself.
+    /// Sends one member. Returns none at the end. An error concerns the archive itself.
     fn one(
         &self,
         reader: &mut Reader<Bytes>,
@@ -178,7 +179,8 @@ impl Tar {
     }
 }
 
-/// Makes attributes of the member's access control lists. `left_out` hears what cannot be had.
+/// Converts the member's access control lists to attributes. `left_out` receives those that cannot be
+/// converted.
 fn take_acls(entry: &mut Entry, left_out: &mut dyn FnMut(String)) {
     let find = |who, name: &str| match who {
         Who::User => people::user(name),
@@ -186,7 +188,7 @@ fn take_acls(entry: &mut Entry, left_out: &mut dyn FnMut(String)) {
     };
     for (name, text) in std::mem::take(&mut entry.acls) {
         let is_there = entry.xattrs.iter().any(|(other, _)| other == name);
-        // Links have none of their own, and only folders have one to be inherited.
+        // Symbolic links have no ACL, and only folders have a default ACL.
         let can_have = match entry.kind {
             b'1' | b'2' => false,
             b'5' => true,
@@ -196,7 +198,7 @@ fn take_acls(entry: &mut Entry, left_out: &mut dyn FnMut(String)) {
             continue;
         }
         match acl::parse(&text, &find) {
-            // A list that says no more than the permissions do.
+            // This list says no more than the permission bits.
             Ok(bytes) if bytes.len() <= 4 + 3 * 8 && name == acl::ACCESS => {}
             Ok(bytes) => entry.xattrs.push((name.to_vec(), bytes)),
             Err(why) => left_out(why),
@@ -205,7 +207,7 @@ fn take_acls(entry: &mut Entry, left_out: &mut dyn FnMut(String)) {
     std::mem::take(&mut entry.unknown).into_iter().for_each(left_out);
 }
 
-/// What a member is, or why it is no file.
+/// The kind of a member, or why it cannot become a file.
 fn kind(entry: &Entry) -> std::result::Result<Kind, String> {
     let (major, minor) = entry.device;
     let node = |format| Kind::Node { format, rdev: libc::makedev(major, minor) };

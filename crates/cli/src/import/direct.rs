@@ -1,4 +1,4 @@
-//! A volume that is not mounted as a sink: the filesystem itself is asked, as the kernel would.
+//! A volume that is not mounted as a sink. It calls the filesystem as the kernel would.
 
 use std::collections::{HashMap, HashSet};
 use std::os::unix::ffi::OsStrExt;
@@ -17,30 +17,31 @@ use node::sys;
 use crate::import::seen::{Held, Paths};
 use crate::import::{Item, Kind, LeftOut, Sink, Skipped};
 
-/// Who makes things: root, so that owners and device nodes arrive as they were.
+/// The caller is root, so that owners and device nodes are preserved.
 const ROOT: Caller = Caller { uid: 0, gid: 0, pid: 0 };
 
-/// A place in a volume that this process has open.
+/// A place in a volume that this process has opened.
 pub struct Direct {
     volume: Arc<dyn Filesystem>,
     shown: String,
     overwrite: bool,
-    /// Folders met so far; each holds one reference.
+    /// Folders used so far. Each holds one reference.
     folders: HashMap<PathBuf, Ino>,
-    /// The file being received, and whether it was made below a default ACL.
+    /// The current file, and whether it was created below a default ACL.
     open: Option<(Item, Ino, bool)>,
-    /// What was made: a name that comes again replaces what it was before.
+    /// Paths created so far. A repeated name replaces its earlier item.
     made: Paths,
-    /// Folders, and whether each was made below a default ACL.
+    /// Folders, and whether each was created below a default ACL.
     late: Vec<(Ino, Item, bool)>,
     held: Held,
     left_out: LeftOut,
-    /// Permissions of folders that the source does not speak of.
+    /// Permissions of folders that the source does not list.
     folder_perm: u16,
 }
 
 impl Direct {
-    /// The folder `root` of the volume, made if it is not there (its parent must be). `shown` is how a person names the volume.
+    /// Opens the folder `root` of the volume, or creates it if its parent exists. `shown` is the volume's
+    /// name for people.
     pub fn new(volume: Arc<dyn Filesystem>, shown: String, root: &Path, overwrite: bool) -> Result<Direct> {
         let folder_perm = 0o777 & !(sys::umask() as u16);
         let mut at = Ino::ROOT;
@@ -79,7 +80,7 @@ impl Direct {
         outcome.map_err(|errno| errno_failure(format!("cannot {verb} {}", self.shown(path)), errno))
     }
 
-    /// The folder at a path, made with those above it where an archive left it out.
+    /// The folder at a path. It and its parents are created if an archive left them out.
     fn folder(&mut self, path: &Path) -> Result<Ino> {
         let known = path.ancestors().find_map(|above| Some((above.to_owned(), *self.folders.get(above)?)));
         let (mut at, mut ino) = known.must("the place itself is known");
@@ -93,7 +94,7 @@ impl Direct {
         Ok(ino)
     }
 
-    /// The folder of this name in another, made if it is missing.
+    /// The folder of this name in another. It is created if it is missing.
     fn step(&mut self, path: &Path, parent: Ino, name: &[u8]) -> Result<Ino> {
         let entry = match self.volume.lookup(parent, name) {
             Err(Errno::ENOENT) => self.volume.mkdir(&ROOT, parent, name, self.folder_perm, 0),
@@ -109,7 +110,7 @@ impl Direct {
         Ok(entry.attr.ino)
     }
 
-    /// The number of what a hard link is to, with a reference; none where that is not there.
+    /// The inode of a hard link's target, with a reference. None if the target does not exist.
     fn find(&mut self, path: &Path) -> Result<Option<Ino>> {
         let mut at = self.folder(Path::new(""))?;
         let mut held = None;
@@ -127,7 +128,7 @@ impl Direct {
         Ok(held)
     }
 
-    /// Makes an item. None if it is a hard link to what is not there, or one that is there already.
+    /// Creates an item. None if it is a hard link whose target is missing, or one that exists already.
     fn make(&mut self, item: &Item, parent: Ino, name: &[u8]) -> Result<Option<Entry>> {
         let own = !self.made.add(&item.path);
         let from = match &item.kind {
@@ -169,7 +170,8 @@ impl Direct {
         self.or_fail("make", &item.path, made).map(Some)
     }
 
-    /// A folder that is there is taken as it is; anything else goes, if that was asked for or it is this import's `own`.
+    /// An existing folder is kept. Anything else is removed, if the user asked for that or if this import
+    /// created it (`own`).
     fn replace(
         &self,
         item: &Item,
@@ -196,7 +198,7 @@ impl Direct {
         Ok(again())
     }
 
-    /// Whether what is made in this folder gets an ACL that the source may not have had.
+    /// Whether a new entry of this folder inherits an ACL that the source may not have had.
     fn has_default_acl(&self, folder: Ino) -> bool {
         self.volume.getxattr(folder, acl::DEFAULT).is_ok()
     }
@@ -212,7 +214,7 @@ impl Direct {
         Ok(())
     }
 
-    /// Keeps a folder for the end. Attributes are set at once, so that they are not held.
+    /// Keeps a folder until the end. Its attributes are set at once, so that they use no memory.
     fn keep_for_later(&mut self, ino: Ino, mut item: Item, inherits: bool) -> Result<()> {
         let is_acl = |name: &[u8]| name == acl::ACCESS || name == acl::DEFAULT;
         let acls: Vec<_> = item.xattrs.extract_if(.., |(name, _)| is_acl(name)).collect();
@@ -223,8 +225,10 @@ impl Direct {
         Ok(())
     }
 
-    /// Owner, permissions, attributes and times, in this order: a change of owner takes set-id bits and capabilities away, and an ACL says
-    /// more of who may do what than the permissions beside it, which are its mask or its group's, as the archive's program likes.
+    /// Sets owner, permissions, attributes and times, in this order. A change of owner clears set-id bits and
+    /// capabilities, so it comes first. ACLs come after the permissions because they are more precise. The
+    /// group bits beside an ACL are either its mask or its group entry, depending on the program that wrote
+    /// the archive.
     fn dress(&self, item: &Item, ino: Ino, size: Option<u64>, inherits: bool) -> Result<()> {
         let set = |what: &SetAttr| {
             self.or_fail("set the attributes of", &item.path, self.volume.setattr(&ROOT, ino, what)).map(drop)
@@ -261,12 +265,12 @@ impl Sink for Direct {
             }
             Err(_) => true,
         };
-        // A folder that is there keeps its own.
+        // An existing folder keeps its ACL.
         let inherits = inherits && (item.kind != Kind::Dir || is_new(self.volume.lookup(parent, &name)));
         if item.kind != Kind::Dir
             && let Some(was) = self.folders.remove(&item.path)
         {
-            // An earlier member made a folder of this name.
+            // An earlier member created a folder of this name.
             self.late.retain(|(ino, ..)| *ino != was);
             self.volume.forget(was, 1);
         }
@@ -301,14 +305,14 @@ impl Sink for Direct {
             _ => None,
         };
         let attr = self.or_fail("complete", &item.path, self.volume.getattr(ino))?;
-        // A hole at the end; a file that grew while it was read keeps what was read.
+        // Sets the size if the file ends with a hole. A file that grew while it was read keeps what was read.
         self.dress(&item, ino, size.filter(|&size| size > attr.size), inherits)?;
         self.volume.forget(ino, 1);
         Ok(())
     }
 
     fn finish(&mut self) -> Result<()> {
-        // Of members of one name the last counts.
+        // If several members have one name, the last counts.
         let mut done = HashSet::new();
         for (ino, item, inherits) in std::mem::take(&mut self.late).into_iter().rev() {
             if done.insert(ino) {
@@ -332,7 +336,7 @@ fn node(kind: FileKind, perm: u16, rdev: u32) -> NewNode {
     NewNode { kind, perm, umask: 0, rdev }
 }
 
-/// A device number as the kernel packs it into 32 bits.
+/// Packs a device number into 32 bits, as the kernel does.
 fn kernel_device(device: u64) -> u32 {
     let (major, minor) = (libc::major(device), libc::minor(device));
     (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)

@@ -1,9 +1,10 @@
-//! A folder as a source: walked in the order of its names, symbolic links never followed.
+//! A folder as a source. It is walked in name order, and symbolic links are never followed.
 //!
-//! Each entry is opened once, below the open root and through no link on the way, and everything is then asked of that descriptor: a user
-//! whose folder root imports cannot put a link to something else in the place of what was looked at.
+//! Each entry is opened once, below the open root and through no link on the way. Everything is then read
+//! from that descriptor. So if root imports a user's folder, the user cannot replace an entry with a link
+//! after it was examined.
 //!
-//! A second thread counts entries meanwhile, so that progress has a total; the count is only for the eye.
+//! A second thread counts the entries at the same time, to give progress a total. The count has no other use.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -27,14 +28,14 @@ use crate::import::{Counters, Feed, Hangup, Item, Kind, PIECE, Source, Step};
 pub struct Folder {
     root: PathBuf,
     fd: OwnedFd,
-    /// The device of the destination: where the walk meets it, it turns back.
+    /// The device of the destination. The walk does not enter it.
     not_into: Option<u64>,
-    /// Names of files with several, by device and inode.
+    /// First names of files that have several, by device and inode.
     links: HashMap<(u64, u64), PathBuf>,
 }
 
 impl Folder {
-    /// The folder `root`. `not_into` is the destination's device number when that is mounted.
+    /// Opens the folder `root`. `not_into` is the device number of the destination, if that is mounted.
     pub fn new(root: &Path, not_into: Option<u64>) -> Result<Folder> {
         let root = fs::canonicalize(root).at("open", root)?;
         if not_into.is_some_and(|device| fs::metadata(&root).is_ok_and(|meta| meta.dev() == device)) {
@@ -45,7 +46,7 @@ impl Folder {
         Ok(Folder { root, fd, not_into, links: HashMap::new() })
     }
 
-    /// Opens an entry itself: for looking at it only.
+    /// Opens an entry itself with `O_PATH`, only to examine it.
     fn open(&self, path: &Path) -> io::Result<OwnedFd> {
         if path.as_os_str().is_empty() {
             return self.fd.try_clone();
@@ -55,7 +56,7 @@ impl Folder {
         Ok(openat2(&self.fd, path, flags, Mode::empty(), how)?)
     }
 
-    /// Hands on one entry; true when it is a folder to walk into.
+    /// Sends one entry. Returns true if it is a folder to walk into.
     fn entry(&mut self, path: &Path, feed: &Feed) -> std::result::Result<bool, Hangup> {
         feed.counters.at.fetch_add(1, Ordering::Relaxed);
         let full = join(&self.root, path);
@@ -108,7 +109,7 @@ impl Folder {
         })
     }
 
-    /// Walks below `path`. Names only are held for the folders on the way down.
+    /// Walks below `path`. For the folders on the current path it holds only names.
     fn walk(&mut self, feed: &Feed) -> std::result::Result<(), Hangup> {
         if !self.entry(Path::new(""), feed)? {
             return Ok(());
@@ -149,7 +150,7 @@ impl Folder {
     }
 }
 
-/// Without the trailing slash that joining an empty path gives.
+/// Joins two paths. An empty `path` adds no trailing slash.
 fn join(root: &Path, path: &Path) -> PathBuf {
     if path.as_os_str().is_empty() { root.to_owned() } else { root.join(path) }
 }
@@ -159,7 +160,7 @@ impl Source for Folder {
         let stop = Arc::new(AtomicBool::new(false));
         let (root, counters, stopped) = (self.root.clone(), feed.counters.clone(), stop.clone());
         let counter = base::thread::spawn("covey-count", move || count(&root, &counters, &stopped));
-        // A hangup is the sink's failure, which is reported there.
+        // A hangup means that the sink failed. The sink's failure is reported there.
         let _ = self.walk(feed);
         stop.store(true, Ordering::Relaxed);
         if let Ok(counter) = counter {
@@ -200,8 +201,8 @@ fn kind(fd: &OwnedFd, meta: &Metadata) -> io::Result<Kind> {
     })
 }
 
-/// Hands on a regular file and its bytes. One that cannot be opened is left out; one that cannot be read to its end too, as far
-/// as it can: what was read is kept and the rest is noted.
+/// Sends a regular file and its bytes. A file that cannot be opened is left out. If a file cannot be read to
+/// its end, the bytes that were read are kept and the rest is noted.
 fn contents(
     fd: &OwnedFd,
     full: &Path,
@@ -231,7 +232,7 @@ fn contents(
     feed.send(Step::End)
 }
 
-/// The ranges of a file that hold data: where each begins, and how many bytes.
+/// The data ranges of a file, each as start and length in bytes.
 fn data_of(file: &File, meta: &Metadata) -> io::Result<Vec<(u64, u64)>> {
     let size = meta.size();
     if meta.blocks() * 512 >= size {
@@ -240,7 +241,7 @@ fn data_of(file: &File, meta: &Metadata) -> io::Result<Vec<(u64, u64)>> {
     let mut ranges = Vec::new();
     let mut at = 0;
     while let Some((start, end)) = sys::next_data(file, at)? {
-        // A file that grows meanwhile is taken as it was.
+        // If the file grows in the meantime, the new part is ignored.
         let end = end.min(size);
         if start >= end {
             break;
@@ -251,7 +252,7 @@ fn data_of(file: &File, meta: &Metadata) -> io::Result<Vec<(u64, u64)>> {
     Ok(ranges)
 }
 
-/// Hands on a range of data. A file that shrank meanwhile ends early.
+/// Sends a range of data. If the file shrank in the meantime, the range ends early.
 fn pieces(file: &File, start: u64, end: u64, feed: &Feed) -> std::result::Result<io::Result<()>, Hangup> {
     let mut at = start;
     while at < end {

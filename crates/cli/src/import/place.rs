@@ -1,11 +1,12 @@
-//! A path of this machine as a sink: system calls relative to open folders, and never through a symbolic link.
+//! A path of this machine as a sink. It uses system calls relative to open folders, and never follows a
+//! symbolic link.
 //!
-//! What is made is then known by its descriptor alone, since a user who may change the destination can exchange names meanwhile
-//! ([`node::sys::metadata`]). Folders stay this user's own, and closed to others, until everything in them is there
-//! ([`late`]).
+//! After creation an item is addressed only by its descriptor. A user who can change the destination could
+//! exchange names in the meantime ([`node::sys::metadata`]). Folders belong to this user and are closed to
+//! others until everything in them exists ([`late`]).
 //!
-//! Each call on a mount waits for the daemon, so files of one piece are handed to a few [`workers`]; folders, links and
-//! large files are made here, in order. A hard link waits until all that came before it is there.
+//! Each call on a mount waits for the daemon. So files of one piece are passed to a few [`workers`]. Folders,
+//! links and large files are created here, in order. A hard link waits until everything before it exists.
 
 mod late;
 mod rules;
@@ -39,31 +40,31 @@ use workers::{Job, Workers};
 
 const FOLDER: i32 = libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_PATH;
 
-/// A place on a mount.
+/// A destination on a mount.
 pub struct Place {
     rules: Arc<Rules>,
     root: Arc<Dir>,
-    /// The folder that was worked in last, and its open form.
+    /// The folder used last, and its open descriptor.
     folder: (PathBuf, Arc<Dir>),
     open: Option<Open>,
-    /// What was made: a name that comes again replaces what it was before.
+    /// Paths created so far. A repeated name replaces its earlier item.
     made: Paths,
     late: Late,
     workers: Workers,
 }
 
-/// The file being received.
+/// The current file.
 enum Open {
-    /// Not made yet; it may be small enough for a worker.
+    /// Not created yet. It may be small enough for a worker.
     Waiting(Item, Replace, Vec<(u64, Vec<u8>)>),
-    /// Being written.
+    /// Created and being written.
     Made(Made),
 }
 
 impl Place {
-    /// The folder `root`, made if it is not there (its parent must be).
+    /// Opens the folder `root`, or creates it if its parent exists.
     pub fn new(root: &Path, overwrite: bool) -> Result<Place> {
-        // Without a slash at the end, which would lead through a link.
+        // Without a trailing slash, which would follow a link.
         let root: &Path = &root.components().collect::<PathBuf>();
         let made = fs::create_dir(root);
         let made = match made {
@@ -92,13 +93,14 @@ impl Place {
         })
     }
 
-    /// Whether nothing is there yet.
+    /// Whether the destination is empty.
     pub fn is_empty(&self) -> Result<bool> {
         let path = format!("/proc/self/fd/{}", self.root.fd.as_raw_fd());
         Ok(fs::read_dir(path).at("read", &self.rules.root)?.next().is_none())
     }
 
-    /// Opens a folder below the root; with `make`, makes what is missing on the way (archives may leave folders out).
+    /// Opens a folder below the root. With `make`, missing folders are created, since archives can omit
+    /// folders.
     fn descend(&self, path: &Path, make: bool) -> io::Result<Arc<Dir>> {
         if path.as_os_str().is_empty() {
             return Ok(self.root.clone());
@@ -117,7 +119,7 @@ impl Place {
         Ok(Arc::new(dir(at)?))
     }
 
-    /// Makes the folder of `path` the one that is worked in.
+    /// Makes the parent folder of `path` the current one.
     fn enter(&mut self, path: &Path) -> Result<Arc<Dir>> {
         let folder = path.parent().unwrap_or(Path::new(""));
         if self.folder.0 != folder {
@@ -129,17 +131,17 @@ impl Place {
 
     fn make_folder(&mut self, dir: &Dir, item: Item, name: &OsStr, replace: Replace) -> Result<()> {
         let shown = self.rules.shown(&item.path);
-        // Nobody else gets in before everything is there.
+        // Other users get no access before everything in the folder exists.
         let (fd, made) = match sys::mkdir_at(&dir.fd, name, 0o700) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 match sys::open_at(&dir.fd, name, FOLDER, 0) {
-                    // An earlier member that was no folder.
+                    // An earlier member of this name was no folder.
                     Err(_) if replace == Replace::OwnEarlier => {
                         self.rules
                             .make(dir, &item.path, name, replace, |dir| sys::mkdir_at(dir, name, 0o700))?;
                         (self.rules.reopen(dir, &item, name, libc::S_IFDIR)?, true)
                     }
-                    // Only a folder may be there already; a link to one is none.
+                    // Only a folder can be there already. A link to a folder does not count.
                     other => (other.map_err(|_| exists(&shown))?, false),
                 }
             }
@@ -152,7 +154,7 @@ impl Place {
         self.keep_for_later(item, &fd, id, made && dir.has_default_acl)
     }
 
-    /// Attributes are set at once, so that they are not held. Lists that say who may do what are for the end.
+    /// Attributes are set at once, so that they use no memory. ACLs are kept for the end.
     fn keep_for_later(&mut self, mut item: Item, fd: &OwnedFd, id: (u64, u64), inherits: bool) -> Result<()> {
         let acls: Vec<_> =
             item.xattrs.extract_if(.., |(name, _)| name == ACCESS || name == DEFAULT).collect();
@@ -161,7 +163,7 @@ impl Place {
         self.late.add(item, id, inherits)
     }
 
-    /// Makes what is no folder and has no bytes, and gives it what belongs to it.
+    /// Creates an item that is no folder and has no bytes, and sets its attributes.
     fn make_node(&mut self, dir: &Dir, item: &Item, name: &OsStr, replace: Replace) -> Result<()> {
         let format = match &item.kind {
             Kind::Symlink(target) => {
@@ -181,7 +183,7 @@ impl Place {
     }
 
     fn link(&mut self, dir: &Dir, item: &Item, name: &OsStr, first: &Path, replace: Replace) -> Result<()> {
-        // What it links to may still be in a worker's hands.
+        // A worker may still be creating its target.
         self.workers.settle()?;
         let parent = first.parent().unwrap_or(Path::new(""));
         let first_name = first.file_name().unwrap_or_default();
@@ -198,7 +200,7 @@ impl Place {
             }
             other => other.at("open", &self.rules.shown(first))?,
         };
-        // A link to itself, or one that is there already.
+        // This is a link to itself, or one that exists already.
         if let Ok(there) = sys::open_at(&dir.fd, name, libc::O_PATH | libc::O_NOFOLLOW, 0)
             && metadata::look(&there).is_ok_and(|seen| seen.id == id)
         {
@@ -207,14 +209,14 @@ impl Place {
         self.rules.make(dir, &item.path, name, replace, |to| sys::link_at(&from.fd, first_name, to, name))
     }
 
-    /// Whether an earlier item made this name. If so, that one is complete.
+    /// Whether an earlier item has this path. If so, that item is complete when this returns.
     fn note_path(&mut self, item: &Item) -> Result<Replace> {
         if self.made.add(&item.path) {
             return Ok(Replace::IfAsked);
         }
         self.workers.settle()?;
         if item.kind != Kind::Dir {
-            // It may have been a folder.
+            // The earlier item may have been a folder.
             self.late.forget(&item.path);
             if self.folder.0 == item.path {
                 self.folder = (PathBuf::new(), self.root.clone());
@@ -224,7 +226,7 @@ impl Place {
     }
 }
 
-/// Opens the place itself. A symbolic link in its place is followed only for one whose own it is.
+/// Opens the destination itself. Root follows a symbolic link there only if the link belongs to root.
 fn open_root(root: &Path, made: bool, me: u32) -> Result<OwnedFd> {
     let open = |flags: i32| {
         let flags =
@@ -258,7 +260,7 @@ fn dir(fd: OwnedFd) -> io::Result<Dir> {
 impl Sink for Place {
     fn item(&mut self, item: Item) -> Result<()> {
         let Some(name) = item.path.file_name().map(OsString::from) else {
-            // The place itself takes over what the source's top folder has.
+            // The destination itself gets the attributes of the source's top folder.
             let id = metadata::look(&self.root.fd).at("look at", &self.rules.root)?.id;
             let root = self.root.clone();
             return self.keep_for_later(item, &root.fd, id, false);

@@ -1,5 +1,6 @@
-//! What an import remembers until its end, within bounds: which paths it has made (an archive may have a name more than once, and the last
-//! member counts), and how much the folders hold that wait for their owners and times.
+//! The state that an import keeps until its end, within bounds. It holds the paths created so far, because an
+//! archive can repeat a name and the last member counts. It also counts the memory of folders that wait for
+//! their owners and times.
 
 use std::collections::HashSet;
 use std::collections::hash_map::RandomState;
@@ -10,7 +11,8 @@ use api::error::{Failure, Result};
 
 use crate::import::Item;
 
-/// Paths, held as eight bytes each: a hash whose key nobody knows beforehand, so that no archive can make two paths look like one.
+/// A set of paths, stored as hashes of eight bytes. The hash key is random, so no archive can be crafted to
+/// make two paths collide.
 #[derive(Debug, Default)]
 pub struct Paths {
     hasher: RandomState,
@@ -18,16 +20,16 @@ pub struct Paths {
 }
 
 impl Paths {
-    /// Adds a path; false if it was there already.
+    /// Adds a path. Returns false if it was there already.
     pub fn add(&mut self, path: &Path) -> bool {
         self.met.insert(self.hasher.hash_one(path.as_os_str()))
     }
 }
 
-/// Bytes of items that may wait; an archive with more is no copy of anything.
+/// The limit in bytes for waiting items. A larger archive is refused, because no real copy is like that.
 const HELD_MAX: usize = 512 << 20;
 
-/// How much waits.
+/// The bytes that wait.
 #[derive(Debug, Default)]
 pub struct Held(usize);
 
@@ -35,13 +37,13 @@ impl Held {
     /// Counts a folder.
     ///
     /// # Errors
-    /// There are too many, or their names are too long.
+    /// The folders are too many, or their names are too long.
     pub fn add(&mut self, item: &Item) -> Result<()> {
         let lists: usize = item.xattrs.iter().map(|(_, value)| value.len()).sum();
         self.count(size_of::<Item>() + item.path.as_os_str().len() + lists)
     }
 
-    /// Counts the path of a folder that no member speaks of.
+    /// Counts the path of a folder that no member lists.
     ///
     /// # Errors
     /// As [`Held::add`].

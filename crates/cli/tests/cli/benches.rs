@@ -1,11 +1,11 @@
-//! `covey bench`: its result, what it refuses, and that nothing stays behind.
+//! `covey bench`: its result, its refusals, and that it leaves nothing behind.
 
 use std::path::Path;
 use std::process::Stdio;
 
 use crate::world::{World, covey, end_of, json, kill, soon};
 
-/// What the bench makes in a folder, if anything.
+/// The names that the benchmark left in a folder.
 fn left_in(folder: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name());
     entries

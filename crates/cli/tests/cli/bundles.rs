@@ -1,11 +1,11 @@
-//! `covey bundle`: what is in it, and that no secret is.
+//! `covey bundle`: what it holds, and that it holds no secret.
 
 use std::fs;
 use std::path::Path;
 
 use crate::world::{World, alone, covey, run_command};
 
-/// Each is planted somewhere else, so that a leak says where it is.
+/// Each secret is planted in another place, so that a leak shows where it comes from.
 const PLANTED: [(&str, &str); 11] = [
     ("variable", "geheim-variable-1"),
     ("token", "geheim-token-2"),
@@ -24,12 +24,13 @@ fn planted(name: &str) -> &'static str {
     PLANTED.iter().find(|(known, _)| *known == name).unwrap().1
 }
 
-/// All texts of a bundle in one.
+/// All texts of a bundle, joined.
 fn texts(path: &Path) -> String {
     String::from_utf8_lossy(&zstd::decode_all(fs::File::open(path).unwrap()).unwrap()).into_owned()
 }
 
-/// Secrets in the log, the configuration, the volume's file, the user's credentials and the environment.
+/// Plants secrets in the log, the configuration, the volume's file, the user's credentials and the
+/// environment.
 fn plant(world: &World) {
     let volume = world.volume();
     let log = format!(
@@ -135,7 +136,7 @@ fn a_mount_is_looked_on_at_for_five_seconds() {
     world.umount().ok();
 }
 
-/// The mount of a daemon that was killed is the first thing that somebody reports.
+/// A killed daemon leaves a dead mount. Users report that first, so a dead mount must have a bundle.
 #[test]
 fn regression_a_dead_mount_has_a_bundle() {
     let Some(world) = World::mountable() else { return };
@@ -152,7 +153,7 @@ fn regression_a_dead_mount_has_a_bundle() {
     );
 }
 
-/// A bundle is made when things do not work.
+/// Bundles are made when things do not work, so a damaged volume must not prevent one.
 #[test]
 fn a_damaged_volume_has_a_bundle_too() {
     let world = World::formatted();

@@ -1,4 +1,5 @@
-//! One origin, one writer, with the real program: copies, backups, lost claims, lost markers.
+//! One origin has one writer. The tests use the real program with copies, backups, lost claims and lost
+//! markers.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +10,7 @@ use serde_json::Value;
 
 use crate::world::{Done, World, json, soon};
 
-/// A volume whose origin lies outside of it, with a file.
+/// A volume with a file. Its origin is outside its folder.
 fn filled() -> World {
     let world = World::new();
     format(&world.volume(), &world.path("origin")).ok();
@@ -28,7 +29,7 @@ fn import(world: &World, volume: &Path, name: &str, seed: u8) -> Done {
     json(&[Path::new("import"), &from, Path::new(&format!("{}:/{name}", volume.display()))])
 }
 
-/// As `cp -a` does it.
+/// Copies a folder with `cp -a`.
 fn copy(from: &Path, to: &Path) {
     let done = std::process::Command::new("cp").arg("-a").args([from, to]).status().unwrap();
     assert!(done.success());
@@ -44,7 +45,7 @@ fn sound(volume: &Path) -> Value {
     found
 }
 
-/// Everything that writes is refused, and says where the writer is.
+/// Every command that writes is refused, and the message names the writer's folder.
 fn writes_nothing(world: &World, volume: &Path, code: &str, says: &str) {
     for args in [
         vec![Path::new("gc"), volume],
@@ -59,23 +60,24 @@ fn writes_nothing(world: &World, volume: &Path, code: &str, says: &str) {
     }
 }
 
-/// A copy of a folder (docs/FORMAT.md spoke of copying) was a second writer with the same name: its `rm` and `gc` deleted the blobs of the first.
+/// A copy of a volume's folder (docs/FORMAT.md mentioned copying) became a second writer with the same
+/// identity. Its `rm` and `gc` deleted blobs of the first.
 #[test]
 fn regression_a_folder_that_was_copied_does_not_write() {
     let world = filled();
     let (volume, second) = (world.volume(), world.path("second"));
     copy(&volume, &second);
-    // Also when the copy is the first to open.
+    // The copy is refused even if it is opened first.
     writes_nothing(&world, &second, "origin-taken", "a copy");
     gc(&volume).ok();
     writes_nothing(&world, &second, "origin-taken", volume.to_str().unwrap());
     json(&[Path::new("info"), Path::new(&format!("{}:/a/large", second.display()))]).ok();
     sound(&volume);
-    // A folder that was renamed is the same folder.
+    // A renamed folder is still the same volume.
     let moved = world.path("moved");
     fs::rename(&volume, &moved).unwrap();
     gc(&moved).ok();
-    // With its origin inside, a copy has one of its own.
+    // If the origin is inside the folder, the copy has its own origin.
     let (inside, twin) = (world.path("inside"), world.path("twin"));
     json(&[Path::new("format"), &inside]).ok();
     import(&world, &inside, "b", 2).ok();
@@ -86,7 +88,8 @@ fn regression_a_folder_that_was_copied_does_not_write() {
     }
 }
 
-/// Two volumes were formatted with one folder as their origin, and `fsck --repair` of each deleted the other's blobs.
+/// Two volumes were formatted with one folder as their origin. `fsck --repair` of each deleted the blobs of
+/// the other.
 #[test]
 fn regression_a_second_format_of_an_origin_is_refused() {
     let world = filled();
@@ -94,7 +97,8 @@ fn regression_a_second_format_of_an_origin_is_refused() {
     let refused = format(&second, &world.path("origin"));
     refused.fails(1, "origin-taken");
     assert!(!second.exists());
-    // As earlier programs left it: two volumes, and a marker that names neither. The first that writes is the one.
+    // Earlier programs could leave two volumes and a marker that names neither. The first one that writes
+    // owns the origin.
     format(&second, &world.path("other")).ok();
     import(&world, &second, "b", 2).ok();
     fs::remove_dir_all(world.path("other")).unwrap();
@@ -107,7 +111,7 @@ fn regression_a_second_format_of_an_origin_is_refused() {
     sound(&world.volume());
 }
 
-/// A folder that was put back from a backup deleted blobs of a tree that was published after it.
+/// A folder that was restored from a backup deleted blobs of a tree that was published after the backup.
 #[test]
 fn regression_a_folder_that_was_put_back_keeps_what_was_published_since() {
     let Some(_) = World::mountable() else { return };
@@ -143,7 +147,7 @@ fn regression_a_folder_that_was_put_back_keeps_what_was_published_since() {
     sound(&new);
 }
 
-/// The newest claim of the origin, as another machine would follow it.
+/// Adds a claim after the newest one in the origin, as another machine would.
 fn claimed_elsewhere(world: &World) {
     let claims = world.path("origin/records/claims");
     let mut names: Vec<PathBuf> = fs::read_dir(&claims).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -161,7 +165,8 @@ fn claimed_elsewhere(world: &World) {
     fs::write(claims.join(format!("{:020}", next.epoch)), next.encode()).unwrap();
 }
 
-/// Fifteen seconds after a restore elsewhere the old mount took writes, and `flush` said that all was in the origin.
+/// Fifteen seconds after a restore on another machine, the old mount still accepted writes, and `flush`
+/// reported that everything was in the origin.
 #[test]
 fn regression_a_mount_that_lost_its_claim_turns_read_only() {
     let Some(_) = World::mountable() else { return };
@@ -194,7 +199,7 @@ fn regression_a_mount_that_lost_its_claim_turns_read_only() {
     world.umount().ok();
 }
 
-/// A record of the owner that could not be read passed for "nobody else is".
+/// An unreadable record of the owner was treated as if there were no other owner.
 #[test]
 fn regression_a_damaged_owner_record_is_no_permission() {
     let world = filled();
@@ -209,7 +214,7 @@ fn regression_a_damaged_owner_record_is_no_permission() {
     }
     fs::write(&record, &good).unwrap();
     gc(&world.volume()).ok();
-    // What is published and cannot be read keeps blobs that seem to be nobody's.
+    // A published tree that cannot be read protects blobs that seem unreferenced.
     let stray = [7; 100];
     let sums = blob::Sums::of(&stray);
     let id = sums.id().to_string();
@@ -226,7 +231,7 @@ fn regression_a_damaged_owner_record_is_no_permission() {
     assert!(!file.exists());
 }
 
-/// When the marker was gone nothing could be mounted, and there was no way to put it back.
+/// Without the marker nothing could be mounted, and no command could recreate it.
 #[test]
 fn regression_a_lost_marker_is_made_anew_by_a_command() {
     let world = filled();
@@ -241,7 +246,7 @@ fn regression_a_lost_marker_is_made_anew_by_a_command() {
     assert_eq!((&done["made"], &done["missing"]), (&true.into(), &0.into()), "{done}");
     assert_eq!(fs::read(&marker).unwrap(), text);
     gc(&world.volume()).ok();
-    // Its claims too, and the marker: all that says whose it is.
+    // Remove the claims too, so that nothing says to which volume the origin belongs.
     fs::remove_file(&marker).unwrap();
     fs::remove_dir_all(world.path("origin/records")).unwrap();
     mark(&world.volume()).ok();
@@ -252,7 +257,7 @@ fn regression_a_lost_marker_is_made_anew_by_a_command() {
     assert!(refused.err.contains("covey origin mark"), "{refused:?}");
     mark(&world.volume()).ok();
     sound(&world.volume());
-    // Another volume's place is not marked: by its records, and by its blobs.
+    // The origin of another volume is not marked. First its records show the owner, then only its blobs.
     let other = world.path("other");
     format(&other, &world.path("elsewhere")).ok();
     import(&world, &other, "c", 3).ok();

@@ -1,4 +1,4 @@
-//! Frozen mounts: a corpus, and a volume mounted with `-o frozen`.
+//! Mounts that are frozen: a corpus, and a volume mounted with `-o frozen`.
 
 use std::fs;
 use std::io::Read;
@@ -10,7 +10,7 @@ use corpus::{Spec, content};
 
 use crate::world::{World, covey, end_of, json, kill, soon};
 
-/// Derived here and in the daemon, with nothing exchanged.
+/// The test and the daemon derive the files independently and exchange nothing.
 #[test]
 fn every_file_of_a_corpus_is_where_its_derivation_says() {
     let Some(world) = World::mountable() else { return };
@@ -48,7 +48,7 @@ fn every_file_of_a_corpus_is_where_its_derivation_says() {
     assert_eq!(fs::metadata(mnt.join("new")).unwrap_err().kind(), std::io::ErrorKind::NotFound);
     json(&[Path::new("info"), &mnt.join(&name)]).fails(1, "not-a-volume");
     json(&[Path::new("gc"), &mnt]).fails(1, "not-a-volume");
-    // The same corpus once more: each mount answers for itself.
+    // The same corpus is mounted a second time. Each mount reports its own figures.
     fs::create_dir(&other).unwrap();
     json(&["mount", "-d", "corpus:9,300,5000", other.to_str().unwrap()]).ok();
     let second = json(&[Path::new("status"), &other]).ok().json();
@@ -70,7 +70,7 @@ fn what_is_no_corpus_is_refused() {
     json(&[Path::new("mount"), Path::new("corpus:1,1,4K"), &world.path("none")]).fails(1, "no-mountpoint");
 }
 
-/// Files enough for seconds of work: the signal is heard in the middle of it.
+/// The corpus has enough files for seconds of work, so the signal arrives in the middle of it.
 #[test]
 fn a_corpus_in_the_making_can_be_stopped() {
     let Some(world) = World::mountable() else { return };
@@ -88,7 +88,7 @@ fn a_corpus_in_the_making_can_be_stopped() {
     assert!(since.elapsed() < Duration::from_secs(20), "{:?}", since.elapsed());
 }
 
-/// The kernel is told once that it may open, close and remember by itself; then nothing more comes.
+/// The kernel learns once that it can open, close and cache files by itself. Then no more requests arrive.
 #[test]
 fn exclusive_and_frozen_mounts_are_not_asked_for_what_is_warm() {
     let Some(world) = World::mountable() else { return };
@@ -103,7 +103,8 @@ fn exclusive_and_frozen_mounts_are_not_asked_for_what_is_warm() {
         assert_eq!(world.status()["mode"], if options.is_empty() { "exclusive" } else { "frozen" });
         let read = || {
             for number in 0..20_u8 {
-                // Without a stat: after a close the kernel asks for a file's blocks anew where it writes back by itself.
+                // No stat here: with writeback caching the kernel asks again for a file's blocks after a
+                // close.
                 let mut bytes = vec![0; 70_000];
                 fs::File::open(mnt.join(number.to_string())).unwrap().read_exact(&mut bytes).unwrap();
                 assert_eq!(bytes, vec![number; 70_000]);

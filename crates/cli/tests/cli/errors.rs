@@ -1,4 +1,4 @@
-//! Every way to get it wrong that needs no mount has a message of its own, which says what to do next.
+//! Every mistake that needs no mount has its own error message, which says what to do next.
 
 use std::fs;
 use std::path::Path;
@@ -76,8 +76,8 @@ fn a_newer_format_is_refused_and_nothing_changes() {
     assert_eq!(world.fsck(&[])["sound"], true);
 }
 
-/// A volume of format 1 is left as it is by commands that only look. The first that writes makes it one of format 2, which programs of
-/// before refuse; fields that are not known stay.
+/// Commands that only read leave a volume of format 1 unchanged. The first command that writes raises it to
+/// format 2, which older programs refuse. Unknown fields are kept.
 #[test]
 fn regression_an_older_format_is_raised_by_what_writes() {
     let world = World::formatted();
@@ -123,7 +123,7 @@ fn a_missing_origin_is_named() {
         json(&[Path::new(command), &volume]).fails(1, "origin-gone");
     }
     json(&[Path::new("mount"), &volume, &world.mnt()]).fails(1, "origin-gone");
-    // An empty folder in its place is what a disk that is not mounted looks like.
+    // A disk that is not mounted looks like an empty folder.
     fs::create_dir(&origin).unwrap();
     json(&[Path::new("status"), &volume]).fails(1, "origin-gone");
     fs::remove_dir(&origin).unwrap();

@@ -1,4 +1,5 @@
-//! What is exported, to a folder or an archive, from a volume mounted or not, is imported again as what it was.
+//! An export to a folder or an archive, from a volume mounted or not, and an import of it preserve
+//! everything.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -36,7 +37,7 @@ fn what_is_exported_and_imported_is_what_it_was() {
         export(&world.mnt().join("b"), &world.path(name)).ok();
         made.push(world.path(name));
     }
-    // Through a pipe.
+    // Export through a pipe.
     let piped = File::create(world.path("piped.bin")).unwrap();
     let mut child = covey(&[Path::new("export"), &world.mnt().join("b"), Path::new("-")]);
     let mut child = child.stdout(piped).stderr(Stdio::null()).spawn().unwrap();
@@ -134,14 +135,15 @@ fn what_makes_no_sense_is_refused() {
     export(&world.mnt(), &world.mnt().join("deep/er")).fails(2, "usage");
     export(&world.mnt().join("file"), &world.path("a.tar")).fails(2, "usage");
     assert!(!world.path("a.tar").exists() && !world.path("a.tar.part").exists());
-    // A whole volume, replacing what is there.
+    // Export a whole volume and replace the existing archive.
     let done =
         run_command(covey(&["export", "--overwrite"]).args([&world.mnt(), &world.path("there.tar")])).ok();
     assert!(done.out.contains("Exported 2 files"), "{done:?}");
     world.umount().ok();
 }
 
-/// Gives the file `old` of the volume's root another entry in its place: bytes that no kernel would take for a name.
+/// Replaces the directory entry of the file `old` in the volume's root by one with a name that no kernel
+/// would accept.
 fn plant(world: &World, old: &str, name: &[u8]) {
     use meta::{Commit, Key, MetaStore};
     let store = meta::Sqlite::open(&world.volume().join("meta/names.db")).unwrap();
@@ -152,7 +154,8 @@ fn plant(world: &World, old: &str, name: &[u8]) {
     store.flush().unwrap();
 }
 
-/// A prepared volume made `covey export` write anywhere as root, and fsck called it sound.
+/// With a crafted volume, `covey export` could be made to write anywhere as root, and fsck reported the
+/// volume as sound.
 #[test]
 fn regression_a_prepared_name_leads_nowhere() {
     for (number, climb) in ["absolute", "../../climbed", "..", "a/b"].into_iter().enumerate() {

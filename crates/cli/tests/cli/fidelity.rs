@@ -1,4 +1,4 @@
-//! Archives as GNU tar and bsdtar write them, against what these programs make of them: member by member.
+//! Archives written by GNU tar and bsdtar. Each member is compared with what these programs extract.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
@@ -7,7 +7,7 @@ use std::process::Command;
 
 use crate::world::{World, covey, json, run_command};
 
-/// Runs a program; false if it is not there, or cannot what is asked of it.
+/// Runs a program. Returns false if it does not exist or does not support what is asked.
 fn ran(program: &str, change: impl FnOnce(&mut Command)) -> bool {
     let mut command = Command::new(program);
     change(&mut command);
@@ -24,13 +24,13 @@ fn ran(program: &str, change: impl FnOnce(&mut Command)) -> bool {
     }
 }
 
-/// A command line is complete.
+/// The command line is complete, so nothing is added.
 fn done(_: &mut Command) {}
 
-/// With this file mode mask.
+/// Sets the umask of a command.
 fn masked(mask: u32, command: &mut Command) -> &mut Command {
     use std::os::unix::process::CommandExt;
-    // SAFETY: between fork and exec the closure calls umask(2) only, which is async-signal-safe.
+    // SAFETY: between fork and exec the closure calls only umask(2), which is async-signal-safe.
     unsafe {
         command.pre_exec(move || {
             libc::umask(mask);
@@ -48,7 +48,8 @@ fn acl(path: &Path) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Everything that can be seen of a tree: names, kinds, modes, owners, times, sizes, targets, links between its files, contents.
+/// Everything visible of a tree: names, kinds, modes, owners, times, sizes, link targets, hard links within
+/// it, contents.
 fn seen(root: &Path) -> Vec<String> {
     let mut lines = Vec::new();
     let mut folders = vec![root.to_owned()];
@@ -81,7 +82,7 @@ fn seen(root: &Path) -> Vec<String> {
     lines
 }
 
-/// Where an import goes: on a mount, or into a volume that is not mounted, which is mounted to be looked at.
+/// Imports into a mount and into a volume that is not mounted. The second is then mounted to be examined.
 fn import(world: &World, archive: &Path, name: &str, status: i32) -> [PathBuf; 2] {
     let online = world.mnt().join(format!("{name}-on"));
     let offline = format!("{name}-off");
@@ -96,7 +97,8 @@ fn import(world: &World, archive: &Path, name: &str, status: i32) -> [PathBuf; 2
     [online, world.mnt().join(offline)]
 }
 
-/// The folder that was made was open to all, whatever the mask; a folder that an archive leaves out was 0755.
+/// The destination folder was open to everybody, whatever the umask. A folder that an archive omits got mode
+/// 0755.
 #[test]
 fn regression_folders_that_no_member_speaks_of_obey_the_mask() {
     let Some(world) = World::mountable() else { return };
@@ -119,7 +121,7 @@ fn regression_folders_that_no_member_speaks_of_obey_the_mask() {
     }
 }
 
-/// What `tar --acls` writes was dropped without a word; and what lay in a folder with a default ACL gained one.
+/// ACLs that `tar --acls` writes were dropped silently. Entries in a folder with a default ACL gained an ACL.
 #[test]
 fn regression_acls_of_archives_arrive_and_are_not_gained() {
     let Some(world) = World::mountable() else { return };
@@ -150,7 +152,7 @@ fn regression_acls_of_archives_arrive_and_are_not_gained() {
     }) {
         places.extend(import(&world, &archive, "bsdtar", 0));
     }
-    // From the folder itself, and into one whose default ACL is not the source's.
+    // Import the folder itself, and import into a folder whose default ACL the source does not have.
     places.extend(import(&world, &from, "folder", 0));
     let below = world.mnt().join("below");
     fs::create_dir(&below).unwrap();
@@ -168,7 +170,7 @@ fn regression_acls_of_archives_arrive_and_are_not_gained() {
     }
 }
 
-/// A tree with much of what archives stumble over.
+/// Creates a tree with many cases that are difficult for archives.
 fn make(from: &Path) {
     fs::create_dir_all(from.join("d/empty")).unwrap();
     fs::write(from.join("d/f"), "contents").unwrap();
@@ -193,7 +195,7 @@ fn make(from: &Path) {
     for (name, seconds, nanos) in times {
         let at = libc::timespec { tv_sec: seconds, tv_nsec: nanos };
         let path = std::ffi::CString::new(from.join(name).to_str().unwrap()).unwrap();
-        // SAFETY: `path` ends with NUL, and the two times live through the call.
+        // SAFETY: `path` ends with NUL, and the two times are alive during the call.
         assert_eq!(unsafe { libc::utimensat(libc::AT_FDCWD, path.as_ptr(), [at, at].as_ptr(), 0) }, 0);
     }
 }
@@ -233,7 +235,8 @@ fn archives_of_every_dialect_are_taken_as_tar_takes_them() {
             ],
         ),
         ("tar", &["--format=gnu", "--label=a label", "--numeric-owner"]),
-        // It writes and reads a fraction before 1970 as nobody else does.
+        // bsdtar handles a fraction of a second before 1970 differently from all other programs, so `old` is
+        // left out.
         ("bsdtar", &["--format=pax", "--exclude=old"]),
         ("bsdtar", &["--format=gnutar"]),
     ];
@@ -263,7 +266,8 @@ fn archives_of_every_dialect_are_taken_as_tar_takes_them() {
     }
 }
 
-/// Members that come again, links to what was replaced, labels, and what stands behind the end.
+/// An archive that was appended to: repeated members, links to replaced members, labels, and data after the
+/// end mark.
 #[test]
 fn regression_an_archive_that_was_added_to_is_read_as_tar_reads_it() {
     let Some(world) = World::mountable() else { return };
@@ -297,9 +301,9 @@ fn regression_an_archive_that_was_added_to_is_read_as_tar_reads_it() {
         assert_eq!(fs::read_link(place.join("turned")).unwrap(), Path::new("a"));
         assert_eq!((mode(&place.join("d")), fs::metadata(place.join("b")).unwrap().nlink()), (0o711, 1));
     }
-    // A name that was there before the import is another matter.
+    // A name that existed before the import is not replaced.
     json(&[Path::new("import"), &archive, &world.mnt().join("added-on")]).fails(1, "exists");
-    // A link to what the archive does not hold is named, and the rest is there.
+    // A link to something that the archive does not hold is reported. The rest is imported.
     assert!(ran("tar", |tar| done(tar.arg("--delete").args([Path::new("-f"), &archive, Path::new("a")]))));
     for place in import(&world, &archive, "deleted", 1) {
         assert!(place.join("d").is_dir() && !place.join("b").exists());
@@ -329,7 +333,7 @@ fn regression_an_archive_in_several_volumes_is_refused_in_words() {
     json(&[Path::new("import"), &first, Path::new(&world.inner("y"))]).fails(1, "damaged");
 }
 
-/// A file capability was set, and went with the change of owner that came after it.
+/// A file capability was set first, and the change of owner after it removed it.
 #[test]
 fn regression_capabilities_and_attributes_survive_the_owner() {
     let Some(world) = World::mountable() else { return };

@@ -11,14 +11,14 @@ use serde_json::Value;
 
 use crate::world::{World, json, soon};
 
-/// A mounted volume, and where what it publishes is mounted and followed.
+/// A mounted volume, and a mount that follows what the volume publishes.
 struct Pair {
     world: World,
     shown: PathBuf,
 }
 
 impl Pair {
-    /// `first` writes what is published first.
+    /// `first` writes the content of the first publication.
     fn new(first: impl FnOnce(&Path)) -> Option<Pair> {
         World::mountable()?;
         let world = World::new();
@@ -47,7 +47,7 @@ impl Pair {
         json(&[Path::new("status"), &self.shown]).ok().json()
     }
 
-    /// Publishes, and waits until it is shown.
+    /// Publishes, and waits until the following mount shows it.
     fn publish_and_wait(&self) {
         let before = self.sequence();
         self.publish();
@@ -73,7 +73,7 @@ fn names(dir: impl AsRef<Path>) -> Vec<String> {
     names
 }
 
-/// A file that was open before the move is as it was.
+/// A file that was open before the move still has its old content.
 fn stays(name: &str, mut file: File) {
     let mut text = String::new();
     file.seek(SeekFrom::Start(0)).unwrap();
@@ -85,8 +85,8 @@ fn stays(name: &str, mut file: File) {
     assert_eq!((text.as_str(), file.metadata().unwrap().len()), (was, was.len() as u64), "{name} was open");
 }
 
-/// What is looked up is new; what was open before stays as it was; a folder somebody stands in shows what is there now; names that
-/// were not there come to be.
+/// After a move, new lookups see the new tree. Open files keep their content. A folder that a process works
+/// in shows the new entries. Names that did not exist before appear.
 #[test]
 fn a_followed_tree_moves_and_open_files_stay() {
     let pair = Pair::new(|mnt| {
@@ -104,7 +104,7 @@ fn a_followed_tree_moves_and_open_files_stay() {
     });
     let Some(pair) = pair else { return };
     let (from, to) = (pair.world.mnt().join("d"), pair.shown.join("d"));
-    // Everything is looked at, so that the kernel keeps all of it, and what is not there too.
+    // Everything is looked up first, including a missing name, so that the kernel caches all of it.
     assert_eq!(names(&to), ["changed", "large", "link", "removed", "renamed", "replaced", "same", "sub"]);
     assert!(!to.join("new").exists() && content(to.join("link")) == "old");
     let open = |name: &str| File::open(to.join(name)).unwrap();
@@ -139,7 +139,7 @@ fn a_followed_tree_moves_and_open_files_stay() {
     assert_eq!(fs::read(to.join("large")).unwrap(), vec![2; 5 << 20]);
     assert_eq!(fs::metadata(to.join("same")).unwrap().ino(), ino, "a number of an inode stays");
     held.into_iter().for_each(|(name, file)| stays(name, file));
-    // Also what was never read before the move is the old file's.
+    // Data of the old file that was never read before the move is also still readable.
     let mut middle = [0; 4096];
     large.read_exact_at(&mut middle, 3 << 20).unwrap();
     assert_eq!(middle, [1; 4096]);
@@ -148,7 +148,8 @@ fn a_followed_tree_moves_and_open_files_stay() {
     assert!(!by_handle(&gone, "f").exists() && !pair.shown.join("gone").exists());
 }
 
-/// A hundred publications while others read: nobody ever sees an older one after a newer one, nor two in one listing of files.
+/// A hundred publications with concurrent readers. No reader sees an older publication after a newer one, or
+/// a listing that mixes two publications.
 #[test]
 fn a_hundred_publications_are_each_seen_whole() {
     let write = |mnt: &Path, n: u64| {
@@ -170,7 +171,7 @@ fn a_hundred_publications_are_each_seen_whole() {
             std::thread::spawn(move || {
                 let (mut newest, mut rounds, mut kept) = (0_u64, 0_u64, None);
                 while !stop.load(Ordering::Relaxed) {
-                    // Later looks never show an older tree than earlier ones.
+                    // A later read never shows an older tree than an earlier read.
                     for file in [0, 1, 2, 3] {
                         let text = fs::read_to_string(shown.join(format!("d{file}/v"))).unwrap();
                         let seen =

@@ -1,4 +1,4 @@
-//! What is imported arrives as it was: modes, owners, times, attributes, links, devices, holes; from folders and archives.
+//! Imports from folders and archives preserve modes, owners, times, attributes, links, devices and holes.
 
 use std::ffi::CString;
 use std::fs::{self, File};
@@ -11,19 +11,19 @@ use crate::world::{World, covey, json, run_command};
 
 fn mknod(path: &Path, mode: u32, device: u64) {
     let name = CString::new(path.as_os_str().as_bytes()).unwrap();
-    // SAFETY: `name` ends with NUL and lives through the call.
+    // SAFETY: `name` ends with NUL and is alive during the call.
     assert_eq!(unsafe { libc::mknod(name.as_ptr(), mode, device) }, 0, "{}", path.display());
 }
 
 pub fn set_xattr(path: &Path, name: &str, value: &str) {
     let (path, name) = (CString::new(path.as_os_str().as_bytes()).unwrap(), CString::new(name).unwrap());
-    // SAFETY: both texts end with NUL; `value` is readable for its length.
+    // SAFETY: both texts end with NUL, and `value` is readable for its length.
     let status =
         unsafe { libc::lsetxattr(path.as_ptr(), name.as_ptr(), value.as_ptr().cast(), value.len(), 0) };
     assert_eq!(status, 0, "{}", std::io::Error::last_os_error());
 }
 
-/// One of everything.
+/// Creates one entry of each kind.
 pub fn make(from: &Path) {
     fs::create_dir_all(from.join("d/empty")).unwrap();
     fs::write(from.join("suid"), "#!/bin/true\n").unwrap();
@@ -51,7 +51,8 @@ pub fn make(from: &Path) {
     }
 }
 
-/// What find(1) shows of everything below a folder: kind, mode, owner, links, time, size of what is no folder, target.
+/// The output of find(1) for everything below a folder: kind, mode, owner, links, time, size of everything
+/// that is no folder, link target.
 fn listing(folder: &Path, nanoseconds: bool) -> String {
     let time = if nanoseconds { "%T@" } else { "%Ts" };
     let format = format!("%P %y %m %U:%G {time} %l\\n");
@@ -79,7 +80,7 @@ fn listing(folder: &Path, nanoseconds: bool) -> String {
 pub fn same(from: &Path, to: &Path, nanoseconds: bool) {
     assert_eq!(listing(from, nanoseconds), listing(to, nanoseconds));
     let mut diff = std::process::Command::new("diff");
-    // Special files cannot be compared by reading them; the listing has compared them.
+    // Reading cannot compare special files. The listing has compared them.
     diff.args(["-r", "--no-dereference", "-x", "fifo", "-x", "null"]).args([from, to]);
     let done = run_command(&mut diff);
     assert_eq!(done.code, 0, "{done:?}");
@@ -155,7 +156,7 @@ fn archives_arrive_as_they_were_whatever_their_names() {
         json(&[Path::new("import"), path, &world.mnt().join(name)]).ok();
         same(&from, &world.mnt().join(name), true);
     }
-    // From a pipe, and cut short.
+    // Import from a pipe, and then a truncated archive.
     let mut child = covey(&[Path::new("import"), Path::new("-"), &world.mnt().join("piped")]);
     let mut child = child.stdin(std::process::Stdio::piped()).spawn().unwrap();
     child.stdin.take().unwrap().write_all(&bytes).unwrap();

@@ -1,4 +1,4 @@
-//! What daemons write: levels, JSON, and news for a service manager.
+//! What daemons write: log levels, JSON, and notifications for a service manager.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;

@@ -1,4 +1,4 @@
-//! The real program, as a user runs it: what it prints, how it exits, and that nothing stays mounted.
+//! The real program, as a user runs it: its output, its exit status, and that no mount is left.
 
 mod benches;
 mod bundles;

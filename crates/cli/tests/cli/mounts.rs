@@ -15,7 +15,7 @@ fn what_is_written_is_there_after_the_next_mount() {
     assert_eq!((status["mode"].as_str(), status["files"].as_u64()), (Some("exclusive"), Some(2)), "{status}");
     assert_eq!(Path::new(status["served"]["mountpoint"].as_str().unwrap()), world.mnt());
     assert!(status["memory_bytes"].as_u64().unwrap() > 0);
-    // By kind, they are as many as together.
+    // The counts by kind add up to the total.
     let kinds = status["served"]["requests_by_kind"].as_object().unwrap();
     assert!(kinds.contains_key("MKNOD") && kinds.values().all(|count| count.as_u64() > Some(0)), "{status}");
     assert!(
@@ -113,7 +113,7 @@ fn signals_end_a_foreground_mount_in_good_order() {
     let mut daemon = command.stderr(Stdio::null()).spawn().unwrap();
     soon("it is mounted", || world.is_mounted());
     assert_eq!(fs::read_dir(world.mnt()).unwrap().count(), 3);
-    // Busy, and nobody at a terminal: it ends all the same.
+    // The mount is busy and there is no terminal. It ends nevertheless.
     let mut user = std::process::Command::new("sleep").arg("600").current_dir(world.mnt()).spawn().unwrap();
     soon("the user is there", || {
         fs::read_link(format!("/proc/{}/cwd", user.id())).is_ok_and(|cwd| cwd == world.mnt())
@@ -132,7 +132,7 @@ fn a_tree_is_cloned_under_the_kernels_eyes() {
     world.mount("");
     let (a, b) = (world.mnt().join("a"), world.mnt().join("b"));
     fs::create_dir(&a).unwrap();
-    // Not synced: the clone must see it all the same.
+    // The data is not synced. The clone must have it nevertheless.
     fs::write(a.join("f"), vec![5; 1 << 20]).unwrap();
     assert!(fs::metadata(&b).is_err(), "the kernel now believes that there is no b");
     assert_eq!(fs::read_dir(world.mnt()).unwrap().count(), 1);
@@ -181,8 +181,9 @@ fn up_goes_from_nothing_to_a_mount() {
     json(&[Path::new("umount"), &place]).ok();
 }
 
-/// A bit of the log flips after files were synced, and the daemon is killed. Every command refuses and changes nothing, until salvage is
-/// asked for: that keeps a copy of the log, brings in what is in front of the damage, and names what is lost.
+/// A bit of the log flips after files were synced, and the daemon is killed. Every command refuses and
+/// changes nothing. Only salvage, on request, keeps a copy of the log, recovers everything before the damage,
+/// and names what is lost.
 #[test]
 fn regression_a_damaged_log_is_refused_and_salvaged() {
     let Some(world) = World::mountable() else { return };
@@ -234,7 +235,8 @@ fn regression_a_damaged_log_is_refused_and_salvaged() {
     assert_eq!(world.fsck(&[])["sound"], true);
 }
 
-/// Any user's FUSE mount could say that it was root's volume: `umount`, `fsck`, `gc` and `export` then spoke to it, and waited for ever.
+/// Any user's FUSE mount could claim to be root's volume. `umount`, `fsck`, `gc` and `export` then asked it,
+/// and waited for ever.
 #[test]
 fn regression_a_foreign_mount_does_not_pose_as_the_volume() {
     use std::os::fd::AsRawFd;
@@ -244,7 +246,7 @@ fn regression_a_foreign_mount_does_not_pose_as_the_volume() {
     let options = c(&format!("fd={},rootmode=40000,user_id=1234,group_id=1234", device.as_raw_fd()));
     let (volume, mnt) = (std::fs::canonicalize(world.volume()).unwrap(), world.mnt());
     let (source, target, kind) = (c(volume.to_str().unwrap()), c(mnt.to_str().unwrap()), c("fuse.covey"));
-    // SAFETY: the four texts end with NUL and live through the call.
+    // SAFETY: the four texts end with NUL and are alive during the call.
     let status = unsafe {
         libc::mount(
             source.as_ptr(),
@@ -255,7 +257,7 @@ fn regression_a_foreign_mount_does_not_pose_as_the_volume() {
         )
     };
     assert_eq!(status, 0, "{}", std::io::Error::last_os_error());
-    // Nobody answers there, and nobody is asked.
+    // No daemon answers there, and no command asks it.
     let sound = json(&[Path::new("fsck"), &volume]);
     let collected = json(&[Path::new("gc"), &volume]);
     let exported = json(&[Path::new("export"), &volume, &world.path("out")]);

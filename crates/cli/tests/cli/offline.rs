@@ -1,4 +1,4 @@
-//! A volume that is not mounted: import, info, clone, gc, fsck and status work on it directly.
+//! Commands on a volume that is not mounted: import, info, clone, gc, fsck and status.
 
 use std::fs;
 use std::path::Path;
@@ -59,7 +59,7 @@ fn a_lost_and_a_flipped_blob_are_found_and_never_repaired_by_zeros() {
     let world = World::formatted();
     let from = world.path("from");
     fs::create_dir(&from).unwrap();
-    // Three packs whose contents differ.
+    // Creates three packs with different contents.
     for name in 0..3u8 {
         fs::write(from.join(format!("f{name}")), vec![name + 1; 4 << 20]).unwrap();
     }

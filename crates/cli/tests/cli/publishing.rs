@@ -1,4 +1,4 @@
-//! Published trees, from the command line: published, listed, mounted, restored, and taken away.
+//! Published trees on the command line: publish, list, mount, restore and remove.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::world::{World, covey, json, kill, run_command, soon};
 
-/// A volume whose origin lies outside of it, with some files.
+/// A volume with some files. Its origin is outside its folder.
 fn filled() -> World {
     let world = World::new();
     let origin = format!("file:{}", world.path("origin").display());
@@ -18,7 +18,7 @@ fn filled() -> World {
     world
 }
 
-/// A folder to import: small and large, linked, in folders.
+/// Creates a folder to import, with small, large and linked files in subfolders.
 fn fill(world: &World, name: &str, seed: u8) {
     let from = world.path(name);
     fs::create_dir_all(from.join("deep/er")).unwrap();
@@ -110,7 +110,7 @@ fn a_volume_is_restored_after_its_folder_is_gone() {
     assert_eq!((found["sound"].as_bool(), found["findings"].as_array().map(Vec::len)), (Some(true), Some(0)));
     let info = json(&["info", &format!("{}:/a/deep/er/large", new.display())]).ok().json();
     assert_eq!(info["size"].as_u64(), Some(5 << 20), "{info}");
-    // It goes on: more comes, and it publishes under the same name.
+    // The restored volume continues: it accepts more data and publishes under the same name.
     fill(&world, "more", 2);
     json(&[Path::new("import"), &world.path("more"), Path::new(&format!("{}:/b", new.display()))]).ok();
     let next = json(&[Path::new("publish"), &new, Path::new("latest")]).ok().json();
@@ -131,7 +131,7 @@ fn two_volumes_do_not_delete_each_others_blobs() {
     assert!(refused.err.contains(world.volume().to_str().unwrap()), "says whose it is: {refused:?}");
     assert!(!new.exists());
     json(&["restore", &from, &to, "--take-over"]).ok();
-    // The old one is read, and no more.
+    // The old volume can only be read.
     let volume = world.volume();
     for args in [
         [Path::new("gc"), &volume, Path::new("")],
@@ -176,7 +176,7 @@ fn a_tree_is_accepted_only_from_who_signed_it() {
     restore(&key).ok();
 }
 
-/// Where a tree is mounted; nothing is left of it when a test fails.
+/// A mountpoint for a tree. It is unmounted even if the test fails.
 struct Place(PathBuf);
 
 impl Place {
@@ -231,7 +231,7 @@ fn same(left: &Path, right: &Path) {
 fn a_published_tree_is_mounted_as_it_was() {
     let Some(_) = World::mountable() else { return };
     let world = filled();
-    // A live volume: what was written a moment ago, and is still in the kernel, is published too.
+    // On a mounted volume, data that was just written and is still in the kernel is published too.
     world.mount("");
     fs::write(world.mnt().join("fresh"), vec![7; 3 << 20]).unwrap();
     let done = json(&[Path::new("publish"), &world.mnt(), Path::new("now")]).ok().json();
@@ -329,8 +329,8 @@ fn a_mount_publishes_once_more_at_its_end() {
     json(&[Path::new("umount"), &place.0]).ok();
 }
 
-/// A daemon that dies while it publishes leaves what was published before, and a volume that is sound. Once, what it had meant to store
-/// counted as lost.
+/// A daemon dies while it publishes. The earlier publication stays and the volume is sound. Once, blobs that
+/// the daemon had not stored yet counted as lost.
 #[test]
 fn regression_a_kill_while_publishing_costs_no_tree() {
     let Some(_) = World::mountable() else { return };
@@ -351,7 +351,7 @@ fn regression_a_kill_while_publishing_costs_no_tree() {
         asking.wait().unwrap();
         soon("the daemon is gone", || !Path::new(&format!("/proc/{pid}/exe")).exists());
         world.umount().ok();
-        // It looks at every blob that a tree needs, too.
+        // This check also reads every blob that a tree needs.
         let found = world.fsck(&[]);
         assert_eq!(found["damage_left"], 0, "round {round}: {found}");
         let rows = published(&world);

@@ -1,11 +1,12 @@
-//! Configuration files, variables and the command line: what is nearer wins, and what is wrong is said with file and line.
+//! Configuration files, environment variables and the command line. The more specific source wins. Errors
+//! name file and line.
 
 use std::fs;
 use std::path::Path;
 
 use crate::world::{Done, World, alone, covey, json, run_command};
 
-/// Runs covey with a configuration of its own.
+/// Runs covey with its own configuration.
 fn with(config: &Path, args: &[&Path], variables: &[(&str, &str)]) -> Done {
     let mut command = covey(args);
     command.arg("--json").env("COVEY_CONFIG", config).envs(variables.iter().copied());
@@ -69,13 +70,13 @@ fn a_wrong_file_stops_a_mount_and_nothing_else() {
     let done = with(&config, &[Path::new("config")], &[]);
     done.fails(2, "configuration");
     assert!(!format!("{done:?}").contains("hush"), "{done:?}");
-    // Doctor finds it, too.
+    // `covey doctor` reports it too.
     let mut doctor = covey(&[Path::new("doctor"), Path::new("--json")]);
     let done = run_command(alone(doctor.env("COVEY_CONFIG", &config), world.folder()));
     assert!(done.code == 1 && done.out.contains("line 2"), "{done:?}");
 }
 
-/// A background mount is another process: what it reads must not come between it and what was typed.
+/// A background mount is another process. The configuration that it reads must not override the command line.
 #[test]
 fn regression_what_is_typed_wins_in_the_background_too() {
     let Some(world) = World::mountable() else { return };

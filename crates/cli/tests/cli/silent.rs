@@ -1,4 +1,5 @@
-//! Daemons that do not answer, and mounts that something else still has: every command says so in time, and none hangs.
+//! Daemons that do not answer, and mounts that another process still has. Every command reports that in time,
+//! and none hangs.
 
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -7,7 +8,7 @@ use std::process::{Child, Command};
 
 use crate::world::{Done, World, alone, covey, json, kill, run_command, soon};
 
-/// A daemon that is stopped; it goes on when this is dropped.
+/// A daemon that is stopped. It continues when this is dropped.
 struct Stopped(u32);
 
 impl Stopped {
@@ -27,7 +28,7 @@ impl Drop for Stopped {
     }
 }
 
-/// Runs them all at the same time: each waits for the daemon as long as it waits for any.
+/// Runs all commands at the same time, so that their waits overlap.
 fn at_once(commands: Vec<Command>) -> Vec<Done> {
     let threads: Vec<_> = commands
         .into_iter()
@@ -36,7 +37,7 @@ fn at_once(commands: Vec<Command>) -> Vec<Done> {
     threads.into_iter().map(|thread| thread.join().unwrap()).collect()
 }
 
-/// Each of these waited for ever, or two minutes, at a daemon that is stopped; `umount` took its mount away.
+/// Each of these commands waited for ever, or two minutes, for a stopped daemon. `umount` removed its mount.
 #[test]
 fn regression_a_stopped_daemon_is_named_by_every_tool() {
     let Some(world) = World::mountable() else { return };
@@ -81,7 +82,7 @@ fn regression_a_stopped_daemon_is_named_by_every_tool() {
         (Some(false), Some(true)),
         "{rows}"
     );
-    // To take its mountpoint for another volume is refused in time as well.
+    // Mounting another volume on its mountpoint is refused in time too.
     let second = world.path("second");
     json(&[Path::new("format"), &second]).ok();
     json(&[Path::new("mount"), &second, &mnt]).fails(1, "mountpoint-in-use");
@@ -91,7 +92,7 @@ fn regression_a_stopped_daemon_is_named_by_every_tool() {
     world.umount().ok();
 }
 
-/// One mount that does not answer hid all the others, also those of other people.
+/// One mount that did not answer hid all other mounts, including those of other users.
 #[test]
 fn regression_a_stopped_daemon_does_not_hide_the_other_mounts() {
     let Some(world) = World::mountable() else { return };
@@ -124,7 +125,7 @@ fn regression_a_stopped_daemon_does_not_hide_the_other_mounts() {
     world.umount().ok();
 }
 
-/// A second mount of the same test.
+/// A second mount in the same test.
 struct Other {
     mnt: PathBuf,
 }
@@ -151,14 +152,14 @@ impl Drop for Other {
     }
 }
 
-/// A program in a mount namespace of its own, as one in a container: it has a copy of every mount.
+/// A process in its own mount namespace, as in a container. It has a copy of every mount.
 struct Container(Child);
 
 impl Container {
     fn start() -> Container {
         let mut command = Command::new("sleep");
         let enter = || {
-            // SAFETY: two system calls on strings that live for ever.
+            // SAFETY: these are two system calls, on strings that are alive for ever.
             let done = unsafe {
                 let none = std::ptr::null();
                 let flags = libc::MS_REC | libc::MS_PRIVATE;
@@ -167,7 +168,7 @@ impl Container {
             };
             if done { Ok(()) } else { Err(std::io::Error::last_os_error()) }
         };
-        // SAFETY: the closure makes system calls alone.
+        // SAFETY: the closure only makes system calls.
         let child = unsafe { command.arg("600").pre_exec(enter) }.spawn().unwrap();
         Container(child)
     }
@@ -184,7 +185,7 @@ impl Drop for Container {
     }
 }
 
-/// The volume stayed locked for as long as the container ran, and after two minutes its daemon was blamed.
+/// The volume stayed locked as long as the container ran. After two minutes the error blamed the daemon.
 #[test]
 fn regression_a_mount_that_a_container_has_is_named_and_can_be_ended() {
     let Some(world) = World::mountable() else { return };
@@ -208,7 +209,7 @@ fn regression_a_mount_that_a_container_has_is_named_and_can_be_ended() {
     mount().ok();
     assert_eq!(fs::read_to_string(world.mnt().join("a")).unwrap(), "hello");
     world.umount().ok();
-    // And by force at once, while it is mounted here too.
+    // Now with force, while the volume is also mounted here.
     world.mount("");
     let second = Container::start();
     fs::write(world.mnt().join("b"), "kept").unwrap();

@@ -1,4 +1,4 @@
-//! As the system calls it: `mount.covey` for mount(8), and the unit for systemd.
+//! How the system starts Covey: `mount.covey` for mount(8), and the systemd unit.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -67,7 +67,7 @@ fn a_dead_mount_is_taken_away_and_a_living_one_let_be() {
 fn the_unit_is_what_systemd_wants() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/systemd");
     let unit = fs::read_to_string(folder.join("covey@.service")).unwrap();
-    // A service with a view of its own of the filesystems would mount where nobody sees it.
+    // A service with its own mount namespace would mount where no other process sees it.
     let private = [
         "ProtectSystem",
         "ProtectHome",

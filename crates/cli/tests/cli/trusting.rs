@@ -1,4 +1,4 @@
-//! What a mount of a published tree trusts: its bits, its key, its record.
+//! What a mount of a published tree trusts: file mode bits, the signing key, the record.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -8,14 +8,14 @@ use serde_json::Value;
 
 use crate::world::{Done, World, covey, json, run_command, soon};
 
-/// Places where trees are mounted; nothing is left of them when a test fails.
+/// Mountpoints of trees. They are unmounted even if the test fails.
 struct Rig {
     world: World,
     places: Vec<PathBuf>,
 }
 
 impl Rig {
-    /// A volume with an origin of its own outside, published as `latest`.
+    /// A volume with its own external origin, published as `latest`.
     fn new() -> Rig {
         let world = World::new();
         let rig = Rig { world, places: ["a", "b"].map(PathBuf::from).to_vec() };
@@ -30,7 +30,7 @@ impl Rig {
         json(&["format", self.world.path(name).to_str().unwrap(), "--origin", &origin]).ok();
     }
 
-    /// Something new in the volume, published.
+    /// Changes the volume and publishes it.
     fn change(&self, n: u8) {
         self.change_in("volume", n);
     }
@@ -66,7 +66,7 @@ impl Rig {
         json(&[Path::new("umount"), &self.world.path(place)]).ok();
     }
 
-    /// Which publication is shown.
+    /// The sequence number of the publication that is shown.
     fn sequence(&self, place: &str) -> u64 {
         let status: Value = json(&[Path::new("status"), &self.world.path(place)]).ok().json();
         status["tree"]["sequence"].as_u64().unwrap()
@@ -91,7 +91,7 @@ impl Drop for Rig {
     }
 }
 
-/// Root's mount of somebody else's tree let a set-uid file of it run as root for every user.
+/// Root mounted another user's tree, and a set-uid file in it ran as root for every user.
 #[test]
 fn regression_somebody_elses_tree_is_nosuid_and_nodev() {
     let Some(_) = World::mountable() else { return };
@@ -113,14 +113,14 @@ fn regression_somebody_elses_tree_is_nosuid_and_nodev() {
     rig.umount("a");
 }
 
-/// Anybody who may write to the bucket could replace the owner's record and sign with a key of his own.
+/// Anybody with write access to the bucket could replace the owner's record and sign with another key.
 #[test]
 fn regression_another_signer_is_refused_until_it_is_accepted() {
     let Some(_) = World::mountable() else { return };
     let rig = Rig::new();
     rig.mount("a", &[]).ok();
     rig.umount("a");
-    // Somebody else's volume, put into this origin, blobs and all.
+    // Another user's volume is copied into this origin, with its blobs.
     rig.volume("other", "elsewhere");
     rig.change_in("other", 9);
     let status = std::process::Command::new("cp")
@@ -143,7 +143,8 @@ fn regression_another_signer_is_refused_until_it_is_accepted() {
     rig.umount("a");
 }
 
-/// A restore makes a new key; where the restored volume is this user's, on this machine, it is known.
+/// A restore creates a new key. If the restored volume belongs to this user on this machine, the key is
+/// known.
 #[test]
 fn a_volume_that_was_restored_here_needs_no_acceptance() {
     let Some(_) = World::mountable() else { return };
@@ -158,7 +159,8 @@ fn a_volume_that_was_restored_here_needs_no_acceptance() {
     rig.umount("a");
 }
 
-/// A record that was put back took a mount with it, and nothing of it was remembered after a restart.
+/// An old record that was put back into the origin took a mount back with it. After a restart, the mount did
+/// not remember the newer record.
 #[test]
 fn regression_a_record_that_is_put_back_takes_no_mount_back() {
     let Some(_) = World::mountable() else { return };
@@ -183,7 +185,7 @@ fn regression_a_record_that_is_put_back_takes_no_mount_back() {
     rig.umount("a");
 }
 
-/// Its sequence numbers begin anew, and it is newer all the same.
+/// The sequence numbers of a name that is published anew start again, but the publication counts as newer.
 #[test]
 fn a_name_that_is_published_anew_is_followed() {
     let Some(_) = World::mountable() else { return };

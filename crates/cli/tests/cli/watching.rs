@@ -1,4 +1,4 @@
-//! Looking on: trace, stats, top, the page for Prometheus, lines in the log; and that looking ends when the onlooker does.
+//! Watching a daemon: trace, stats, top, the Prometheus page, log lines. Watching ends when the client does.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::world::{World, alone, covey, end_of, json, kill, run_command, soon};
 
-/// A foreground mount with more arguments and variables; ended when dropped.
+/// A foreground mount with more arguments and variables. It is ended on drop.
 struct Daemon<'a> {
     world: &'a World,
     child: Child,
@@ -52,7 +52,7 @@ impl Drop for Daemon<'_> {
     }
 }
 
-/// Works on a folder until told to stop.
+/// Works in a folder until it is told to stop.
 fn work(folder: &Path, stop: &AtomicBool) {
     let mut round = 0;
     while !stop.load(Ordering::Relaxed) {
@@ -60,7 +60,7 @@ fn work(folder: &Path, stop: &AtomicBool) {
         let mut file = File::create(&path).unwrap();
         file.write_all(&vec![round as u8; 40_000]).unwrap();
         file.sync_all().unwrap();
-        // SAFETY: the descriptor is open; the advice drops clean pages, so that reading them asks the daemon.
+        // SAFETY: the descriptor is open. The advice drops clean pages, so that a read asks the daemon.
         unsafe {
             libc::posix_fadvise(std::os::fd::AsRawFd::as_raw_fd(&file), 0, 0, libc::POSIX_FADV_DONTNEED)
         };
@@ -70,12 +70,12 @@ fn work(folder: &Path, stop: &AtomicBool) {
     }
 }
 
-/// Does something while another works on the mount.
+/// Runs `work_in` while another thread works on the mount.
 fn while_busy<T>(world: &World, work_in: impl FnOnce() -> T) -> T {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| work(&world.mnt(), &stop));
-        // Also when this panics, or the scope would wait for ever.
+        // Stop the other thread also if this panics. Otherwise the scope would wait for ever.
         let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work_in));
         stop.store(true, Ordering::Relaxed);
         done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
@@ -92,7 +92,7 @@ fn ns(line: &Value, part: &str) -> u64 {
     line[format!("{part}_ns")].as_u64().unwrap_or_else(|| panic!("{part} in {line}"))
 }
 
-/// The parts of every request add up, and the percentiles at the end count all of them.
+/// The parts of every request add up to its service time, and the final percentiles count all requests.
 fn check_trace(out: &str) {
     let all = lines(out);
     let (summary, requests) = all.split_last().unwrap();
@@ -109,7 +109,7 @@ fn check_trace(out: &str) {
     }
     let reads = || requests.iter().map(|line| &line["request"]).filter(|line| line["op"] == "read");
     assert!(reads().any(|line| ns(line, "cache") + ns(line, "origin") > 0), "bytes come from somewhere");
-    // A page that could not be dropped just then stays, and the kernel asks for what lies around it.
+    // A page that could not be dropped stays, and the kernel then reads only the pages around it.
     assert!(reads().any(|line| line["bytes"] == 40_000), "{out}");
     assert!(reads().all(|line| line["bytes"].as_u64().is_some_and(|bytes| bytes <= 40_000)), "{out}");
     let fsyncs = || requests.iter().map(|line| &line["request"]).filter(|line| line["op"] == "fsync");
@@ -166,7 +166,7 @@ fn a_trace_shows_requests_and_percentiles() {
     daemon.end();
 }
 
-/// The machine's switch for FUSE over io_uring, put back when dropped.
+/// The machine's setting for FUSE over io_uring. It is restored on drop.
 struct Switch(String);
 
 impl Switch {
@@ -240,7 +240,8 @@ fn stats_and_top_say_what_a_mount_does() {
         top[of].as_array().unwrap().iter().map(|row| row["name"].as_str().unwrap().to_owned()).collect()
     };
     assert!(names("operations").contains(&"fsync".to_owned()), "{top}");
-    // The test harness names its threads after the tests, cut to 15 letters; this one has no name of its own and takes the process's.
+    // The test harness names its threads after the tests, cut to 15 letters. This thread has no own name, so
+    // it has that of the process.
     assert!(names("callers").iter().any(|name| name != "kernel" && name != "?"), "{top}");
     assert!(names("files").contains(&"/".to_owned()), "{top}");
     let mut all = covey(&["top", "--interval", "300ms", "--count", "1"]);
@@ -249,7 +250,7 @@ fn stats_and_top_say_what_a_mount_does() {
     daemon.end();
 }
 
-/// Asks the page.
+/// Requests a page.
 fn get(address: &str, path: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
     write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\n\r\n").unwrap();
@@ -258,7 +259,8 @@ fn get(address: &str, path: &str) -> String {
     answer
 }
 
-/// What is in the text format of Prometheus: names with HELP and TYPE before their values, each once, and values that are numbers.
+/// Checks the Prometheus text format: each name occurs once and has HELP and TYPE before its values, and
+/// values are numbers. Returns the names.
 fn check_page(page: &str) -> BTreeSet<String> {
     let (mut names, mut samples) = (BTreeSet::new(), BTreeSet::new());
     let mut current = String::new();
@@ -279,7 +281,7 @@ fn check_page(page: &str) -> BTreeSet<String> {
     names
 }
 
-/// What the real checker says, where it is installed.
+/// Checks the page with promtool, where it is installed.
 fn check_with_promtool(page: &str) {
     let spawned = Command::new("promtool").args(["check", "metrics"]).stdin(Stdio::piped()).spawn();
     let Ok(mut promtool) = spawned else {
@@ -376,7 +378,7 @@ fn what_cannot_be_looked_at_is_said() {
     assert!(!world.is_mounted());
 }
 
-/// The instances of the kernel's tracing that are a daemon's.
+/// Counts the kernel's tracing instances that belong to a daemon.
 fn instances(world: &World, pid: u32) -> Option<usize> {
     let place = world.path("tracefs");
     fs::create_dir_all(&place).unwrap();
@@ -423,7 +425,7 @@ fn tracing_ends_with_whoever_looks_on() {
     daemon.end();
 }
 
-/// Once, a daemon that unmounted was gone before its onlookers had their summaries.
+/// A daemon that unmounted exited before its clients had received their summaries.
 #[test]
 fn regression_a_trace_ends_with_the_daemon_however_that_ends() {
     let Some(world) = World::mountable() else { return };

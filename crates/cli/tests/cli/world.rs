@@ -1,4 +1,5 @@
-//! A scratch folder with a volume and a mountpoint, and the program that is run on them. Dropping it unmounts whatever is left.
+//! A scratch folder with a volume and a mountpoint, and helpers to run the program on them. Dropping it
+//! unmounts whatever is left.
 
 use std::ffi::OsStr;
 use std::io::Read;
@@ -8,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-/// Longer than any command of these tests may take on a busy machine.
+/// The time limit of one command. It is generous enough for a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What a command came to.
+/// The result of a command.
 #[derive(Debug)]
 pub struct Done {
     pub code: i32,
@@ -20,12 +21,12 @@ pub struct Done {
 }
 
 impl Done {
-    /// The result as JSON.
+    /// The output, parsed as JSON.
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("{error} in {self:?}"))
     }
 
-    /// It failed with this status, this code, and said what to do next.
+    /// Asserts that the command failed with this status and this error code, and said what to do next.
     pub fn fails(&self, status: i32, code: &str) -> &Done {
         let error = &self.json()["error"];
         assert_eq!((self.code, error["code"].as_str()), (status, Some(code)), "{self:?}");
@@ -35,23 +36,23 @@ impl Done {
         self
     }
 
-    /// It succeeded.
+    /// Asserts that the command succeeded.
     pub fn ok(self) -> Done {
         assert_eq!(self.code, 0, "{self:?}");
         self
     }
 }
 
-/// A command line of covey's.
+/// A covey command line.
 pub fn covey<S: AsRef<OsStr>>(args: &[S]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_covey"));
     command.args(args).stdin(Stdio::null());
-    // What is configured on this machine is none of the tests' business.
+    // The configuration of this machine must not affect the tests.
     command.env("COVEY_CONFIG", "").env_remove("COVEY_MOUNT_OPTIONS").env_remove("COVEY_LOG");
     command
 }
 
-/// Runs it to its end; one that hangs fails the test.
+/// Runs the command to its end. A command that hangs fails the test.
 pub fn run_command(command: &mut Command) -> Done {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let (out, err) = (reader(child.stdout.take().unwrap()), reader(child.stderr.take().unwrap()));
@@ -67,7 +68,7 @@ fn reader(mut from: impl Read + Send + 'static) -> std::thread::JoinHandle<Strin
     })
 }
 
-/// The exit status, or minus the signal.
+/// The exit status, or minus the signal number.
 pub fn end_of(child: &mut Child, what: &str) -> i32 {
     use std::os::unix::process::ExitStatusExt;
     let end = Instant::now() + PATIENCE;
@@ -84,8 +85,9 @@ pub fn end_of(child: &mut Child, what: &str) -> i32 {
     }
 }
 
-/// The command, in a mount namespace of its own in which of Covey's mounts only those below `kept` are left: what lists all mounts of the machine
-/// is to see those of its test. A user who may not do that sees all of them.
+/// Runs the command in its own mount namespace. Of the Covey mounts, only those below `kept` are left in it.
+/// So a command that lists all mounts of the machine sees only those of its test. A user without that right
+/// sees all mounts.
 pub fn alone<'a>(command: &'a mut Command, kept: &Path) -> &'a mut Command {
     use std::ffi::CString;
     use std::os::unix::process::CommandExt;
@@ -95,7 +97,8 @@ pub fn alone<'a>(command: &'a mut Command, kept: &Path) -> &'a mut Command {
     let others: Vec<CString> =
         others.map(|line| CString::new(line[1].replace("\\040", " ")).unwrap()).collect();
     let enter = move || {
-        // SAFETY: system calls on strings that live as long as the closure; none of them allocates.
+        // SAFETY: these are system calls on strings that are alive as long as the closure. None of them
+        // allocates.
         unsafe {
             if libc::unshare(libc::CLONE_NEWNS) == 0 {
                 let (flags, none) = (libc::MS_REC | libc::MS_PRIVATE, std::ptr::null());
@@ -107,7 +110,7 @@ pub fn alone<'a>(command: &'a mut Command, kept: &Path) -> &'a mut Command {
         }
         Ok(())
     };
-    // SAFETY: the closure makes system calls alone, on memory of its own.
+    // SAFETY: the closure only makes system calls, on memory of its own.
     unsafe { command.pre_exec(enter) }
 }
 
@@ -128,14 +131,15 @@ impl World {
         World { folder }
     }
 
-    /// With a formatted volume.
+    /// A scratch folder with a formatted volume.
     pub fn formatted() -> World {
         let world = World::new();
         json(&[Path::new("format"), &world.volume()]).ok();
         world
     }
 
-    /// With a formatted volume, if this machine lets this user mount; else says what lacks.
+    /// A scratch folder with a formatted volume, if this user can mount on this machine. Otherwise prints
+    /// what is missing.
     pub fn mountable() -> Option<World> {
         let fuse = std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse");
         // SAFETY: geteuid(2) takes nothing and cannot fail.
@@ -157,7 +161,7 @@ impl World {
         self.folder.path().join(name)
     }
 
-    /// All of it.
+    /// The whole scratch folder.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
@@ -170,12 +174,12 @@ impl World {
         self.path("mnt")
     }
 
-    /// `VOLUME:/inner`
+    /// The text `VOLUME:/inner`.
     pub fn inner(&self, inner: &str) -> String {
         format!("{}:/{inner}", self.volume().display())
     }
 
-    /// Mounts in the background; the daemon's number.
+    /// Mounts in the background. Returns the daemon's process id.
     pub fn mount(&self, options: &str) -> u32 {
         let (volume, mnt) = (self.volume(), self.mnt());
         let args = [
@@ -197,7 +201,7 @@ impl World {
         json(&[Path::new("status"), &self.mnt()]).ok().json()
     }
 
-    /// What is wrong with the volume, in covey's words; the command's status must fit.
+    /// The result of `covey fsck`. Its exit status must agree with the result.
     pub fn fsck(&self, flags: &[&str]) -> Value {
         let volume = self.volume();
         let mut args = vec![OsStr::new("fsck"), volume.as_ref()];
@@ -227,7 +231,7 @@ impl Drop for World {
     }
 }
 
-/// Waits for something that happens soon.
+/// Waits until the condition holds, at most 30 s.
 pub fn soon(what: &str, mut holds: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(30);
     while !holds() {
@@ -238,6 +242,6 @@ pub fn soon(what: &str, mut holds: impl FnMut() -> bool) {
 
 /// Sends a signal.
 pub fn kill(pid: u32, signal: i32) {
-    // SAFETY: kill(2) on the number of a process that the test started.
+    // SAFETY: kill(2) is called with the process id of a process that the test started.
     assert_eq!(unsafe { libc::kill(pid as i32, signal) }, 0);
 }

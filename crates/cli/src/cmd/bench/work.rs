@@ -1,6 +1,8 @@
-//! What is measured: a folder on the mount and one beside it do the same, and each step's time is taken.
+//! The steps of the benchmark. The same work runs in a folder on the mount and in a plain folder, and each
+//! step is timed.
 //!
-//! A step looks at the flag that Ctrl-C sets after every file and every mebibyte, so that it ends soon and the folder is removed.
+//! Ctrl-C sets a flag. A step checks it after every file and every mebibyte, so it ends soon and the folder
+//! is removed.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -13,24 +15,24 @@ use base::size::MIB;
 
 /// Set by Ctrl-C.
 static STOP: AtomicBool = AtomicBool::new(false);
-/// Bytes of a small file.
+/// Size of a small file in bytes.
 const SMALL: usize = 4096;
-/// Bytes written and read at a time.
+/// Bytes per write and read.
 const CHUNK: usize = MIB as usize;
 
-/// How much of it there is.
+/// The amount of work.
 #[derive(Clone, Copy, Debug)]
 pub struct Amount {
-    /// Small files.
+    /// Number of small files.
     pub files: u64,
-    /// Bytes of the large file; whole mebibytes.
+    /// Size of the large file in bytes, a multiple of one mebibyte.
     pub size: u64,
     /// Threads of the parallel step.
     pub readers: usize,
 }
 
 impl Amount {
-    /// Room that it takes for a moment, with some to spare.
+    /// The disk space that the work needs, with some to spare.
     pub fn room(&self) -> u64 {
         self.size + self.files * SMALL as u64 + 16 * MIB
     }
@@ -38,17 +40,17 @@ impl Amount {
 
 /// A step that is measured.
 pub struct Step {
-    /// As it is called in the table.
+    /// Its name in the table.
     pub what: &'static str,
-    /// Stable word for JSON.
+    /// Its stable name in JSON.
     pub word: &'static str,
     /// What it counts: files or bytes.
     pub unit: Unit,
-    /// Up to this ratio of times, mount to beside, it is as it should be.
+    /// Up to this ratio of mount time to plain time, the verdict is good.
     pub good: f64,
-    /// Up to this it is tolerable.
+    /// Up to this ratio, the verdict is fair.
     pub fair: f64,
-    /// What to try when it is not.
+    /// What to try if the ratio is higher.
     pub advice: &'static str,
     run: fn(&Scratch, &Amount) -> io::Result<()>,
 }
@@ -58,14 +60,14 @@ pub struct Step {
 pub enum Unit {
     /// Files a second.
     Files,
-    /// The same, by several threads, each of which reads all files.
+    /// Files a second, by several threads of which each reads all files.
     FilesOfAll,
     /// Bytes a second.
     Bytes,
 }
 
 impl Unit {
-    /// How much of it a step does.
+    /// The amount that a step processes.
     pub fn amount(self, of: &Amount) -> u64 {
         match self {
             Unit::Files => of.files,
@@ -80,9 +82,10 @@ const KERNEL: &str =
     "this should not reach the daemon at all: covey doctor says whether the mount is as it should be";
 const BYTES: &str = "the disk below the volume is the limit, or read_ahead: covey doctor looks at both";
 
-/// In the order in which they are done. What changes names costs FUSE round trips, which a local filesystem does not have, so the
-/// ratios there are larger (so is that of the first stat after a write, which asks for the number of blocks); what the kernel answers
-/// from its own memory should cost about the same.
+/// The steps in their order. A step that changes names costs FUSE round trips, which a local filesystem does
+/// not have. So its limits are higher. The same is true of the first stat after a write, which asks for the
+/// number of blocks. Steps that the kernel answers from its own memory should cost about the same in both
+/// places.
 pub const STEPS: &[Step] = &[
     step("create small files", "create", Unit::Files, (10.0, 25.0), MISSES, create),
     step("stat them", "stat", Unit::Files, (20.0, 50.0), MISSES, stat),
@@ -106,20 +109,20 @@ const fn step(
     Step { what, word, unit, good, fair, advice, run }
 }
 
-/// A folder of this run's own, removed when it goes, however the run ends.
+/// A folder of this run. It is removed on drop, however the run ends.
 pub struct Scratch {
     path: PathBuf,
 }
 
 impl Scratch {
-    /// Makes it in `folder`.
+    /// Creates it in `folder`.
     pub fn new(folder: &Path) -> Result<Scratch> {
         let path = folder.join(format!(".covey-bench-{}", std::process::id()));
         fs::create_dir(&path).or_fail(|| format!("cannot make a folder in {}", folder.display()))?;
         Ok(Scratch { path })
     }
 
-    /// Does one step and answers how many seconds it took.
+    /// Runs one step and returns the seconds it took.
     pub fn measure(&self, step: &Step, amount: &Amount) -> Result<f64> {
         let began = base::time::monotonic();
         let done = (step.run)(self, amount);
@@ -133,7 +136,7 @@ impl Scratch {
         }
     }
 
-    /// Puts away what a round left, so that the next finds the folder empty.
+    /// Removes what a round left, so that the next round starts with an empty folder.
     pub fn clear(&self) -> Result<()> {
         let large = self.large();
         fs::remove_file(&large).at("remove", &large)
@@ -157,7 +160,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Ctrl-C and the like end the run in good order from here on; a second one ends it at once.
+/// From here on, Ctrl-C and similar signals end the run cleanly. A second one ends it at once.
 pub fn catch_signals() -> Result<()> {
     node::signals::block();
     let wait = || {
@@ -182,7 +185,7 @@ fn go_on() -> io::Result<()> {
     if stopped() { Err(io::ErrorKind::Interrupted.into()) } else { Ok(()) }
 }
 
-/// Bytes that no file before had, so that equal contents, which are kept once, do not flatter the figures.
+/// Fills the buffer with random bytes. Equal contents are stored once, which would improve the figures.
 fn unlike(room: &mut [u8]) {
     base::random::fill(room);
 }
@@ -234,7 +237,7 @@ fn write_large(scratch: &Scratch, amount: &Amount) -> io::Result<()> {
 
 fn read_large_cold(scratch: &Scratch, amount: &Amount) -> io::Result<()> {
     let file = File::open(scratch.large())?;
-    // SAFETY: the descriptor is open; the call takes no memory of ours.
+    // SAFETY: the descriptor is open, and the call accesses no memory of this process.
     let refused = unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
     if refused != 0 {
         return Err(io::Error::from_raw_os_error(refused));

@@ -1,7 +1,7 @@
-//! What on this machine decides how quick a mount can be, and which settings suit which use.
+//! Properties of this machine that decide how fast a mount can be, and which settings suit which use.
 //!
-//! The same advice stands in docs/PERFORMANCE.md with the figures it comes from; here it is said for the machine at hand: only
-//! what would change something is a note, and each note and tip ends with the command.
+//! docs/PERFORMANCE.md has the same advice with the figures behind it. Here it is adapted to this machine. A
+//! finding is a note only if following it would change something. Each note and tip ends with a command.
 
 use std::fs;
 use std::path::Path;
@@ -16,25 +16,26 @@ use node::control;
 
 use super::{Check, note, ok, tip, wrong};
 
-/// The variable that says how many threads read requests.
+/// The environment variable that sets the number of threads that read requests.
 const READERS: &str = "COVEY_FUSE_READERS";
-/// What a daemon needs to be at ease, in bytes: its tables, the journal's rows, and the buffers of requests.
+/// The memory in bytes that a daemon needs to run well: its tables, the rows of the journal, and the request
+/// buffers.
 const AT_EASE: u64 = 256 * MIB;
-/// Pages in one request: a mebibyte, more is not asked for.
+/// Pages in one request: one mebibyte. Requests are never larger.
 const PAGES: u64 = 256;
 
-/// What is true of the machine.
+/// The relevant properties of the machine.
 #[derive(Clone, Copy, Debug)]
 pub struct Machine {
     cores: usize,
-    /// Bytes of memory, and of these free for programs.
+    /// Bytes of memory, and how many of them are available to programs.
     memory: Option<(u64, u64)>,
-    /// Whether FUSE over io_uring is switched on; `None`: this kernel has none.
+    /// Whether FUSE over io_uring is enabled. `None`: this kernel does not have it.
     uring: Option<bool>,
 }
 
 impl Machine {
-    /// This one.
+    /// The properties of this machine.
     pub fn here() -> Machine {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
@@ -42,7 +43,7 @@ impl Machine {
     }
 }
 
-/// Total and available of /proc/meminfo, in bytes.
+/// Total and available memory of /proc/meminfo, in bytes.
 fn memory(text: &str) -> Option<(u64, u64)> {
     let line = |name: &str| {
         let rest = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
@@ -51,7 +52,7 @@ fn memory(text: &str) -> Option<(u64, u64)> {
     Some((line("MemTotal")?, line("MemAvailable")?))
 }
 
-/// Cores, memory, and the largest request.
+/// Checks cores, memory, and the largest request.
 pub fn machine(of: &Machine) -> Vec<Check> {
     let readers = std::env::var(READERS).ok();
     let limit = fs::read_to_string("/proc/sys/fs/fuse/max_pages_limit").ok();
@@ -87,7 +88,8 @@ fn in_memory(of: &Machine) -> Check {
     }
 }
 
-/// `limit`: the text of the kernel's switch; it is not there before Linux 6.13, where the limit is 256 for all.
+/// Checks the largest request. `limit` is the text of the kernel's setting. Before Linux 6.13 the setting
+/// does not exist, and the limit is 256 for everybody.
 fn pages(limit: Option<&str>) -> Check {
     match limit.and_then(|text| text.trim().parse::<u64>().ok()) {
         Some(pages @ ..PAGES) => note(
@@ -99,7 +101,7 @@ fn pages(limit: Option<&str>) -> Check {
     }
 }
 
-/// How a mount that answers could be better, by what its daemon says of itself.
+/// Improvements for a mount that answers, based on its daemon's status.
 pub fn of_mount(mount: &Mounted, status: &Status, machine: &Machine) -> Vec<Check> {
     let transport = status
         .served
@@ -109,7 +111,7 @@ pub fn of_mount(mount: &Mounted, status: &Status, machine: &Machine) -> Vec<Chec
     transport.into_iter().chain(cache).collect()
 }
 
-/// A cache that keeps nothing.
+/// A finding if the cache cannot keep anything.
 fn cache_of(path: &Path, cache: &CacheStatus) -> Option<Check> {
     cache.kept_out.then(|| {
         wrong(
@@ -124,7 +126,7 @@ fn cache_of(path: &Path, cache: &CacheStatus) -> Option<Check> {
     })
 }
 
-/// Whether its blobs come over a network, as far as its daemon says.
+/// Whether the mount's blobs come over a network, according to its daemon.
 pub fn is_remote(mount: &Mounted) -> bool {
     let ear = Ear::of_source(Path::new(&mount.source));
     let status: Option<Status> = control::ask(&ear, &Request::Status, &mut |_| ()).ok();
@@ -144,7 +146,7 @@ fn transport_of(path: &Path, source: &str, transport: &str, uring: Option<bool>)
     })
 }
 
-/// Which settings suit which use.
+/// Tips: which settings suit which use.
 pub fn uses(of: &Machine) -> Vec<Check> {
     let how = match of.uring {
         Some(true) => "--transport auto",

@@ -1,6 +1,7 @@
-//! What an origin behind a network wants of this machine: a clock that agrees with the store's.
+//! What a remote origin requires of this machine: a clock that agrees with the store's clock.
 //!
-//! Requests are signed with the time, and stores refuse what was signed [`SKEW_MAX`] away from theirs. The head of each answer tells their time.
+//! Requests are signed with the time. Stores refuse a request whose time differs from theirs by more
+//! than [`SKEW_MAX`]. The header of each answer contains the store's time.
 
 use api::status::Status;
 use api::text::span;
@@ -10,21 +11,22 @@ use origin::{Environment, Remote, Spec};
 
 use super::{Check, note, ok, wrong};
 
-/// Stores refuse signatures that are further from their clock: 15 minutes at most, 5 by some.
+/// The largest difference in seconds that every store accepts. Most stores allow 15 minutes, some 5.
 const SKEW_MAX: i64 = 300;
-/// From here on it is worth a word.
+/// From this difference in seconds on, it is a note.
 const SKEW_NOTED: i64 = 30;
 
 const MEND: &str = "timedatectl set-ntp true   (as root; or set it: date -s '2026-01-31 12:00')";
 
-/// The clock beside that of the volume's store, if it has one. A store that cannot be asked is another finding's business.
+/// Compares the clock with that of the volume's store, if it has one. An unreachable store is reported by
+/// another check.
 pub fn clock(dir: &VolumeDir) -> Option<Check> {
     let Ok(Spec::Remote(spec)) = node::origins::spec(dir) else { return None };
     let ahead = Remote::clock_ahead(&spec, &Environment::process()).ok()??;
     Some(judge(ahead, &spec.to_string()))
 }
 
-/// Whether what goes to a store can be read on the way.
+/// Whether traffic to the store is not encrypted.
 pub fn clear(endpoint: Option<&str>) -> Option<Check> {
     let line = node::origins::clear_line(endpoint)?;
     let found = line.split(';').next().unwrap_or(&line).to_owned();
@@ -35,7 +37,8 @@ pub fn clear(endpoint: Option<&str>) -> Option<Check> {
     ))
 }
 
-/// What a mount's origin refuses, kind by kind, and one that could not be used when the volume was mounted.
+/// Findings for each kind of request that a mount's origin refuses, and for an origin that was unusable at
+/// mount time.
 pub fn of_mount(mount: &Mounted, status: &Status) -> Vec<Check> {
     let Some(far) = &status.far else { return Vec::new() };
     let place = mount.path.display();
@@ -60,7 +63,7 @@ pub fn of_mount(mount: &Mounted, status: &Status) -> Vec<Check> {
     refused.chain(away).collect()
 }
 
-/// What a person does about a refusal.
+/// The command or advice for a refusal.
 fn mend(cause: &str) -> &'static str {
     match cause {
         "clock" => MEND,

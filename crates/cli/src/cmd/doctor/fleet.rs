@@ -1,5 +1,6 @@
-//! Of a mount that is a node of a fleet: whether others reach it, who is silent, and whether its zone has a depot. Clocks are not compared:
-//! nodes tell one another spans of time, never times of day.
+//! Checks of a mount that is a node of a fleet: whether other nodes can reach it, which nodes are silent, and
+//! whether its zone has a depot. Clocks are not compared, because nodes exchange durations and never times of
+//! day.
 
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
@@ -13,10 +14,10 @@ use node::fleet::is_in_the_clear;
 
 use super::{Check, note, ok, tip, wrong};
 
-/// A node answers itself within this.
+/// The time limit for connecting to the node itself.
 const ANSWER: Duration = Duration::from_secs(2);
 
-/// What there is to say of a mount; nothing where it is no node.
+/// The findings for a mount. Empty if it is not a node of a fleet.
 pub fn of_mount(mount: &Mounted) -> Vec<Check> {
     let ear = Ear::of_source(Path::new(&mount.source));
     let rows: Vec<PeerRow> = control::ask(&ear, &Request::Peers, &mut |_| ()).unwrap_or_default();
@@ -24,7 +25,8 @@ pub fn of_mount(mount: &Mounted) -> Vec<Check> {
     vec![listens(own, &rows), depot(own, &rows)]
 }
 
-/// Whether a fleet's connections can be read on the way; nothing where the node listens on this machine only.
+/// A finding if the connections of the fleet are not encrypted. None if the node listens only on this
+/// machine.
 pub fn clear(fleet: &FleetStatus) -> Option<Check> {
     let address: SocketAddr = fleet.address.parse().ok()?;
     let is_encrypted = fleet.encrypted?;

@@ -1,4 +1,4 @@
-//! What of the machine matters beside FUSE itself: the clock, limits, the configuration file, fstab.
+//! Checks of the machine other than FUSE: clock, limits, configuration file, fstab.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -13,11 +13,12 @@ use super::{Check, find_program, note, ok, wrong};
 use crate::Cli;
 use crate::config::Config;
 
-/// No clock that runs shows a time before the year 2025, nor one after 2099.
+/// A correct clock shows no time before 2025 or after 2099.
 const FIRST_SECOND: i64 = 1_735_689_600;
 const LAST_SECOND: i64 = 4_102_444_800;
 
-/// The clock stamps what is written, and object stores refuse requests that are minutes off.
+/// Checks the clock. It supplies the timestamps of files, and object stores refuse requests that are minutes
+/// off.
 pub fn clock() -> Check {
     let now = base::time::now().seconds();
     let shown = utc(now);
@@ -28,9 +29,9 @@ pub fn clock() -> Check {
             "timedatectl set-ntp true   (as root; or set it: date -s '2026-01-31 12:00')",
         );
     }
-    // SAFETY: all zeros is a value of timex, which is plain numbers, and asks to change nothing.
+    // SAFETY: `timex` is plain numbers, so all zeros is a valid value. It asks to change nothing.
     let mut timex: libc::timex = unsafe { std::mem::zeroed() };
-    // SAFETY: `timex` is a living value of the type that adjtimex(2) fills.
+    // SAFETY: `timex` is alive during the call, and its type is the one that adjtimex(2) fills.
     let state = unsafe { libc::adjtimex(&mut timex) };
     match state {
         libc::TIME_ERROR => note(
@@ -44,13 +45,13 @@ pub fn clock() -> Check {
     }
 }
 
-/// io_uring pins its buffers in memory for who may not pin any.
+/// Checks the limit of pinned memory. io_uring pins its buffers, and users without privileges can pin little.
 pub fn pinned_memory() -> Option<Check> {
     const ENOUGH: u64 = 8 << 20;
     let switched_on =
         fs::read_to_string("/sys/module/fuse/parameters/enable_uring").is_ok_and(|text| text.trim() == "Y");
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is a living value of the type that getrlimit(2) fills.
+    // SAFETY: `limit` is alive during the call, and its type is the one that getrlimit(2) fills.
     let status = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) };
     if !switched_on || status != 0 || super::may_mount() || limit.rlim_cur >= ENOUGH {
         return None;
@@ -62,7 +63,8 @@ pub fn pinned_memory() -> Option<Check> {
     ))
 }
 
-/// Whether threads that serve over io_uring may step aside for programs, so that these stay on their CPU.
+/// Checks whether threads that serve over io_uring can yield to the caller, so that programs stay on their
+/// CPU.
 pub fn stepping_aside() -> Option<Check> {
     let switched_on = fuse::uring::switched_on() == Some(true);
     let status = fs::read_to_string("/proc/self/status").ok()?;
@@ -83,20 +85,22 @@ pub fn stepping_aside() -> Option<Check> {
     })
 }
 
-/// Whether `covey mount --aside` takes this for off. What it refuses, it says itself.
+/// Whether `covey mount --aside` reads this value as off. An invalid value is reported by `covey mount`
+/// itself.
 fn is_off(value: &OsStr) -> bool {
     let asked = BoolishValueParser::new().parse_ref(&clap::Command::new("doctor"), None, value);
     matches!(asked, Ok(false))
 }
 
-/// Whether this is among the capabilities that /proc/PID/status says are in effect.
+/// Whether CAP_SYS_NICE is among the effective capabilities in the text of /proc/PID/status.
 fn has_sys_nice(status: &str) -> Option<bool> {
     const SYS_NICE: u64 = 1 << 23;
     let word = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?.trim();
     Some(u64::from_str_radix(word, 16).ok()? & SYS_NICE != 0)
 }
 
-/// Whether the kernel could hand reads to a file below. Nothing of Covey's needs it: that it is there or not changes nothing.
+/// Whether the kernel supports FUSE passthrough to a file of another filesystem. Covey does not use it, so
+/// the result changes nothing.
 pub fn passthrough() -> Option<Check> {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let text = fs::read_to_string(format!("/boot/config-{}", release.trim())).ok()?;
@@ -107,13 +111,13 @@ pub fn passthrough() -> Option<Check> {
     ))
 }
 
-/// Whether users other than its owner and root may change a file.
+/// Whether users other than its owner and root can change a file.
 fn others_may_write(path: &Path) -> bool {
     fs::metadata(path)
         .is_ok_and(|meta| meta.mode() & 0o002 != 0 || meta.mode() & 0o020 != 0 && meta.gid() != meta.uid())
 }
 
-/// Whether the configuration files can be used.
+/// Checks whether the configuration files can be used.
 pub fn configuration(named: Option<&OsString>) -> Check {
     match Config::load(&Cli::command(), named.map(OsString::as_os_str)) {
         Ok(config) => {
@@ -135,7 +139,7 @@ pub fn configuration(named: Option<&OsString>) -> Check {
     }
 }
 
-/// Whether lines of fstab find their program and their volumes.
+/// Checks whether the program and the volumes of the fstab lines exist.
 pub fn fstab() -> Vec<Check> {
     let text = fs::read_to_string("/etc/fstab").unwrap_or_default();
     let helper = ["/sbin/mount.covey", "/usr/sbin/mount.covey"].iter().any(|path| Path::new(path).exists());

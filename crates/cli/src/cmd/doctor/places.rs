@@ -1,4 +1,4 @@
-//! The folder of a volume and the disk it is on: room, who may look in, what a crash left.
+//! Checks of a volume's folder and its disk: space, permissions, leftovers of a crash.
 
 use std::ffi::CString;
 use std::fs;
@@ -13,38 +13,38 @@ use node::volume_dir::VolumeDir;
 use super::{Check, note, ok, wrong};
 use crate::target;
 
-/// The volume's folder, where a path on its mount was named.
+/// The volume's folder, if the path is on its mount. Otherwise the path itself.
 pub fn folder_of(path: &Path) -> PathBuf {
     if target::is_volume(path).unwrap_or(false) {
         return path.to_owned();
     }
-    // By its name first: one that does not answer has a folder too.
+    // The name is looked up first, because a mount that does not answer has a folder too.
     let mount =
         mounts::entered(path).map(|(mount, _)| mount).or_else(|| mounts::covey_of(path).ok().flatten());
     mount.as_ref().and_then(mounts::volume_of).unwrap_or_else(|| path.to_owned())
 }
 
-/// Whether this is a place on a mount of Covey's, and no volume's folder.
+/// Whether this is a place on a Covey mount, and not a volume's folder.
 pub fn is_on_a_mount(path: &Path) -> bool {
     !target::is_volume(path).unwrap_or(false) && mounts::covey_of(path).is_ok_and(|mount| mount.is_some())
 }
 
-/// What statvfs(2) says of the disk below a folder that may not exist yet.
+/// The result of statvfs(2) for the disk of a folder that may not exist yet.
 fn disk_below(path: &Path) -> Option<libc::statvfs> {
     let there = path.ancestors().find(|folder| folder.exists())?;
     let name = CString::new(there.as_os_str().as_bytes()).ok()?;
-    // SAFETY: all zeros is a value of statvfs, which is plain numbers.
+    // SAFETY: `statvfs` is plain numbers, so all zeros is a valid value.
     let mut room: libc::statvfs = unsafe { std::mem::zeroed() };
-    // SAFETY: `name` ends with NUL and lives through the call, as does `room`.
+    // SAFETY: `name` ends with NUL, and `name` and `room` are alive during the call.
     (unsafe { libc::statvfs(name.as_ptr(), &mut room) } == 0).then_some(room)
 }
 
-/// Free room for this user below a folder that may not exist yet.
+/// Bytes that this user can still store below a folder that may not exist yet.
 pub fn free_room(path: &Path) -> Option<u64> {
     disk_below(path).map(|room| room.f_bavail * room.f_frsize)
 }
 
-/// Room for bytes below a volume's folder, or below where one would be made.
+/// Checks the free space below a volume's folder, or below the place where one would be created.
 pub fn disk(volume: Option<&Path>) -> Check {
     let path = volume.map(Path::to_owned).or_else(crate::cmd::up::default_volume);
     let Some(path) = path else {
@@ -53,7 +53,7 @@ pub fn disk(volume: Option<&Path>) -> Check {
     let shown = path.display();
     let read_only = disk_below(&path).is_some_and(|room| room.f_flag & libc::ST_RDONLY != 0);
     match free_room(&path) {
-        // A read-only filesystem, like a published tree, has no free room and needs none.
+        // A read-only filesystem, like a published tree, has no free space and needs none.
         Some(_) if read_only => note(
             "disk",
             format!("{shown} is on a filesystem that is mounted read-only"),
@@ -76,7 +76,8 @@ pub fn disk(volume: Option<&Path>) -> Check {
     }
 }
 
-/// Room for files: a blob is one. Filesystems that make inodes as they go say 0 of 0.
+/// Checks the free inodes, because each blob is a file. Filesystems that create inodes on demand report 0 of
+/// 0.
 pub fn inodes(volume: Option<&Path>) -> Option<Check> {
     const FEW: u64 = 10_000;
     let path = volume.map(Path::to_owned).or_else(crate::cmd::up::default_volume)?;
@@ -96,7 +97,7 @@ pub fn inodes(volume: Option<&Path>) -> Option<Check> {
     })
 }
 
-/// Who may look into the volume's folder, and whether this user may.
+/// Checks which users can read the volume's folder, and whether this user can.
 pub fn rights(dir: &VolumeDir) -> Vec<Check> {
     let shown = dir.path().display();
     let Ok(meta) = fs::metadata(dir.path()) else { return Vec::new() };
@@ -142,7 +143,7 @@ pub fn rights(dir: &VolumeDir) -> Vec<Check> {
     checks
 }
 
-/// What a crash left in a volume's folder that nobody has open, and that nothing will take away by itself.
+/// Finds what a crash left in the folder of an unused volume and what nothing removes automatically.
 pub fn leftovers(dir: &VolumeDir) -> Vec<Check> {
     if !matches!(dir.holder(), Ok(None)) {
         return Vec::new();

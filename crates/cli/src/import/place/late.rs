@@ -1,5 +1,6 @@
-//! Folders get their owner, permissions, attributes and times when nothing is made in them any more: until then they are this user's own and
-//! closed to others, no default ACL of theirs is inherited, and a folder that may not be written to can be filled.
+//! Folders get their owner, permissions, attributes and times after everything in them was created. Until
+//! then they belong to this user and are closed to others. So their default ACLs are not inherited, and
+//! folders without write permission can be filled.
 
 use std::cmp::Reverse;
 use std::collections::HashSet;
@@ -16,16 +17,16 @@ use super::rules::{Dir, Rules, exchanged};
 use crate::import::Item;
 use crate::import::seen::Held;
 
-/// A folder that waits for what belongs to it.
+/// A folder that waits for its attributes.
 struct Waiting {
     item: Item,
-    /// Which one it is: device and inode.
+    /// Device and inode of the folder.
     id: (u64, u64),
-    /// It was made below a default ACL.
+    /// It was created below a default ACL.
     inherits: bool,
 }
 
-/// The folders that were made or found.
+/// The folders that were created or found.
 #[derive(Default)]
 pub(super) struct Late {
     waiting: Vec<Waiting>,
@@ -33,20 +34,20 @@ pub(super) struct Late {
 }
 
 impl Late {
-    /// Notes a folder, which one it is (device and inode), and whether it was made below a default ACL.
+    /// Notes a folder, its device and inode, and whether it was created below a default ACL.
     pub(super) fn add(&mut self, item: Item, id: (u64, u64), inherits: bool) -> Result<()> {
         self.held.add(&item)?;
         self.waiting.push(Waiting { item, id, inherits });
         Ok(())
     }
 
-    /// What was a folder under this name is something else now.
+    /// Forgets a folder, because its name now belongs to something else.
     pub(super) fn forget(&mut self, path: &Path) {
         self.waiting.retain(|waiting| waiting.item.path != path);
     }
 
-    /// The deepest first: what is below a folder that is another user's from now on is not looked at again. Of members of one name the last
-    /// counts.
+    /// Sets everything, the deepest folders first. So nothing below a folder is accessed after the folder has
+    /// been given to another user. If several members have one name, the last counts.
     pub(super) fn finish(mut self, rules: &Rules, root: &Dir) -> Result<()> {
         self.waiting.reverse();
         self.waiting.sort_by_key(|waiting| Reverse(waiting.item.path.components().count()));

@@ -1,4 +1,5 @@
-//! What holds for everything that is made in a [`super::Place`], and how one thing is made: by descriptor, never twice by name.
+//! Common state of everything that is created in a [`super::Place`], and the creation of one item: by
+//! descriptor, never twice by name.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -17,25 +18,25 @@ use crate::import::{Item, Kind, LeftOut};
 
 use archive::acl::{ACCESS, DEFAULT};
 
-/// How a name is opened to learn what it is, and to change that and nothing else.
+/// How a name is opened to examine it, and then to change that item and nothing else.
 const ITSELF: i32 = libc::O_PATH | libc::O_NOFOLLOW;
 
-/// What holds for everything that is made.
+/// Common state of everything that is created.
 pub(super) struct Rules {
     pub root: PathBuf,
     pub overwrite: bool,
-    /// Whether owners are set: only root may.
+    /// Whether owners are set. Only root can set them.
     pub owners: bool,
-    /// This process's user, whose is what was just made.
+    /// This process's user. It owns what was just created.
     pub me: u32,
-    /// What did not arrive as it was.
+    /// The items that were not preserved exactly.
     pub left_out: Mutex<LeftOut>,
 }
 
-/// An open folder in which things are made.
+/// An open folder in which items are created.
 pub(super) struct Dir {
     pub fd: OwnedFd,
-    /// It has a default ACL: what is made in it gets one that the source may not have had.
+    /// It has a default ACL. New entries inherit an ACL that the source may not have had.
     pub has_default_acl: bool,
 }
 
@@ -43,18 +44,18 @@ pub(super) struct Dir {
 pub(super) struct Made {
     item: Item,
     file: File,
-    /// The end of the last bytes written: the rest up to its size is a hole.
+    /// The end of the last bytes written. The rest of the file is a hole.
     end: u64,
     /// It may have an ACL that the source did not have.
     inherits: bool,
 }
 
-/// Whether a name that is there may be replaced.
+/// Whether an existing name may be replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Replace {
-    /// If the person said so.
+    /// If the user asked for it.
     IfAsked,
-    /// It was made a moment ago, by an earlier member of the same name.
+    /// Yes, because an earlier member of the same name created it.
     OwnEarlier,
 }
 
@@ -67,7 +68,7 @@ impl Rules {
         self.left_out.lock().add(&self.shown(path), why);
     }
 
-    /// Makes a name with `make`; one that is there is removed first if that was asked for.
+    /// Creates a name with `make`. An existing one is removed first, if `replace` allows it.
     pub(super) fn make<T>(
         &self,
         dir: &Dir,
@@ -83,7 +84,7 @@ impl Rules {
                     return Err(exists(&shown()));
                 }
                 let removed = match sys::unlink_at(&dir.fd, name) {
-                    // A member may take the place of an earlier one that was an empty folder.
+                    // A member can replace an earlier one that was an empty folder.
                     Err(error)
                         if error.raw_os_error() == Some(libc::EISDIR) && replace == Replace::OwnEarlier =>
                     {
@@ -98,11 +99,11 @@ impl Rules {
         }
     }
 
-    /// Makes a file and opens it.
+    /// Creates a file and opens it.
     pub(super) fn create(&self, dir: &Dir, item: Item, replace: Replace) -> Result<Made> {
         let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;
         let name = item.path.file_name().unwrap_or_default();
-        // An ACL may keep out whom the bits of the group let in.
+        // An ACL can exclude users whom the group bits admit.
         let first = if item.xattrs.iter().any(|(name, _)| name == ACCESS) { 0o700 } else { 0o777 };
         let mode = item.perm & first;
         let fd = self.make(dir, &item.path, name, replace, |dir| sys::open_at(dir, name, flags, mode))?;
@@ -114,7 +115,7 @@ impl Rules {
         made.file.write_all_at(bytes, offset).at("write", &self.shown(&made.item.path))
     }
 
-    /// Size, owner, attributes, mode and, last, times of a file.
+    /// Sets size, owner, attributes, mode and, last, times of a file.
     pub(super) fn complete(&self, made: Made) -> Result<()> {
         let Made { item, file, end, inherits } = made;
         let Kind::File { size } = item.kind else { return Ok(()) };
@@ -123,7 +124,8 @@ impl Rules {
         self.dress(&item, &file, inherits)
     }
 
-    /// Opens what was made a moment ago under a name, to dress it. In the time between another user may have put something of his there.
+    /// Opens by name what was just created, to set its attributes. Another user may have replaced it in the
+    /// meantime, so it is checked.
     pub(super) fn reopen(&self, dir: &Dir, item: &Item, name: &OsStr, format: u32) -> Result<OwnedFd> {
         let open = || -> io::Result<_> {
             let fd = sys::open_at(&dir.fd, name, ITSELF, 0)?;
@@ -136,11 +138,13 @@ impl Rules {
         if is_it { Ok(fd) } else { Err(exchanged(&self.shown(&item.path))) }
     }
 
-    /// Owner, permissions, attributes and times, in this order: a change of owner takes set-id bits and capabilities away, and an ACL says
-    /// more of who may do what than the permissions beside it, which are its mask or its group's, as the archive's program likes.
+    /// Sets owner, permissions, attributes and times, in this order. A change of owner clears set-id bits and
+    /// capabilities, so it comes first. ACLs come after the permissions because they are more precise. The
+    /// group bits beside an ACL are either its mask or its group entry, depending on the program that wrote
+    /// the archive.
     pub(super) fn dress(&self, item: &Item, file: &impl AsFd, inherits: bool) -> Result<()> {
         let shown = || self.shown(&item.path);
-        // A question of the kernel's own memory, where a change would go to the daemon.
+        // The kernel answers this from memory. A change would go to the daemon.
         let now = metadata::look(file).at("look at", &shown())?;
         if self.owners && (now.uid, now.gid) != (item.uid, item.gid) {
             metadata::set_owner(file, item.uid, item.gid).at("set the owner of", &shown())?;
@@ -160,7 +164,8 @@ impl Rules {
         metadata::set_times(file, item.atime, item.mtime).at("set the times of", &shown())
     }
 
-    /// The permissions that are set. A user who cannot give a file its owner must not make a set-id program of his own of it.
+    /// The permissions to set. If the user cannot set a file's owner, the file must not become a set-id
+    /// program of that user.
     fn permissions(&self, item: &Item, now: Seen) -> u32 {
         let mut perm = item.perm & 0o7777;
         if !self.owners && item.kind != Kind::Dir {
@@ -174,13 +179,14 @@ impl Rules {
         perm
     }
 
-    /// An ordinary user cannot set those that only root has; what a filesystem does not carry is noted.
+    /// Sets the extended attributes. An ordinary user cannot set those that only root can. Attributes that
+    /// the filesystem does not support are noted.
     pub(super) fn attributes(&self, item: &Item, file: &impl AsFd) -> Result<()> {
         for (name, value) in &item.xattrs {
             match metadata::set_xattr(file, name, value) {
                 Err(error) if error.raw_os_error() == Some(libc::EPERM) && !self.owners => {}
                 Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
-                    // Labels of a security module that this filesystem does not carry are nothing to tell.
+                    // Unsupported labels of a security module are not reported.
                     if !name.starts_with(b"security.") {
                         let name = String::from_utf8_lossy(name);
                         self.note(&item.path, format!("its attribute {name}: {}", plain(&error)));
@@ -196,7 +202,7 @@ impl Rules {
     }
 }
 
-/// Somebody put another thing in the place of what was made.
+/// The failure for an item that somebody has replaced.
 pub(super) fn exchanged(path: &Path) -> Failure {
     Failure::new("changed", format!("{} is not what was made there", path.display()))
         .why("somebody else changes the destination meanwhile")

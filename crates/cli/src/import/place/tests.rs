@@ -21,7 +21,8 @@ fn mode(path: &Path) -> u32 {
     fs::symlink_metadata(path).unwrap().permissions().mode() & 0o7777
 }
 
-/// The last mode of a folder went through a symbolic link that a user had put in its place: root's file became everybody's.
+/// The final chmod of a folder followed a symbolic link that a user had put in its place. So a file of root
+/// became accessible to everybody.
 #[test]
 fn regression_a_link_in_the_place_of_a_folder_is_not_followed() {
     let temp = tempfile::tempdir().unwrap();
@@ -44,7 +45,7 @@ fn regression_a_link_in_the_place_of_a_folder_is_not_followed() {
         assert_eq!(fs::metadata(&secret).unwrap().modified().unwrap(), before.modified().unwrap());
         assert!(mode(&temp.path().join("other")) != 0o777);
     }
-    // Another folder in its place is noticed too.
+    // Another folder in its place is detected too.
     let _ = fs::remove_dir_all(&root);
     let mut place = Place::new(&root, false).unwrap();
     place.item(item("d", Kind::Dir, 0o777)).unwrap();
@@ -66,7 +67,7 @@ fn regression_what_is_not_what_was_made_is_not_dressed() {
     for name in ["file", "link"] {
         assert_eq!(reopen(name).unwrap_err().code, "changed", "{name}");
     }
-    // One more name of somebody's file.
+    // This is one more name of another user's file.
     sys::mknod_at(&place.root.fd, OsStr::new("pipe"), libc::S_IFIFO | 0o600, 0).unwrap();
     assert!(reopen("pipe").is_ok());
     fs::hard_link(temp.path().join("pipe"), temp.path().join("again")).unwrap();
@@ -85,7 +86,8 @@ fn regression_folders_are_closed_until_everything_is_in_them() {
     assert_eq!((mode(&temp.path().join("to/d")), mode(&temp.path().join("to/d/f"))), (0o777, 0o644));
 }
 
-/// An archive that was added to has a name twice, and the last member counts; a link to the first keeps what that was.
+/// An archive that was appended to has a name twice. The last member counts. A link to the first keeps the
+/// first content.
 #[test]
 fn regression_a_name_that_comes_again_replaces_what_it_was() {
     let temp = tempfile::tempdir().unwrap();
@@ -102,7 +104,7 @@ fn regression_a_name_that_comes_again_replaces_what_it_was() {
     file(&mut place, "d/in", b"x").unwrap();
     place.item(item("e", Kind::Dir, 0o700)).unwrap();
     place.item(item("e", Kind::Symlink("d".into()), 0o777)).unwrap();
-    // What was there before is another matter.
+    // A file from before the import is not replaced.
     fs::write(temp.path().join("old"), "x").unwrap();
     assert_eq!(
         file(&mut place, "old", b"x").and_then(|()| place.workers.settle()).unwrap_err().code,
@@ -117,7 +119,7 @@ fn regression_a_name_that_comes_again_replaces_what_it_was() {
     assert!(left_out.len() == 1 && left_out[0].why.contains("never/was"), "{left_out:?}");
 }
 
-/// An archive could hold any number of members that are left out, each with a long name.
+/// The list had no bound: an archive could hold any number of left-out members, each with a long name.
 #[test]
 fn regression_what_is_left_out_is_listed_within_bounds() {
     let mut left_out = crate::import::LeftOut::default();

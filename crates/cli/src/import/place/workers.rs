@@ -1,6 +1,8 @@
-//! A few threads that make small files, each whole: while one waits for the daemon, another prepares its next request.
+//! A few threads that create small files, each one whole. While one waits for the daemon, another prepares
+//! its next request.
 //!
-//! The first failure is kept; after it jobs are passed over, and whoever sends or settles next hears of it.
+//! The first failure is kept. Later jobs are skipped, and the next call of `send` or `settle` returns the
+//! failure.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -12,19 +14,19 @@ use parking_lot::{Condvar, Mutex};
 use super::rules::{Dir, Replace, Rules};
 use crate::import::Item;
 
-/// A file to be made.
+/// A file to create.
 pub(super) struct Job {
     /// Its folder.
     pub dir: Arc<Dir>,
-    /// What.
+    /// The item.
     pub item: Item,
-    /// Whether it may replace what is there.
+    /// Whether it may replace an existing file.
     pub replace: Replace,
     /// Its bytes.
     pub pieces: Vec<(u64, Vec<u8>)>,
 }
 
-/// Jobs that wait; each holds less than one piece.
+/// Capacity of the queue in jobs. Each holds less than one piece.
 const QUEUE: usize = 32;
 
 #[derive(Default)]
@@ -48,7 +50,7 @@ pub(super) struct Workers {
 }
 
 impl Workers {
-    /// Starts two for each core.
+    /// Starts two threads per core, at least 2 and at most 16.
     pub(super) fn start(rules: Arc<Rules>) -> Result<Workers> {
         let count = std::thread::available_parallelism().map_or(2, |cores| (cores.get() * 2).clamp(2, 16));
         let shared = Arc::new(Shared { rules, state: Mutex::default(), done: Condvar::new() });
@@ -63,7 +65,7 @@ impl Workers {
         Ok(workers)
     }
 
-    /// Hands on a job; answers what an earlier one failed of.
+    /// Sends a job. Returns the failure of an earlier job, if there is one.
     pub(super) fn send(&self, job: Job) -> Result<()> {
         let mut state = self.shared.state.lock();
         if let Some(failure) = state.failure.take() {
@@ -75,7 +77,7 @@ impl Workers {
         if sent { Ok(()) } else { Err(Failure::new("io", "the threads of the import are gone")) }
     }
 
-    /// Waits until everything handed on is made; answers what one failed of.
+    /// Waits until all jobs are done. Returns the failure of one, if there is one.
     pub(super) fn settle(&self) -> Result<()> {
         let mut state = self.shared.state.lock();
         while state.pending > 0 {
