@@ -55,8 +55,8 @@ impl From<Format> for log::Format {
 /// Which signatures and records of a published tree are accepted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
 pub struct Accept {
-    /// Of a published tree: accept only what is signed by this key (64 hexadecimal digits), and remember it. Without this the
-    /// owner's keys at the first use are remembered, and other keys refused later
+    /// Of a published tree: accept only what is signed by this key (64 hexadecimal digits), and remember it.
+    /// Without this the owner's keys at the first use are remembered, and other keys refused later
     #[arg(long, value_name = "KEY")]
     key: Option<String>,
     /// Of a published tree: use its record although a newer one was seen here, and remember it as the newest
@@ -92,8 +92,8 @@ impl Reach {
 /// How the kernel's requests reach the daemon.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Transport {
-    /// How requests come: uring (FUSE over io_uring; root turns the kernel's switch on), classic (/dev/fuse), or auto:
-    /// uring where the switch is on
+    /// How requests come: uring (FUSE over io_uring; root turns the kernel's switch on), classic (/dev/fuse),
+    /// or auto: uring where the switch is on
     #[arg(
         id = "transport",
         long = "transport",
@@ -169,7 +169,8 @@ pub struct Every {
     /// Under which name --publish-every publishes
     #[arg(long, value_name = "NAME", default_value = "latest", requires = "publish_every")]
     publish_as: String,
-    /// With --publish-every: publish once more at a clean unmount, if something has changed, and wait so long for it; 0: not
+    /// With --publish-every: publish once more at a clean unmount, if something has changed, and wait so long
+    /// for it; 0: not
     #[arg(long, value_name = "TIME", value_parser = time_or_none, default_value = "30s", requires = "publish_every")]
     publish_last: Duration,
 }

@@ -12,6 +12,7 @@
 use std::ffi::OsString;
 use std::path::Path;
 
+use api::text::{Lines, shown};
 use clap::{Arg, Command, CommandFactory, Parser};
 use node::options;
 
@@ -80,6 +81,7 @@ pub fn run(words: &[OsString], perform: impl FnOnce(Vec<OsString>, bool) -> u8) 
     let (words, passed_over) = helper.words();
     if helper.verbose {
         for word in passed_over {
+            let word = shown(&word, Lines::One);
             eprintln!("mount.covey: passed over the option {word}, which is not known");
         }
     }

@@ -86,13 +86,18 @@ impl Term {
 
     /// Prints to standard error what is missing from the result. With `--json` it is printed too.
     pub fn warn(self, line: impl Display) {
-        let _ = writeln!(io::stderr().lock(), "{line}");
+        let _ = writeln!(io::stderr().lock(), "{}", one_line(line));
     }
 
     /// Starts showing progress.
     pub fn progress(self, label: &str) -> Progress {
         Progress::new(label, self.json || self.quiet)
     }
+}
+
+/// One line for a person, with control characters escaped: parts of it can come from another user.
+fn one_line(line: impl Display) -> String {
+    shown(&line.to_string(), Lines::One).into_owned()
 }
 
 /// Whether standard error is a terminal, so that a status line can be redrawn.
@@ -246,4 +251,17 @@ fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template)
         .unwrap_or_else(|_| ProgressStyle::default_spinner())
         .progress_chars("=> ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn regression_a_warning_is_one_line_without_control_characters() {
+        assert_eq!(
+            one_line("/mnt/a\n\x1b[2Jb: it does not answer"),
+            "/mnt/a\\n\\x1b[2Jb: it does not answer"
+        );
+    }
 }

@@ -1,7 +1,8 @@
 //! Which crate may know which. Arrows run downwards only:
 //!
 //! ```text
-//! base < blob < meta < fs < fuse, corpus < node      base < blob < cache, origin, peer < node      base < blob < meta < tree < node
+//! base < blob < meta < fs < fuse, corpus < node
+//! base < blob < cache, origin, peer < node      base < blob < meta < tree < node
 //! base < api < node < cli      base < archive < cli
 //! ```
 //!

@@ -1,8 +1,9 @@
 //! Documents and comments use standard words, and short lines.
 //!
-//! `docs/STYLE.md` has the table of terms. This rule keeps the part of it that can be searched for: coined words,
-//! "whoever" and sentences that begin with "Who" for a program, and prose lines of more than [`WIDE`] columns. Code
-//! lines are rustfmt's. Tables, links and code in documents may be longer, because they cannot be wrapped.
+//! `docs/STYLE.md` has the table of terms. This rule keeps the part of it that can be searched for: coined
+//! words, sentences that begin with the word for a person where a program is meant, and prose lines of more
+//! than [`WIDE`] columns. Code lines are rustfmt's. Tables, links and code in documents may be longer, because
+//! they cannot be wrapped.
 
 use crate::Finding;
 

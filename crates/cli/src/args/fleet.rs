@@ -86,7 +86,8 @@ pub struct Fleet {
     /// Join a fleet by any of its nodes; a name may have many addresses
     #[arg(long, value_name = "HOST:PORT,...", env = "COVEY_JOIN", hide_env = true)]
     join: Option<String>,
-    /// Where the fleet reaches this node, TCP and UDP [default: a free port of 127.0.0.1, for nodes on one machine]
+    /// Where the fleet reaches this node, TCP and UDP [default: a free port of 127.0.0.1, for nodes on one
+    /// machine]
     #[arg(long, value_name = "ADDRESS:PORT", env = "COVEY_LISTEN", hide_env = true)]
     listen: Option<SocketAddr>,
     /// Where the others reach it, if that is not where it listens
@@ -103,7 +104,8 @@ pub struct Fleet {
     /// This node's share of the fleet's bookkeeping, relative to the others'; 0 for none
     #[arg(long, value_name = "N", default_value_t = WEIGHT, hide_default_value = true)]
     weight: u16,
-    /// How bytes from other nodes are checked: blake3 (against the blob's name), or crc (cheaper, for nodes that trust one another)
+    /// How bytes from other nodes are checked: blake3 (against the blob's name), or crc (cheaper, for nodes
+    /// that trust one another)
     #[arg(long, value_name = "HOW", default_value_t, hide_possible_values = true)]
     verify: Checked,
     /// How holders are found: by trackers, or by a table on every node, which is there to be measured

@@ -17,7 +17,8 @@ use crate::export::archive;
 use crate::table::Table;
 use crate::term::Term;
 
-/// Gathers what a report of a fault needs into one archive: machine, mounts, figures, log, settings; no secrets, no contents of files
+/// Gathers what a report of a fault needs into one archive: machine, mounts, figures, log, settings; no
+/// secrets, no contents of files
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  covey bundle /mnt/covey\n  covey bundle /srv/volume -o report.tar.zst      a volume that is not mounted\n  \

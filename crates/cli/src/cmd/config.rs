@@ -17,7 +17,8 @@ use crate::config::{Config, known};
 use crate::table::Table;
 use crate::term::Term;
 
-/// Shows every setting: its value, and whether it comes from the environment, a configuration file or by default
+/// Shows every setting: its value, and whether it comes from the environment, a configuration file or by
+/// default
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  covey config                   what holds for every mount of this machine\n  \

@@ -30,7 +30,8 @@ pub struct Args {
     /// Mend what can be mended: counts, links, lost names, blobs that are nobody's
     #[arg(long)]
     repair: bool,
-    /// Bring in a damaged log up to the damage, after a copy of it was kept, and say what is lost; then as --repair
+    /// Bring in a damaged log up to the damage, after a copy of it was kept, and say what is lost; then as
+    /// --repair
     #[arg(long)]
     salvage: bool,
     /// Do not read the blobs

@@ -7,7 +7,8 @@ use crate::args::fleet::Lent;
 use crate::lending;
 use crate::term::Term;
 
-/// Lends a disk to a fleet without mounting anything: it keeps copies of what its zone's nodes have, and gives them away
+/// Lends a disk to a fleet without mounting anything: it keeps copies of what its zone's nodes have, and
+/// gives them away
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  covey lend --origin s3://bucket/models --cache /srv/lent --size 200G --join 10.0.0.1:7171 --listen 10.0.0.8:7171 --secret-file /etc/covey/secret\n\n\

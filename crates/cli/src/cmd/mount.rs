@@ -22,13 +22,13 @@ use crate::term::Term;
      covey mount file:/srv/volume/blobs@nightly /mnt/n      a tree that was published, as it was then\n  \
      covey mount corpus:7,1000,64K /mnt/c   1,000 files of 64 KiB, derived from the seed 7, named by their SHA-256\n\nMount options:\n{}", node::options::help()))]
 pub struct Args {
-    /// The volume's folder; ORIGIN@NAME for a published tree; mem: for a volume that lives in memory; corpus:SEED,N,SIZE for N
-    /// random files of a seed; the second and the last are read-only
+    /// The volume's folder; ORIGIN@NAME for a published tree; mem: for a volume that lives in memory;
+    /// corpus:SEED,N,SIZE for N random files of a seed; the second and the last are read-only
     volume: PathBuf,
     /// An existing folder
     mountpoint: PathBuf,
-    /// Stay in the background once it is mounted; messages go to VOLUME/covey.log, those of a published tree to log/TREE.log in its
-    /// cache folder
+    /// Stay in the background once it is mounted; messages go to VOLUME/covey.log, those of a published tree
+    /// to log/TREE.log in its cache folder
     #[arg(long, short = 'd')]
     background: bool,
     #[command(flatten)]
@@ -43,16 +43,18 @@ pub struct Args {
     accept: Accept,
     #[command(flatten)]
     reach: Reach,
-    /// Of a tree in an object store: where to keep what was fetched [default: covey/trees in the user's cache folder]
+    /// Of a tree in an object store: where to keep what was fetched [default: covey/trees in the user's cache
+    /// folder]
     #[arg(long, value_name = "DIR")]
     cache: Option<PathBuf>,
-    /// Of a published tree: move to what is published under its name next; looks every so many seconds [default with --follow: 10]
+    /// Of a published tree: move to what is published under its name next; looks every so many seconds
+    /// [default with --follow: 10]
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "10")]
     follow: Option<Interval>,
     #[command(flatten)]
     fleet: Fleet,
-    /// Make the origin this folder's to write to, though another folder has claimed it since or this one is a copy or from a backup: the other may only
-    /// be read from then on, and must not be in use any more
+    /// Make the origin this folder's to write to, though another folder has claimed it since or this one is a
+    /// copy or from a backup: the other may only be read from then on, and must not be in use any more
     #[arg(long)]
     take_over: bool,
     /// Look whether it could be mounted, and do not mount it

@@ -52,13 +52,16 @@ pub struct Args {
     /// Detach it from the tree at once; it ends when its last user is gone
     #[arg(long, short, conflicts_with = "force")]
     lazy: bool,
-    /// End it even if its daemon does not answer or other mount namespaces have it: requests under way fail, what was not handed over is lost
+    /// End it even if its daemon does not answer or other mount namespaces have it: requests under way fail,
+    /// what was not handed over is lost
     #[arg(long, short)]
     force: bool,
-    /// Wait first until everything is in the origin; without it what is not uploaded yet stays on this disk for the next mount
+    /// Wait first until everything is in the origin; without it what is not uploaded yet stays on this disk
+    /// for the next mount
     #[arg(long, conflicts_with_all = ["lazy", "force"])]
     flush: bool,
-    /// Give up after so many seconds, with --flush too [default: 120 for the volume to be closed; a flush takes as long as it takes]
+    /// Give up after so many seconds, with --flush too [default: 120 for the volume to be closed; a flush
+    /// takes as long as it takes]
     #[arg(long, value_name = "SECONDS")]
     wait: Option<u64>,
     /// Only if its daemon is gone: a mount that lives, or none, is let be and is no failure

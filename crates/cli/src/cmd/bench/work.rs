@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use api::error::{Context, Failure, Result};
+use api::text::{Lines, shown};
 use base::size::MIB;
 
 /// Set by Ctrl-C.
@@ -154,7 +155,8 @@ impl Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         if let Err(error) = fs::remove_dir_all(&self.path) {
-            let (path, why) = (self.path.display(), api::error::plain(&error));
+            let (path, why) = (self.path.display().to_string(), api::error::plain(&error));
+            let path = shown(&path, Lines::One);
             eprintln!("covey: the bench's folder could not be removed ({why}): rm -r {path}");
         }
     }
