@@ -1,24 +1,26 @@
 //! Open packs as files: `DIR/NUMBER`, the number in decimal.
 //!
-//! **Locks.** A write or a read takes two locks for the time of a lookup, that of one of 16 shards and that of the pack's
-//! file handle, and holds none while the disk works. Only [`sync`](PackStore::sync) holds one: the pack's own, so that those who
-//! want the same pack on disk share one fdatasync.
+//! **Locks.** A write or a read takes two locks, each only for a lookup: that of one of 16 shards, and that
+//! of the pack's file handle. It holds none during disk I/O. Only [`sync`](PackStore::sync) holds a lock
+//! during I/O: the pack's own, so that concurrent syncs of one pack share one fdatasync.
 //!
-//! **What is durable.** Each pack counts the writes that have returned, and remembers how many of them the last fdatasync
-//! covered. A sync that finds its own writes covered returns at once; one that arrives while another is at work waits and
-//! looks again. The folder, which holds the names of new packs, counts in the same way. After a failed fdatasync the kernel
-//! may have dropped pages that it now calls clean, so every later sync of that pack fails too. Several syncs go to the disk
-//! at the same time: each waits for the disk's cache to be flushed, and the kernel makes one flush of those that wait
-//! together (measured on ext4: 64 folders one after the other 185 ms, by four threads 3 to 10 ms).
+//! **Durability.** Each pack counts the writes that have returned, and remembers how many of them the last
+//! fdatasync covered. A sync whose writes are covered returns at once. A sync that arrives during another
+//! waits for it and checks again. The folder holds the names of new packs and counts in the same way. After a
+//! failed fdatasync the kernel may have dropped pages that it now calls clean, so every later sync of that
+//! pack fails too. Several syncs run at the same time: each waits for a flush of the disk's cache, and the
+//! kernel merges the flushes that wait together (measured on ext4: 64 folders one after the other 185 ms, by
+//! four threads 3 to 10 ms).
 //!
-//! **File handles.** At most 512 are kept open; a pack whose handle was given up is opened again when it is next used.
-//! The kernel reports an error of writing back to a handle opened later too, as long as nobody has been told of it.
+//! **File handles.** At most 512 are open. A pack whose handle was closed is opened again at its next use.
+//! The kernel reports a writeback error to a handle that is opened later too, as long as no handle has
+//! reported it.
 //!
-//! **What is read has been checked.** Each write leaves its sums ([`sums`]); a read compares, and so does sealing before it gives the bytes
-//! a name. Bytes that do not fit are an error.
+//! **Reads are verified.** Each write records its sums ([`sums`]). A read compares them, and sealing compares
+//! them before it names the bytes by their hash. Bytes that do not match are an error.
 //!
-//! **After a crash** a pack is what its file holds. It is found by [`open_packs`](PackStore::open_packs) and can be read,
-//! synced, sealed and discarded like any other.
+//! **After a crash** a pack is what its file holds. [`open_packs`](PackStore::open_packs) finds it. It can be
+//! read, synced, sealed and discarded like any other.
 
 mod file;
 mod sums;
@@ -44,17 +46,17 @@ use sums::{PackSums, Piece, Pieces, SumsFile, pieces_of};
 /// How many files are synced at the same time.
 const SYNC_THREADS: usize = 4;
 
-/// A sealed pack of at least so many bytes begins its way to the disk at once. The next sync would send it anyway, within a second,
-/// and everything that was written by then would wait for the disk together: a large file that ends with fsync(2)
-/// would keep the disk idle for its first half and the writer for its second.
+/// Writeback of a sealed pack of at least this many bytes starts at once. Otherwise the next sync starts it,
+/// up to a second later, together with all data written by then: a large file that ends with fsync(2) would
+/// leave the disk idle for its first half and stall the writer for its second.
 const EARLY_MIN: u32 = MIB as u32;
 
 /// A node's open packs in a folder. See the [module](self).
 pub struct DiskPacks {
     dir: PathBuf,
-    /// The folder itself, to be synced and to be asked for space.
+    /// The folder itself, for fsync and for the free space.
     handle: File,
-    /// Of the folder: one change for each pack created.
+    /// Durability of the folder. Each created pack is one change.
     names: Durable,
     packs: Packs,
     sums: SumsFile,
@@ -62,11 +64,11 @@ pub struct DiskPacks {
 }
 
 impl DiskPacks {
-    /// Opens the folder of a node's open packs, and makes it (not the way to it) if it is absent. Sealed packs go to
-    /// `origin`; one on the same filesystem makes them blobs without copying.
+    /// Opens the folder of a node's open packs. Creates it if it is absent, but not its parents. Sealed packs
+    /// go to `origin`. An origin on the same filesystem makes blobs of them without copying.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn open(dir: &Path, origin: Arc<dyn Origin>) -> io::Result<DiskPacks> {
         match DirBuilder::new().mode(0o700).create(dir) {
             Ok(()) => {
@@ -77,7 +79,7 @@ impl DiskPacks {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             Err(error) => return Err(error),
         }
-        // Fails on what is no folder, too.
+        // Also fails if the path is not a folder.
         fs::read_dir(dir)?;
         let (packs, sums) = (Packs::new(), SumsFile::new(dir));
         for (no, pieces) in sums.load()? {
@@ -89,7 +91,7 @@ impl DiskPacks {
         Ok(DiskPacks {
             dir: dir.to_owned(),
             handle: File::open(dir)?,
-            // The packs that are there may have been created just before a kill.
+            // Packs found here may have been created just before a crash.
             names: Durable::new(1),
             packs,
             sums,
@@ -106,12 +108,12 @@ impl DiskPacks {
         self.dir.join(pack.to_string())
     }
 
-    /// The pack, if it has an open name.
+    /// The pack, if its file exists.
     fn find(&self, no: PackNo) -> Result<Option<Arc<Pack>>, BlobError> {
         if let Some(pack) = self.packs.get(no) {
             return Ok(Some(pack));
         }
-        // One that was there before this program started.
+        // A pack of a former run of this program.
         match file::open(&self.path(no)) {
             Ok(file) => Ok(Some(self.packs.insert_found(no, file))),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -134,8 +136,8 @@ impl DiskPacks {
         Ok(file)
     }
 
-    /// Puts sums into their file. That they could not be put there loses no data, and so fails no sync: they are known as long as this
-    /// program runs, and the next sync tries again.
+    /// Saves sums to their file. A failure loses no data and therefore fails no sync: the sums stay in memory
+    /// while this program runs, and the next sync tries again.
     fn save_sums(&self, unsaved: &[(PackNo, Vec<Piece>)]) {
         if self.sums.save(unsaved).is_err() {
             for (no, pieces) in unsaved {
@@ -144,13 +146,13 @@ impl DiskPacks {
                 }
             }
         } else if self.sums.is_long() {
-            // If that fails, the file is long for a while.
+            // If this fails, the file stays long until a later attempt.
             let _ = self.sums.shorten(|no| self.packs.get(no).is_some());
         }
     }
 
     fn sync_pack(&self, no: PackNo, pack: &Pack) -> Result<(), BlobError> {
-        // Opened first, so that a lack of file handles is not taken for a failed sync.
+        // Opens the file first, so that a lack of file handles does not count as a failed sync.
         let synced = self.file(no, pack).and_then(|file| Ok(pack.durable.sync(|| file.sync_data())?));
         match synced {
             // Retired or discarded in the meantime.
@@ -193,10 +195,11 @@ impl PackStore for DiskPacks {
         let (pieces, crc) = pieces_of(offset, bytes);
         let result = file.write_all_at(bytes, u64::from(offset));
         if result.is_ok() {
-            // After the bytes: a read of the range beside them must find them there.
+            // After the bytes: a concurrent read of the neighbouring range must find the bytes that these
+            // sums cover.
             pack.sums.lock().add(&pieces);
         }
-        // Also after an error: a part of it may have been written, and room on the disk was taken.
+        // Also after an error: part of the bytes may have been written, and disk space was taken.
         pack.durable.changed();
         Ok(result.map(|()| crc)?)
     }
@@ -290,7 +293,7 @@ impl PackStore for DiskPacks {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
             _ => self.packs.remove(pack),
         }
-        // If that fails, records of packs that are gone stay a while.
+        // If this fails, the records of removed packs stay for a while.
         let _ = self.sums.clear_if(|| self.packs.is_empty());
         Ok(())
     }
@@ -303,7 +306,7 @@ impl PackStore for DiskPacks {
             let Some(no) = name.to_str().and_then(|name| name.parse::<u64>().ok()) else {
                 continue;
             };
-            // Only the one way of writing a number that `path` uses.
+            // Accepts only the spelling of a number that `path` writes.
             if PackNo(no).to_string().as_str() != name {
                 continue;
             }
@@ -321,7 +324,7 @@ impl PackStore for DiskPacks {
     }
 }
 
-/// Room on the filesystem that an open descriptor is on.
+/// Free space of the filesystem that an open descriptor is on.
 pub(crate) fn space_of(descriptor: RawFd) -> io::Result<Space> {
     // SAFETY: all zeros is a valid value of this plain C struct.
     let mut stat: libc::statvfs = unsafe { std::mem::zeroed() };
@@ -333,8 +336,8 @@ pub(crate) fn space_of(descriptor: RawFd) -> io::Result<Space> {
     Ok(Space { total: stat.f_blocks * stat.f_frsize, available: stat.f_bavail * stat.f_frsize, reserve })
 }
 
-/// Has the kernel begin to write the file's pages to the disk, and waits for none of them. Only a hint: what it could not
-/// begin, and every failed write, is left to the sync that somebody waits for.
+/// Asks the kernel to start writeback of the file, and does not wait. Only a hint: a later sync handles
+/// whatever was not started and reports failed writes.
 fn start_writing(file: &File) {
     // SAFETY: sync_file_range(2) on a descriptor that `file` keeps open; it touches no memory of ours.
     unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE) };
@@ -348,7 +351,8 @@ fn damaged(no: PackNo, piece: &Piece) -> BlobError {
     BlobError::Io(io::Error::new(io::ErrorKind::InvalidData, what))
 }
 
-/// Reads group by group, so that each is hashed while it is in the processor's cache. What is hashed has been compared with `written`.
+/// Reads group by group, so that each group is hashed while it is in the processor's cache. The bytes are
+/// compared with `written` before they are hashed.
 fn sums_of(no: PackNo, file: &File, len: u32, written: &Pieces) -> Result<Sums, BlobError> {
     let mut builder = Builder::new(len);
     let mut group = vec![0; GROUP as usize];

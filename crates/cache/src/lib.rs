@@ -1,17 +1,17 @@
-//! The node's disk: open packs, and a cache of blobs whose origin is far away.
+//! The node's disk: open packs, and the cache of blobs of a remote origin.
 //!
-//! The write path is the cache: what a program writes is appended to an open pack, and the pack's file, once sealed, *is*
-//! the blob that the origin holds, where the two are on one filesystem. So every byte is written once.
+//! A program's write is appended to an open pack. Where the pack and the origin share a filesystem, the file
+//! of the sealed pack *becomes* the origin's blob. So every byte is written once.
 //!
 //! - [`DiskPacks`]: a folder with a file for each open pack.
-//! - [`MemoryPacks`]: the same in memory, for volumes that live there and for tests.
+//! - [`MemoryPacks`]: open packs in memory, for volumes in memory and for tests.
 //!
 //! Both pass one conformance suite (`tests.rs`), over origins that link, copy and share.
 //!
-//! - [`NodeCache`]: a folder of blobs before an origin that is far away; itself an origin.
-//! - [`NameCache`]: what was read of blobs that hold names, on the disk as well.
-//! - [`residency`]: which of them stay.
-//! - [`upload`]: what that origin does not have yet, and how it gets there.
+//! - [`NodeCache`]: a folder of blobs in front of a remote origin. It implements the origin's trait itself.
+//! - [`NameCache`]: ranges of blobs that hold names, kept on disk as they were read.
+//! - [`residency`]: which cached blobs stay.
+//! - [`upload`]: which blobs the origin lacks, and how they get there.
 //! - [`Roomy`]: open packs on a disk that they share with the cache.
 
 mod disk;
@@ -41,7 +41,7 @@ pub use node::{
 pub use roomy::{Reclaim, Roomy};
 pub use upload::{UploadOptions, UploadStats, Uploads, Waiting};
 
-/// The end of a range in a pack, which is at most as long as a blob.
+/// The end of a range in a pack. An error if it lies past the maximum size of a blob.
 fn end_of(pack: PackNo, offset: u32, len: usize) -> Result<u32, BlobError> {
     let end = u64::from(offset) + len as u64;
     u32::try_from(end).ok().filter(|end| *end <= BLOB_MAX).ok_or_else(|| {

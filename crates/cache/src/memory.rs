@@ -1,11 +1,12 @@
 //! Open packs in memory.
 //!
-//! Each is an anonymous mapping of 4 MiB, of which the kernel gives pages only as they are written to. A pack that is
-//! sealed hands its mapping to the origin ([`blob::Origin::put_shared`]): an origin in memory keeps that very mapping as the
-//! blob, so no byte is held twice; any other copies it, and the mapping goes when the pack is retired.
+//! Each pack is an anonymous mapping of 4 MiB. The kernel allocates its pages only when they are written.
+//! Sealing a pack hands its mapping to the origin ([`blob::Origin::put_shared`]). An origin in memory keeps
+//! that mapping as the blob, so no byte is held twice. Any other origin copies it, and the mapping is freed
+//! when the pack is retired.
 //!
-//! No new pack is given out when the machine, or the control group this program runs in, is short of memory: a volume that is
-//! full says ENOSPC, as a disk does, and does not call for the kernel's killer.
+//! No new pack is created when the machine, or this program's control group, is short of memory. So a full
+//! volume reports ENOSPC, as a disk does, and does not invoke the kernel's OOM killer.
 
 mod room;
 
@@ -23,10 +24,10 @@ use parking_lot::RwLock;
 use crate::{end_of, exists_already, no_such_pack, too_short};
 use room::Room;
 
-/// What a program that keeps bytes in memory may still take.
+/// How much memory a program that keeps bytes in memory may still take.
 ///
 /// # Errors
-/// The system does not tell.
+/// The system does not report its memory.
 pub fn memory_room() -> Result<Space, BlobError> {
     Room::new().space()
 }
@@ -39,7 +40,7 @@ pub struct MemoryPacks {
 }
 
 struct Pack {
-    /// Shared with the origin once sealed; until then this is the only holder, and writes need it to be.
+    /// Shared with the origin once sealed. Until then this is the only reference, which writes require.
     region: Arc<Region>,
     sealed: bool,
 }
@@ -47,7 +48,7 @@ struct Pack {
 /// The memory of one pack.
 struct Region {
     map: MmapMut,
-    /// The end of the last byte written; after sealing, the blob's size.
+    /// The end of the last byte written. After sealing, the blob's size.
     len: usize,
 }
 
@@ -58,7 +59,7 @@ impl AsRef<[u8]> for Region {
 }
 
 impl MemoryPacks {
-    /// None open yet. Sealed packs go to `origin`.
+    /// Starts without packs. Sealed packs go to `origin`.
     pub fn new(origin: Arc<dyn Origin>) -> MemoryPacks {
         MemoryPacks { packs: RwLock::default(), origin, room: Room::new() }
     }
@@ -78,7 +79,8 @@ impl PackStore for MemoryPacks {
             io::ErrorKind::OutOfMemory => BlobError::Full,
             _ => error.into(),
         })?;
-        // A huge page would hold up to 2 MiB that nobody wrote. Kernels without huge pages refuse the advice; all is well then.
+        // A huge page could hold up to 2 MiB that nobody wrote. A kernel without huge pages refuses the
+        // advice, which is harmless.
         let _ = map.advise(Advice::NoHugePage);
         let pack = Pack { region: Arc::new(Region { map, len: 0 }), sealed: false };
         let mut packs = self.packs.write();
@@ -138,7 +140,7 @@ impl PackStore for MemoryPacks {
             pack.sealed = true;
             Arc::clone(&pack.region)
         };
-        // Hashed without the lock: others read meanwhile.
+        // Hashes without the lock, so that reads can continue.
         let sums = Sums::of((*region).as_ref());
         let stored = self.origin.put_shared(&sums.id(), &sums, region as SharedBytes);
         if stored.is_err() {
@@ -154,7 +156,7 @@ impl PackStore for MemoryPacks {
 
     fn discard(&self, pack: PackNo) -> Result<(), BlobError> {
         let removed = self.packs.write().remove(&pack);
-        // The memory goes back after the lock.
+        // Free the memory after the lock is released.
         drop(removed);
         Ok(())
     }

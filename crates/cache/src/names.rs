@@ -1,19 +1,19 @@
-//! Ranges of far blobs that hold names, kept on this node's disk as they were read.
+//! Ranges of remote blobs that hold names, kept on this node's disk as they were read.
 //!
-//! A lookup in a published tree reads a node: a small part of a blob of up to 4 MiB. The cache of blobs
-//! keeps whole blobs, and such parts in memory only; a blob of names is looked at seldom, and soon goes
-//! from there. So after a restart a tree could not be opened without its store, although it was read from
-//! end to end before. Here each range that is read is kept, in two files: what is used goes to the end of
-//! `names`; when that is full it becomes `names.old`, and the one before goes.
+//! A lookup in a published tree reads a tree node: a small part of a blob of up to 4 MiB. The blob cache
+//! keeps whole blobs on disk, and such parts in memory only. Blobs of names are read seldom and are soon
+//! evicted. Without this cache, a tree could not be opened after a restart without its store, even if it had
+//! been read from end to end before. So each range that is read is kept here, in two files. Ranges in use are
+//! appended to `names`. When `names` is full it replaces `names.old`.
 //!
 //! ```text
 //!   file    magic 4 B "covN"  version 4 B   then entries
 //!   entry   blob 32 B  offset 4 B  length 4 B  CRC32C 4 B (of the three before, and of the bytes)   bytes
 //! ```
 //!
-//! An entry that ends too early, or whose length makes no sense, ends its file; one whose CRC is wrong is
-//! not there. Nothing is synced: what a power cut takes is read from the origin again. The bytes are
-//! compared by the reader as well, with the hash that the tree names.
+//! An entry that ends too early, or whose length is invalid, ends its file. An entry with a wrong CRC counts
+//! as absent. Nothing is synced: what a power cut takes is read from the origin again. The reader also
+//! compares the bytes with the hash that the tree names.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -30,7 +30,7 @@ use hashbrown::HashMap;
 use parking_lot::Mutex;
 
 const HEAD: [u8; 8] = *b"covN\0\0\0\x01";
-/// Before an entry's bytes.
+/// Length of an entry before its bytes.
 const ENTRY: usize = 44;
 
 type Place = (BlobId, u32, u32);
@@ -46,22 +46,23 @@ struct Half {
 struct State {
     young: Half,
     old: Option<Half>,
-    /// The disk failed: nothing more is kept.
+    /// The disk failed, so nothing more is kept.
     off: bool,
 }
 
-/// A source of blobs whose ranges are kept. See the [module](self).
+/// A source of blobs that keeps the ranges it reads. See the [module](self).
 pub struct NameCache {
     source: Arc<dyn BlobSource>,
     folder: PathBuf,
-    /// So many bytes a file may have.
+    /// Maximum bytes of each file.
     half: u64,
     state: Mutex<State>,
     report: Arc<dyn Fn(&str) + Send + Sync>,
 }
 
 impl NameCache {
-    /// Before a source, in a folder that is this process's alone; at most `budget` bytes are kept.
+    /// Opens a cache in front of `source`, in a folder that only this process uses. Keeps at most `budget`
+    /// bytes.
     ///
     /// # Errors
     /// The folder cannot be written to.
@@ -77,10 +78,10 @@ impl NameCache {
         Ok(NameCache { source, folder: folder.to_owned(), half: budget / 2, state, report })
     }
 
-    /// Lets go of all that is kept.
+    /// Drops all kept ranges.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn clear(&self) -> io::Result<()> {
         let mut state = self.state.lock();
         state.old = None;
@@ -90,7 +91,7 @@ impl NameCache {
         Ok(())
     }
 
-    /// Reads a range that is kept.
+    /// Reads a kept range. False if it is not kept or is damaged.
     fn find(&self, place: &Place, buf: &mut [u8]) -> bool {
         let (file, (at, crc), is_old) = {
             let state = self.state.lock();
@@ -115,8 +116,8 @@ impl NameCache {
         true
     }
 
-    /// Keeps a range. One that is on the disk with its blob is kept while there is room: its blob may go,
-    /// but nothing else goes for it.
+    /// Keeps a range. `makes_room`: may discard older ranges. A range whose blob is on the disk may not do
+    /// so. It is kept only while there is room, in case its blob is evicted.
     fn keep(&self, place: &Place, bytes: &[u8], makes_room: bool) {
         let mut state = self.state.lock();
         let fits = state.young.len + (ENTRY + bytes.len()) as u64 <= self.half;
@@ -145,7 +146,7 @@ impl NameCache {
 }
 
 impl Half {
-    /// What is in a file; it is made if it is not there, and begun anew if it cannot be understood.
+    /// Opens a file. Creates it if it is absent, and starts it anew if it cannot be parsed.
     fn open(path: &Path) -> io::Result<Half> {
         if let Some(half) = Half::look(path)? {
             return Ok(half);
@@ -156,7 +157,7 @@ impl Half {
         Ok(Half { file: Arc::new(file), len: HEAD.len() as u64, places: HashMap::new() })
     }
 
-    /// The same; none if it is not there or cannot be understood.
+    /// Opens a file. None if it is absent or cannot be parsed.
     fn look(path: &Path) -> io::Result<Option<Half>> {
         let file = match OpenOptions::new().read(true).write(true).open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -178,7 +179,7 @@ impl Half {
             places.insert(place, (at + ENTRY as u64, crc));
             at = end;
         }
-        // What was cut short is written over.
+        // Cut a partial entry off, so that the next one overwrites it.
         file.set_len(at)?;
         Ok(Some(Half { file: Arc::new(file), len: at, places }))
     }
@@ -211,7 +212,7 @@ fn crc_of(place: &Place, bytes: &[u8]) -> u32 {
     crc32c(&[&head_of(place), bytes].concat())
 }
 
-/// What stands before an entry's bytes; none if it cannot be.
+/// Decodes the header of an entry. None if it is invalid.
 fn decode(entry: &[u8; ENTRY]) -> Option<(Place, u32)> {
     let number = |from: usize| Some(u32::from_be_bytes(entry.get(from..from + 4)?.try_into().ok()?));
     let blob = BlobId(entry.get(..32)?.try_into().ok()?);
@@ -259,7 +260,7 @@ mod tests {
 
     use super::*;
 
-    /// Bytes that follow from blob and offset, and how often they were asked for; none while it is away.
+    /// A source whose bytes derive from blob and offset. It counts reads, and fails while it is `away`.
     #[derive(Default)]
     struct Far {
         asked: AtomicU64,
@@ -290,7 +291,7 @@ mod tests {
         cache.read_at(&BlobId([blob; 32]), offset, &mut buf).ok().map(|()| buf)
     }
 
-    /// Names that were read were in memory only, and gone with the process.
+    /// Names that were read were kept in memory only, and lost with the process.
     #[test]
     fn regression_names_that_were_read_are_there_after_a_restart() {
         let (temp, far) = (tempfile::tempdir().unwrap(), Arc::new(Far::default()));

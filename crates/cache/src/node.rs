@@ -1,23 +1,26 @@
-//! The node's cache of an origin that is far away: an [`Origin`] over a folder on this node's disk and another origin.
+//! The node's cache of a remote origin: an [`Origin`] over a folder on this node's disk and another origin.
 //!
 //! ```text
 //!                 adopt, put                                  read
 //!                     │                                         │
 //!                     ▼                                         ▼
-//!   VOLUME/blobs: a link to the sealed pack ◄── kept ──  disk, memory, one fetch for all who wait
+//!   VOLUME/blobs: a link to the sealed pack ◄── kept ──  disk, memory, one fetch for all waiters
 //!                     │                                         ▲
-//!                     └─► pending: uploaded by others ──► the far origin
+//!                     └─► pending: uploaded by others ──► the remote origin
 //! ```
 //!
-//! - **What is stored** is linked into the folder and noted as pending ([`pending::Pending`]); it is written once, and pinned here until the
-//!   origin has it.
-//! - **What is read** comes from the disk if it is there, and else from the origin, which is asked once however many want it ([`read`]).
-//!   What was fetched is kept on the disk within a budget ([`keep`]); which blobs stay is decided in [`crate::residency`].
-//! - **What is removed** goes here at once and in the origin in the background ([`removals`]).
-//! - **A copy is worth nothing when it fails.** A damaged one is dropped and fetched again; a disk that fails is left alone ([`health`]).
-//!   Only what the origin does not have yet is an error when it cannot be read.
+//! - **Stores.** A stored blob is linked into the folder and recorded as pending ([`pending::Pending`]). It
+//!   is written once, and pinned here until the origin has it.
+//! - **Reads.** A read takes a blob from the disk if it is there. Otherwise it fetches the blob from the
+//!   origin, once for all waiters ([`read`]). Fetched blobs are kept on the disk within a budget ([`keep`]).
+//!   [`crate::residency`] decides which blobs stay.
+//! - **Removals.** A removed blob disappears here at once, and from the origin in the background
+//!   ([`removals`]).
+//! - **A copy is expendable.** A damaged copy is dropped and fetched again. A failing disk is no longer used
+//!   ([`health`]). An unreadable blob is an error only if the origin does not have it yet.
 //!
-//! Lock order: the room that is made, a blob's turn, removals, the books, pending. No lock is held while the origin is asked.
+//! Lock order: making room, a blob's lock, removals, the index, pending. No lock is held during a request to
+//! the origin.
 
 mod books;
 mod coming;
@@ -71,25 +74,26 @@ pub use lend::Watch;
 pub use stats::CacheStats;
 
 const TURNS: usize = 64;
-/// Of how many pinned blobs that cannot be read a line is written.
+/// At most this many unreadable pinned blobs are reported, one line each.
 const LINES: usize = 100;
 
 /// How a cache behaves.
 #[derive(Clone, Debug)]
 pub struct CacheOptions {
-    /// What blobs may take on the disk, in bytes; see [`default_budget`].
+    /// How much blobs may take on the disk, in bytes. See [`default_budget`].
     pub budget: u64,
-    /// What is left free on the disk, in bytes; see [`default_floor`].
+    /// How much stays free on the disk, in bytes. See [`default_floor`].
     pub floor: u64,
-    /// What parts of far blobs may take in memory, in bytes.
+    /// How much parts of remote blobs may take in memory, in bytes.
     pub memory: usize,
-    /// What fetches that are under way may take in memory, in bytes. Who wants more waits.
+    /// How much in-flight fetches may take in memory, in bytes. A fetch that exceeds this waits.
     pub in_flight: u64,
-    /// How many blobs are fetched at the same time because they may be wanted.
+    /// How many blobs are prefetched at the same time.
     pub readers_ahead: usize,
-    /// A disk that failed is tried again after this.
+    /// A failed disk is tried again after this time.
     pub look_again: Duration,
-    /// A deletion in the origin that failed may still be carried out for so long; what is stored again waits for that.
+    /// For this long after a failed deletion, the origin may still carry it out. A store of the same blob
+    /// waits until this time is over.
     pub doubt: Duration,
     /// The pause between two folders while the index is compared with the disk.
     pub walk_pause: Duration,
@@ -111,8 +115,9 @@ impl Default for CacheOptions {
 }
 
 impl CacheOptions {
-    /// For a node that has so much memory, in bytes ([`memory_room`](crate::memory_room)): from 768 MiB on the usual sizes, below that
-    /// a sixteenth of it for parts, and an eighth for what is under way.
+    /// Options for a node with this much memory, in bytes ([`memory_room`](crate::memory_room)). From 768 MiB
+    /// on these are the default sizes. Below that, parts get a sixteenth of the memory, and in-flight fetches
+    /// an eighth.
     pub fn within(memory: u64) -> CacheOptions {
         let usual = CacheOptions::default();
         let in_flight = (memory / 8).clamp(16 * MIB, usual.in_flight);
@@ -125,55 +130,56 @@ impl CacheOptions {
     }
 }
 
-/// The budget of a cache on the disk that `dir` lies on, where none is given: four fifths of what is free now.
+/// The default budget of a cache on the disk that holds `dir`: four fifths of the space that is free now.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub fn default_budget(dir: &Path) -> io::Result<u64> {
     Ok(shelf::space_at(dir)?.available / 5 * 4)
 }
 
-/// What a cache leaves free on the disk that `dir` lies on, where nothing is said: a twentieth, at least 1 GiB.
+/// How much a cache leaves free by default on the disk that holds `dir`: a twentieth of the disk, at least 1
+/// GiB.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub fn default_floor(dir: &Path) -> io::Result<u64> {
     Ok((shelf::space_at(dir)?.total / 20).max(GIB))
 }
 
-/// Says whether blobs may be deleted in the origin: it may have become somebody else's.
+/// Says whether blobs may be deleted in the origin. It may have another owner by now.
 pub type MayDelete = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
 
 /// What a cache consists of.
 pub struct NodeParts {
-    /// The folder of blobs; made if it is absent.
+    /// The folder of blobs. Created if it is absent.
     pub folder: PathBuf,
-    /// The file that remembers what is in it; made if it is absent.
+    /// The index file, which records the folder's contents. Created if it is absent.
     pub index: PathBuf,
-    /// Where blobs stay for good.
+    /// The permanent store of blobs.
     pub remote: Arc<dyn Origin>,
-    /// What is on its way there.
+    /// The blobs that are not in the origin yet.
     pub pending: Arc<dyn Pending>,
-    /// Asked before anything is deleted there, if anybody is to be asked: the error, a sentence, keeps it for now.
+    /// Called before each deletion in the origin, if given. Its error, a sentence, postpones the deletion.
     pub may_delete: Option<MayDelete>,
-    /// Who is told what is on the disk, in a fleet.
+    /// In a fleet: is notified of what is on the disk.
     pub watch: Option<Arc<dyn Watch>>,
-    /// How it behaves.
+    /// How the cache behaves.
     pub options: CacheOptions,
-    /// Where lines for the operator go.
+    /// Receives lines for the operator.
     pub report: Report,
 }
 
-/// How much is to go.
+/// How much to evict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Evict {
     /// All that is not pinned, also from memory.
     All,
-    /// Until what is here takes no more than so many bytes.
+    /// Until the blobs here take at most this many bytes.
     To(u64),
 }
 
-/// What went.
+/// What was evicted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Evicted {
     /// Blobs.
@@ -182,16 +188,16 @@ pub struct Evicted {
     pub bytes: u64,
 }
 
-/// What came of warming a blob.
+/// The result of warming a blob.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Warmed {
-    /// It was here.
+    /// It was here already.
     Here,
-    /// It was fetched: its size in bytes.
+    /// It was fetched. Its size in bytes.
     Fetched(u64),
 }
 
-/// True once, and a reason to stop waiting.
+/// A flag that is set once and wakes those that wait for it.
 #[derive(Default)]
 struct Flag {
     is: Mutex<bool>,
@@ -208,7 +214,7 @@ impl Flag {
         self.set.notify_all();
     }
 
-    /// Waits that long, or until it is set; whether it is.
+    /// Waits until the flag is set, for at most `time`. Returns whether it is set.
     fn wait(&self, time: Duration) -> bool {
         let mut is = self.is.lock();
         let until = base::time::monotonic() + time;
@@ -217,7 +223,7 @@ impl Flag {
     }
 }
 
-/// Everything, shared with the cache's threads.
+/// All state, shared with the cache's threads.
 struct Core {
     shelf: Arc<dyn Shelf>,
     remote: Arc<dyn Origin>,
@@ -227,7 +233,7 @@ struct Core {
     options: CacheOptions,
     books: Books,
     memory: Mutex<Memory>,
-    /// Taken before the fetches under way and the hints.
+    /// Locked before the in-flight fetches and the hints.
     partial: Mutex<Partial>,
     flights: Arc<Flights>,
     room: Arc<Room>,
@@ -237,15 +243,15 @@ struct Core {
     refused: Refused,
     counters: Counters,
     turns: [Mutex<()>; TURNS],
-    /// The index was compared with the disk.
+    /// Whether the index was compared with the disk.
     compared: AtomicBool,
-    /// The room that blobs will take which are just being written.
+    /// Room for blobs that are being written now.
     coming: AtomicU64,
-    /// Held while room is made for one more.
+    /// Held while making room for another blob.
     making_room: Mutex<()>,
-    /// Making room waits for its turn already.
+    /// Whether a job that makes room is queued already.
     tending: AtomicBool,
-    /// Pinned blobs of which it was said that they cannot be read.
+    /// Pinned blobs already reported as unreadable.
     told: Mutex<HashSet<BlobId>>,
     closed: Flag,
 }
@@ -259,7 +265,7 @@ impl Core {
         self.compared.load(Ordering::Acquire)
     }
 
-    /// A pinned blob cannot be read: says so, once.
+    /// Reports, once, that a pinned blob cannot be read.
     fn tell(&self, id: &BlobId, line: impl FnOnce() -> String) {
         let mut told = self.told.lock();
         if told.len() < LINES && told.insert(*id) {
@@ -295,7 +301,7 @@ impl Core {
         Ok(())
     }
 
-    /// Has room made in the background if there is too little.
+    /// Makes room in the background if there is too little.
     fn tend_later(self: &Arc<Core>) {
         if self.is_crowded() && !self.tending.swap(true, Ordering::AcqRel) {
             self.run_later(Job::Tend);
@@ -325,7 +331,7 @@ impl Core {
                 return Ok(());
             }
         }
-        // A page of the origin's list may be older than a deletion that has ended since.
+        // A page of the origin's list may predate a deletion that has finished since.
         let going = self.removals.all();
         let is_gone = |id: &BlobId| going.contains(id) || self.removals.has(id);
         self.remote.list(&mut |id, size| known.contains(&id) || is_gone(&id) || each(id, size))
@@ -355,19 +361,21 @@ impl Core {
     }
 }
 
-/// The node's cache of a far origin. See the [module](self).
+/// The node's cache of a remote origin. See the [module](self).
 pub struct NodeCache {
     core: Arc<Core>,
 }
 
 impl NodeCache {
-    /// Opens the cache, as it was left. It may be used at once; what the index says is compared with the disk in the background.
+    /// Opens the cache as it was left. It can be used at once. The index is compared with the disk in the
+    /// background.
     ///
     /// # Errors
-    /// The folder can neither be opened nor made. A disk that cannot be written is none: nothing is kept on it then.
+    /// The folder can neither be opened nor created. A disk that cannot be written to is no error: nothing is
+    /// kept on it then.
     pub fn open(parts: NodeParts) -> io::Result<NodeCache> {
         let folder = BlobFolder::create(&parts.folder)?;
-        // What a crash left half-way in is no reason not to open.
+        // Leftovers of a crash must not prevent opening.
         let _ = folder.sweep();
         Ok(NodeCache::over(Arc::new(folder), parts))
     }
@@ -404,7 +412,7 @@ impl NodeCache {
             closed: Flag::default(),
             options,
         });
-        // What waited to be deleted when this was last closed, unless it was stored again.
+        // Deletions that were outstanding when this was last closed, except of blobs that were stored again.
         for id in core.books.unwanted() {
             match core.pending.is_pending(&id) {
                 true => core.books.want(&id),
@@ -412,35 +420,35 @@ impl NodeCache {
             }
         }
         let walker = Arc::clone(&core);
-        // Without a thread, the folder is looked at before the origin for as long as this is open.
+        // Without this thread, every read checks the folder before it asks the origin.
         let _ = base::thread::spawn("covey-compare", move || walker.walk());
         NodeCache { core }
     }
 
-    /// Its figures.
+    /// Statistics.
     pub fn stats(&self) -> CacheStats {
         self.core.stats()
     }
 
-    /// The bytes of blobs here that could go at once, because the origin has them.
+    /// The bytes of blobs here that could be evicted at once, because the origin has them.
     pub fn reclaimable(&self) -> u64 {
         let (_, bytes, _) = self.core.books.totals();
         let pinned = self.core.pending.pinned();
-        // Each with the most that `charge` adds.
+        // Per blob, 8192 bytes: the most that `charge` adds.
         bytes.saturating_sub(pinned.bytes + pinned.blobs * 8192)
     }
 
-    /// To be called when others fill the disk: makes room in the background, if there is too little.
+    /// Makes room in the background if there is too little. Call it when others fill the disk.
     pub fn make_room(&self) {
         self.core.tend_later();
     }
 
-    /// Lets go of blobs that are not pinned.
+    /// Evicts blobs that are not pinned.
     pub fn evict(&self, what: Evict) -> Evicted {
         self.core.evict(what)
     }
 
-    /// Brings a blob here.
+    /// Fetches a blob to this node, if it is not here.
     ///
     /// # Errors
     /// See [`BlobError`].
@@ -448,8 +456,8 @@ impl NodeCache {
         self.core.warm(id)
     }
 
-    /// Ends the cache's threads: what has arrived is still put away, hints are dropped, and what waits to be deleted in the origin is left for
-    /// the next time. The second call does nothing.
+    /// Stops the cache's threads. Blobs that have arrived are still put on the disk. Hints are dropped, and
+    /// outstanding deletions in the origin are left for the next start. A second call does nothing.
     pub fn close(&self) {
         self.core.closed.set();
         self.core.pool.close();
@@ -550,7 +558,7 @@ impl Origin for NodeCache {
         self.core.list(each)
     }
 
-    /// The copy here and the one in the origin: a copy here that is damaged is dropped, and no error.
+    /// Verifies the copy here and the one in the origin. A damaged copy here is dropped and is no error.
     fn verify(&self, id: &BlobId) -> Result<(), BlobError> {
         self.core.verify(id)
     }

@@ -1,35 +1,40 @@
-//! Which blobs stay on the node's disk: a decision without a disk and without a clock.
+//! Which blobs stay on the node's disk: a decision that needs no disk and no clock.
 //!
-//! The order is S3-FIFO's. Most blobs are read once and never again; so a newcomer gets a tenth of the room and, unless it is read
-//! again there, goes before any that has proved itself.
+//! The algorithm is S3-FIFO. Most blobs are read once and never again. So a new blob enters a small queue
+//! with a tenth of the room. Unless it is read again there, it is evicted before any proven blob.
 //!
 //! ```text
-//!                   seen lately, by its ghost ─────────────┐
+//!                   seen recently, by its ghost ───────────┐
 //!                                                          ▼
-//!   newcomer ──► small (10 %) ──read again──────────────► main ──┐ read since: once more round
+//!   new blob ──► small (10 %) ──read again──────────────► main ──┐ read since: one more round
 //!                  │    ▲                                  │  ▲──┘
 //!                  ▼    │ no longer pinned                 ▼
-//!                ghost  held: pinned, never a victim      gone
+//!                ghost  held: pinned, never a victim      evicted
 //! ```
 //!
-//! A scan of any length passes through the small queue and leaves main as it was. The ghosts remember the names of what went unread
-//! from the small queue, as many as would fill main: what comes back while its ghost is there skips the small queue.
+//! A scan of any length passes through the small queue and leaves main unchanged. The ghosts remember the
+//! names of blobs evicted from the small queue, as many as would fill main. A blob that returns while its
+//! ghost exists skips the small queue.
 //!
-//! **A read counts once in ten seconds.** A blob of 4 MiB is read in dozens of requests, one pack holds many small files that are read
-//! together; all this is one use of the blob, and only a later one is a second.
+//! **Reads within ten seconds count once.** A blob of 4 MiB is read in dozens of requests, and one pack holds
+//! many small files that are read together. All this is one use of the blob. Only a later read is a second
+//! use.
 //!
-//! **What is dear to fetch again stays longer.** A read gives credit, four points for what only the far origin has and fewer for what
-//! a neighbour has too; it takes four points to leave the small queue for main, or to go round in main once more.
+//! **Blobs that are expensive to fetch again stay longer.** A read gives credit: four points for a blob that
+//! only the remote origin has, and fewer for one that a peer has too. It takes four points to move from the
+//! small queue to main, or to stay in main for another round.
 //!
-//! **The zone's only copy goes last.** What only the far origin has besides, while other blobs here could be had from a neighbour or a depot, is
-//! spared once in each queue that it passes: it goes round one time more before it is a victim. Who fetched a blob from the origin for everybody
-//! counts as its keeper ([`Cost::Origin`]), those who have it from him do not, so in a zone of full disks the copies go before the last one.
-//! Where all cost the same, as on a machine that is alone, nothing is spared and the order is as above.
+//! **The zone's only copy is evicted last.** This applies to a blob that otherwise only the remote origin
+//! has, while other blobs here are also held by a peer or a depot. Such a blob is spared once in each queue:
+//! it makes one more round before it becomes a victim. A node that fetched a blob from the origin for the
+//! zone counts as its keeper ([`Cost::Origin`]). Nodes that got it from that node do not. So in a zone of
+//! full disks, the other copies are evicted before the last one. If all blobs cost the same, as on a single
+//! machine, nothing is spared.
 //!
-//! **What is pinned is no victim**, under any pressure: whoever asks for a victim says what is pinned, and a candidate that is, is set
-//! aside among the held, of which a few are looked at again each time.
+//! **A pinned blob is never a victim**, under any pressure. The caller that asks for a victim says what is
+//! pinned. A pinned candidate moves to the held queue. Each call checks a few held blobs again.
 //!
-//! An entry takes 52 bytes and 5 to 10 in the table that finds it; a ghost about 30.
+//! An entry takes 52 bytes, plus 5 to 10 in its lookup table. A ghost takes about 30.
 
 mod ghost;
 pub mod index;
@@ -43,26 +48,26 @@ use base::size::BLOB_MAX;
 use ghost::Ghosts;
 use queue::{Lists, Queue, Slot};
 
-/// Reads within so many seconds are one.
+/// Reads within this many seconds count as one.
 pub const ONE_USE_S: u32 = 10;
-/// What a stay in main, or the way there, costs.
+/// The credit for a move to main, or for another round there.
 const STAY: u8 = 4;
 const CREDIT_MAX: u8 = 3 * STAY;
-/// The small queue's part of the budget.
+/// The small queue gets one part in this many of the budget.
 const SMALL_PART: u64 = 10;
-/// So many are spared for one victim at most; then the next one goes, whatever it costs.
+/// At most this many blobs are spared for one victim. Then the next one is evicted, whatever it costs.
 const SPARED_MOST: usize = 64;
-/// How many held ones are looked at again for each victim.
+/// How many held blobs are checked again for each victim.
 const HELD_LOOKS: usize = 16;
 
-/// How dear it is to fetch a blob again.
+/// What it costs to fetch a blob again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cost {
-    /// Only from the origin.
+    /// Only the origin has it.
     Origin,
-    /// Also from a cache in this zone.
+    /// A cache server in this zone has it too.
     Depot,
-    /// Also from a neighbour.
+    /// A peer has it too.
     Peer,
 }
 
@@ -75,7 +80,7 @@ impl Cost {
         }
     }
 
-    /// Whether it can be had without the origin.
+    /// Whether it can be fetched without the origin.
     fn is_cheap(self) -> bool {
         self != Cost::Origin
     }
@@ -93,66 +98,66 @@ impl Cost {
     }
 }
 
-/// Where a blob stands; what is kept of that over a restart.
+/// A blob's rank, as the index keeps it over a restart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rank {
-    /// Among the newcomers.
+    /// A new blob, in the small or the held queue.
     New,
     /// It was read again.
     Proven,
 }
 
-/// A blob that is to go.
+/// A blob to evict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Victim {
-    /// Which.
+    /// Its name.
     pub id: BlobId,
     /// Its size in bytes.
     pub size: u32,
 }
 
-/// What room a blob takes on a disk: whole pages, and one for its sums.
+/// The disk space that a blob takes: whole pages, and one page for its sums.
 pub fn charge(size: u32) -> u64 {
     u64::from(size).next_multiple_of(4096) + 4096
 }
 
-/// The blobs that are here, and their order. Times are in seconds since any moment, the same for all calls. See the [module](self).
+/// The blobs that are here, and their order. Times are seconds since a fixed moment. See the [module](self).
 pub struct Policy {
     lists: Lists,
     ghosts: Ghosts,
     budget: u64,
-    /// How many could be had without the origin.
+    /// How many blobs could be fetched without the origin.
     cheap: usize,
     promoted: Vec<BlobId>,
 }
 
 impl Policy {
-    /// None yet, for so many bytes as [`charge`] counts them.
+    /// Starts empty, with a budget in bytes as [`charge`] counts them.
     pub fn new(budget: u64) -> Policy {
         Policy { lists: Lists::new(), ghosts: Ghosts::new(), budget, cheap: 0, promoted: Vec::new() }
     }
 
-    /// So many will come, so that they need not be moved while they do.
+    /// Reserves space for this many blobs, so that inserting them moves nothing.
     pub fn prepare_for(&mut self, count: usize) {
         self.lists.reserve(count);
     }
 
-    /// The bytes that all may take together.
+    /// The bytes that all blobs may take together.
     pub fn budget(&self) -> u64 {
         self.budget
     }
 
-    /// What they take.
+    /// The bytes that they take.
     pub fn bytes(&self) -> u64 {
         self.lists.bytes()
     }
 
-    /// How many there are.
+    /// How many blobs there are.
     pub fn len(&self) -> usize {
         self.lists.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -162,18 +167,19 @@ impl Policy {
         self.lists.find(id).is_some()
     }
 
-    /// A blob came. False, and nothing changed but its use, if it was here.
+    /// Inserts a blob. If it is already here, this returns false and only counts as a use.
     pub fn insert(&mut self, id: &BlobId, size: u32, cost: Cost, now: u32) -> bool {
         let queue = if self.ghosts.take(id) { Queue::Main } else { Queue::Small };
         self.add(id, size, cost, queue, now)
     }
 
-    /// A blob came that is pinned.
+    /// Inserts a blob that is pinned.
     pub fn insert_held(&mut self, id: &BlobId, size: u32, cost: Cost, now: u32) -> bool {
         self.add(id, size, cost, Queue::Held, now)
     }
 
-    /// A blob that was here before a restart, in the order of their coming. It is not sure to be there until [`Policy::confirm`].
+    /// Restores a blob of a former run, in the order of insertion. Its presence is uncertain until
+    /// [`Policy::confirm`].
     pub fn restore(&mut self, id: &BlobId, size: u32, cost: Cost, rank: Rank) {
         let queue = if rank == Rank::Proven { Queue::Main } else { Queue::Small };
         if let Some((at, _)) = self.put(id, size, cost, queue, 0) {
@@ -181,7 +187,7 @@ impl Policy {
         }
     }
 
-    /// A restored blob had proven itself before the restart.
+    /// Moves a restored blob to main, because it was proven before the restart.
     pub fn prove(&mut self, id: &BlobId) {
         if let Some(at) = self.lists.find(id) {
             self.lists.take_out(at);
@@ -193,7 +199,7 @@ impl Policy {
         self.put(id, size, cost, queue, now).is_some_and(|(_, new)| new)
     }
 
-    /// Its place, and whether it is new.
+    /// Its slot, and whether it is new.
     fn put(&mut self, id: &BlobId, size: u32, cost: Cost, queue: Queue, now: u32) -> Option<(u32, bool)> {
         if size > BLOB_MAX {
             return None;
@@ -212,7 +218,7 @@ impl Policy {
         Some((self.lists.add(queue, slot), true))
     }
 
-    /// A blob was read. False if it is not here.
+    /// Records a read of a blob. False if it is not here.
     pub fn touch(&mut self, id: &BlobId, now: u32) -> bool {
         let Some(at) = self.lists.find(id) else { return false };
         let slot = self.lists.slot_mut(at);
@@ -223,7 +229,7 @@ impl Policy {
         true
     }
 
-    /// A blob is gone, for another reason than this policy's. Its size, if it was here.
+    /// Removes a blob that is gone for another reason than an eviction. Returns its size, if it was here.
     pub fn remove(&mut self, id: &BlobId) -> Option<u32> {
         self.lists.find(id).map(|at| self.take(at).size)
     }
@@ -234,7 +240,7 @@ impl Policy {
         slot
     }
 
-    /// The next that has to go if room is needed; it is no longer here then. `None` when all that are left are pinned.
+    /// Removes the next blob to evict and returns it. `None` if only pinned blobs are left.
     pub fn victim(&mut self, is_pinned: &dyn Fn(&BlobId) -> bool) -> Option<Victim> {
         self.look_at_held(is_pinned);
         let mut spared = 0;
@@ -254,7 +260,8 @@ impl Policy {
         }
     }
 
-    /// Lets the oldest of its queue go round once more, if it would go now and is dearer than others here.
+    /// Gives the oldest of a queue one more round, if it would be evicted now and costs more than others
+    /// here.
     fn spare(&mut self, at: u32, is_pinned: &dyn Fn(&BlobId) -> bool) -> bool {
         let slot = *self.lists.slot(at);
         let dear = self.cheap > 0 && !Cost::from_code(slot.cost()).is_cheap();
@@ -267,7 +274,7 @@ impl Policy {
         true
     }
 
-    /// The oldest of its queue: it goes, or it moves on.
+    /// Evicts the oldest of a queue, or moves it on.
     fn judge(&mut self, at: u32, is_pinned: &dyn Fn(&BlobId) -> bool) -> Option<Victim> {
         let slot = *self.lists.slot(at);
         if is_pinned(&slot.id) {
@@ -294,7 +301,7 @@ impl Policy {
         Some(Victim { id: slot.id, size: slot.size })
     }
 
-    /// Those that are pinned no more become newcomers.
+    /// Moves held blobs that are no longer pinned to the small queue.
     fn look_at_held(&mut self, is_pinned: &dyn Fn(&BlobId) -> bool) {
         for _ in 0..HELD_LOOKS.min(self.lists.len_of(Queue::Held)) {
             let Some(at) = self.lists.oldest(Queue::Held) else { break };
@@ -304,31 +311,31 @@ impl Policy {
         }
     }
 
-    /// Looks at all that are held; to be called when there is no victim although something was unpinned.
+    /// Checks all held blobs again. For callers that got no victim although blobs were unpinned.
     pub fn look_at_all_held(&mut self, is_pinned: &dyn Fn(&BlobId) -> bool) {
         for _ in 0..self.lists.len_of(Queue::Held).div_ceil(HELD_LOOKS) {
             self.look_at_held(is_pinned);
         }
     }
 
-    /// Those that became proven since this was last asked.
+    /// The blobs that were proven since the last call.
     pub fn take_promoted(&mut self) -> Vec<BlobId> {
         std::mem::take(&mut self.promoted)
     }
 
-    /// The blob was seen on the disk. False if it was not known.
+    /// Records that the blob was seen on the disk. False if it was unknown.
     pub fn confirm(&mut self, id: &BlobId) -> bool {
         let found = self.lists.find(id);
         found.into_iter().for_each(|at| self.lists.slot_mut(at).confirmed = true);
         found.is_some()
     }
 
-    /// Those from before a restart that were not seen since.
+    /// The blobs of a former run that were not seen since.
     pub fn unconfirmed(&self) -> Vec<BlobId> {
         self.lists.slots().filter(|slot| !slot.confirmed).map(|slot| slot.id).collect()
     }
 
-    /// All of them, each queue from the oldest on: what [`Policy::restore`] wants to hear.
+    /// All blobs, each queue from the oldest on: the order that [`Policy::restore`] expects.
     pub fn each(&self, mut each: impl FnMut(&BlobId, u32, Cost, Rank)) {
         for queue in [Queue::Main, Queue::Held, Queue::Small] {
             let rank = if queue == Queue::Main { Rank::Proven } else { Rank::New };

@@ -1,7 +1,9 @@
-//! Open packs on a disk that they share with the cache of blobs: what the cache can let go of counts as free.
+//! Open packs on a disk that they share with the cache of blobs. Space that the cache can free counts as
+//! free.
 //!
-//! New bytes go before copies. So room is said to be there while the cache holds copies that the origin has, the cache is asked for it
-//! before it is needed, and a write that meets a full disk all the same waits for it a moment.
+//! New data takes precedence over cached copies. So space is reported as free while the cache holds copies of
+//! blobs that the origin has. The cache is asked to free space before it is needed. A write that finds the
+//! disk full anyway waits briefly for the cache.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,17 +13,17 @@ use blob::{BlobError, PackStore, Space};
 
 use crate::NodeCache;
 
-/// A write waits so long for room that the cache makes.
+/// How long a write waits for the cache to make room.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Between two attempts.
+/// The pause between two attempts.
 const LOOK: Duration = Duration::from_millis(10);
 
 /// Something that keeps copies on the same disk.
 pub trait Reclaim: Send + Sync {
-    /// Bytes that it could let go of.
+    /// Bytes that it could free.
     fn reclaimable(&self) -> u64;
 
-    /// Begins to let go of some. Returns at once.
+    /// Begins to free some. Returns at once.
     fn make_room(&self);
 }
 
@@ -39,17 +41,17 @@ impl Reclaim for NodeCache {
 pub struct Roomy<P> {
     packs: P,
     cache: Arc<dyn Reclaim>,
-    /// With less than this free the cache is asked for room.
+    /// With less free space than this, the cache is asked to make room.
     floor: u64,
 }
 
 impl<P: PackStore> Roomy<P> {
-    /// Packs beside a cache, which is asked for room when less than `floor` bytes are free.
+    /// Packs beside a cache. The cache is asked to make room when less than `floor` bytes are free.
     pub fn new(packs: P, cache: Arc<dyn Reclaim>, floor: u64) -> Roomy<P> {
         Roomy { packs, cache, floor }
     }
 
-    /// Does something that takes room; on a full disk again, while the cache makes some.
+    /// Runs `work`, which takes disk space. If the disk is full, retries while the cache makes room.
     fn with_room<T>(&self, work: impl Fn() -> Result<T, BlobError>) -> Result<T, BlobError> {
         let first = work();
         let Err(BlobError::Full) = first else { return first };
@@ -127,7 +129,7 @@ mod tests {
     use crate::MemoryPacks;
     use crate::tests::origins::InMemory;
 
-    /// Frees some of what it holds each time it is asked.
+    /// Frees some of what it holds at each call.
     struct Copies {
         faults: Arc<Faults>,
         held: AtomicU64,

@@ -97,7 +97,7 @@ fn a_pack_goes_its_way_from_open_to_blob() {
         for (i, size) in [0, 1, 5000, 65_536, 300_000, BLOB_MAX as usize].into_iter().enumerate() {
             let (no, bytes) = (i as u64 + 1, noise(size, i as u64));
             node.packs.create(PackNo(no)).unwrap();
-            // Ranges come in any order.
+            // Ranges are written in any order.
             let (first, second) = bytes.split_at(size / 2);
             node.packs.write(PackNo(no), first.len() as u32, second).unwrap();
             node.packs.write(PackNo(no), 0, first).unwrap();
@@ -107,7 +107,7 @@ fn a_pack_goes_its_way_from_open_to_blob() {
             assert_eq!(id.0, *blake3::hash(&bytes).as_bytes());
             assert_eq!(node.blob(&id, size), bytes);
             assert_eq!(node.origin.size(&id).unwrap(), Some(size as u64));
-            // Until it is retired, the open name stays and can be read, synced and sealed again.
+            // Until the pack is retired, its open name stays and can be read, synced and sealed again.
             assert_eq!(node.read(no, 0, size).unwrap(), bytes);
             node.packs.sync(&[PackNo(no)]).unwrap();
             assert_eq!(node.packs.seal(PackNo(no), size as u32).unwrap(), id);
@@ -393,7 +393,7 @@ fn a_full_disk_says_so_and_recovers() {
     node.packs.create(PackNo(2)).unwrap();
     assert!(matches!(node.packs.write(PackNo(2), 0, &noise(2 << 20, 2)), Err(BlobError::Full)));
     assert!(node.packs.space().unwrap().available < 64 << 10);
-    // Not even the sums of the first pack find room; it stays open.
+    // Even the sums of the first pack find no room. The pack stays open.
     let mut fill = 3;
     while node.packs.create(PackNo(fill)).and_then(|()| node.packs.write(PackNo(fill), 0, &[1; 4096])).is_ok()
     {
@@ -407,14 +407,14 @@ fn a_full_disk_says_so_and_recovers() {
     assert_eq!(node.blob(&id, 300_000), noise(300_000, 1));
 }
 
-/// The memory this process holds that is no file's, in bytes.
+/// The anonymous memory of this process, in bytes.
 fn anonymous_memory() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
     line.trim().strip_suffix(" kB").unwrap().trim().parse::<u64>().unwrap() * 1024
 }
 
-/// In a process of its own, so that other tests' memory is not counted: `cargo test` runs it there by its name.
+/// Runs itself by name in a child process, so that the memory of other tests is not counted.
 #[test]
 fn sealed_memory_is_shared_and_goes_back_at_once() {
     const CHILD: &str = "COVEY_TEST_ALONE";
@@ -549,7 +549,7 @@ fn pack_speed() {
     });
 }
 
-/// Rot in an open pack was served, and sealing gave it a name that made it right.
+/// Damaged bytes in an open pack were served, and sealing gave them a matching name.
 #[test]
 fn regression_rot_in_an_open_pack_is_neither_served_nor_sealed() {
     let home = tempfile::tempdir().unwrap();
@@ -569,7 +569,7 @@ fn regression_rot_in_an_open_pack_is_neither_served_nor_sealed() {
     let mut rotten = good.clone();
     rotten[150_000] ^= 8;
     fs::write(&path, &rotten).unwrap();
-    // By the run that wrote it, and by the next one.
+    // In the run that wrote it, and in the next one.
     for run in 0..2 {
         let read = |at: u32, len: usize| {
             let mut buf = vec![0; len];
@@ -579,7 +579,7 @@ fn regression_rot_in_an_open_pack_is_neither_served_nor_sealed() {
         {
             assert!(is_io(read(at, len), io::ErrorKind::InvalidData), "{len} bytes at {at}, run {run}");
         }
-        // What is beside it can be read.
+        // The bytes beside the damage can be read.
         for (at, len) in [(0, 131_072), (300, 4096), (163_840, 136_160), (200_001, 50_000)] {
             assert_eq!(read(at, len).unwrap(), bytes[at as usize..at as usize + len], "run {run}");
         }
@@ -592,7 +592,7 @@ fn regression_rot_in_an_open_pack_is_neither_served_nor_sealed() {
     assert_eq!(packs.seal(no, 300_000).unwrap().0, *blake3::hash(&bytes).as_bytes());
 }
 
-/// What was not synced has no sum after a crash until the log proves it.
+/// After a crash, unsynced bytes have no sum until the log proves them.
 #[test]
 fn what_is_proven_after_a_crash_is_checked_from_then_on() {
     let home = tempfile::tempdir().unwrap();

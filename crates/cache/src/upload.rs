@@ -1,21 +1,24 @@
-//! Uploads: what is stored here reaches the origin, however long that takes.
+//! Uploads: every blob that is stored here reaches the origin, however long that takes.
 //!
 //! ```text
-//!   NodeCache ──note──► a link in VOLUME/upload ──► queue ──► workers ──► origin ──► the link goes
+//!   NodeCache ──note──► a link in VOLUME/upload ──► queue ──► workers ──► origin ──► the link is removed
 //!                              │                     ▲           │ failed
 //!                              └── listed when the   └───────────┘
 //!                                  node is opened
 //! ```
 //!
-//! **Nothing is dropped.** A blob is noted by a link to its bytes before it counts as stored, and the link goes only when the origin has the
-//! blob. So whatever ends this program, the next one finds in the folder what is left to be done; a blob that is uploaded twice is the same
-//! blob. An attempt that fails is made again, for ever: the origin that does not answer, the key that was withdrawn and the bucket that is
-//! gone differ in how often, and each is said in one line when it begins and one when it is over.
+//! **Nothing is dropped.** A note, a link to its bytes, records a blob before it counts as stored. The link
+//! is removed only when the origin has the blob. So after any end of this program, the next run finds the
+//! outstanding uploads in the folder. Uploading a blob twice is harmless, because it is the same blob. A
+//! failed attempt is repeated without end. An unresponsive origin, a revoked key and a missing bucket differ
+//! only in how often. One line reports the start of each trouble, and one its end.
 //!
-//! **What is sent has been checked.** A worker reads the noted file whole and compares its hash with the blob's name: rot on this disk stays here.
+//! **What is sent was verified.** A worker reads the whole noted file and compares its hash with the blob's
+//! name. So a damaged file on this disk never reaches the origin.
 //!
-//! **It is bounded.** A worker holds one blob, and there are a few workers. What waits is bytes on the disk, up to a budget; from there on
-//! the [`blob::Gate`] is closed, and who writes waits for a while and is then refused. Reads, removals and what makes room do not pass the gate.
+//! **It is bounded.** Each worker holds one blob, and there are few workers. Waiting blobs are bytes on the
+//! disk, up to a budget. Beyond it the [`blob::Gate`] is closed: writers wait for a while and are then
+//! refused. Reads, removals and operations that make room do not pass the gate.
 
 mod gate;
 mod notes;
@@ -40,20 +43,20 @@ use notes::Notes;
 use queue::{Event, Queue};
 pub use queue::{Trouble, Waiting};
 
-/// Whether anything refers to a blob.
+/// Tells whether anything refers to a blob.
 type Needed = Box<dyn Fn(&BlobId) -> bool + Send + Sync>;
 
-/// How often those who wait for uploads are told how far it is.
+/// How often [`Uploads::wait`] reports progress.
 const TICK: Duration = Duration::from_millis(200);
 
 /// How uploads are done.
 #[derive(Clone, Copy, Debug)]
 pub struct UploadOptions {
-    /// Blobs uploaded at a time; 0: none, for a node that is only looked at.
+    /// Blobs uploaded at a time. 0 for a node that uploads nothing.
     pub workers: usize,
-    /// Bytes that may wait for the origin; then writers wait.
+    /// Bytes that may wait for the origin. Beyond that, writers wait.
     pub budget: u64,
-    /// Bytes of the disk that are to stay free while anything waits for the origin.
+    /// Bytes of the disk that must stay free while anything waits for the origin.
     pub floor: u64,
     /// How long a writer waits.
     pub patience: Duration,
@@ -65,12 +68,12 @@ impl Default for UploadOptions {
     }
 }
 
-/// How uploads stand.
+/// The state of uploads.
 #[derive(Clone, Debug, Default)]
 pub struct UploadStats {
-    /// What the origin does not have yet.
+    /// Blobs that the origin does not have yet.
     pub pinned: Pinned,
-    /// Since when the oldest of that waits.
+    /// Since when the oldest of these waits.
     pub oldest: Option<Timestamp>,
     /// Why its last attempt failed, if it did.
     pub oldest_failure: Option<String>,
@@ -82,7 +85,7 @@ pub struct UploadStats {
     pub sent_blobs: u64,
     /// See `sent_blobs`.
     pub sent_bytes: u64,
-    /// Blobs that the origin turned out to have.
+    /// Blobs that the origin turned out to have already.
     pub found_blobs: u64,
     /// Attempts that failed.
     pub failures: u64,
@@ -90,30 +93,30 @@ pub struct UploadStats {
     pub trouble: Option<Trouble>,
     /// Writers that wait because too much is not uploaded.
     pub writers_waiting: u64,
-    /// Writes refused for that.
+    /// Writes refused for that reason.
     pub writes_refused: u64,
 }
 
 struct State {
     queue: Queue,
-    /// Threads.
+    /// Number of threads.
     workers: usize,
     stop: bool,
 }
 
-/// What the workers share.
+/// State shared by the workers.
 struct Shared {
     notes: Notes,
     remote: Arc<dyn Origin>,
     options: UploadOptions,
     report: Report,
-    /// Taken before no other lock of ours but the notes' own, and never held while the network works.
+    /// Only the lock of the notes may be taken while this one is held. Never held during network I/O.
     state: Mutex<State>,
     /// Workers wait here.
     work: Condvar,
-    /// Here waits who waits for uploads to be done.
+    /// Callers that wait for uploads to finish wait here.
     moved: Condvar,
-    /// Bytes pinned, to be looked at without the lock.
+    /// Bytes pinned, readable without the lock.
     pinned_bytes: AtomicU64,
     door: Door,
     needed: OnceLock<Needed>,
@@ -125,10 +128,10 @@ pub struct Uploads {
 }
 
 impl Uploads {
-    /// Opens the folder of notes (it is made if it is absent), and goes on with what is in it.
+    /// Opens the folder of notes and resumes the uploads in it. Creates the folder if it is absent.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn open(
         dir: &Path,
         remote: Arc<dyn Origin>,
@@ -156,15 +159,16 @@ impl Uploads {
         Ok(Uploads { shared })
     }
 
-    /// Tells how to find out whether anything refers to a blob. A power cut can leave a note whose bytes never reached the disk; then nothing
-    /// refers to the blob either, and the note goes. While this is not known, such a note stays.
+    /// Sets the function that tells whether anything refers to a blob. A power cut can leave a note whose
+    /// bytes never reached the disk. Then nothing refers to the blob either, and the note is removed. While
+    /// the function is not set, such a note stays.
     pub fn ask_whether_needed(&self, needed: impl Fn(&BlobId) -> bool + Send + Sync + 'static) {
         if self.shared.needed.set(Box::new(needed)).is_ok() && self.stats().unreadable > 0 {
             self.hurry();
         }
     }
 
-    /// How things stand.
+    /// The state of uploads.
     pub fn stats(&self) -> UploadStats {
         let state = self.shared.state.lock();
         let (queue, door) = (&state.queue, &self.shared.door);
@@ -185,22 +189,23 @@ impl Uploads {
         }
     }
 
-    /// What the origin does not have yet, oldest first; no more than so many.
+    /// Blobs that the origin does not have yet, oldest first, at most `limit` of them.
     pub fn waiting(&self, limit: usize) -> Vec<Waiting> {
         self.shared.state.lock().queue.first(limit)
     }
 
-    /// Tries everything again now, whatever it waits for.
+    /// Retries everything now, without the remaining wait times.
     pub fn hurry(&self) {
         let mut state = self.shared.state.lock();
         state.queue.hurry();
         self.shared.staff(&mut state);
     }
 
-    /// Waits until everything noted so far is in the origin. `tick` is told a few times a second what is left.
+    /// Waits until all blobs noted so far are in the origin. Calls `tick` a few times a second with what is
+    /// left.
     ///
     /// # Errors
-    /// `Unavailable` when that takes longer than `patience`, with the reason.
+    /// `Unavailable`, with the reason, if that takes longer than `patience`.
     pub fn wait(&self, patience: Duration, tick: &mut dyn FnMut(Pinned)) -> Result<(), BlobError> {
         let began = time::monotonic();
         let deadline = Deadline::current().within(patience);
@@ -220,7 +225,8 @@ impl Uploads {
         Ok(())
     }
 
-    /// Begins no further upload, and waits a moment for those under way. What is left is found at the next open. Answers how much that is.
+    /// Begins no further upload, and waits at most `patience` for those in flight. The next open finds what
+    /// is left. Returns how much that is.
     pub fn close(&self, patience: Duration) -> Pinned {
         let deadline = Deadline::current().within(patience);
         let mut state = self.shared.state.lock();
@@ -234,7 +240,7 @@ impl Uploads {
     }
 }
 
-/// What is left, and why.
+/// The error text: what is left, and why.
 fn behind(left: Pinned, waited: Duration, trouble: Option<&Trouble>) -> String {
     let mib = left.bytes.div_ceil(1 << 20);
     let why = match trouble {
@@ -259,7 +265,7 @@ impl Pending for Uploads {
         let shared = &self.shared;
         let mut state = shared.state.lock();
         if state.queue.wants(id) {
-            // What was noted may have rotted since; `file` was compared with its sums just now.
+            // The noted file may be damaged since. `file` was just compared with its sums.
             if !shared.notes.holds(id, file)? {
                 shared.notes.link(id, file)?;
                 state.queue.is_readable(id);
@@ -267,7 +273,7 @@ impl Pending for Uploads {
             }
             return Ok(());
         }
-        // Under the lock: the end of an attempt for the same blob takes its note away.
+        // Under the lock, because the end of an attempt for the same blob removes its note.
         shared.notes.link(id, file)?;
         state.queue.note(*id, u64::from(sums.size()), time::now(), false);
         shared.count(&state);
@@ -318,12 +324,12 @@ impl Pending for Uploads {
 }
 
 impl Shared {
-    /// Brings what is looked at without the lock up to date.
+    /// Updates the number that is read without the lock.
     fn count(&self, state: &State) {
         self.pinned_bytes.store(state.queue.pinned().bytes, Ordering::Release);
     }
 
-    /// Says what a person should hear of.
+    /// Reports an event to the operator.
     fn say(&self, event: &Event) {
         let left = || {
             let pinned = self.state.lock().queue.pinned();

@@ -1,4 +1,5 @@
-//! What a reader remembers of an origin: the keys that it accepts, and the newest record that it saw of each name.
+//! What a reader remembers of an origin: the keys that it accepts, and the newest record it has seen of each
+//! name.
 //!
 //! ```text
 //!   covey known 1
@@ -7,17 +8,20 @@
 //!   name latest 1764085456123456789 17 9be1...     name, moment, sequence, hash of the top node
 //! ```
 //!
-//! **Why keys are remembered.** The record `owner` of an origin is not signed: anybody who may write there can put another key into it and sign trees
-//! with that one. So the keys of the first use are the ones that are accepted later ([`Known::judge`]), and another key has to be accepted by a
-//! person. That the old keys still stand in the record beside the new one proves nothing: whoever writes the record writes them too.
+//! **Why keys are remembered.** The record `owner` of an origin is not signed: anybody who may write there
+//! can put another key into it and sign trees with that key. So only the keys of the first use are accepted
+//! later ([`Known::judge`]), and a person must accept another key. Old keys beside a new one in the record
+//! prove nothing: the writer of the record writes them too.
 //!
-//! **Why records are remembered.** An older record is signed as well. What was seen once is never replaced by something older.
+//! **Why records are remembered.** An older record has a valid signature as well. A record that was seen is
+//! never replaced by an older one.
 //!
-//! **Which record is newer** says the *moment* in it, which is signed and which a publisher never lets go back ([`mod@crate::publish`]): each
-//! publication of a name is later than the one before, also by another owner after a restore and whatever the clocks say. The sequence
-//! number alone cannot say it: it begins anew at 1 when a name was taken away and is published again. Publishers before this rule could
-//! stamp an earlier moment after their clock was set back; the direct successor of the record that was seen is newer in any case: it
-//! has the next sequence number and names the tree before it.
+//! **Which record is newer** is decided by the *moment* in it. The moment is signed, and a publisher never
+//! sets it back ([`mod@crate::publish`]): each publication of a name is later than the one before, also by
+//! another owner after a restore, and whatever the clocks say. The sequence number alone cannot decide it: it
+//! restarts at 1 when a name was removed and is published again. Publishers before this rule could stamp an
+//! earlier moment after their clock was set back. So the direct successor of the last seen record always
+//! counts as newer: it has the next sequence number and names the tree before it.
 
 use std::collections::BTreeMap;
 
@@ -26,15 +30,15 @@ use crate::node::Hash;
 use crate::root::{PublicKey, Root, from_hex, hex, is_name};
 
 const HEAD: &str = "covey known 1";
-/// No such file is longer, in bytes.
+/// The maximum length of such a file, in bytes.
 pub const LONGEST: u64 = 4 << 20;
-/// So many keys are remembered at most.
+/// The maximum number of remembered keys.
 const KEYS_MAX: usize = 1000;
 
 /// The newest record of a name that was seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seen {
-    /// When it was published, nanoseconds since 1970.
+    /// When it was published, in nanoseconds since 1970.
     pub moment: i64,
     /// Its sequence number.
     pub sequence: u64,
@@ -43,7 +47,7 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// Of a record.
+    /// The essentials of a record.
     pub fn of(root: &Root) -> Seen {
         Seen { moment: root.moment.as_nanos(), sequence: root.sequence, top: root.top.hash }
     }
@@ -64,21 +68,21 @@ pub struct Known {
     names: BTreeMap<String, Seen>,
 }
 
-/// What there is to say of a record.
+/// The judgement on a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// It is the one that was seen last.
     Same,
     /// It is newer, or the first of its name.
     Newer,
-    /// It is signed by a key that is not accepted here; the keys that are.
+    /// It is signed by a key that is not accepted here. Holds the accepted keys.
     OtherKey(Vec<PublicKey>),
     /// A newer one was seen.
     Older(Seen),
 }
 
 impl Known {
-    /// Nothing is known of this origin yet.
+    /// Creates an empty memory of this origin.
     pub fn new(origin: &str) -> Known {
         Known { origin: origin.to_owned(), ..Known::default() }
     }
@@ -88,24 +92,24 @@ impl Known {
         self.keys.is_empty()
     }
 
-    /// The keys that are accepted.
+    /// The accepted keys.
     pub fn keys(&self) -> &[PublicKey] {
         &self.keys
     }
 
-    /// What was seen of a name.
+    /// The newest record seen of a name.
     pub fn seen(&self, name: &str) -> Option<&Seen> {
         self.names.get(name)
     }
 
-    /// A key is accepted from now on.
+    /// Accepts a key from now on.
     pub fn accept(&mut self, key: PublicKey) {
         if !self.keys.contains(&key) && self.keys.len() < KEYS_MAX {
             self.keys.push(key);
         }
     }
 
-    /// Judges a record whose signature is sound.
+    /// Judges a record whose signature was verified.
     pub fn judge(&self, root: &Root) -> Verdict {
         if !self.keys.contains(&root.key) {
             return Verdict::OtherKey(self.keys.clone());
@@ -122,7 +126,7 @@ impl Known {
         self.names.insert(root.name.clone(), Seen::of(root));
     }
 
-    /// As a file.
+    /// Encodes this as a file.
     pub fn encode(&self) -> String {
         let mut out = format!("{HEAD}\norigin {}\n", self.origin.replace(char::is_control, " "));
         self.keys.iter().for_each(|key| out.push_str(&format!("key {}\n", hex(key))));
@@ -132,7 +136,7 @@ impl Known {
         out
     }
 
-    /// Reads a file. Anything that is not understood is an error: what was remembered must not be forgotten silently.
+    /// Reads a file. Unknown content is an error, so that nothing remembered is lost silently.
     ///
     /// # Errors
     /// `Damaged`.
@@ -141,7 +145,7 @@ impl Known {
     }
 
     fn read(text: &str) -> Option<Known> {
-        // A file that was cut short ends in the middle of a line.
+        // A truncated file ends in the middle of a line.
         let mut lines = text.strip_suffix('\n')?.split('\n');
         if lines.next()? != HEAD {
             return None;
@@ -174,7 +178,8 @@ impl Known {
         (known.keys.len() <= KEYS_MAX).then_some(known)
     }
 
-    /// What the file for an origin is called: what a person recognises, and a hash of all that tells it from others.
+    /// The name of the file for an origin: a part that people recognise, and a hash that distinguishes it
+    /// from others.
     pub fn file_name(origin: &str, endpoint: Option<&str>) -> String {
         let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' };
         let mut hasher = blake3::Hasher::new();
@@ -213,7 +218,7 @@ mod tests {
         known
     }
 
-    /// A record that was signed once and is put back took mounts back with it.
+    /// A mount moved back to an older record that was put back with its old signature.
     #[test]
     fn regression_an_older_record_is_no_newer_one() {
         let mut known = known();
@@ -238,7 +243,8 @@ mod tests {
         assert!(matches!(known.judge(&root(50, 500, 5, None)), Verdict::Older(_)), "its first life is over");
     }
 
-    /// The owner's record is not signed: another key in it is another key, also beside the old ones.
+    /// The owner's record is not signed, so a key in it that was not accepted stays unaccepted, also beside
+    /// accepted ones.
     #[test]
     fn regression_another_key_is_accepted_by_a_person_only() {
         let mut known = known();

@@ -1,4 +1,5 @@
-//! The packs that are in use: their file handles, of which a bounded number is open, and what of each is on disk.
+//! The packs in use: their file handles, of which a bounded number is open, and how much of each pack is
+//! durable.
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::{File, OpenOptions};
@@ -17,18 +18,17 @@ const SHARDS: usize = 16;
 /// File handles kept open in each shard.
 const HANDLES: usize = 32;
 
-/// One pack.
 pub(super) struct Pack {
-    /// None while it is given up to stay within the bound.
+    /// None after the handle was closed to stay within the bound.
     file: Mutex<Option<Arc<File>>>,
-    /// Since the bound's hand last passed.
+    /// Whether the handle was used since the clock of [`Packs::bound`] last passed it.
     used: AtomicBool,
     pub(super) durable: Durable,
-    /// What its bytes must be.
+    /// The sums of its bytes.
     pub(super) sums: Mutex<PackSums>,
 }
 
-/// How much of what was done to a file or folder survives a power cut.
+/// How many of the changes to a file or folder survive a power cut.
 pub(crate) struct Durable {
     /// How many changes have returned.
     changes: AtomicU64,
@@ -36,7 +36,7 @@ pub(crate) struct Durable {
 }
 
 struct Synced {
-    /// So many of the changes survive.
+    /// How many of the changes survive.
     changes: u64,
     failed: bool,
 }
@@ -68,23 +68,24 @@ impl Pack {
 }
 
 impl Durable {
-    /// `changes`: 1 for what was found, and may hold anything that is not on disk yet; 0 for what is new.
+    /// `changes`: 1 for a file found on disk, which may hold data that is not durable yet; 0 for a new one.
     pub(crate) fn new(changes: u64) -> Durable {
         Durable { changes: AtomicU64::new(changes), synced: Mutex::new(Synced { changes: 0, failed: false }) }
     }
 
-    /// To be called after every change.
+    /// Must be called after every change.
     pub(crate) fn changed(&self) {
         self.changes.fetch_add(1, Ordering::Release);
     }
 
-    /// Whether [`Durable::sync`] would have something to do, or to wait for.
+    /// Whether [`Durable::sync`] would have to work or to wait.
     pub(crate) fn is_dirty(&self) -> bool {
         let changes = self.changes.load(Ordering::Acquire);
         self.synced.try_lock().is_none_or(|synced| synced.failed || synced.changes < changes)
     }
 
-    /// Sees to it that all changes that returned before this call survive a power cut; `work` does it, if it is needed.
+    /// Ensures that all changes that returned before this call survive a power cut. Calls `work` if a sync is
+    /// needed.
     pub(crate) fn sync(&self, work: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
         let wanted = self.changes.load(Ordering::Acquire);
         let mut synced = self.synced.lock();
@@ -112,7 +113,7 @@ pub(super) struct Packs {
 #[derive(Default)]
 struct Shard {
     packs: HashMap<PackNo, Arc<Pack>>,
-    /// Packs with an open handle, in the order in which they got it; some may be gone.
+    /// Packs with an open handle, in the order in which they were opened. Some may have been removed.
     open: VecDeque<PackNo>,
 }
 
@@ -129,13 +130,14 @@ impl Packs {
         self.shard(no).lock().packs.get(&no).map(Arc::clone)
     }
 
-    /// A pack that was made just now.
+    /// A pack that was created just now.
     pub(super) fn insert_new(&self, no: PackNo, file: File) {
         self.shard(no).lock().packs.insert(no, Pack::new(Some(file), 0, PackSums::default()));
         self.bound(no);
     }
 
-    /// A pack that was there before; it may hold anything that is not on disk yet. Another thread may have found it first.
+    /// A pack of a former run, which may hold data that is not durable yet. Another thread may have inserted
+    /// it first.
     pub(super) fn insert_found(&self, no: PackNo, file: File) -> Arc<Pack> {
         let new = || Pack::new(Some(file), 1, PackSums::default());
         let pack = Arc::clone(self.shard(no).lock().packs.entry(no).or_insert_with(new));
@@ -143,14 +145,14 @@ impl Packs {
         pack
     }
 
-    /// A pack of the last run of which the sums are known. Its file is opened when it is used.
+    /// A pack of a former run whose sums are known. Its file is opened at its first use.
     pub(super) fn insert_known(&self, no: PackNo, sums: PackSums) {
         self.shard(no).lock().packs.insert(no, Pack::new(None, 1, sums));
     }
 
     pub(super) fn remove(&self, no: PackNo) {
         let removed = self.shard(no).lock().packs.remove(&no);
-        // The file is closed after the lock.
+        // Close the file after the lock is released.
         drop(removed);
     }
 
@@ -158,7 +160,7 @@ impl Packs {
         self.shards.iter().all(|shard| shard.lock().packs.is_empty())
     }
 
-    /// Notes that the pack has an open handle now, and gives up others if there are too many.
+    /// Records that the pack has an open handle, and closes others if too many are open.
     pub(super) fn bound(&self, no: PackNo) {
         let mut closed = Vec::new();
         let mut guard = self.shard(no).lock();
@@ -173,7 +175,7 @@ impl Packs {
             let Some(pack) = shard.packs.get(&oldest) else {
                 continue;
             };
-            // Held by somebody: in use.
+            // A locked handle is in use.
             let handle = pack.file.try_lock();
             match handle.filter(|_| oldest != no && !pack.used.swap(false, Ordering::Relaxed)) {
                 Some(mut handle) => closed.extend(handle.take()),
@@ -196,7 +198,7 @@ pub(super) fn create(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)
 }
 
-/// Opens a pack's file; only for reading where it cannot be written to.
+/// Opens a pack's file, read-only if it cannot be written to.
 pub(super) fn open(path: &Path) -> io::Result<File> {
     match OpenOptions::new().read(true).write(true).open(path) {
         Err(error)

@@ -1,12 +1,14 @@
-//! What the bytes of open packs must be: a CRC32C of every range that was written, cut where segments of 32 KiB end.
+//! The sums of open packs: a CRC32C of every range that was written, cut at segments of 32 KiB.
 //!
-//! A sealed blob has its sums beside it. An open pack has none yet, and its bytes lie on a disk all the same. So each write leaves its sums here,
-//! each read compares, and sealing compares before it gives the bytes a name. Ranges that continue one another within a segment are joined, so
-//! a pack that is written from front to back has one sum for each segment, and a small read checks at most a few of them.
+//! A sealed blob has its sums beside it. An open pack has none yet, although its bytes are on a disk too. So
+//! each write records its sums here, each read compares them, and sealing compares them before it names the
+//! bytes by their hash. Adjacent ranges within a segment are joined. So a pack that is written from front to
+//! back has one sum for each segment, and a small read checks at most a few of them.
 //!
-//! **After a crash** the sums are those in the file `sums` beside the packs: a sync puts there what was written since the last one, in the same
-//! step in which it makes the packs durable. What the log of names proves anew when it is recovered is added
-//! ([`PackStore::prove`](blob::PackStore::prove)). So every range that a name can speak of has its sum.
+//! **After a crash** the sums are those in the file `sums` beside the packs. A sync appends the sums recorded
+//! since the last sync, in the same step in which it makes the packs durable. Recovery of the log of names
+//! adds the ranges that it proves anew ([`PackStore::prove`](blob::PackStore::prove)). So every range that a
+//! name can refer to has its sum.
 //!
 //! ```text
 //!   "covW"  magic            4 bytes
@@ -19,8 +21,9 @@
 //!     CRC32C of the above    u32
 //! ```
 //!
-//! Records are only ever appended. One that is torn or damaged is passed over; its range is then read without being checked, as those are which an older
-//! version left. What is in the file is never joined: a power cut may keep a record and not its bytes, and must not make those beside it wrong.
+//! Records are only appended. A torn or damaged record is skipped. Its range is then read unchecked, as are
+//! ranges that an older version wrote. Sums loaded from the file are never joined: a power cut may keep a
+//! record and lose its bytes, and that must not invalidate the records beside it.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -38,7 +41,7 @@ const NAME: &str = "sums";
 const NEW: &str = "sums.new";
 const HEAD: [u8; RECORD] = *b"covW\0\0\0\x01\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
 const RECORD: usize = 24;
-/// With so many records, those of packs that are gone are taken out: once for every half gibibyte written.
+/// At this many records, those of removed packs are taken out: once for every half gibibyte written.
 const MANY: u64 = 16 << 10;
 
 /// The sum of a range that lies within one segment.
@@ -58,7 +61,7 @@ impl Piece {
         self.offset / SEGMENT
     }
 
-    /// Whether these bytes, of which the first lies at `start`, are right where the piece is. All of the piece is among them.
+    /// Whether the piece's bytes are correct. `bytes` begin at offset `start` and contain the whole piece.
     fn fits(&self, start: u32, bytes: &[u8]) -> bool {
         let from = (self.offset - start) as usize;
         crc32c(&bytes[from..from + self.len as usize]) == self.crc
@@ -80,12 +83,12 @@ pub(super) fn pieces_of(offset: u32, bytes: &[u8]) -> (Vec<Piece>, u32) {
     (pieces, all)
 }
 
-/// The sums of one pack, by offset; no two overlap.
+/// The sums of one pack, ordered by offset. No two overlap.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Pieces(Vec<Piece>);
 
 impl Pieces {
-    /// Adds a piece, unless what it covers has sums. `join`: it becomes one with those that it continues.
+    /// Adds a piece, unless it overlaps one that exists. `join`: merges it with adjacent pieces.
     fn add(&mut self, piece: Piece, join: bool) {
         let mut at = self.0.partition_point(|other| other.end() <= piece.offset);
         if self.0.get(at).is_some_and(|other| other.offset < piece.end()) {
@@ -101,7 +104,7 @@ impl Pieces {
         self.join(at);
     }
 
-    /// Makes a piece and the next one, if they are neighbours in one segment.
+    /// Merges a piece with the next one, if they are adjacent and in one segment.
     fn join(&mut self, at: usize) -> bool {
         let (Some(first), Some(next)) = (self.0.get(at).copied(), self.0.get(at + 1).copied()) else {
             return false;
@@ -115,14 +118,15 @@ impl Pieces {
         joins
     }
 
-    /// Those that have a byte in this range.
+    /// The pieces that overlap this range.
     fn around(&self, from: u32, to: u32) -> &[Piece] {
         let first = self.0.partition_point(|piece| piece.end() <= from);
         let count = self.0[first..].partition_point(|piece| piece.offset < to);
         &self.0[first..first + count]
     }
 
-    /// The first of the pieces within these bytes, which lie at `start`, that they do not fit.
+    /// The first piece that lies within these bytes and does not match them. The bytes begin at offset
+    /// `start`.
     pub(super) fn wrong(&self, start: u32, bytes: &[u8]) -> Option<Piece> {
         let end = start + bytes.len() as u32;
         let inside = |piece: &&Piece| piece.offset >= start && piece.end() <= end;
@@ -130,7 +134,7 @@ impl Pieces {
     }
 }
 
-/// The sums of one pack, and which of them are not in the file.
+/// The sums of one pack, and those that are not in the file yet.
 #[derive(Debug, Default)]
 pub(super) struct PackSums {
     pieces: Pieces,
@@ -138,13 +142,13 @@ pub(super) struct PackSums {
 }
 
 impl PackSums {
-    /// Those in the file, of a pack that has so many bytes: what a power cut took has no sums.
+    /// The sums in the file, for a pack of `len` bytes. Drops those of bytes that a power cut took.
     pub(super) fn loaded(mut pieces: Pieces, len: u64) -> PackSums {
         pieces.0.retain(|piece| u64::from(piece.end()) <= len);
         PackSums { pieces, unsaved: Pieces::default() }
     }
 
-    /// These ranges hold their bytes now.
+    /// Records that these ranges now hold their bytes.
     pub(super) fn add(&mut self, pieces: &[Piece]) {
         for piece in pieces {
             self.pieces.add(*piece, true);
@@ -152,12 +156,12 @@ impl PackSums {
         }
     }
 
-    /// What is to be put into the file.
+    /// Takes the sums that must be saved to the file.
     pub(super) fn take_unsaved(&mut self) -> Vec<Piece> {
         std::mem::take(&mut self.unsaved.0)
     }
 
-    /// It could not be.
+    /// Returns sums that could not be saved.
     pub(super) fn put_back(&mut self, pieces: &[Piece]) {
         pieces.iter().for_each(|piece| self.unsaved.add(*piece, true));
     }
@@ -168,7 +172,7 @@ impl PackSums {
 }
 
 thread_local! {
-    /// What a read needs beside its own buffer.
+    /// Buffers that a read needs beside its own.
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
@@ -178,10 +182,10 @@ struct Scratch {
     bytes: Vec<u8>,
 }
 
-/// Reads a range of a pack's file and compares what was read.
+/// Reads a range of a pack's file and compares it with the sums.
 ///
 /// # Errors
-/// The inner one: the piece that is damaged. What the system says.
+/// The outer one is the system's error. The inner one is the damaged piece.
 pub(super) fn read(
     file: &File,
     sums: &Mutex<PackSums>,
@@ -191,7 +195,8 @@ pub(super) fn read(
     let end = offset + buf.len() as u32;
     SCRATCH.with_borrow_mut(|Scratch { pieces, bytes }| {
         pieces.clear();
-        // A copy: what they cover was written and does not change, whatever is joined meanwhile.
+        // A copy suffices: the bytes that these pieces cover are written and do not change, even if pieces
+        // are joined meanwhile.
         pieces.extend_from_slice(sums.lock().pieces.around(offset, end));
         let (Some(first), Some(last)) = (pieces.first(), pieces.last()) else {
             return file.read_exact_at(buf, u64::from(offset)).map(Ok);
@@ -227,7 +232,8 @@ pub(super) fn read(
     })
 }
 
-/// A pack is about to be cut to `len` bytes: what is behind them has no sums any more, and the piece that goes past them becomes shorter.
+/// Prepares to cut a pack to `len` bytes: drops the sums of the bytes behind, and shortens the piece that
+/// crosses the end.
 ///
 /// # Errors
 /// As [`read`].
@@ -255,7 +261,7 @@ pub(super) fn cut(file: &File, sums: &Mutex<PackSums>, len: u32) -> io::Result<R
     Ok(Ok(()))
 }
 
-/// The CRC32C of a piece whose bytes lie in several parts that follow one another.
+/// The CRC32C of a piece whose bytes lie in several consecutive parts.
 fn crc_over(piece: &Piece, parts: [(u32, &[u8]); 3]) -> u32 {
     let mut crc = Crc32c::new();
     for (start, bytes) in parts {
@@ -271,7 +277,7 @@ fn crc_over(piece: &Piece, parts: [(u32, &[u8]); 3]) -> u32 {
 /// The file of sums. See the [module](self).
 pub(super) struct SumsFile {
     dir: PathBuf,
-    /// The file, and where its next record goes.
+    /// The file, and the offset of its next record.
     state: Mutex<Option<(File, u64)>>,
 }
 
@@ -280,7 +286,7 @@ impl SumsFile {
         SumsFile { dir: dir.to_owned(), state: Mutex::new(None) }
     }
 
-    /// What the file says of packs.
+    /// The sums in the file, by pack.
     pub(super) fn load(&self) -> io::Result<HashMap<PackNo, Pieces>> {
         let mut all: HashMap<PackNo, Pieces> = HashMap::new();
         for record in records(&self.dir.join(NAME))? {
@@ -291,7 +297,7 @@ impl SumsFile {
         Ok(all)
     }
 
-    /// Appends records, and makes them survive a power cut.
+    /// Appends records and makes them durable.
     pub(super) fn save(&self, batch: &[(PackNo, Vec<Piece>)]) -> io::Result<()> {
         let mut bytes = Vec::new();
         for (pack, pieces) in batch {
@@ -305,7 +311,7 @@ impl SumsFile {
         let written = file.write_all_at(&bytes, *end).and_then(|()| file.sync_data());
         match written {
             Ok(()) => *end += bytes.len() as u64,
-            // Opened anew the next time: what the kernel could not write it would call clean.
+            // Open it anew next time: the kernel may call pages clean that it could not write.
             Err(_) => *state = None,
         }
         written
@@ -322,11 +328,12 @@ impl SumsFile {
             File::open(&self.dir)?.sync_all()?;
         }
         let len = file.metadata()?.len();
-        // A crash may have left a part of a record.
+        // A crash may have left a partial record.
         Ok((file, len - len % RECORD as u64))
     }
 
-    /// Takes all records out, if no pack is open. Asked under the lock: a pack that comes meanwhile adds its own after this.
+    /// Removes all records if no pack is open. Checks under the lock, so that a pack created meanwhile adds
+    /// its records after this.
     pub(super) fn clear_if(&self, none_is_open: impl FnOnce() -> bool) -> io::Result<()> {
         let mut state = self.state.lock();
         if !none_is_open() || state.is_none() && !self.dir.join(NAME).exists() {
@@ -343,12 +350,12 @@ impl SumsFile {
         Ok(())
     }
 
-    /// Whether it is worth taking out what is of no use any more.
+    /// Whether removing obsolete records is worthwhile.
     pub(super) fn is_long(&self) -> bool {
         self.state.lock().as_ref().is_some_and(|(_, end)| *end > MANY * RECORD as u64)
     }
 
-    /// Writes it anew, with the records of those packs that `is_open` knows.
+    /// Rewrites the file with the records of those packs for which `is_open` is true.
     pub(super) fn shorten(&self, is_open: impl Fn(PackNo) -> bool) -> io::Result<()> {
         let mut state = self.state.lock();
         let mut bytes = HEAD.to_vec();
@@ -366,7 +373,7 @@ impl SumsFile {
     }
 }
 
-/// The records of a file of sums; none of one that is not there, or not of this version.
+/// The records of a file of sums. Empty if the file is absent or of another version.
 fn records(path: &Path) -> io::Result<Vec<[u8; RECORD]>> {
     let bytes = match fs::read(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -416,7 +423,7 @@ mod tests {
         let mut rotten = bytes.clone();
         rotten[50_000] ^= 1;
         assert_eq!(sums.all().wrong(0, &rotten).unwrap().offset, SEGMENT);
-        // What has sums keeps them.
+        // An existing sum is not replaced.
         sums.add(&pieces_of(49_000, &rotten[49_000..51_000]).0);
         assert_eq!(sums.all().wrong(0, &bytes), None);
     }

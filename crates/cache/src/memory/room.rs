@@ -1,8 +1,8 @@
 //! How much memory a volume in memory may still take.
 //!
-//! The least of what the machine has to spare and what each control group above this program leaves it; page cache that
-//! the kernel would give up counts as free. A sixteenth of the total is left to others. Reading this takes tens of
-//! microseconds, so an answer is good for 100 ms.
+//! This is the minimum of the machine's available memory and of what each control group of this program
+//! leaves. Page cache that the kernel can reclaim counts as free. A sixteenth of the total is left to others.
+//! Reading this takes tens of microseconds, so an answer is reused for 100 ms.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -61,7 +61,7 @@ fn machine(meminfo: &str) -> Option<Space> {
     Some(Space { total: kib("MemTotal:")?, available: kib("MemAvailable:")?, reserve: 0 })
 }
 
-/// The limits of the control group (version 2) and of those above it; none where there is no such thing.
+/// The limits of the control group (version 2) and of its ancestors. Empty if there are no such groups.
 fn groups() -> Vec<Space> {
     let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let Some(own) = own.lines().find_map(|line| line.strip_prefix("0::/")) else {

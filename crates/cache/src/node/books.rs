@@ -1,11 +1,12 @@
-//! The policy and its index under one lock: what is decided is written down at once.
+//! The eviction policy and its index under one lock, so that every decision is recorded at once.
 //!
-//! The index only helps ([`crate::residency::index`]), so an index that cannot be written is no reason to stop: it is left as it is and written
-//! anew when the disk works again. The exception are deletions in the origin: that a blob which was to be deleted is stored again has to be
-//! durable before the blob is, or a power cut would bring the deletion back. So [`Books::sync`] fails when that cannot be written down.
+//! The index is only an aid ([`crate::residency::index`]), so a failure to write it is not fatal. It stays as
+//! it is and is rewritten when the disk works again. Deletions in the origin are the exception. If a blob
+//! that was to be deleted is stored again, that must be durable before the blob is: otherwise a power cut
+//! would revive the deletion. So [`Books::sync`] fails when it cannot record that.
 //!
-//! **Locks.** Held for lookups and one `write(2)`; what is pinned is asked for under it, nothing else is called. A long index
-//! is written anew outside of it.
+//! **Locks.** The lock is held for lookups and one `write(2)`. Under it only the check for pinned blobs is
+//! called. A long index is rewritten without the lock.
 
 use std::collections::HashSet;
 use std::io;
@@ -18,9 +19,10 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::residency::index::{Index, Record, Rewrite};
 use crate::residency::{Cost, Policy, Rank, Victim, charge};
 
-/// An index with fewer records than this is never written anew, and one with more when fewer than half of them are needed.
+/// An index with fewer records than this is never rewritten. A longer one is, when fewer than half of its
+/// records are needed.
 const LONG: u64 = 20_000;
-/// After so many deletions the index is made durable.
+/// After this many deletions the index is made durable.
 const MANY: usize = 10_000;
 
 /// See the module.
@@ -32,16 +34,17 @@ pub(super) struct Books {
 
 struct Inner {
     policy: Policy,
-    /// `None` once closed, or while it could not even be opened.
+    /// `None` once closed, or if it could not be opened.
     index: Option<Index>,
     closed: bool,
-    /// To be deleted in the origin.
+    /// Blobs to be deleted in the origin.
     unwanted: HashSet<BlobId>,
-    /// Deletions that were done or called off since the index was last durable: for a power cut they are still to be done.
+    /// Deletions that were done or cancelled since the index was last durable. After a power cut they are
+    /// outstanding again.
     settled: HashSet<BlobId>,
-    /// One of these blobs was stored again since.
+    /// Whether one of the `settled` blobs was stored again since.
     stored_again: bool,
-    /// What is appended while the index is written anew.
+    /// Records appended while the index is being rewritten.
     meanwhile: Option<Vec<Record>>,
 }
 
@@ -54,7 +57,7 @@ impl Inner {
             meanwhile.extend_from_slice(records);
         }
         if let Some(index) = &mut self.index {
-            // A broken index is written anew in time.
+            // A broken index is rewritten later.
             let _ = index.append(records);
         }
     }
@@ -73,7 +76,7 @@ impl Inner {
 }
 
 impl Books {
-    /// Reads the index. Also says why it cannot be written, if it cannot; then everything is as if it had been empty.
+    /// Reads the index. Also returns why it cannot be written, if so. Then it counts as empty.
     pub(super) fn open(path: &Path, budget: u64) -> (Books, io::Result<()>) {
         let (mut policy, mut unwanted, mut settled) = (Policy::new(budget), HashSet::new(), HashSet::new());
         policy.prepare_for(Index::expected(path));
@@ -95,28 +98,28 @@ impl Books {
             Ok(index) => (Some(index), Ok(())),
             Err(error) => (None, Err(error)),
         };
-        // Whoever wrote this may have been killed before it was durable.
+        // The process that wrote these records may have been killed before they were durable.
         let stored_again = !settled.is_empty();
         let inner = Inner { policy, index, closed: false, unwanted, settled, stored_again, meanwhile: None };
         let books = Books { path: path.to_owned(), began: base::time::monotonic(), inner: Mutex::new(inner) };
         (books, said)
     }
 
-    /// What was to be deleted in the origin when the index was last written.
+    /// The deletions in the origin that were outstanding when the index was last written.
     pub(super) fn unwanted(&self) -> Vec<BlobId> {
         self.inner.lock().unwanted.iter().copied().collect()
     }
 
     fn lock(&self) -> (MutexGuard<'_, Inner>, u32) {
         let now = base::time::monotonic().duration_since(self.began).as_secs();
-        // Moments before this process count as long ago.
+        // Times before the start of this process count as long ago.
         (
             self.inner.lock(),
             u32::try_from(now).unwrap_or(u32::MAX).saturating_add(crate::residency::ONE_USE_S),
         )
     }
 
-    /// Notes a read; whether the blob is here.
+    /// Records a read. Returns whether the blob is here.
     pub(super) fn touch(&self, id: &BlobId) -> bool {
         let (mut inner, now) = self.lock();
         inner.policy.touch(id, now)
@@ -126,7 +129,7 @@ impl Books {
         self.inner.lock().policy.contains(id)
     }
 
-    /// A blob came; `held` says that it is pinned.
+    /// Records a new blob. `held` says that it is pinned.
     pub(super) fn insert(&self, id: &BlobId, size: u32, held: bool) {
         let (mut inner, now) = self.lock();
         let new = match held {
@@ -138,7 +141,7 @@ impl Books {
         }
     }
 
-    /// A copy came of what is elsewhere too, and would cost this much to fetch again.
+    /// Records a new copy of a blob that other places hold too. `cost` is the cost of fetching it again.
     pub(super) fn insert_copy(&self, id: &BlobId, size: u32, cost: Cost) {
         let (mut inner, now) = self.lock();
         if inner.policy.insert(id, size, cost, now) {
@@ -146,7 +149,7 @@ impl Books {
         }
     }
 
-    /// All that are here.
+    /// All blobs that are here.
     pub(super) fn all(&self) -> Vec<BlobId> {
         let inner = self.inner.lock();
         let mut all = Vec::with_capacity(inner.policy.len());
@@ -154,7 +157,7 @@ impl Books {
         all
     }
 
-    /// A blob is gone.
+    /// Records that a blob is gone.
     pub(super) fn remove(&self, id: &BlobId) {
         let mut inner = self.inner.lock();
         if inner.policy.remove(id).is_some() {
@@ -162,7 +165,8 @@ impl Books {
         }
     }
 
-    /// Those that have to go so that `bytes` become free, at most `most` of them. They are no longer here then.
+    /// Selects the blobs to evict so that `bytes` become free, at most `most` of them, and removes them from
+    /// the index.
     pub(super) fn victims(
         &self,
         bytes: u64,
@@ -189,13 +193,13 @@ impl Books {
         victims
     }
 
-    /// Blobs, the bytes they take, and how many they may take.
+    /// The number of blobs, the bytes they take, and the budget.
     pub(super) fn totals(&self) -> (u64, u64, u64) {
         let policy = &self.inner.lock().policy;
         (policy.len() as u64, policy.bytes(), policy.budget())
     }
 
-    /// The blob is to be deleted in the origin.
+    /// Records that the blob is to be deleted in the origin.
     pub(super) fn unwant(&self, id: &BlobId) {
         let mut inner = self.inner.lock();
         if inner.unwanted.insert(*id) {
@@ -203,7 +207,7 @@ impl Books {
         }
     }
 
-    /// They were deleted there.
+    /// Records that they were deleted in the origin.
     pub(super) fn deleted(&self, ids: &[BlobId]) {
         let mut inner = self.inner.lock();
         let mut settled = Vec::new();
@@ -222,7 +226,7 @@ impl Books {
         }
     }
 
-    /// It is stored again, so it is not to be deleted.
+    /// Cancels the blob's deletion, because it is stored again.
     pub(super) fn want(&self, id: &BlobId) {
         let mut inner = self.inner.lock();
         if inner.unwanted.remove(id) {
@@ -232,7 +236,7 @@ impl Books {
         inner.stored_again |= inner.settled.contains(id);
     }
 
-    /// Makes it durable that what was stored again is not to be deleted.
+    /// Makes the cancelled deletions of blobs that were stored again durable.
     pub(super) fn sync(&self) -> io::Result<()> {
         if !self.inner.lock().stored_again {
             return Ok(());
@@ -253,7 +257,7 @@ impl Books {
         self.inner.lock().index.as_ref().map_or(0, Index::durable_len)
     }
 
-    /// The disk was walked: of a folder, these are there. Those that were not known are said to be new.
+    /// Records the blobs that the walk of the disk found in a folder. Adds those that were unknown.
     pub(super) fn seen(&self, found: &[(BlobId, u32)]) {
         let (mut inner, now) = self.lock();
         let mut records = Vec::new();
@@ -265,12 +269,12 @@ impl Books {
         inner.log(&records);
     }
 
-    /// Those that were here before this process and were not seen since.
+    /// The blobs of a former run that the walk has not found.
     pub(super) fn unconfirmed(&self) -> Vec<BlobId> {
         self.inner.lock().policy.unconfirmed()
     }
 
-    /// Whether the index should be written anew.
+    /// Whether the index should be rewritten.
     pub(super) fn is_long(&self) -> bool {
         let inner = self.inner.lock();
         let needed = (inner.policy.len() + inner.unwanted.len()) as u64;
@@ -279,10 +283,10 @@ impl Books {
         inner.meanwhile.is_none() && inner.index.as_ref().is_some_and(wanting)
     }
 
-    /// Writes the index anew; does nothing while somebody else does.
+    /// Rewrites the index. Does nothing if another thread is rewriting it.
     ///
     /// # Errors
-    /// What the system says; the index is as it was.
+    /// The system's error. The index is unchanged then.
     pub(super) fn write_anew(&self) -> io::Result<()> {
         let all = {
             let mut inner = self.inner.lock();
@@ -302,7 +306,7 @@ impl Books {
         Ok(())
     }
 
-    /// Nothing is written any more.
+    /// Stops all writing.
     pub(super) fn close(&self) {
         let mut inner = self.inner.lock();
         inner.closed = true;

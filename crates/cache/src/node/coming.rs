@@ -1,7 +1,9 @@
-//! Readers who come while a blob is on its way: they are told by whoever brings it, and hold no thread until then.
+//! Reads that join an in-flight fetch of a blob. The fetch notifies them on completion, and they hold no
+//! thread until then.
 //!
-//! The flight tells them when it lands, whatever it brings. Where the remote can say more ([`blob::BlobSource::coming`]) it tells them sooner: in a
-//! fleet, when their range of the blob has come and was compared.
+//! The fetch notifies its waiters when it ends, with its result or its error. A remote that supports
+//! notification on arrival ([`blob::BlobSource::coming`]) notifies them sooner: in a fleet, as soon as their
+//! range of the blob has arrived and was verified.
 
 use std::sync::Arc;
 
@@ -24,7 +26,7 @@ impl Core {
             }
             None => match self.remote.coming(id, offset, len, then) {
                 Coming::No => Coming::No,
-                // Somebody else fetches it there, but not for this node's disk.
+                // Another reader of the remote fetches it there, but not for this node's disk.
                 Coming::Begun | Coming::Unbegun => Coming::Unbegun,
             },
         }
@@ -45,7 +47,7 @@ impl Core {
         }));
         let sooner = rider.clone();
         flight.ride(Ride { offset, len, rider });
-        // What comes to nothing there may still come of the flight.
+        // If the remote's notification fails, this fetch may still succeed.
         let sooner = move |told: blob::coming::Told<'_>| told.is_ok() && sooner.tell(told);
         let _ = self.remote.coming(id, offset, len, Box::new(sooner));
     }

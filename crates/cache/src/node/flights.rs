@@ -1,8 +1,10 @@
-//! One fetch for all who want the same: flights, and the room for what they bring.
+//! Single-flight: one fetch for all that want the same bytes. Also the memory budget of fetches.
 //!
-//! Who asks first is the pilot and fetches; who asks for the same before it has landed is a passenger and gets what the pilot got, also an
-//! error. A flight that failed is over at once, so the next to ask tries again. One that brought a blob is over when the blob is on the
-//! disk: until then whoever asks gets it from memory. A passenger waits on a thread, or rides: then he is told, and needs none.
+//! The first request becomes the leader (`Pilot`) and fetches. A request for the same bytes before the fetch
+//! has ended becomes a follower (`Passenger`) and gets the leader's result, also an error. A failed fetch
+//! ends at once, so the next request tries again. The fetch of a blob ends only when the blob is on the disk:
+//! until then requests get it from memory. A follower either waits on a thread, or registers a `Ride` and is
+//! notified without holding a thread.
 
 use std::collections::HashMap;
 use std::io;
@@ -16,13 +18,14 @@ use blob::coming::{Missed, Rider};
 use blob::{BlobError, Part};
 use parking_lot::{Condvar, Mutex};
 
-/// A blob, and one of its groups; none for all of it. A part is found by each of its groups.
+/// A blob and one of its groups, or `None` for the whole blob. The fetch of a part is found by each of its
+/// groups.
 pub(super) type Key = (BlobId, Option<u32>);
 
-/// What several get.
+/// The result that a leader and its followers share.
 pub(super) type Outcome = Result<Arc<Part>, BlobError>;
 
-/// An error for one more who waited for it.
+/// A copy of an error for another waiter.
 pub(super) fn same(error: &BlobError) -> BlobError {
     match error {
         BlobError::Missing(id) => BlobError::Missing(*id),
@@ -37,7 +40,7 @@ pub(super) fn same(error: &BlobError) -> BlobError {
     }
 }
 
-/// A range that somebody is to be told of.
+/// A range for which a waiter must be notified.
 pub(super) struct Ride {
     pub(super) offset: u32,
     pub(super) len: u32,
@@ -52,7 +55,7 @@ impl Ride {
         };
         let told = match outcome {
             Ok(part) => range(part),
-            // There may be another copy, or it may be in another blob by now.
+            // Another copy may exist, or the data may be in another blob by now.
             Err(BlobError::Missing(_) | BlobError::Damaged { .. }) => None,
             Err(error) => Some(self.rider.tell(Err(Missed::Failed(same(error))))),
         };
@@ -72,17 +75,17 @@ fn copy(outcome: &Outcome) -> Outcome {
     outcome.as_ref().map(Arc::clone).map_err(same)
 }
 
-/// A fetch that is under way or has just ended.
+/// A fetch that is in flight or has just ended.
 #[derive(Default)]
 pub(super) struct Flight {
     state: Mutex<State>,
     landed: Condvar,
-    /// Bytes that riders were told of.
+    /// Bytes given to notified waiters.
     given: AtomicUsize,
 }
 
 impl Flight {
-    /// Waits for what it brings.
+    /// Waits for the result.
     pub(super) fn wait(&self) -> Outcome {
         let mut state = self.state.lock();
         loop {
@@ -93,7 +96,7 @@ impl Flight {
         }
     }
 
-    /// Has it tell when it lands, or now if it has.
+    /// Notifies the waiter when the fetch ends, or at once if it has ended.
     pub(super) fn ride(&self, ride: Ride) {
         let mut state = self.state.lock();
         let Some(outcome) = &state.outcome else { return state.rides.push(ride) };
@@ -102,7 +105,7 @@ impl Flight {
         ride.end(&outcome);
     }
 
-    /// A rider was told of so many bytes.
+    /// Records that a notified waiter took this many bytes.
     pub(super) fn gave(&self, bytes: usize) {
         self.given.fetch_add(bytes, Ordering::Relaxed);
     }
@@ -112,23 +115,23 @@ impl Flight {
     }
 }
 
-/// All that are in the air.
+/// All in-flight fetches.
 #[derive(Default)]
 pub(super) struct Flights(Mutex<HashMap<Key, Arc<Flight>>>);
 
-/// How one comes to what one wants.
+/// The caller's role in a fetch.
 pub(super) enum Seat {
     Pilot(Pilot),
     Passenger(Arc<Flight>),
 }
 
 impl Flights {
-    /// The flight for this, if there is one.
+    /// The fetch for this key, if there is one.
     pub(super) fn find(&self, key: &Key) -> Option<Arc<Flight>> {
         self.0.lock().get(key).cloned()
     }
 
-    /// Joins it, or begins it.
+    /// Joins a fetch, or begins it.
     pub(super) fn board(self: &Arc<Flights>, key: Key) -> Seat {
         let mut all = self.0.lock();
         if let Some(flight) = all.get(&key) {
@@ -139,7 +142,8 @@ impl Flights {
         Seat::Pilot(Pilot { flights: Arc::clone(self), id: key.0, groups: None, flight, landed: false })
     }
 
-    /// Joins the fetch of the first of these groups, or begins one of as many of them as nobody fetches yet.
+    /// Joins the fetch of the first of these groups. If there is none, begins a fetch of the groups up to the
+    /// first that is already in flight.
     pub(super) fn board_part(self: &Arc<Flights>, id: &BlobId, groups: Range<u32>) -> Seat {
         let mut all = self.0.lock();
         if let Some(flight) = all.get(&(*id, Some(groups.start))) {
@@ -152,7 +156,7 @@ impl Flights {
         Seat::Pilot(Pilot { flights: Arc::clone(self), id: *id, groups: Some(groups), flight, landed: false })
     }
 
-    /// The fetches of parts of a blob that are under way.
+    /// The in-flight fetches of parts of a blob.
     pub(super) fn of_parts(&self, id: &BlobId) -> Vec<Arc<Flight>> {
         let all = self.0.lock();
         let mut found: Vec<Arc<Flight>> =
@@ -170,11 +174,11 @@ impl Flights {
     }
 }
 
-/// Who has to land a flight. It is over when this is dropped.
+/// The leader of a fetch. Dropping it ends the fetch.
 pub(super) struct Pilot {
     flights: Arc<Flights>,
     id: BlobId,
-    /// Of a part.
+    /// The groups, if it fetches a part.
     groups: Option<Range<u32>>,
     flight: Arc<Flight>,
     landed: bool,
@@ -186,7 +190,7 @@ impl Pilot {
         self.groups.clone()
     }
 
-    /// All who wait get this.
+    /// Gives all followers this result.
     pub(super) fn land(&mut self, outcome: Outcome) {
         self.landed = true;
         let rides = {
@@ -198,7 +202,7 @@ impl Pilot {
         rides.iter().for_each(|ride| ride.end(&outcome));
     }
 
-    /// Bytes that riders were told of.
+    /// Bytes given to notified waiters.
     pub(super) fn given(&self) -> usize {
         self.flight.given()
     }
@@ -219,7 +223,7 @@ impl Drop for Pilot {
     }
 }
 
-/// A number of bytes of which each fetch takes some and gives them back.
+/// A budget of bytes. Each fetch takes some and gives them back.
 pub(super) struct Room {
     most: u64,
     used: Mutex<u64>,
@@ -231,11 +235,11 @@ impl Room {
         Arc::new(Room { most, used: Mutex::new(0), freed: Condvar::new() })
     }
 
-    /// Waits for room. What is fetched only because it may be wanted leaves a quarter to those who wait for theirs.
+    /// Waits for room. A prefetch leaves a quarter of the budget to fetches that a reader waits for.
     pub(super) fn take(self: &Arc<Room>, bytes: u64, hint: bool) -> Permit {
         let most = if hint { self.most / 4 * 3 } else { self.most };
         let mut used = self.used.lock();
-        // Also what is larger than all the room gets its turn, alone.
+        // A fetch larger than the budget runs alone.
         while *used > 0 && *used + bytes > most {
             self.freed.wait(&mut used);
         }
@@ -248,14 +252,14 @@ impl Room {
     }
 }
 
-/// Bytes of a room, until dropped.
+/// Bytes taken from a budget, until dropped.
 pub(super) struct Permit {
     room: Arc<Room>,
     bytes: u64,
 }
 
 impl Permit {
-    /// Gives back what turned out not to be needed.
+    /// Gives back the surplus over `bytes`.
     pub(super) fn shrink(&mut self, bytes: u64) {
         let surplus = self.bytes.saturating_sub(bytes);
         self.bytes -= surplus;

@@ -1,8 +1,8 @@
 //! Whether the cache's disk can be used.
 //!
-//! A disk that fails turns caching off: with one line, and reads go on from the origin. It is tried again from time to time, and when it works
-//! again that is one line too. A full disk and one that became read-only are still read from; one that gives errors is not, except
-//! for what only it has.
+//! A failing disk turns caching off. One line reports it, and reads continue from the origin. The disk is
+//! retried from time to time, and another line reports that it works again. A full disk, or one that became
+//! read-only, is still read from. A disk that gives errors is not, except for blobs that only it has.
 
 use std::io;
 use std::sync::Arc;
@@ -12,20 +12,21 @@ use std::time::{Duration, Instant};
 use blob::BlobError;
 use parking_lot::Mutex;
 
-/// Where lines for the operator go.
+/// Receives lines for the operator.
 pub type Report = Arc<dyn Fn(&str) + Send + Sync>;
 
-/// That the floor keeps everything out is said again after so long at the earliest, however often room comes and goes.
+/// The minimum time between two reports that the floor keeps everything out, however often room appears and
+/// disappears.
 const SAY_AGAIN: Duration = Duration::from_secs(600);
 
 /// See the module.
 pub(super) struct Health {
     report: Report,
     again: Duration,
-    /// Whether `off` is something.
+    /// Whether `off` is set.
     is_off: AtomicBool,
     off: Mutex<Option<Off>>,
-    /// The disk has less free than its floor, and nothing is left to go for it.
+    /// The disk has less free space than its floor, and nothing is left to evict.
     kept_out: AtomicBool,
     said: Mutex<Option<Instant>>,
 }
@@ -42,7 +43,7 @@ impl Health {
         Health { report, again, is_off, off, kept_out: AtomicBool::new(false), said: Mutex::new(None) }
     }
 
-    /// Whether blobs may be kept. If they may not, and it is time to look again, `probe` is asked.
+    /// Whether blobs may be kept. If they may not and a retry is due, calls `probe`.
     pub(super) fn may_write(&self, probe: impl FnOnce() -> io::Result<()>) -> bool {
         if !self.is_off.load(Ordering::Acquire) {
             return true;
@@ -68,12 +69,12 @@ impl Health {
         self.is_off.load(Ordering::Acquire)
     }
 
-    /// Whether what is on the disk may be read.
+    /// Whether blobs on the disk may be read.
     pub(super) fn may_read(&self) -> bool {
         !self.is_off.load(Ordering::Acquire) || self.off.lock().as_ref().is_none_or(|off| off.readable)
     }
 
-    /// Something was written, and that failed.
+    /// Records that a write failed.
     pub(super) fn failed(&self, error: &BlobError) {
         let readable = match error {
             BlobError::Full => true,
@@ -100,7 +101,8 @@ impl Health {
         self.off.lock().as_ref().map(|off| off.why.clone())
     }
 
-    /// Nothing can be kept, because less than the floor is free and nothing of the cache's is left to go. `line` says so to a person.
+    /// Records that nothing can be kept: less than the floor is free, and nothing of the cache is left to
+    /// evict. `line` makes the message for the operator.
     pub(super) fn kept_out(&self, line: impl FnOnce() -> String) {
         if self.kept_out.swap(true, Ordering::AcqRel) {
             return;
@@ -114,7 +116,7 @@ impl Health {
         }
     }
 
-    /// There is room.
+    /// Records that there is room.
     pub(super) fn let_in(&self) {
         if self.kept_out.load(Ordering::Relaxed) {
             self.kept_out.store(false, Ordering::Release);

@@ -1,14 +1,16 @@
-//! What is put on the disk, and what goes for it.
+//! Keeping blobs on the disk, and evicting others for them.
 //!
-//! A fetched blob is kept if it fits into the budget and leaves the floor of free space, after others have gone for it; if it does not, it is
-//! kept in memory for a while. Blobs go in batches, and a little more than is needed, so that not every newcomer has to wait for a removal.
-//! Removing a file that somebody reads takes nothing from the reader.
+//! A fetched blob is kept if it fits into the budget and leaves the floor of free space, after evictions. If
+//! it does not fit, it is kept in memory for a while. Evictions run in batches and free a little more than
+//! needed, so that not every new blob waits for one. Removing a file does not disturb its readers.
 //!
-//! **A blob's turn.** Whoever changes what is known of a blob and its file (stores, keeps, removes) holds one of 64 locks, chosen by the
-//! blob. A victim is looked at again under it: if it was stored or fetched again meanwhile, it stays.
+//! **A blob's lock.** A change to a blob's file and to its record (store, keep, remove) holds one of 64
+//! locks, chosen by the blob. An eviction checks its victim again under that lock: a blob that was stored or
+//! fetched again meanwhile stays.
 //!
-//! A disk that turns out to be full although the figures said otherwise gets one try more, after much has gone; then, as for every other
-//! error of writing, nothing more is kept for a while ([`super::health`]).
+//! A disk that turns out to be full although the figures said otherwise gets one retry after a large
+//! eviction. If that fails too, nothing more is kept for a while, as after any other write error
+//! ([`super::health`]).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -21,16 +23,17 @@ use super::pool::{Job, Landed};
 use super::{Core, Evict, Evicted};
 use crate::residency::{Victim, charge};
 
-/// How much more than needed goes at once.
+/// How much more than needed an eviction frees.
 const SLACK: u64 = 32 * MIB;
-/// How much goes when the disk was full all the same.
+/// How much is evicted if the disk was full despite the figures.
 const HARDER: u64 = 64 * MIB;
-/// Victims that are chosen at once.
+/// How many victims are selected at once.
 const BATCH: usize = 64;
-/// Writers must never find the disk full because of this cache: at least so much is left to them, or a sixteenth of a small disk.
+/// Space left to others, so that the cache never makes writers find the disk full: at least this much, or a
+/// sixteenth of a small disk.
 const OTHERS: u64 = 256 * MIB;
 
-/// Room that a blob will take which is about to be written: others who look for room at the same time leave it.
+/// Room reserved for a blob that is about to be written. Others that look for room at the same time leave it.
 struct Coming<'a> {
     core: &'a Core,
     room: u64,
@@ -42,16 +45,16 @@ impl Drop for Coming<'_> {
     }
 }
 
-/// What becomes of the files of blobs that go.
+/// What happens to the files of evicted blobs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fate {
-    /// Those that come are written over them: nothing is short but the budget.
+    /// New blobs overwrite them: only the budget is short, not the disk's space.
     Reused,
-    /// They give their room to the disk.
+    /// They are deleted, so that their space is free.
     Removed,
 }
 
-/// What an eviction came to.
+/// The result of an eviction.
 #[derive(Default)]
 struct Freed {
     /// As [`charge`] counts.
@@ -84,18 +87,18 @@ impl Core {
         }
     }
 
-    /// Has it done in the background, or here if there is no background.
+    /// Runs the job in the background, or here if the background threads do not take it.
     pub(super) fn run_later(self: &Arc<Core>, job: Job) {
         if let Err(job) = self.pool.push(self, job) {
             self.run(job);
         }
     }
 
-    /// Puts away what was fetched.
+    /// Puts a fetched blob on the disk, or in memory if it cannot be kept.
     pub(super) fn keep(self: &Arc<Core>, landed: &Landed) {
         let Landed { id, part, ahead, .. } = landed;
         if self.keep_on_disk(id, part, *ahead) {
-            // What was fetched ahead of its reader stays in memory until he has passed it.
+            // A prefetched blob stays in memory until its reader has passed it.
             let mut memory = self.memory.lock();
             let gone = if *ahead { memory.forget_passed(id) } else { memory.forget(id) };
             drop(memory);
@@ -140,7 +143,7 @@ impl Core {
         }
     }
 
-    /// Whether the disk may be written to; when it is found to work again, its index is written anew.
+    /// Whether the disk may be written to. Rewrites the index when the disk works again.
     fn may_write(&self) -> bool {
         self.health.may_write(|| {
             self.shelf.probe()?;
@@ -150,20 +153,21 @@ impl Core {
 
     fn write(&self, id: &BlobId, part: &Part, ahead: bool, coming: Coming<'_>) -> Result<(), BlobError> {
         let _turn = self.turn(id);
-        // Who reads on gets it from memory, and so does a neighbour who wants it soon (`peer::fleet::transit`).
+        // The reader that continues gets a prefetched blob from memory, and so does a peer that wants it soon
+        // (`peer::fleet::transit`).
         match ahead {
             true => self.shelf.keep_for_later(id, &part.sums, &part.bytes)?,
             false => self.shelf.keep(id, &part.sums, &part.bytes)?,
         }
-        // From here on it counts as here, and no longer as coming.
+        // From here on the index counts it, so its reservation ends.
         self.books.insert_copy(id, part.sums.size(), self.cost(id));
         drop(coming);
         self.came(id);
         Ok(())
     }
 
-    /// Makes room for one more beside those that are just being written; nothing if there is none. One after the other, so that nobody
-    /// lets go of blobs for what another has made room for.
+    /// Makes room for one more blob beside those being written. None if there is no room. Calls run one after
+    /// the other, so that no call evicts blobs for room that another has just made.
     fn room_for(&self, room: u64) -> Option<Coming<'_>> {
         let _one = self.making_room.lock();
         let total = self.coming.load(Ordering::Acquire) + room;
@@ -179,7 +183,7 @@ impl Core {
         Some(Coming { core: self, room })
     }
 
-    /// For a person: why nothing is kept.
+    /// The line that tells the operator why nothing is kept.
     fn floor_line(&self) -> String {
         let mib = |bytes: u64| bytes.div_ceil(1 << 20);
         let free = self.shelf.space().map_or(0, |space| space.available);
@@ -191,13 +195,14 @@ impl Core {
         )
     }
 
-    /// By how much the blobs here, with `more`, pass the budget.
+    /// By how much the blobs here plus `more` exceed the budget.
     fn over_budget(&self, more: u64) -> u64 {
         let (_, bytes, budget) = self.books.totals();
         (bytes + more).saturating_sub(budget)
     }
 
-    /// How much is missing for `more` to leave the floor free. A disk that does not tell is left to say so itself.
+    /// How many bytes are missing for `more` to leave the floor free. Zero if the disk does not report its
+    /// space: a write then fails by itself.
     pub(super) fn below_floor(&self, more: u64) -> u64 {
         match self.shelf.space() {
             Ok(space) => (self.floor_of(space.total) + more).saturating_sub(space.available),
@@ -209,7 +214,7 @@ impl Core {
         self.options.floor.max(OTHERS.min(total / 16))
     }
 
-    /// What is left free for others.
+    /// How much is left free for others.
     pub(super) fn floor(&self) -> u64 {
         self.shelf.space().map_or(self.options.floor, |space| self.floor_of(space.total))
     }
@@ -218,12 +223,12 @@ impl Core {
         SLACK.min(self.books.totals().1 / 64)
     }
 
-    /// Whether something has to go, for blobs that were stored or for others who filled the disk.
+    /// Whether something must be evicted, after stores or because others filled the disk.
     pub(super) fn is_crowded(&self) -> bool {
         self.over_budget(0) > 0 || self.below_floor(0) > 0
     }
 
-    /// Lets go of what is too much.
+    /// Evicts the excess.
     pub(super) fn tend(&self) {
         self.tending.store(false, Ordering::Release);
         let (needed, fate) = self.needed(0);
@@ -232,13 +237,13 @@ impl Core {
         }
     }
 
-    /// How much has to go for `more` to come, and how.
+    /// How much must be evicted for `more` to fit, and how.
     fn needed(&self, more: u64) -> (u64, Fate) {
         let floor = self.below_floor(more);
         (self.over_budget(more).max(floor), if floor > 0 { Fate::Removed } else { Fate::Reused })
     }
 
-    /// Lets go of blobs until `room` was made. Less is made only when the rest is pinned, or the disk fails.
+    /// Evicts blobs until `room` is free. Frees less only if the rest is pinned or the disk fails.
     fn evict_bytes(&self, room: u64, fate: Fate) -> Freed {
         let mut freed = Freed::default();
         while freed.room < room {
@@ -262,7 +267,7 @@ impl Core {
         freed
     }
 
-    /// Removes a victim's file, unless the blob came again.
+    /// Removes a victim's file, unless the blob was stored or fetched again.
     fn let_go(&self, victim: &Victim, fate: Fate) -> Result<bool, BlobError> {
         let _turn = self.turn(&victim.id);
         if self.pending.is_pending(&victim.id) {
@@ -282,7 +287,7 @@ impl Core {
         Ok(true)
     }
 
-    /// Lets go of blobs because somebody asks for it.
+    /// Evicts blobs on request.
     pub(super) fn evict(&self, what: Evict) -> Evicted {
         let (_, bytes, _) = self.books.totals();
         let target = match what {

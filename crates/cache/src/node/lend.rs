@@ -1,7 +1,7 @@
-//! What others may have of the blobs here: a node of a fleet gives them away as files.
+//! Lending blobs to other nodes: in a fleet, a node sends its blobs as files.
 //!
-//! Nothing here counts as a use: what others read does not keep a blob from going. What is given away may go while it is sent; a file
-//! that is open stays readable.
+//! Lending does not count as a use: reads by other nodes do not protect a blob from eviction. A blob may be
+//! evicted while it is sent, because its open file stays readable.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -13,21 +13,21 @@ use super::read::Here;
 use super::{Core, NodeCache};
 use crate::residency::Cost;
 
-/// Is told what comes to this node's disk and what goes from it. Called on the cache's threads: quick, and without a call back into
-/// the cache.
+/// Is notified of what is added to this node's disk and evicted from it. Called on the cache's threads, so it
+/// must be quick and must not call back into the cache.
 pub trait Watch: Send + Sync {
-    /// The blob is on the disk: it can be given away.
+    /// The blob is on the disk, so it can be lent.
     fn came(&self, id: &BlobId);
 
-    /// It is not any more.
+    /// The blob is no longer on the disk.
     fn went(&self, id: &BlobId);
 
-    /// What it would cost to fetch it again.
+    /// The cost of fetching the blob again.
     fn cost(&self, id: &BlobId) -> Cost;
 }
 
 impl NodeCache {
-    /// The blob's file and what it can be checked with, if it is on the disk.
+    /// The blob's file and its sums, if it is on the disk.
     pub fn lend(&self, id: &BlobId) -> Option<(File, Sums)> {
         let core = &self.core;
         if !core.books.contains(id) || !core.health.may_read() {
@@ -39,14 +39,14 @@ impl NodeCache {
         is_whole.then_some((file, sums))
     }
 
-    /// Somebody says that the copy here is not the blob: it is compared with its name, and goes if that is so. Whether it was sound;
-    /// none where there is no copy.
+    /// Verifies the copy here after another node reported that it is damaged, and drops it if so. Returns
+    /// whether it was sound; `None` if there is no copy.
     pub fn suspect(&self, id: &BlobId) -> Option<bool> {
         let core: &Arc<Core> = &self.core;
         if !core.books.contains(id) {
             return None;
         }
-        // Dropping a damaged copy is what every look at the disk does.
+        // `here` drops a damaged copy.
         Some(matches!(core.here(id, || core.shelf.verify(id)), Ok(Here::Done(()))))
     }
 
@@ -55,7 +55,7 @@ impl NodeCache {
         self.core.books.all()
     }
 
-    /// Bytes that could still come without anything going.
+    /// Bytes that could be added without an eviction.
     pub fn free(&self) -> u64 {
         let (_, bytes, budget) = self.core.books.totals();
         budget.saturating_sub(bytes)
@@ -63,21 +63,21 @@ impl NodeCache {
 }
 
 impl Core {
-    /// On the disk from now on.
+    /// Notifies the watch that the blob is on the disk.
     pub(super) fn came(&self, id: &BlobId) {
         if let Some(watch) = &self.watch {
             watch.came(id);
         }
     }
 
-    /// Not on the disk any more.
+    /// Notifies the watch that the blob is no longer on the disk.
     pub(super) fn went(&self, id: &BlobId) {
         if let Some(watch) = &self.watch {
             watch.went(id);
         }
     }
 
-    /// What is written down of a copy of what is elsewhere too.
+    /// The cost to record for a copy of a blob that other places hold too.
     pub(super) fn cost(&self, id: &BlobId) -> Cost {
         self.watch.as_ref().map_or(Cost::Origin, |watch| watch.cost(id))
     }

@@ -1,6 +1,7 @@
-//! Bytes of remote blobs that are kept in memory: parts that were read, and whole blobs where there is no disk to keep them on.
+//! Bytes of remote blobs in memory: parts that were read, and whole blobs if the disk cannot keep them.
 //!
-//! First in, first out, within a bound. What was prefetched takes half of that at most, so that it does not push out what is being read.
+//! First in, first out, within a bound. Prefetched bytes take at most half of it, so that they do not push
+//! out what is being read.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -15,12 +16,12 @@ pub(super) fn is_whole(part: &Part) -> bool {
     part.offset == 0 && part.bytes.len() as u64 == u64::from(part.sums.size())
 }
 
-/// Where in its blob a part ends.
+/// The end of a part within its blob.
 pub(super) fn end_of(part: &Part) -> u64 {
     u64::from(part.offset) + part.bytes.len() as u64
 }
 
-/// Copies a range out of a part; `None` if it is not in it.
+/// Copies a range out of a part. `None` if the part does not contain it.
 ///
 /// # Errors
 /// The blob has no such range.
@@ -33,8 +34,8 @@ pub(super) fn copy(id: &BlobId, part: &Part, offset: u32, buf: &mut [u8]) -> Res
     Ok(part.bytes.get(from..from + buf.len()).map(|bytes| buf.copy_from_slice(bytes)))
 }
 
-/// The first range that is in none of these parts: from the beginning of a group, up to the next part or the end of a group. `None`
-/// if they hold all from `from` up to `to`.
+/// The first missing range: from the start of a group to the next part or the end of a group. `None` if the
+/// parts cover all of `from..to`.
 pub(super) fn missing(parts: &[Arc<Part>], from: u32, to: u32) -> Option<(u32, u32)> {
     let mut at = u64::from(from);
     while let Some(end) =
@@ -42,7 +43,7 @@ pub(super) fn missing(parts: &[Arc<Part>], from: u32, to: u32) -> Option<(u32, u
     {
         at = end;
     }
-    // A part ends with a group, or with its blob.
+    // A part ends at the end of a group, or of its blob.
     let at = u32::try_from(at).ok().filter(|at| *at < to)?;
     let begin = at - at % GROUP;
     let next = parts.iter().map(|part| part.offset).filter(|offset| *offset > begin).min();
@@ -50,7 +51,7 @@ pub(super) fn missing(parts: &[Arc<Part>], from: u32, to: u32) -> Option<(u32, u
     Some((begin, next.map_or(end, |next| next.min(end))))
 }
 
-/// Copies a range out of several parts that hold all of it.
+/// Copies a range out of several parts that together cover it.
 ///
 /// # Errors
 /// The blob has no such range.
@@ -70,7 +71,7 @@ pub(super) fn gather(id: &BlobId, parts: &[Arc<Part>], offset: u32, buf: &mut [u
     Ok(())
 }
 
-/// One part of several that hold all of a range.
+/// Joins several parts that cover a range into one part.
 ///
 /// # Errors
 /// The blob has no such range.
@@ -94,7 +95,7 @@ struct Kept {
     part: Arc<Part>,
     number: u64,
     read: bool,
-    /// Bytes that a stream took of it so far.
+    /// Bytes that a stream has taken of it so far.
     passed: usize,
 }
 
@@ -102,22 +103,22 @@ struct Kept {
 pub(super) struct Memory {
     most: usize,
     bytes: usize,
-    /// Bytes of those that nobody read yet.
+    /// Bytes of the parts that were not read yet.
     unread: usize,
-    /// Of each blob its parts, or all of it as one.
+    /// The parts of each blob. A whole blob is one part.
     parts: HashMap<BlobId, Vec<Kept>>,
-    /// In the order of their coming, with the number that each got; some may be gone.
+    /// Blobs in the order of insertion, each with its part's number. Some may be gone.
     order: VecDeque<(BlobId, u64)>,
     last: u64,
 }
 
 impl Memory {
-    /// For so many bytes.
+    /// Creates a cache for this many bytes.
     pub(super) fn new(most: usize) -> Memory {
         Memory { most, bytes: 0, unread: 0, parts: HashMap::new(), order: VecDeque::new(), last: 0 }
     }
 
-    /// The parts in which some of a range lies.
+    /// The parts that overlap a range.
     pub(super) fn pieces(&mut self, id: &BlobId, offset: u32, len: usize) -> Vec<Arc<Part>> {
         let end = u64::from(offset) + len as u64;
         let Some(all) = self.parts.get_mut(id) else { return Vec::new() };
@@ -133,13 +134,13 @@ impl Memory {
         pieces
     }
 
-    /// All parts of a blob, for who puts the whole together: nobody has read them by that.
+    /// All parts of a blob, for assembling the whole. This does not count as reading them.
     pub(super) fn all(&self, id: &BlobId) -> Vec<Arc<Part>> {
         let all = self.parts.get(id).map(Vec::as_slice).unwrap_or_default();
         all.iter().map(|kept| Arc::clone(&kept.part)).collect()
     }
 
-    /// All of a blob.
+    /// The whole blob, if it is here.
     pub(super) fn whole(&mut self, id: &BlobId) -> Option<Arc<Part>> {
         let kept = self.parts.get_mut(id)?.iter_mut().find(|kept| is_whole(&kept.part))?;
         if !std::mem::replace(&mut kept.read, true) {
@@ -148,14 +149,14 @@ impl Memory {
         Some(Arc::clone(&kept.part))
     }
 
-    /// A whole blob, of which somebody takes so many bytes.
+    /// The whole blob, for a reader that takes this many bytes of it.
     pub(super) fn pass(&mut self, id: &BlobId, bytes: usize) -> Option<Arc<Part>> {
         let kept = self.parts.get_mut(id)?.iter_mut().find(|kept| bytes > 0 && is_whole(&kept.part))?;
         kept.passed += bytes;
         self.whole(id)
     }
 
-    /// Lets go of a blob of which as many bytes were taken as it has.
+    /// Drops a blob once as many bytes were taken as it has.
     pub(super) fn forget_passed(&mut self, id: &BlobId) -> Vec<Arc<Part>> {
         let passed = |kept: &Kept| kept.passed >= kept.part.bytes.len();
         if self.parts.get(id).is_some_and(|all| all.iter().all(passed)) {
@@ -165,7 +166,7 @@ impl Memory {
         }
     }
 
-    /// Whether there is room for so many bytes of what may be wanted.
+    /// Whether there is room for this many prefetched bytes.
     pub(super) fn has_room_ahead(&self, bytes: usize) -> bool {
         self.unread + bytes <= self.most / 2
     }
@@ -174,7 +175,7 @@ impl Memory {
         self.parts.get(id).is_some_and(|all| all.iter().any(|kept| is_whole(&kept.part)))
     }
 
-    /// What is let go of for it is given back, to be freed without a lock.
+    /// Keeps a part. Returns the parts that it displaced, so that they are freed without a lock.
     pub(super) fn keep(&mut self, id: &BlobId, part: Arc<Part>) -> Vec<Arc<Part>> {
         let mut gone = if is_whole(&part) { self.forget(id) } else { self.forget_within(id, &part) };
         self.last += 1;
@@ -199,7 +200,7 @@ impl Memory {
         gone
     }
 
-    /// The same of a whole blob of which so many bytes were taken before.
+    /// Keeps a whole blob of which this many bytes were taken before. Returns the same as `keep`.
     pub(super) fn keep_passed(&mut self, id: &BlobId, part: Arc<Part>, bytes: usize) -> Vec<Arc<Part>> {
         let gone = self.keep(id, part);
         let _ = self.pass(id, bytes);
@@ -210,7 +211,7 @@ impl Memory {
         self.remove(id, |_| true)
     }
 
-    /// Lets go of the parts that lie within another one.
+    /// Drops the parts that lie within another one.
     fn forget_within(&mut self, id: &BlobId, part: &Part) -> Vec<Arc<Part>> {
         self.remove(id, |kept| kept.part.offset >= part.offset && end_of(&kept.part) <= end_of(part))
     }
@@ -228,7 +229,7 @@ impl Memory {
         gone.into_iter().map(|kept| kept.part).collect()
     }
 
-    /// Lets go of everything.
+    /// Drops everything.
     pub(super) fn clear(&mut self) -> Memory {
         std::mem::replace(self, Memory::new(self.most))
     }

@@ -1,17 +1,20 @@
-//! How much of a remote blob is fetched for a read: a value without I/O.
+//! How much of a remote blob a read fetches: a decision without I/O.
 //!
 //! A read fetches the groups that it asks for and that are not here. It fetches more only on evidence:
 //!
-//! - **The groups before it were read.** As much is fetched in advance as was read one after another up to here, at most [`AHEAD`]. So a reader
-//!   that goes through a blob needs few requests, and one that stops has fetched at most twice what it read.
-//! - **Half of the blob was asked for.** The whole is fetched: four times what was asked for, at most, and three times where the reads were here and there.
-//! - **The blob was read in several places** here and there ([`PLACES`]), and what is fetched is mostly read ([`Credit`]): small files of one pack in any order,
-//!   a dataset in which every record is read. Where what is fetched is mostly not read, the blob stays in parts.
+//! - **The groups before it were read.** The fetch adds as much read-ahead as was read in sequence up to
+//!   here, at most [`AHEAD`]. So a sequential reader needs few requests, and one that stops has fetched at
+//!   most twice what it read.
+//! - **Half of the blob was asked for.** Then the whole blob is fetched: in total at most four times what was
+//!   asked for, and at most three times if the reads were scattered.
+//! - **Scattered places of the blob were read** ([`PLACES`]), and most fetched bytes are read ([`Credit`]).
+//!   Examples are small files of one pack in any order, or a dataset in which every record is read. If most
+//!   fetched bytes are not read, only parts of the blob are fetched.
 //!
-//! Of what is to be fetched whole, only what is not here is fetched ([`super::rest`]).
+//! A fetch of the whole blob fetches only what is not here ([`super::rest`]).
 //!
-//! With [`Access::Random`] nothing is fetched in advance, and the whole only when its parts would be more bytes. With [`Access::Stream`] the whole is
-//! fetched at once.
+//! With [`Access::Random`] there is no read-ahead, and the whole is fetched only when its parts would be more
+//! bytes. With [`Access::Stream`] the whole is fetched at once.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -19,31 +22,31 @@ use base::BlobId;
 use base::size::{BLOB_MAX, GROUP, MIB};
 use blob::Access;
 
-/// So much is fetched in advance of a read, at most.
+/// Maximum read-ahead of one read.
 const AHEAD: u32 = MIB as u32;
-/// After so many fetches of parts of one blob the whole may be worth it.
+/// After this many fetches of parts of one blob, the whole may be worthwhile.
 const PLACES: u32 = 3;
-/// Of so many blobs it is remembered which parts were fetched: 64 GiB in whole ones.
+/// How many blobs have a record of their fetched parts: 64 GiB of whole blobs.
 const BLOBS: usize = 16 << 10;
-/// So many times what is read may be fetched ...
+/// Fetched bytes may exceed read bytes by this factor ...
 const TIMES: i64 = 3;
-/// ... and so many bytes besides.
+/// ... plus this constant.
 const CONSTANT: i64 = 16 * MIB as i64;
 
 /// What was fetched of a blob.
 #[derive(Clone, Copy, Debug, Default)]
 struct Record {
-    /// Bytes, in whole groups, some of them perhaps twice.
+    /// Bytes, in whole groups. Some may be counted twice.
     fetched: u32,
-    /// Fetches.
+    /// Number of fetches.
     places: u32,
     /// The groups that were asked for, the first in the lowest bit.
     asked: u64,
-    /// How large the blob is, once a part of it has come.
+    /// The blob's size, once a part of it has arrived.
     size: Option<u32>,
 }
 
-/// Bytes that may be fetched without having been asked for. What is read adds to them, what is fetched takes from them.
+/// Bytes that may be fetched without being asked for. Reads add to the credit, and fetches take from it.
 #[derive(Debug)]
 struct Credit {
     left: i64,
@@ -52,12 +55,12 @@ struct Credit {
 }
 
 impl Credit {
-    /// Takes `bytes`, if they are there. `read` and `fetched` count since the beginning.
+    /// Takes `bytes` if the credit suffices. `read` and `fetched` are totals since the start.
     fn take(&mut self, (read, fetched): (u64, u64), bytes: u32) -> bool {
         let since = |now: u64, then: u64| now.saturating_sub(then).min(1 << 40).cast_signed();
         let earned = TIMES * since(read, self.read) - since(fetched, self.fetched);
         self.left = (self.left + earned).clamp(-CONSTANT, CONSTANT);
-        // What was taken and has not come yet is counted already.
+        // `fetched` may already include bytes that were taken but have not arrived yet.
         (self.read, self.fetched) = (read.max(self.read), fetched.max(self.fetched));
         let enough = self.left >= i64::from(bytes);
         if enough {
@@ -71,13 +74,13 @@ impl Credit {
 /// What to fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fetch {
-    /// Bytes from the one up to the other; whole groups.
+    /// The bytes from the first offset to the second, in whole groups.
     Part(u32, u32),
     /// The whole blob.
     Whole,
 }
 
-/// A range that is read and not here: whole groups.
+/// A range, in whole groups, that is read and is not here.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Need {
     pub(super) from: u32,
@@ -101,7 +104,7 @@ impl Default for Partial {
 }
 
 impl Partial {
-    /// What to fetch for a read; `totals` are the bytes that were read and fetched so far, of all blobs.
+    /// What to fetch for a read. `totals` are the bytes read and fetched so far, of all blobs.
     pub(super) fn plan(&mut self, id: &BlobId, need: &Need, totals: (u64, u64)) -> Fetch {
         let record = self.records.get(id).copied().unwrap_or_default();
         let size = record.size.unwrap_or(BLOB_MAX);
@@ -124,7 +127,7 @@ impl Partial {
         if whole { Fetch::Whole } else { Fetch::Part(need.from, to) }
     }
 
-    /// Bytes of the blob are being fetched for a read.
+    /// Records a fetch of bytes of the blob for a read.
     pub(super) fn fetches(&mut self, id: &BlobId, from: u32, to: u32) {
         if !self.records.contains_key(id) {
             if self.order.len() == BLOBS
@@ -139,19 +142,19 @@ impl Partial {
         record.places += 1;
     }
 
-    /// A part of the blob has come: it is so large.
+    /// Records the blob's size, once a part of it has arrived.
     pub(super) fn came(&mut self, id: &BlobId, size: u32) {
         if let Some(record) = self.records.get_mut(id) {
             record.size = Some(size);
         }
     }
 
-    /// How large the blob is, if that is known.
+    /// The blob's size, if it is known.
     pub(super) fn size(&self, id: &BlobId) -> Option<u32> {
         self.records.get(id)?.size
     }
 
-    /// Bytes of the blob were read, from wherever.
+    /// Records that bytes of the blob were read, from any source.
     pub(super) fn reads(&mut self, id: &BlobId, from: u32, to: u32) {
         if let Some(record) = self.records.get_mut(id) {
             record.asked |= groups(from, to);
@@ -160,15 +163,15 @@ impl Partial {
 }
 
 impl Record {
-    /// How many bytes were asked for one after another up to this group.
+    /// How many bytes directly before this group were asked for.
     fn run_before(&self, from: u32) -> u32 {
-        // The bits below that group, moved to the top.
+        // Shifts the bits below that group to the top.
         let before = self.asked.checked_shl(64 - from / GROUP).unwrap_or(0);
         before.leading_ones() * GROUP
     }
 }
 
-/// The groups in which a range lies.
+/// The groups that overlap a range, as bits.
 pub(super) fn groups(from: u32, to: u32) -> u64 {
     let up_to = |group: u32| 1u64.checked_shl(group).map_or(u64::MAX, |bit| bit - 1);
     up_to(to.div_ceil(GROUP)) & !up_to(from / GROUP)
@@ -188,7 +191,7 @@ mod tests {
         /// Plans the fetch of a range and carries it out.
         fn read(&mut self, id: &BlobId, groups: std::ops::Range<u32>, access: Access) -> Fetch {
             let need = Need { from: groups.start * GROUP, to: groups.end * GROUP, access };
-            // As if nothing that is fetched were read: the credit is the constant.
+            // No fetched bytes count as read, so the credit is only the constant.
             let fetch = self.plan(id, &need, (0, 0));
             if let Fetch::Part(from, to) = fetch {
                 self.fetches(id, from, to);
@@ -226,7 +229,7 @@ mod tests {
             assert_eq!(partial.read(&ID, n * 9..n * 9 + 1, Access::Normal), part(n * 9..n * 9 + 1));
         }
         assert_eq!(partial.read(&ID, 40..41, Access::Normal), Fetch::Whole);
-        // Of other blobs as well, as long as the credit lasts: four blobs.
+        // The same for other blobs, while the credit lasts: four blobs in total.
         let wholes = (2..100u8).filter(|n| {
             let id = BlobId([*n; 32]);
             (0..4).map(|n| partial.read(&id, n * 9..n * 9 + 1, Access::Normal)).last() == Some(Fetch::Whole)
@@ -242,7 +245,7 @@ mod tests {
             assert_eq!(partial.read(&ID, n..n + 1, Access::Random), part(n..n + 1));
         }
         assert_eq!(partial.read(&ID, 5..6, Access::Random), Fetch::Whole, "its parts would be more bytes");
-        // What is read once is no more, also where the blob ends within a group.
+        // Each part is fetched only once, also where the blob ends within a group.
         let id = BlobId([2; 32]);
         for n in 0..3 {
             assert_eq!(partial.read(&id, n..n + 1, Access::Random), part(n..n + 1));
@@ -259,7 +262,7 @@ mod tests {
         let fetched = 4 * u64::from(BLOB_MAX);
         assert!(!credit.take((0, fetched), 1));
         assert!(credit.take((2 * MIB, fetched), 6 * MIB as u32) && !credit.take((2 * MIB, fetched), 1));
-        // A warm machine has no more than the constant.
+        // The credit never exceeds the constant, however much was read.
         assert!(
             !credit.take((1 << 40, fetched), CONSTANT as u32 + 1)
                 && credit.take((1 << 40, fetched), CONSTANT as u32)
@@ -267,7 +270,7 @@ mod tests {
     }
 
     proptest! {
-        /// Without credit, whatever is read in whatever order: at most four times what was asked for, in groups.
+        /// Without credit, reads in any order fetch at most four times the groups that were asked for.
         #[test]
         fn what_is_fetched_is_bounded(
             reads in prop::collection::vec((0u32..64, 1u32..17), 1..200), random in any::<bool>(),

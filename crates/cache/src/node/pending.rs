@@ -1,8 +1,9 @@
-//! What the origin does not have yet, and must get: the seam between the node's cache and whoever uploads.
+//! Blobs that the origin does not have yet: the interface between the node's cache and its uploads.
 //!
-//! The cache says of every blob that is stored here that the origin wants it ([`Pending::note`]). From then on the blob is *pinned*: its
-//! bytes are in no other place, and the cache does not let go of its own copy while [`Pending::is_pending`] says so. How uploads are
-//! queued, tried again and counted is the other side's business; here it is only a set of blobs that survives a kill.
+//! The cache records every blob that is stored here ([`Pending::note`]). From then on the blob is *pinned*:
+//! its bytes exist nowhere else, and the cache keeps its copy while [`Pending::is_pending`] is true. The
+//! implementation queues, retries and counts uploads. To the cache it is only a set of blobs that survives a
+//! crash of the process.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -19,54 +20,59 @@ pub struct Pinned {
     pub bytes: u64,
 }
 
-/// The blobs that are on their way to the origin. Called from many threads; nothing here waits for the network but [`Pending::settle`].
+/// The blobs that wait for their upload to the origin. Called from many threads. Only [`Pending::settle`]
+/// waits for the network.
 pub trait Pending: Send + Sync {
-    /// The origin needs this blob, and has it perhaps not yet. `file` is its file in the node's folder of blobs: it holds
-    /// exactly its bytes and is never written again, but its name may go as soon as the blob is pending no more; so the callee keeps a link
-    /// of its own. When this returns, a kill forgets nothing. Noting again what is noted is no error; what was forgotten while
-    /// it was being uploaded is wanted again.
+    /// Records that the origin needs this blob and may not have it yet. `file` is the blob's file in the
+    /// node's folder of blobs. It holds exactly the blob's bytes and is never written again. Its name may
+    /// disappear as soon as the blob is no longer pending, so the implementation keeps a link of its own.
+    /// When this returns, the record survives a kill. Recording a blob twice is no error. A blob that was
+    /// forgotten during its upload is wanted again.
     ///
     /// # Errors
-    /// See [`BlobError`]; then the blob counts as not stored.
+    /// See [`BlobError`]. The blob then counts as not stored.
     fn note(&self, id: &BlobId, sums: &Sums, file: &Path) -> Result<(), BlobError>;
 
-    /// Whether the blob is noted and the origin has not confirmed it. Also true while an upload that was forgotten is still under way:
-    /// so when it is false, nothing of this blob will reach the origin any more. Quick: it is asked for every candidate of an eviction.
+    /// Whether the blob is recorded and the origin has not confirmed it. Also true while the upload of a
+    /// forgotten blob is still in flight. So when this is false, nothing of the blob will reach the origin
+    /// any more. Must be quick: every candidate of an eviction calls it.
     fn is_pending(&self, id: &BlobId) -> bool;
 
-    /// The blob is not wanted any more: no further attempt begins. Does not wait for one that is under way ([`Pending::is_pending`] tells
-    /// when it has ended). Forgetting what is not noted is no error.
+    /// Records that the blob is no longer wanted, so no further upload begins. Does not wait for one in
+    /// flight ([`Pending::is_pending`] tells when it has ended). Forgetting an unknown blob is no error.
     ///
     /// # Errors
-    /// See [`BlobError`]; then it is still noted.
+    /// See [`BlobError`]. The blob is still recorded then.
     fn forget(&self, id: &BlobId) -> Result<(), BlobError>;
 
-    /// A read found that the origin lacks the blob, or has it damaged: when it is stored again, nothing that was known of an earlier upload counts.
+    /// Records that a read found the blob missing or damaged in the origin. When it is stored again, an
+    /// earlier upload no longer counts.
     fn doubt(&self, _id: &BlobId) {}
 
-    /// Where the link to a pending blob's bytes is, if it is pending: the folder of blobs may have lost its own to a power cut.
+    /// The link to a pending blob's bytes, if it is pending. A power cut may have taken the link in the
+    /// folder of blobs.
     fn file(&self, id: &BlobId) -> Option<PathBuf>;
 
-    /// All that is pending, with sizes in bytes, in no order.
+    /// All pending blobs with their sizes in bytes, in no particular order.
     fn list(&self) -> Vec<(BlobId, u64)>;
 
-    /// How much that is.
+    /// How much is pending.
     fn pinned(&self) -> Pinned;
 
-    /// Makes the notes survive a power cut. That they are in the origin is [`Pending::settle`]'s to say.
+    /// Makes the records durable. Only [`Pending::settle`] says that the blobs are in the origin.
     ///
     /// # Errors
     /// See [`BlobError`].
     fn sync(&self) -> Result<(), BlobError>;
 
-    /// Waits until everything noted so far is in the origin.
+    /// Waits until all blobs recorded so far are in the origin.
     ///
     /// # Errors
-    /// `Unavailable` when that takes longer than `patience`, with the reason why it does; see [`BlobError`].
+    /// `Unavailable`, with the reason, if that takes longer than `patience`. See [`BlobError`].
     fn settle(&self, patience: Duration) -> Result<(), BlobError>;
 }
 
-/// For a node that stores nothing (a published tree, a volume that is only looked at): there is never anything pending.
+/// For a node that stores nothing, such as a read-only mount. Nothing is ever pending.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct StoresNothing;
 

@@ -1,8 +1,9 @@
-//! The cache's own threads: they put on the disk what was fetched, make room, and fetch what will be wanted.
+//! The cache's own threads. They write fetched blobs to the disk, make room, and prefetch.
 //!
-//! A thread starts when there is work and nobody free, and ends when it had none for some seconds. What others wait for goes first; hints
-//! occupy at most as many threads as there may be fetches in the background, fewer where the remote's line is narrow, and two threads more are for
-//! the rest, so that what has arrived is put away also while every fetch waits for a network that does not answer.
+//! A thread starts when there is work and no thread is idle. It ends after some seconds without work. Urgent
+//! jobs run before hints. Hints occupy at most as many threads as there may be background fetches, fewer if
+//! the remote allows fewer at once. Two more threads are reserved for urgent jobs. So arrived blobs reach the
+//! disk even while every prefetch waits for an unresponsive network.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,23 +18,23 @@ use super::flights::{Permit, Pilot};
 
 /// A thread without work ends after this.
 const IDLE: Duration = Duration::from_secs(5);
-/// Hints that wait; one that finds the queue full is dropped.
+/// Maximum number of queued hints. A hint that finds the queue full is dropped.
 const HINTS: usize = 64;
 /// Threads beside those for hints.
 const SPARE: usize = 2;
 
-/// A blob that arrived. Its flight is over, and its room given back, when this is dropped.
+/// A blob that arrived. Dropping this ends its fetch and gives back its memory budget.
 pub(super) struct Landed {
     pub(super) id: BlobId,
     pub(super) part: Arc<Part>,
-    /// It was fetched because it may be wanted, and is in memory as well.
+    /// It was prefetched, and is in memory as well.
     pub(super) ahead: bool,
     pub(super) _pilot: Pilot,
     pub(super) _permit: Permit,
 }
 
 impl Landed {
-    /// It was put away.
+    /// Ends the fetch after the blob was put away.
     pub(super) fn done(self) {
         let Landed { part, _pilot: pilot, _permit: permit, .. } = self;
         drop(pilot);
@@ -42,22 +43,22 @@ impl Landed {
     }
 }
 
-/// Work.
+/// A job.
 pub(super) enum Job {
-    /// Put it on the disk.
+    /// Put a blob on the disk.
     Keep(Box<Landed>),
     /// Make room.
     Tend,
-    /// Write the index anew.
+    /// Rewrite the index.
     Tidy,
-    /// Fetch what will be wanted.
+    /// Prefetch.
     Fetch(Hint),
 }
 
-/// What will be wanted.
+/// What to prefetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Hint {
-    /// All of a blob.
+    /// A whole blob.
     Whole(BlobId),
     /// A range: offset and length.
     Part(BlobId, u32, u32),
@@ -82,12 +83,12 @@ struct State {
 }
 
 impl Pool {
-    /// With so many threads for hints.
+    /// Creates a pool with this many threads for hints.
     pub(super) fn new(hint_threads: usize) -> Pool {
         Pool { hint_threads, state: Mutex::default(), wake: Condvar::new() }
     }
 
-    /// Takes work that has to be done. Gives it back when there is no thread to do it.
+    /// Queues an urgent job. Returns the job if there is no thread for it.
     pub(super) fn push(&self, core: &Arc<Core>, job: Job) -> Result<(), Job> {
         let mut state = self.state.lock();
         if state.closed || !self.staff(&mut state, core) {
@@ -98,7 +99,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Takes a hint. False if it was dropped.
+    /// Queues a hint. False if it was dropped.
     pub(super) fn hint(&self, core: &Arc<Core>, hint: Hint) -> bool {
         let mut state = self.state.lock();
         if state.hints.contains(&hint) {
@@ -116,7 +117,7 @@ impl Pool {
         true
     }
 
-    /// Sees to it that there is a thread for one more; false if there is none at all.
+    /// Starts a thread for one more job, if needed. False if there is no thread at all.
     fn staff(&self, state: &mut State, core: &Arc<Core>) -> bool {
         let waiting = state.urgent.len() + state.hints.len();
         if state.idle <= waiting && state.threads < self.hint_threads + SPARE {
@@ -128,7 +129,7 @@ impl Pool {
         state.threads > 0
     }
 
-    /// The next piece of work; none when this thread is to end.
+    /// The next job, or `None` if this thread must end.
     fn next(&self, remote: &dyn Origin) -> Option<Job> {
         let mut state = self.state.lock();
         loop {
@@ -155,7 +156,7 @@ impl Pool {
         None
     }
 
-    /// Whether a hint waits for its turn.
+    /// Whether a hint is queued.
     pub(super) fn has_hint(&self, hint: &Hint) -> bool {
         self.state.lock().hints.contains(hint)
     }
@@ -164,18 +165,18 @@ impl Pool {
         let mut state = self.state.lock();
         state.fetching -= 1;
         if !state.hints.is_empty() {
-            // More than one may go where there may be more at once than before.
+            // Wakes all, because the remote may allow more fetches at once than before.
             self.wake.notify_all();
         }
     }
 
-    /// How many hints wait or are being followed.
+    /// How many hints are queued or in flight.
     pub(super) fn hints(&self) -> usize {
         let state = self.state.lock();
         state.hints.len() + state.fetching
     }
 
-    /// Takes no more work; hints that wait are dropped, the rest is still done.
+    /// Takes no more work. Drops queued hints. Urgent jobs still run.
     pub(super) fn close(&self) {
         let mut state = self.state.lock();
         state.closed = true;

@@ -1,12 +1,15 @@
-//! How a read finds its bytes: the disk, memory, the origin.
+//! How a read finds its bytes: on the disk, in memory, or in the origin.
 //!
-//! **The rule**, on a machine that is alone and in a fleet: a read fetches the groups of the blob that it asks for and that are not here, and more
-//! only on evidence that they will be read ([`super::partial`]); a stream's next blobs are fetched whole. Where the whole is wanted and parts are here, only the rest is
-//! fetched ([`super::rest`]). What is fetched whole is given to all who wait, and put on the disk afterwards; parts stay in
-//! memory. Where a part comes from, and whether somebody has to fetch the rest for others, is the origin's to know: in a fleet `peer::fleet::parts` says.
+//! **The rule**, on a single machine and in a fleet: a read fetches the groups that it asks for and that are
+//! not here. It fetches more only on evidence that they will be read ([`super::partial`]). A stream's next
+//! blobs are fetched whole. If the whole is wanted and parts are here, only the rest is fetched
+//! ([`super::rest`]). A whole blob goes to all waiters and then to the disk. Parts stay in memory. The origin
+//! decides where a part comes from, and whether a node must fetch the rest for others. In a fleet,
+//! `peer::fleet::parts` decides that.
 //!
-//! Bytes from the disk are checked by the folder, those from the origin by whoever fetched them against the name and here against
-//! their own sums, so that nothing is put on the disk that would not be read from it again.
+//! The folder verifies bytes from the disk. The code that fetches from the origin verifies the bytes against
+//! the blob's name, and this module verifies them against their sums. So the cache writes nothing to the disk
+//! that it could not read back.
 
 use std::fs;
 use std::io;
@@ -28,10 +31,10 @@ use super::{Core, Warmed};
 /// Ranges up to this many bytes are prefetched as a part of a blob.
 const PART: u32 = MIB as u32;
 
-/// What came of looking on the disk.
+/// The result of trying the disk.
 pub(super) enum Here<T> {
     Done(T),
-    /// Another copy has to be had.
+    /// The disk cannot serve it, so another copy is needed.
     Elsewhere,
 }
 
@@ -42,10 +45,10 @@ struct Range {
     len: u32,
 }
 
-/// Parts of a blob in which a range lies.
+/// Parts of a blob that overlap a range.
 struct Parts {
     parts: Vec<Arc<Part>>,
-    /// Some of them were not here.
+    /// Whether some of them had to be fetched.
     fetched: bool,
 }
 
@@ -90,8 +93,8 @@ impl Core {
         Ok(())
     }
 
-    /// Reads what was fetched ahead from memory, whether or not it is on the disk by now. It goes when all of it was read: a stream does
-    /// not come back to it.
+    /// Reads a prefetched blob from memory, even if it is on the disk by now. Drops it from memory once all
+    /// of it was read: a stream does not return to it.
     fn pass(&self, id: &BlobId, offset: u32, buf: &mut [u8]) -> Result<bool, BlobError> {
         let Some(part) = self.memory.lock().pass(id, buf.len()) else { return Ok(false) };
         if self.removals.has(id) || memory::copy(id, &part, offset, buf)?.is_none() {
@@ -115,12 +118,13 @@ impl Core {
         }
     }
 
-    /// What is to be deleted in the origin may still be there.
+    /// Fails for a blob that is to be deleted: the origin may still have it.
     fn is_wanted(&self, id: &BlobId) -> Result<(), BlobError> {
         if self.removals.has(id) { Err(BlobError::Missing(*id)) } else { Ok(()) }
     }
 
-    /// Tries the disk, if the blob may be there. What only the disk has is an error if it cannot be read.
+    /// Tries the disk, if the blob may be there. If the blob is pending and cannot be read, that is an error:
+    /// no other copy exists.
     pub(super) fn here<T>(
         self: &Arc<Core>,
         id: &BlobId,
@@ -157,7 +161,7 @@ impl Core {
         Ok(Here::Elsewhere)
     }
 
-    /// A copy that cannot be used goes; another is fetched.
+    /// Drops an unusable copy. Another one is fetched.
     pub(super) fn drop_copy(&self, id: &BlobId) {
         let _turn = self.turn(id);
         if self.pending.is_pending(id) {
@@ -171,7 +175,7 @@ impl Core {
         self.went(id);
     }
 
-    /// A blob that should be on the disk is perhaps not.
+    /// Forgets a blob that should be on the disk but is not.
     pub(super) fn forget_if_lost(&self, id: &BlobId) {
         let _turn = self.turn(id);
         if matches!(self.shelf.size(id), Ok(None)) {
@@ -180,7 +184,7 @@ impl Core {
         }
     }
 
-    /// A power cut took a name from the folder that the note of the upload still has.
+    /// Links a pending blob's file into the folder again, after a power cut took its name there.
     fn link_again(&self, id: &BlobId) -> Result<(), BlobError> {
         let _turn = self.turn(id);
         let file = self.pending.file(id).ok_or(BlobError::Missing(*id))?;
@@ -194,7 +198,8 @@ impl Core {
         Ok(())
     }
 
-    /// The parts in which a range lies, from memory and the origin; none if the whole blob should be fetched.
+    /// The parts that overlap a range, from memory and the origin. `None` if the whole blob should be
+    /// fetched.
     fn parts(
         self: &Arc<Core>,
         id: &BlobId,
@@ -208,7 +213,7 @@ impl Core {
         let mut got = Parts { parts: pieces, fetched: false };
         let mut last = None;
         while let Some((from, to)) = memory::missing(&got.parts, range.offset, end) {
-            // What comes begins with what is missing, so each step leaves less to do.
+            // A fetched part begins with the missing bytes, so each step makes progress.
             if last.replace(from) == Some(from) {
                 return Ok(None);
             }
@@ -222,7 +227,8 @@ impl Core {
         Ok(Some(got))
     }
 
-    /// A part of a blob that begins with these groups, of a read that ends at `end`; none if the whole blob should be fetched.
+    /// A part of a blob that begins with these groups, for a read that ends at `end`. `None` if the whole
+    /// blob should be fetched.
     fn part(
         self: &Arc<Core>,
         id: &BlobId,
@@ -240,7 +246,7 @@ impl Core {
                 drop(partial);
                 return self.join(&flight);
             }
-            // It may have come since memory was looked at.
+            // It may have arrived since the look into memory.
             if let Some(part) = self.memory.lock().pieces(id, from, 1).pop() {
                 return Some(Ok(part));
             }
@@ -250,7 +256,7 @@ impl Core {
                 Seat::Pilot(pilot) => {
                     let until = pilot.groups().map_or(to, |groups| groups.end * GROUP);
                     partial.fetches(id, from, until);
-                    // Before it has come: what is asked for next, perhaps at the same time, goes on behind it.
+                    // Before the part arrives: a later or concurrent read then counts as sequential.
                     partial.reads(id, from, need.to);
                     (pilot, partial.size(id))
                 }
@@ -261,7 +267,7 @@ impl Core {
             }
         };
         let to = pilot.groups().map_or(to, |groups| groups.end * GROUP);
-        // Of a blob whose size is not known no more may be asked for than the read does.
+        // If the blob's size is unknown, the fetch must not extend past the read.
         let to = to.min(size.unwrap_or(end).max(end));
         Some(self.fetch_range(id, (from, to), pilot))
     }
@@ -298,14 +304,15 @@ impl Core {
         Ok(part)
     }
 
-    /// Waits for a part that another asked for. That the other's range was none says nothing about this one.
+    /// Waits for a part that another read fetches. If that read's range was invalid, this says nothing about
+    /// this one.
     fn join(&self, flight: &Flight) -> Option<Outcome> {
         self.counters.shared_fetches.add(1);
         let none = |error: &io::Error| error.kind() == io::ErrorKind::InvalidInput;
         Some(flight.wait()).filter(|got| !matches!(got, Err(BlobError::Io(error)) if none(error)))
     }
 
-    /// All of a far blob; `hint` when nobody waits for it yet.
+    /// Fetches a whole remote blob. `hint` says that no reader waits for it yet.
     pub(super) fn whole(self: &Arc<Core>, id: &BlobId, hint: bool) -> Outcome {
         let mut pilot = match self.flights.board((*id, None)) {
             Seat::Pilot(pilot) => pilot,
@@ -314,14 +321,14 @@ impl Core {
                 return flight.wait();
             }
         };
-        // It may have come between the look on the disk and now.
+        // It may have arrived on the disk since the last look.
         if let Ok(Some((sums, bytes))) = self.whole_here(id) {
             let part = Arc::new(Part { sums, offset: 0, bytes });
             pilot.land(Ok(Arc::clone(&part)));
             return Ok(part);
         }
         let parts = self.parts_here(id);
-        // What is missing is in memory twice while it is put into its place.
+        // Missing bytes are in memory twice while they are copied into place.
         let twice = if parts.is_empty() { 0 } else { u64::from(BLOB_MAX).saturating_sub(bytes_of(&parts)) };
         let mut permit = self.room.take(u64::from(BLOB_MAX) + twice, hint);
         self.counters.whole_fetches.add(1);
@@ -357,7 +364,7 @@ impl Core {
         fetched.and_then(|(sums, bytes)| self.arrived(id, Part { sums, offset: 0, bytes }))
     }
 
-    /// Compares what arrived with its own sums.
+    /// Verifies fetched bytes against their sums.
     pub(super) fn arrived(&self, id: &BlobId, part: Part) -> Result<Arc<Part>, BlobError> {
         let damaged = |what: String| BlobError::Damaged { id: *id, what };
         if part.sums.id() != *id {
@@ -380,7 +387,7 @@ impl Core {
         }
     }
 
-    /// All of a blob that is on the disk.
+    /// The whole blob from the disk, if it is there.
     fn whole_here(self: &Arc<Core>, id: &BlobId) -> Result<Option<(Sums, Buffer)>, BlobError> {
         let read = || {
             let sums = self.shelf.sums(id)?;
@@ -439,7 +446,8 @@ impl Core {
         if covers(&whole) { Ok(copy(&whole)) } else { Err(past_end(id, whole.sums.size())) }
     }
 
-    /// Whether the whole blob is in this machine: of a blob of which a part is in memory, the next read may want another.
+    /// Whether the whole blob is on this machine. A part in memory does not count: the next read may want
+    /// another part.
     pub(super) fn is_near(&self, id: &BlobId) -> bool {
         self.is_on_disk(id) || self.memory.lock().has_whole(id)
     }
@@ -460,13 +468,13 @@ impl Core {
         }
     }
 
-    /// What is fetched in advance needs a place to stay: the disk, or, while nothing is kept on that, memory.
+    /// Whether a prefetched blob has a place to stay: the disk, or memory while caching on disk is off.
     fn has_room_ahead(&self) -> bool {
         let coming = (self.pool.hints() + 1) * BLOB_MAX as usize;
         !self.health.is_off() || self.memory.lock().has_room_ahead(coming)
     }
 
-    /// As [`Core::will_need`], of a range that is read as a part.
+    /// As [`Core::will_need`], for a range that is read as a part.
     pub(super) fn will_need_part(self: &Arc<Core>, id: &BlobId, offset: u32, len: u32) {
         let is_part = (1..=PART).contains(&len);
         if is_part && !self.is_near(id) && !self.pool.hint(self, Hint::Part(*id, offset, len)) {
@@ -474,13 +482,14 @@ impl Core {
         }
     }
 
-    /// A hint's turn has come. Whoever needs it will ask, and be told what is wrong.
+    /// Executes a hint. Errors are ignored, because the reader will make the request itself and get the
+    /// error.
     pub(super) fn follow(self: &Arc<Core>, hint: Hint) {
         match hint {
             Hint::Whole(id) if !self.is_near(&id) && self.flights.find(&(id, None)).is_none() => {
                 let _ = self.whole(&id, true);
             }
-            // Where the whole is what should be fetched, the read itself does.
+            // If the whole blob should be fetched, the read itself does that.
             Hint::Part(id, offset, len) if !self.is_near(&id) => {
                 let _ = self.parts(&id, Range { offset, len }, Access::Random);
             }

@@ -1,4 +1,5 @@
-//! Says once that the origin refuses something, and once that it serves again: programs go on asking, and each of them gets its error.
+//! Reports once that the origin refuses requests, and once that it serves them again. Programs keep asking,
+//! and each of them gets its error.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -6,19 +7,19 @@ use blob::BlobError;
 
 use super::health::Health;
 
-/// What was asked for. One may be refused while the other is served.
+/// The kind of request. The origin may refuse one kind and serve the other.
 #[derive(Clone, Copy)]
 pub(super) enum Asked {
     Reads,
     Deletes,
 }
 
-/// What was said of each. See the module.
+/// Whether a refusal was reported, for each kind. See the module.
 #[derive(Default)]
 pub(super) struct Refused([AtomicBool; 2]);
 
 impl Refused {
-    /// What became of it.
+    /// Evaluates the outcome of a request.
     pub(super) fn came<T>(&self, asked: Asked, health: &Health, outcome: &Result<T, BlobError>) {
         let said = &self.0[asked as usize];
         match outcome {
@@ -30,7 +31,7 @@ impl Refused {
                     "the origin refuses deletes: {why}; what is to be deleted there waits and is tried again, reads and uploads go on"
                 ),
             }),
-            // What is not there, too, was found out by asking.
+            // A missing blob also shows that the origin answered.
             Ok(_) | Err(BlobError::Missing(_))
                 if said.load(Ordering::Acquire) && said.swap(false, Ordering::AcqRel) =>
             {

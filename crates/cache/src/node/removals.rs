@@ -1,12 +1,13 @@
-//! Blobs that nothing refers to any more are deleted in the origin, in the background.
+//! Deletes blobs in the origin in the background, once nothing refers to them.
 //!
-//! Many at once, tried again until it is done, and remembered over a restart (the index says which are left). A blob that is stored again
-//! before its turn is not deleted; while its deletion is under way, storing waits, so that an upload never overtakes it.
+//! Deletions run in batches, are retried until they succeed, and are remembered over a restart (in the
+//! index). A blob that is stored again before its deletion begins is not deleted. If the deletion is in
+//! flight, the store waits, so that an upload never overtakes it.
 //!
-//! An attempt that failed may still be carried out, by an origin that was only slow to answer. So storing also waits until the last attempt is
-//! some seconds old ([`super::CacheOptions::doubt`]).
+//! An origin that was only slow to answer may still carry out a failed attempt. So a store also waits until
+//! the last attempt is some seconds old ([`super::CacheOptions::doubt`]).
 //!
-//! A deletion does not begin while an upload of the same blob is still under way, for the same reason.
+//! For the same reason, a deletion does not begin while an upload of the blob is in flight.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -20,15 +21,16 @@ use parking_lot::{Condvar, Mutex};
 use super::Core;
 use super::refused::Asked;
 
-/// More than this wait only where the origin has not answered for long; then nothing more is taken.
+/// More deletions than this are outstanding only if the origin has not answered for long. Then no more are
+/// accepted.
 const MOST: usize = 1 << 16;
-/// Deleted at once.
+/// Blobs deleted by one request.
 const BATCH: usize = 500;
 const PAUSE: Duration = Duration::from_millis(500);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
-/// An upload that is in the way is looked for this often.
+/// How often to check whether a conflicting upload has ended.
 const LOOK: Duration = Duration::from_millis(100);
-/// Closing waits this long for what is under way.
+/// How long closing waits for deletions in flight.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// See the module.
@@ -40,15 +42,15 @@ pub(super) struct Removals {
 
 #[derive(Default)]
 struct State {
-    /// In the order of their coming; some may have been called off.
+    /// In the order of arrival. Some may have been cancelled.
     queue: VecDeque<BlobId>,
-    /// All of them.
+    /// All outstanding deletions.
     all: HashMap<BlobId, Stand>,
     working: bool,
     closed: bool,
 }
 
-/// How it stands with one.
+/// The state of one deletion.
 #[derive(Clone, Copy, Default)]
 struct Stand {
     under_way: bool,
@@ -57,10 +59,10 @@ struct Stand {
 }
 
 impl Removals {
-    /// Whether one more would be taken.
+    /// Whether another deletion would be accepted.
     ///
     /// # Errors
-    /// `Unavailable` when it would not.
+    /// `Unavailable` if not.
     pub(super) fn has_room(&self) -> Result<(), BlobError> {
         if self.state.lock().all.len() < MOST {
             return Ok(());
@@ -69,7 +71,7 @@ impl Removals {
         Err(BlobError::Unavailable(what))
     }
 
-    /// The blob is to be deleted.
+    /// Schedules the deletion of a blob.
     pub(super) fn add(&self, core: &Arc<Core>, id: &BlobId) {
         let mut state = self.state.lock();
         if !state.all.contains_key(id) {
@@ -82,8 +84,8 @@ impl Removals {
         }
     }
 
-    /// It is wanted again. When this returns, no deletion of it is under way or begins, and none failed within `doubt`. Whether one
-    /// waited.
+    /// Cancels a deletion, because the blob is wanted again. When this returns, no deletion of it is in
+    /// flight or begins, and none failed within the last `doubt`. Returns whether one was outstanding.
     pub(super) fn call_off(&self, id: &BlobId, doubt: Duration) -> bool {
         let mut state = self.state.lock();
         let stand = loop {
@@ -106,7 +108,7 @@ impl Removals {
         self.state.lock().all.contains_key(id)
     }
 
-    /// What is to be deleted or is being deleted now.
+    /// All blobs whose deletion is outstanding or in flight.
     pub(super) fn all(&self) -> HashSet<BlobId> {
         self.state.lock().all.keys().copied().collect()
     }
@@ -115,9 +117,9 @@ impl Removals {
         self.state.lock().all.len()
     }
 
-    /// No deletion begins any more, and none is under way when this returns, unless the origin takes very long to answer.
+    /// Stops deletions. When this returns, none is in flight, unless the origin takes very long to answer.
     pub(super) fn close(&self) {
-        // A command with a bound of its own waits no longer than that.
+        // A command with a deadline of its own waits no longer than that.
         let deadline = Deadline::current().within(PATIENCE);
         let mut state = self.state.lock();
         state.closed = true;
@@ -125,16 +127,16 @@ impl Removals {
         while state.working && !self.changed.wait_for(&mut state, deadline.left()).timed_out() {}
     }
 
-    /// The thread: ends when there is nothing left.
+    /// The thread's loop. It ends when nothing is left.
     fn work(&self, core: &Core) {
         let mut pause = PAUSE;
         let mut most = BATCH;
         while let Some(batch) = self.next(core, most) {
             let allowed = core.may_delete.as_ref().map_or(Ok(()), |ask| ask());
-            // An origin that has to be sure of its owner sets a time of its own to this.
+            // No deadline here: an origin that must verify its owner first sets its own.
             let remove = |()| core.remote.remove_many(&batch, BootTime::NEVER);
             let done = allowed.map_err(BlobError::Unavailable).and_then(remove);
-            // One that is slow may get fewer done in that time.
+            // A slow origin may manage only a smaller batch within that time.
             most = if done.is_ok() { BATCH.min(most * 2) } else { (batch.len() / 2).max(1) };
             core.refused.came(Asked::Deletes, &core.health, &done);
             if done.is_ok() {
@@ -188,7 +190,8 @@ impl Removals {
     }
 }
 
-/// Up to a quarter more, so that nodes that met the same outage do not all come back at the same moment.
+/// A random extra of up to a quarter, so that nodes that met the same outage do not all return at the same
+/// moment.
 fn jitter(pause: Duration) -> Duration {
     pause.mul_f64(base::random::u64() as f64 / u64::MAX as f64 / 4.0)
 }

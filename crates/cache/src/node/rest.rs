@@ -1,12 +1,12 @@
-//! The rest of a blob: where all of it is wanted and parts of it are here, only what is missing is fetched.
+//! Completing a blob: if all of it is wanted and parts of it are here, only the missing bytes are fetched.
 //!
-//! The parts in memory stay as they are, and those that others are just fetching are waited for. What lies
-//! between them is fetched as parts: each run of missing groups by one request, a few requests at a time. Then
-//! the hash of all of it is compared with the blob's name, as that of a blob that came at once is. Where it is
-//! another, the groups that are wrong are known by the sums; those are fetched anew, once. After that the whole
-//! blob is fetched.
+//! The parts in memory are used, and in-flight fetches of other parts are awaited. The gaps are fetched as
+//! parts: one request for each run of missing groups, a few requests at a time. Then the hash of the whole is
+//! compared with the blob's name, as for a blob that was fetched at once. If the hash differs, the sums show
+//! which groups are wrong. Those are fetched again, once. If that fails too, the whole blob is fetched.
 //!
-//! In a fleet the whole comes by the plan where others want the blob too: see [`Origin::rest_by_parts`].
+//! In a fleet, a blob that other nodes also want is fetched whole by the fleet's plan: see
+//! [`Origin::rest_by_parts`].
 //!
 //! [`Origin::rest_by_parts`]: blob::Origin::rest_by_parts
 
@@ -23,17 +23,17 @@ use super::memory::end_of;
 use super::partial::groups;
 use super::refused::Asked;
 
-/// So many requests for one blob are under way at a time.
+/// How many requests for one blob run at a time.
 const AT_ONCE: usize = 4;
-/// So often missing groups are fetched: the second time in the place of wrong ones.
+/// How often missing groups are fetched. The second round replaces wrong groups.
 const ROUNDS: usize = 2;
 
-/// A blob that is put together.
+/// A blob that is being assembled.
 struct Puzzle {
-    /// They lead to the blob's name, so each of its groups can be compared.
+    /// They hash to the blob's name, so each group can be verified.
     sums: Sums,
     bytes: Buffer,
-    /// The groups that are there, the first in the lowest bit.
+    /// The groups that are present, the first in the lowest bit.
     here: u64,
 }
 
@@ -43,7 +43,7 @@ impl Puzzle {
         Puzzle { sums, bytes, here: 0 }
     }
 
-    /// Takes what is missing and all of its group.
+    /// Takes from a part the groups that are missing here and complete there.
     fn take(&mut self, part: &Part) {
         let size = self.sums.size();
         let within = part.offset.is_multiple_of(GROUP) && end_of(part) <= u64::from(size);
@@ -61,7 +61,7 @@ impl Puzzle {
         }
     }
 
-    /// The groups that are missing, in runs: from, and up to.
+    /// The missing groups as runs: start and end offset.
     fn missing(&self) -> Vec<(u32, u32)> {
         let size = self.sums.size();
         let mut runs: Vec<(u32, u32)> = Vec::new();
@@ -80,7 +80,7 @@ impl Puzzle {
         self.here & mask == mask
     }
 
-    /// What all of it is, if it is the blob; if not, the groups that are wrong are missing from now on.
+    /// The sums of the assembled blob, if it has the right hash. Otherwise marks the wrong groups as missing.
     fn judge(&mut self, id: &BlobId) -> Option<Sums> {
         let found = Sums::of(&self.bytes);
         if found.id() == *id {
@@ -94,12 +94,12 @@ impl Puzzle {
 }
 
 impl Core {
-    /// The parts of a blob that are here, also those that are just being fetched; for who fetches the whole. None of
-    /// them if the whole is better fetched at once. Called before room is taken: who fetches a part may wait for
-    /// room.
+    /// The parts of a blob that are here, for a fetch of the whole blob. Waits for parts in flight. Empty if
+    /// fetching the whole at once is better. Must be called before room is taken, because a fetch of a part
+    /// may wait for room.
     pub(super) fn parts_here(&self, id: &BlobId) -> Vec<Arc<Part>> {
         let coming = {
-            // Whoever has not begun yet finds that the whole is fetched.
+            // A read that takes this lock later finds the fetch of the whole blob.
             let _partial = self.partial.lock();
             self.flights.of_parts(id)
         };
@@ -109,7 +109,7 @@ impl Core {
         if parts.is_empty() || self.remote.rest_by_parts(id) { parts } else { Vec::new() }
     }
 
-    /// The whole of a blob from these parts and what is missing. None: it is to be fetched at once.
+    /// Assembles a blob from these parts and the missing bytes. `None` if it must be fetched at once.
     pub(super) fn complete(&self, id: &BlobId, parts: &[Arc<Part>]) -> Option<Outcome> {
         let sums = parts.first()?.sums.clone();
         let mut puzzle = Puzzle::new(sums);
@@ -122,7 +122,7 @@ impl Core {
             if let Some(sums) = puzzle.judge(id) {
                 return Some(Ok(Arc::new(Part { sums, offset: 0, bytes: puzzle.bytes })));
             }
-            // Nobody is to be given that part any more.
+            // The damaged part in memory must not serve any more reads.
             self.counters.damaged.add(1);
             let gone = self.memory.lock().forget(id);
             drop(gone);
@@ -130,12 +130,12 @@ impl Core {
         None
     }
 
-    /// Fetches what is missing.
+    /// Fetches the missing groups.
     fn fill(&self, id: &BlobId, puzzle: Puzzle) -> Result<Puzzle, BlobError> {
         let missing = puzzle.missing();
         let puzzle = Mutex::new(puzzle);
         base::thread::for_each("covey-rest", AT_ONCE, &missing, |(from, to): &(u32, u32)| {
-            // An origin may give more than it is asked for.
+            // An origin may return more than was asked for.
             if puzzle.lock().has(*from, *to) {
                 return Ok(());
             }
@@ -174,7 +174,7 @@ mod tests {
         assert_eq!(puzzle.missing(), [(0, GROUP), (2 * GROUP, end)]);
         puzzle.take(&part(&sums, &bytes, 3 * GROUP, end));
         assert_eq!(puzzle.missing(), [(0, GROUP), (2 * GROUP, 3 * GROUP)]);
-        // Half of a group is no group.
+        // Half of a group does not count.
         puzzle.take(&part(&sums, &bytes, 0, GROUP / 2));
         assert_eq!(puzzle.missing(), [(0, GROUP), (2 * GROUP, 3 * GROUP)]);
         puzzle.take(&part(&sums, &bytes, 0, 3 * GROUP));

@@ -1,4 +1,4 @@
-//! The folder that the cache lies in, as a seam: a [`BlobFolder`], or one that fails on demand.
+//! The disk store of the cache, as a trait: a [`BlobFolder`], or one that fails on demand.
 
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use base::BlobId;
 use blob::{BlobError, BlobFolder, BlobSource, Space, Sums};
 
-/// Blobs on the node's disk. What the operations mean is said at [`BlobFolder`].
+/// Blobs on the node's disk. [`BlobFolder`] documents the operations.
 pub trait Shelf: BlobSource {
-    /// Takes a blob that is in a file, for good.
+    /// Takes a blob that is in a file, permanently.
     ///
     /// # Errors
     /// See [`BlobError`].
@@ -21,13 +21,13 @@ pub trait Shelf: BlobSource {
     /// See [`BlobError`].
     fn put(&self, id: &BlobId, sums: &Sums, bytes: &[u8]) -> Result<(), BlobError>;
 
-    /// Takes a copy of what is elsewhere too.
+    /// Keeps a copy of a blob that also exists elsewhere.
     ///
     /// # Errors
     /// See [`BlobError`].
     fn keep(&self, id: &BlobId, sums: &Sums, bytes: &[u8]) -> Result<(), BlobError>;
 
-    /// The same of one that is read from memory now, and from here another time.
+    /// The same for a blob that is read from memory now and from the disk only later.
     ///
     /// # Errors
     /// See [`BlobError`].
@@ -35,19 +35,19 @@ pub trait Shelf: BlobSource {
         self.keep(id, sums, bytes)
     }
 
-    /// Makes what was adopted and put survive a power cut.
+    /// Makes adopted and put blobs durable.
     ///
     /// # Errors
     /// See [`BlobError`].
     fn sync(&self) -> Result<(), BlobError>;
 
-    /// Removes a blob; one that is not there is no error.
+    /// Removes a blob. An absent blob is no error.
     ///
     /// # Errors
     /// See [`BlobError`].
     fn remove(&self, id: &BlobId) -> Result<(), BlobError>;
 
-    /// Removes one that is elsewhere too, to make room for others like it.
+    /// Removes a copy of a blob that also exists elsewhere, to make room for other copies.
     ///
     /// # Errors
     /// See [`BlobError`].
@@ -55,25 +55,25 @@ pub trait Shelf: BlobSource {
         self.remove(id)
     }
 
-    /// Its size, if it is there.
+    /// The blob's size, if it is there.
     ///
     /// # Errors
     /// See [`BlobError`].
     fn size(&self, id: &BlobId) -> Result<Option<u64>, BlobError>;
 
-    /// What lies beside it.
+    /// The sums beside the blob.
     ///
     /// # Errors
     /// See [`BlobError`].
     fn sums(&self, id: &BlobId) -> Result<Sums, BlobError>;
 
-    /// Compares all of it with its name.
+    /// Verifies the whole blob against its name.
     ///
     /// # Errors
     /// See [`BlobError`].
     fn verify(&self, id: &BlobId) -> Result<(), BlobError>;
 
-    /// Where its file is.
+    /// The path of the blob's file.
     fn file(&self, id: &BlobId) -> PathBuf;
 
     /// The blobs whose names begin with a byte, and their sizes.
@@ -82,13 +82,13 @@ pub trait Shelf: BlobSource {
     /// See [`BlobError`].
     fn list_of(&self, first: u8) -> Result<Vec<(BlobId, u64)>, BlobError>;
 
-    /// Whether it can be written to.
+    /// Tests whether the folder can be written to.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     fn probe(&self) -> io::Result<()>;
 
-    /// Room on its disk.
+    /// Free space of its disk.
     ///
     /// # Errors
     /// See [`BlobError`].
@@ -158,7 +158,7 @@ impl Shelf for BlobFolder {
     }
 }
 
-/// Room on the disk that a folder lies on.
+/// Free space of the disk that holds a folder.
 pub(super) fn space_at(dir: &Path) -> io::Result<Space> {
     let path = std::ffi::CString::new(dir.as_os_str().as_bytes())?;
     // SAFETY: all zeros is a valid value of this plain C struct.

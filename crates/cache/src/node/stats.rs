@@ -1,4 +1,4 @@
-//! What the cache counts.
+//! The cache's statistics.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -21,7 +21,7 @@ impl Count {
     }
 }
 
-/// What is counted as it happens.
+/// Counters of events.
 #[derive(Default)]
 pub(super) struct Counters {
     pub(super) memory_reads: Count,
@@ -48,21 +48,21 @@ pub(super) struct Counters {
 }
 
 impl Counters {
-    /// The bytes that were read and that were fetched.
+    /// The bytes that were read, and those that were fetched.
     pub(super) fn totals(&self) -> (u64, u64) {
         let read = self.memory_bytes.get() + self.disk_bytes.get() + self.far_bytes.get();
         (read, self.fetched_bytes.get())
     }
 }
 
-/// Figures of a node's cache. Those in the past tense count since it was opened.
+/// Statistics of a node's cache. Values in the past tense count since it was opened.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CacheStats {
-    /// Reads that were answered from memory.
+    /// Reads that were served from memory.
     pub memory_reads: u64,
     /// Their bytes.
     pub memory_bytes: u64,
-    /// Reads that were answered from the node's disk.
+    /// Reads that were served from the node's disk.
     pub disk_reads: u64,
     /// Their bytes.
     pub disk_bytes: u64,
@@ -70,57 +70,57 @@ pub struct CacheStats {
     pub far_reads: u64,
     /// Their bytes.
     pub far_bytes: u64,
-    /// Of these, reads that waited for what another had asked for.
+    /// Of these, reads that joined an in-flight fetch.
     pub shared_fetches: u64,
     /// Parts of blobs fetched from the origin.
     pub part_fetches: u64,
-    /// Whole blobs fetched from it; of some a part was here, and the rest is counted as parts, too.
+    /// Whole blobs fetched from the origin. If parts of one were here, the rest also counts as parts.
     pub whole_fetches: u64,
     /// Bytes of both.
     pub fetched_bytes: u64,
-    /// Fetches that gave nothing.
+    /// Fetches that failed.
     pub failed_fetches: u64,
-    /// Hints of what will be read that were not followed.
+    /// Prefetch hints that were dropped.
     pub hints_dropped: u64,
     /// Fetched blobs that were put on the disk.
     pub kept_blobs: u64,
     /// Their bytes.
     pub kept_bytes: u64,
-    /// Fetched blobs that were not, because there was no room or the disk failed.
+    /// Fetched blobs that were not put on the disk, because there was no room or the disk failed.
     pub not_kept: u64,
     /// Blobs that were stored here.
     pub stored_blobs: u64,
     /// Their bytes.
     pub stored_bytes: u64,
-    /// Blobs that went to make room.
+    /// Blobs that were evicted to make room.
     pub evicted_blobs: u64,
     /// Their bytes.
     pub evicted_bytes: u64,
     /// Copies on the disk, and parts in memory, that were found damaged.
     pub damaged: u64,
-    /// Attempts to delete in the origin that failed; they are repeated.
+    /// Attempts to delete in the origin that failed. They are retried.
     pub removals_failed: u64,
-    /// Blobs that wait to be deleted in the origin.
+    /// Blobs whose deletion in the origin is outstanding.
     pub removing: u64,
     /// Blobs on the disk now.
     pub blobs: u64,
-    /// What they take, in bytes.
+    /// The bytes they take.
     pub bytes: u64,
-    /// What they may take.
+    /// The bytes they may take.
     pub budget: u64,
-    /// What is left free on the disk for others.
+    /// The bytes left free on the disk for others.
     pub floor: u64,
-    /// Of the blobs on the disk, what the origin does not have yet.
+    /// Of the blobs on the disk, those that the origin does not have yet.
     pub pinned: Pinned,
-    /// Bytes of far blobs in memory now.
+    /// Bytes of remote blobs in memory now.
     pub in_memory_bytes: u64,
-    /// Fetches that are under way, or whose bytes are being put on the disk.
+    /// Fetches that are in flight, or whose bytes are being put on the disk.
     pub in_flight: u64,
-    /// The memory set aside for them, in bytes.
+    /// The memory reserved for them, in bytes.
     pub in_flight_bytes: u64,
-    /// Why nothing is kept on the disk, if that is so.
+    /// Why nothing is kept on the disk, if so.
     pub off: Option<String>,
-    /// Nothing is kept because less than the floor is free, and nothing is left to go for it.
+    /// Nothing is kept, because less than the floor is free and nothing is left to evict.
     pub kept_out: bool,
     /// Whether the index is still being compared with the disk.
     pub comparing: bool,

@@ -1,4 +1,4 @@
-//! The cache as an origin, its reads, its room, its disk in trouble, and its removals.
+//! Tests of the cache: as an origin, its reads, its room, its disk in trouble, and its removals.
 
 mod conformance;
 mod parts;
@@ -42,14 +42,14 @@ fn options() -> CacheOptions {
     }
 }
 
-/// A cache and all that is around it.
+/// A cache with its surroundings.
 struct Home {
     cache: Option<NodeCache>,
     far: Arc<Far>,
     noted: Arc<Noted>,
     disk: Arc<Disk>,
     lines: Arc<Mutex<Vec<String>>>,
-    /// The origin is another's by now.
+    /// Whether the origin belongs to another volume by now.
     lost: Arc<AtomicBool>,
     options: CacheOptions,
     dir: tempfile::TempDir,
@@ -77,7 +77,7 @@ impl Home {
         home
     }
 
-    /// Drops the cache, as a kill would: nothing is written at the end that was not written before.
+    /// Drops the cache as a kill would: nothing is written at the end.
     fn reopen(&mut self) {
         self.cache = None;
         self.noted = Arc::new(Noted::open(&self.dir.path().join("upload")));
@@ -126,7 +126,7 @@ impl Home {
         self.cache().stats()
     }
 
-    /// Waits for what the cache does in the background.
+    /// Waits for work that the cache does in the background.
     #[track_caller]
     fn until(&self, what: &str, is: impl Fn(&CacheStats) -> bool) {
         let began = Instant::now();
@@ -136,7 +136,7 @@ impl Home {
         }
     }
 
-    /// Waits until nothing is on its way to the disk.
+    /// Waits until no fetched blob is on its way to the disk.
     #[track_caller]
     fn rest(&self) {
         self.until("everything has landed", |stats| stats.in_flight == 0 && stats.in_flight_bytes == 0);
@@ -151,7 +151,7 @@ impl Home {
     }
 }
 
-/// `count` blobs that only the origin has.
+/// Makes `count` blobs that only the origin has.
 fn far_blobs(home: &Home, count: u64, size: usize) -> Vec<(BlobId, Vec<u8>)> {
     (0..count)
         .map(|n| {

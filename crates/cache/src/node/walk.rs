@@ -1,7 +1,8 @@
-//! The index is compared with the folder, slowly and in the background: opening never waits for it.
+//! Compares the index with the folder, slowly and in the background. Opening the cache never waits for it.
 //!
-//! Files that the index does not know (a kill came before the record, a power cut took the end of the index) become newcomers; what it
-//! knows and is not there is forgotten. Until this is done, a blob that the index does not know is looked for in the folder all the same.
+//! Files that the index does not know are added as new blobs. They exist because a kill came before their
+//! record, or because a power cut took the end of the index. Blobs in the index without a file are forgotten.
+//! Until the comparison ends, a blob that the index does not know is also looked for in the folder.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,13 +13,13 @@ use base::size::BLOB_MAX;
 use super::Core;
 
 impl Core {
-    /// The thread.
+    /// The thread's loop.
     pub(super) fn walk(self: &Arc<Core>) {
         for first in 0..=u8::MAX {
             if self.closed.wait(self.options.walk_pause) {
                 return;
             }
-            // What cannot be listed now is compared at the next start.
+            // A folder that cannot be listed now is compared at the next start.
             let Ok(found) = self.shelf.list_of(first) else { return };
             for some in found.chunks(1000) {
                 let fits = |(id, size): &(BlobId, u64)| Some((*id, u32::try_from(*size).ok()?));

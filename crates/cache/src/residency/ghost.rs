@@ -1,14 +1,16 @@
-//! The names of blobs that went unread: eight bytes of each, and what room it had.
+//! Ghosts: the names of blobs that were evicted without a second read. A ghost is eight bytes of the name,
+//! and the space the blob took.
 //!
-//! First in, first out, as many as would have filled the room given. Two blobs may have the same eight bytes; one of them then gets a
-//! place in main that it has not earned. What came back and went again may be forgotten a little early.
+//! First in, first out, as many as would have filled the given room. Two blobs may share the same eight
+//! bytes. Then one of them gets a place in main that it has not earned. A blob that returned and was evicted
+//! again may be forgotten a little early.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 
 use base::BlobId;
 
-/// The numbers are parts of hashes already.
+/// A hasher for numbers that are parts of hashes already.
 #[derive(Default)]
 struct AsIs(u64);
 
@@ -26,9 +28,9 @@ impl Hasher for AsIs {
 
 /// See the module.
 pub(super) struct Ghosts {
-    /// In the order of their going. One that was taken is still in it, and counts for nothing.
+    /// In the order of eviction. A ghost that was taken stays here without effect.
     order: VecDeque<(u64, u32)>,
-    /// How many in `order` have this name and were not taken.
+    /// How many ghosts in `order` have this name and were not taken.
     names: HashMap<u64, u32, BuildHasherDefault<AsIs>>,
     pages: u64,
 }
@@ -44,7 +46,7 @@ impl Ghosts {
         Ghosts { order: VecDeque::new(), names: HashMap::default(), pages: 0 }
     }
 
-    /// A blob went that took `bytes`; of all that went, those are remembered that took no more than `room` together.
+    /// Adds a blob that took `bytes`. Drops the oldest ghosts until the rest took at most `room` together.
     pub(super) fn add(&mut self, id: &BlobId, bytes: u64, room: u64) {
         let pages = bytes.div_ceil(PAGE) as u32;
         self.order.push_back((name(id), pages));
@@ -67,7 +69,7 @@ impl Ghosts {
         }
     }
 
-    /// Whether the blob went lately. It is forgotten then.
+    /// Whether the blob was evicted recently. Removes its ghost.
     pub(super) fn take(&mut self, id: &BlobId) -> bool {
         self.names.remove(&name(id)).is_some()
     }
@@ -83,7 +85,7 @@ mod tests {
         let id = |n: u8| BlobId([n; 32]);
         (0..10).for_each(|n| ghosts.add(&id(n), PAGE, 4 * PAGE));
         assert!(!ghosts.take(&id(5)) && ghosts.take(&id(6)) && !ghosts.take(&id(6)));
-        // A name that was taken and went again is known again, and goes with its own age.
+        // A ghost that was taken and added again is found again, and expires with its own age.
         ghosts.add(&id(6), PAGE, 4 * PAGE);
         assert!(ghosts.take(&id(7)) || ghosts.take(&id(6)));
         (20..24).for_each(|n| ghosts.add(&id(n), PAGE, 4 * PAGE));

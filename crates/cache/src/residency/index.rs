@@ -1,18 +1,19 @@
-//! What is here, kept over a restart: a file to which every change is appended.
+//! The cache's contents, kept over a restart: a file to which every change is appended.
 //!
 //! ```text
 //!   header   magic: 4 B "covI"  version: 4 B  0: 8 B
 //!   record   crc32c: 4 B  kind: 1 B  rank: 1 B  cost: 1 B  0: 1 B  size: 4 B  id: 32 B
 //! ```
 //!
-//! Numbers are big-endian; the CRC covers the 40 bytes behind itself. The index is a help, never the truth: the truth are the files in the
-//! folder of blobs. So it is not synced. After a kill it is complete, after a power cut it ends at the first record that
-//! does not verify, and what it says is compared with the folder in the background.
+//! Numbers are big-endian. The CRC covers the 40 bytes behind it. The index is only an aid: the files in the
+//! folder of blobs are authoritative. So it is not synced. After a kill it is complete. After a power cut it
+//! ends at the first record that does not verify. A background task compares it with the folder.
 //!
-//! One thing is said nowhere else: which blobs are still to be deleted in the origin. That such a deletion is *settled* must be
-//! durable before a blob that is stored again is relied on, and whoever stores it sees to that with [`Index::sync`].
+//! The pending deletions in the origin are recorded nowhere else. That a deletion is *settled* must be
+//! durable before a blob that is stored again is relied on. The code that stores it ensures this with
+//! [`Index::sync`].
 //!
-//! An index that grew too long is written anew beside the old one and takes its place ([`Rewrite`]).
+//! An index that has grown too long is rewritten beside the old one and replaces it ([`Rewrite`]).
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
@@ -37,22 +38,22 @@ const BATCH: usize = 16 << 10;
 pub enum Record {
     /// A blob is here.
     Here {
-        /// Which.
+        /// Its name.
         id: BlobId,
         /// Its size in bytes.
         size: u32,
-        /// How dear it is to fetch again.
+        /// What it costs to fetch again.
         cost: Cost,
-        /// Where it stands.
+        /// Its rank.
         rank: Rank,
     },
-    /// It is here no more.
+    /// The blob is no longer here.
     Gone(BlobId),
-    /// It has proven itself.
+    /// The blob was proven.
     Proven(BlobId),
-    /// It is to be deleted in the origin.
+    /// The blob must be deleted in the origin.
     Unwanted(BlobId),
-    /// That was done, or called off.
+    /// That deletion was done or cancelled.
     Settled(BlobId),
 }
 
@@ -102,20 +103,20 @@ pub struct Index {
     file: File,
     len: u64,
     records: u64,
-    /// A record may be half there, or is missing: nothing may be appended before it is written anew.
+    /// A record may be partial or missing, so the index must be rewritten before the next append.
     broken: bool,
-    /// The name of the file may not survive a power cut yet.
+    /// The file's name may not be durable yet.
     renamed: bool,
-    /// What survives one.
+    /// How much of the file is durable.
     durable: u64,
 }
 
 impl Index {
-    /// Opens the index, makes it if it is absent or is none, and calls `each` with its records in their order. What follows the first record that
-    /// does not verify is cut off.
+    /// Opens the index and calls `each` with its records in order. Creates the file if it is absent or is not
+    /// an index. Cuts off everything from the first record that does not verify.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn open(path: &Path, each: &mut dyn FnMut(Record)) -> io::Result<Index> {
         let mut options = OpenOptions::new();
         let mut file = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
@@ -139,7 +140,7 @@ impl Index {
         Ok(index)
     }
 
-    /// About how many records the file has, to be ready for them.
+    /// Roughly how many records the file has, so that callers can reserve space.
     pub fn expected(path: &Path) -> usize {
         fs::metadata(path).map_or(0, |file| file.len() as usize / RECORD)
     }
@@ -170,20 +171,20 @@ impl Index {
         self.records
     }
 
-    /// Whether it takes no more records until it is written anew.
+    /// Whether it must be rewritten before it takes more records.
     pub fn is_broken(&self) -> bool {
         self.broken
     }
 
-    /// How much of the file surely survives a power cut, in bytes.
+    /// How many bytes of the file are certainly durable.
     pub fn durable_len(&self) -> u64 {
         self.durable
     }
 
-    /// Appends records; a kill right after does not lose them.
+    /// Appends records. They survive a kill right after.
     ///
     /// # Errors
-    /// What the system says; the index is broken then.
+    /// The system's error. The index is broken then.
     pub fn append(&mut self, records: &[Record]) -> io::Result<()> {
         if self.broken {
             return Err(io::Error::other("the cache's index has to be written anew first"));
@@ -198,10 +199,10 @@ impl Index {
         Ok(())
     }
 
-    /// Makes what was appended survive a power cut.
+    /// Makes appended records durable.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn sync(&mut self) -> io::Result<()> {
         let len = self.len;
         self.file.sync_data()?;
@@ -214,7 +215,7 @@ impl Index {
     }
 }
 
-/// An index in the making, beside the one that it is to replace.
+/// A new index that is being written beside the one it will replace.
 pub struct Rewrite {
     path: PathBuf,
     temporary: PathBuf,
@@ -224,10 +225,11 @@ pub struct Rewrite {
 }
 
 impl Rewrite {
-    /// Writes a new index that holds `records`. What is appended to the old one until [`Rewrite::install`] has to be told to this one then.
+    /// Writes a new index that holds `records`. Records appended to the old one before [`Rewrite::install`]
+    /// must be passed to that call.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn begin(path: &Path, records: &[Record]) -> io::Result<Rewrite> {
         let mut temporary = path.to_owned().into_os_string();
         temporary.push(".new");
@@ -245,10 +247,10 @@ impl Rewrite {
         }
     }
 
-    /// It takes the old one's place; `since` was appended to that meanwhile.
+    /// Replaces the old index. `since` holds the records that were appended to it meanwhile.
     ///
     /// # Errors
-    /// What the system says; the old one is as it was then.
+    /// The system's error. The old index is unchanged then.
     pub fn install(mut self, since: &[Record]) -> io::Result<Index> {
         let durable = self.len;
         let done = self.add(since).and_then(|()| fs::rename(&self.temporary, &self.path));

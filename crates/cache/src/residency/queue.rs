@@ -1,7 +1,7 @@
 //! Three queues over one table of slots.
 //!
-//! A slot is in exactly one queue, linked to its neighbours by their places, so that taking one out of the middle is as quick as from an end.
-//! Places of slots that are gone are used again.
+//! A slot is in exactly one queue and links to its neighbours by index. So removing one from the middle is as
+//! quick as from an end. The indices of removed slots are reused.
 
 use base::{BlobId, Must};
 use hashbrown::HashTable;
@@ -11,10 +11,10 @@ use super::charge;
 /// No slot.
 const NONE: u32 = u32::MAX;
 
-/// In a slot's cost: see [`Slot::is_spared`]. A byte of its own would make every slot four bytes longer.
+/// A flag in a slot's cost: see [`Slot::is_spared`]. A separate byte would make every slot four bytes longer.
 const SPARED: u8 = 0x80;
 
-/// Which queue.
+/// Names a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Queue {
@@ -33,7 +33,7 @@ pub(super) struct Slot {
     /// When it was last used, in seconds.
     pub(super) used_s: u32,
     pub(super) credit: u8,
-    /// What it costs to fetch again, and [`SPARED`].
+    /// The cost of fetching it again, and [`SPARED`].
     cost: u8,
     pub(super) queue: Queue,
     /// Seen on the disk by this process.
@@ -60,7 +60,7 @@ impl Slot {
         self.cost & !SPARED
     }
 
-    /// Whether it goes round its queue once more already.
+    /// Whether it was given an extra round in its queue already.
     pub(super) fn is_spared(&self) -> bool {
         self.cost & SPARED != 0
     }
@@ -81,12 +81,12 @@ struct List {
 pub(super) struct Lists {
     table: HashTable<u32>,
     slots: Vec<Slot>,
-    /// Places that are free, linked by `older`.
+    /// Head of the list of free slots, linked by `older`.
     free: u32,
     lists: [List; 3],
 }
 
-/// Names are hashes already. The first bytes choose folders and shards.
+/// Names are hashes already. Their first bytes choose folders and shards, so this takes others.
 fn hash(id: &BlobId) -> u64 {
     u64::from_le_bytes(std::array::from_fn(|i| id.0[i + 8]))
 }
@@ -136,7 +136,7 @@ impl Lists {
         (at != NONE).then_some(at)
     }
 
-    /// A blob that is in no queue yet.
+    /// Adds a blob that is in no queue yet.
     pub(super) fn add(&mut self, queue: Queue, slot: Slot) -> u32 {
         let at = if self.free == NONE {
             self.slots.push(slot);
@@ -160,13 +160,14 @@ impl Lists {
         if let Ok(entry) = self.table.find_entry(hash(&slot.id), |other| *other == at) {
             entry.remove();
         }
-        // Of a free place only this link means anything; it counts as seen, so that nobody asks for it.
+        // Only the link of a free slot matters. The slot counts as confirmed, so that it is never listed as
+        // unconfirmed.
         self.slots[at as usize] = Slot { older: self.free, confirmed: true, ..slot };
         self.free = at;
         slot
     }
 
-    /// Puts a slot that is in no queue to the newest end of one.
+    /// Appends a slot that is in no queue to the newest end of one.
     pub(super) fn push(&mut self, queue: Queue, at: u32) {
         let list = &mut self.lists[queue as usize];
         let before = list.newest;
@@ -183,7 +184,7 @@ impl Lists {
         }
     }
 
-    /// Takes a slot out of its queue; it has to be pushed or removed next.
+    /// Takes a slot out of its queue. It must be pushed or removed next.
     pub(super) fn take_out(&mut self, at: u32) {
         let Slot { queue, newer, older, size, .. } = self.slots[at as usize];
         let list = &mut self.lists[queue as usize];
@@ -208,7 +209,7 @@ impl Lists {
         }
     }
 
-    /// All places, also free ones, which are marked as seen.
+    /// All slots, including free ones, which count as confirmed.
     pub(super) fn slots(&self) -> impl Iterator<Item = &Slot> {
         self.slots.iter()
     }

@@ -1,4 +1,4 @@
-//! The policy against traces, a model and the memory of what it was told; the index against cuts.
+//! Tests of the policy against traces and a model, and of the index against truncation.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -21,7 +21,7 @@ fn id(n: u64) -> BlobId {
     }))
 }
 
-/// A cache to be measured: answers whether the blob was there, and has it afterwards.
+/// A cache under measurement. `read` returns whether the blob was there, and inserts it.
 trait Cache {
     fn read(&mut self, n: u64, now: u32) -> bool;
 }
@@ -39,7 +39,7 @@ impl Cache for Policy {
     }
 }
 
-/// What everybody has.
+/// LRU, for comparison.
 struct Lru {
     room: usize,
     at: HashMap<u64, u64>,
@@ -88,7 +88,7 @@ fn policy() -> Policy {
     Policy::new(ROOM as u64 * charge(SIZE))
 }
 
-/// Numbers from 0 on, the small ones often: Zipf with exponent 1 over `many`.
+/// Numbers from 0 on with a Zipf distribution, exponent 1, over `many`.
 struct Zipf {
     sums: Vec<f64>,
     state: u64,
@@ -115,7 +115,7 @@ impl Zipf {
     }
 }
 
-/// Reads of a skewed set; after each round of them, a scan over what nobody reads twice. The hit ratio of the skewed reads.
+/// The hit ratio of skewed reads. After each round of them comes a scan over blobs that are read once.
 fn ratio(cache: &mut dyn Cache, scan: u64) -> f64 {
     let (mut zipf, mut now, mut fresh) = (Zipf::new(20_000), 0, 1 << 40);
     let (mut hits, mut reads) = (0, 0);
@@ -156,7 +156,7 @@ fn a_scan_of_twice_the_budget_leaves_the_hot_set_where_it_is() {
                 cache.read(n, now);
             });
         }
-        // Each blob of the scan in many requests, as a reader asks for it.
+        // Each blob of the scan is read in many requests, as by a real reader.
         for n in 10_000..10_000 + 2 * ROOM as u64 {
             (0..32).for_each(|_| {
                 cache.read(n, now);
@@ -175,7 +175,7 @@ fn what_comes_back_soon_is_proven() {
     (0..2000).for_each(|n| {
         policy.read(n, 0);
     });
-    // It went from the small queue a short while ago.
+    // The blob was evicted from the small queue recently.
     assert!(!policy.contains(&id(950)));
     policy.read(950, 1);
     (5000..6500).for_each(|n| {
@@ -191,7 +191,8 @@ fn what_is_dear_stays_longer() {
     (0..90).for_each(|n| {
         policy.insert(&id(n), SIZE, cost(n), 0);
     });
-    // Each is used twice after it came: enough for what is dear, and for what a depot has, but not for what neighbours have.
+    // Each blob is used twice after its insertion. That is enough for blobs that only the origin or a depot
+    // has, but not for those that peers have.
     for now in [ONE_USE_S, 2 * ONE_USE_S] {
         (0..90).for_each(|n| assert!(policy.touch(&id(n), now)));
     }
@@ -210,7 +211,7 @@ fn pinned_blobs_are_never_victims_and_newcomers_when_unpinned() {
     (0..100).for_each(|n| {
         policy.insert_held(&id(n), SIZE, Cost::Origin, 0);
     });
-    // Noted as pinned only after they came.
+    // These are pinned only after their insertion.
     (100..150).for_each(|n| {
         policy.insert(&id(n), SIZE, Cost::Origin, 0);
     });
@@ -233,7 +234,8 @@ fn pinned_blobs_are_never_victims_and_newcomers_when_unpinned() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// Against a map: what is here, how many bytes; pinned never goes; restoring from the records gives the same set.
+    /// Compares the policy with a map: the blobs here and their bytes. Pinned blobs are never evicted.
+    /// Restoring from the records gives the same set.
     #[test]
     fn the_policy_agrees_with_a_map(steps in prop::collection::vec((0..7u8, 0..40u64, 1..3000u32), 1..300)) {
         let dir = tempfile::tempdir().unwrap();
@@ -281,7 +283,7 @@ proptest! {
         prop_assert_eq!(again.unconfirmed(), vec![]);
     }
 
-    /// Cut anywhere, with anything behind the cut: the records before it, and it can be appended to.
+    /// A file cut or damaged anywhere yields the records before that point, and takes appends again.
     #[test]
     fn an_index_is_cut_at_the_first_bad_record(count in 0..60u64, cut in any::<prop::sample::Index>(), flip in any::<bool>()) {
         let dir = tempfile::tempdir().unwrap();
@@ -383,7 +385,8 @@ fn a_million_entries_are_read_in_well_under_a_second() {
     assert_eq!(policy.len(), 1_000_000);
 }
 
-/// What a node keeps of blobs of which some are the zone's only copies: those that went, of each kind, and how many of each are left.
+/// Fills a node with blobs, some of which are the zone's only copies (`dear`). Returns how many of each kind
+/// were evicted and how many are left: first the others, then the only copies.
 fn full_of(dear: impl Fn(u64) -> bool, count: u64) -> ([u64; 2], [u64; 2]) {
     let mut policy = Policy::new(200 * charge(SIZE));
     let (mut gone, mut come) = ([0; 2], [0; 2]);
@@ -407,7 +410,7 @@ fn the_only_copies_of_a_zone_stay_longer_than_those_that_neighbours_have() {
     assert!(left[1] >= 120, "of 200 that stay, half of which came so, {left:?}");
     let (_, left) = full_of(|n| n % 10 == 0, 1_000);
     assert!(left[1] >= 30, "{left:?}");
-    // Where all are the only copies nothing is spared: the oldest go.
+    // If all are only copies, nothing is spared, and the oldest are evicted first.
     let mut policy = Policy::new(10 * charge(SIZE));
     (0..10).for_each(|n| assert!(policy.insert(&id(n), SIZE, Cost::Origin, 0)));
     let order: Vec<BlobId> = std::iter::from_fn(|| policy.victim(NOBODY)).map(|victim| victim.id).collect();
@@ -415,7 +418,7 @@ fn the_only_copies_of_a_zone_stay_longer_than_those_that_neighbours_have() {
 }
 
 proptest! {
-    /// Whatever there is, room is made as long as something is not pinned, and nothing is counted twice.
+    /// In any state, evictions make room as long as something is not pinned, and nothing is counted twice.
     #[test]
     fn sparing_changes_who_goes_and_never_whether(
         costs in prop::collection::vec(0u64..3, 20..300),

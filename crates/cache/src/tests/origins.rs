@@ -1,5 +1,5 @@
-//! The smallest origins that show what a store must cope with: one that links files, one that shares memory. The real ones
-//! are in a crate of their own, which this one does not know.
+//! Minimal origins for these tests: one links files, the other shares memory. The real ones are in a crate
+//! that this one does not depend on.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use parking_lot::RwLock;
 
 use super::*;
 
-/// Links.
+/// An origin that links files.
 pub(crate) struct InFolder(BlobFolder, RecordMap);
 
 impl InFolder {
@@ -89,7 +89,7 @@ impl Origin for InFolder {
     }
 }
 
-/// Keeps what it is given, and copies only what comes in a file.
+/// An origin that keeps the memory it is given, and copies only what comes in a file.
 #[derive(Default)]
 pub(crate) struct InMemory(RwLock<HashMap<BlobId, SharedBytes>>, RecordMap);
 

@@ -1,8 +1,9 @@
-//! Where writers wait while more is not uploaded than the disk may hold.
+//! The gate where writers wait while more is not uploaded than the disk may hold.
 //!
-//! The gate is closed while what waits for the origin is more than its budget, or while anything waits and the disk has less free than its
-//! floor: then only uploads make room. A writer waits at the gate for a bounded time. It is refused at once when for that long nothing at all
-//! was uploaded: an outage costs a program one wait, not one for each write.
+//! The gate is closed while more waits for the origin than the budget allows. It is also closed while
+//! anything waits and the disk has less free space than its floor, because then only uploads make room. A
+//! writer waits at the gate for a bounded time. If nothing was uploaded for that long, it is refused at once.
+//! So an outage costs a program one wait, not one per write.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -14,25 +15,25 @@ use parking_lot::Mutex;
 
 use super::{Shared, Uploads};
 
-/// The disk is asked for its room at most this often.
+/// The disk's free space is queried at most this often.
 const LOOK: Duration = Duration::from_millis(100);
-/// A writer that waits longer than this is worth a line.
+/// A wait longer than this is reported.
 const WORTH_A_LINE: Duration = Duration::from_secs(1);
 
-/// What is known of the gate.
+/// The state of the gate.
 pub(super) struct Door {
     started: Instant,
     looked_ms: AtomicU64,
-    /// The disk had less free than its floor.
+    /// The disk had less free space than its floor.
     low: AtomicBool,
-    /// Somebody had to wait, and it has not been opened since.
+    /// A writer had to wait, and the gate has not opened since.
     shut: AtomicBool,
     closure: Mutex<Option<Closure>>,
     waiting: AtomicU64,
     refused: AtomicU64,
 }
 
-/// The time since somebody first had to wait.
+/// The period since a writer first had to wait.
 #[derive(Clone, Copy)]
 struct Closure {
     since: Instant,
@@ -63,7 +64,7 @@ impl Door {
 }
 
 impl Shared {
-    /// Why new bytes may not come now.
+    /// Why new data is not accepted now, if so.
     fn closed(&self) -> Option<&'static str> {
         let pinned = self.pinned_bytes.load(Ordering::Acquire);
         match () {
@@ -90,7 +91,7 @@ impl Shared {
         self.door.low.load(Ordering::Relaxed)
     }
 
-    /// Says that writes go on, when they do.
+    /// Reports that writes continue, when they do.
     pub(super) fn reopen(&self) {
         if !self.door.shut.load(Ordering::Acquire) || self.closed().is_some() {
             return;
@@ -136,7 +137,8 @@ impl Shared {
         }
     }
 
-    /// One line when writers wait, and one when they are refused; not again before the gate was open.
+    /// Reports once that writers wait, and once that they are refused. Repeats neither until the gate was
+    /// open again.
     fn say_once(&self, why: &str, refused: bool) {
         if let Some(closure) = &mut *self.door.closure.lock() {
             let said = if refused { &mut closure.said_refused } else { &mut closure.said_waiting };

@@ -1,12 +1,15 @@
 //! The notes: a folder with a link for each blob that the origin does not have yet.
 //!
 //! ```text
-//!   VOLUME/upload/ab12...ef       a second name of the blob's file; goes when the origin has the blob
-//!   VOLUME/upload/ab12...ef.new   on its way in, where a link could not be made; what a crash leaves is removed at the next open
+//!   VOLUME/upload/ab12...ef       a second name of the blob's file; removed when the origin has the blob
+//!   VOLUME/upload/ab12...ef.new   unfinished; the next open removes what a crash leaves
 //! ```
 //!
-//! A link holds the bytes whatever becomes of the other names, and making one is one write to a folder: so a note costs no second copy, and
-//! a crash between two steps leaves a blob noted that need not be, never the reverse.
+//! The `.new` name is used for a link that replaces an older note, and for a copy where a link is impossible.
+//!
+//! A link preserves the bytes whatever happens to the file's other names, and making one is a single write to
+//! a folder. So a note costs no second copy. A crash between two steps can leave a note that is not needed,
+//! but never a stored blob without its note.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
@@ -21,7 +24,7 @@ use blob::{Space, Sums};
 
 use crate::disk::{Durable, space_of};
 
-/// What an earlier run left to be uploaded.
+/// A blob that an earlier run left to be uploaded.
 pub(super) struct Left {
     pub(super) id: BlobId,
     pub(super) size: u64,
@@ -37,7 +40,7 @@ pub(super) struct Notes {
 }
 
 impl Notes {
-    /// Opens the folder; makes it if it is absent.
+    /// Opens the folder. Creates it if it is absent.
     pub(super) fn open(dir: &Path) -> io::Result<Notes> {
         match DirBuilder::new().mode(0o700).create(dir) {
             Ok(()) => {
@@ -48,7 +51,7 @@ impl Notes {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             Err(error) => return Err(error),
         }
-        // What is there may have come just before a kill.
+        // Existing notes may have been made just before a kill.
         Ok(Notes { dir: dir.to_owned(), handle: File::open(dir)?, durable: Durable::new(1) })
     }
 
@@ -56,7 +59,7 @@ impl Notes {
         self.dir.join(id.to_string())
     }
 
-    /// What is noted, oldest first. `tidy`: what a crash left half-way in is removed.
+    /// All notes, oldest first. `tidy` removes leftovers of a crash.
     pub(super) fn list(&self, tidy: bool) -> io::Result<Vec<Left>> {
         let mut all = Vec::new();
         for entry in fs::read_dir(&self.dir)? {
@@ -70,7 +73,7 @@ impl Notes {
                 continue;
             };
             let metadata = match entry.metadata() {
-                // Sent and taken away since the folder was read: by another run that is just ending.
+                // A run that is just ending removed it after its upload.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 other => other?,
             };
@@ -92,7 +95,7 @@ impl Notes {
                 if same_file(file, &to)? {
                     return Ok(());
                 }
-                // After a power cut the old one may hold anything, and it may have rotted.
+                // The old note may hold anything after a power cut, or may be damaged.
                 let new = self.temporary(id);
                 match fs::hard_link(file, &new) {
                     Ok(()) => fs::rename(&new, &to)?,
@@ -107,7 +110,7 @@ impl Notes {
         Ok(())
     }
 
-    /// Whether the blob's note is `file`, or another file with its bytes.
+    /// Whether the blob's note is `file` itself or another file with the blob's bytes.
     pub(super) fn holds(&self, id: &BlobId, file: &Path) -> io::Result<bool> {
         match same_file(file, &self.path(id)) {
             Ok(true) => Ok(true),
@@ -139,7 +142,7 @@ impl Notes {
         copied
     }
 
-    /// Takes a note away.
+    /// Removes a note.
     pub(super) fn unlink(&self, id: &BlobId) -> io::Result<()> {
         match fs::remove_file(self.path(id)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -152,12 +155,12 @@ impl Notes {
         fs::read(self.path(id))
     }
 
-    /// Makes the notes survive a power cut.
+    /// Makes the notes durable.
     pub(super) fn sync(&self) -> io::Result<()> {
         self.durable.sync(|| self.handle.sync_all())
     }
 
-    /// Room on the disk.
+    /// Free space of the disk.
     pub(super) fn space(&self) -> io::Result<Space> {
         space_of(self.handle.as_raw_fd())
     }
@@ -168,7 +171,7 @@ fn same_file(a: &Path, b: &Path) -> io::Result<bool> {
     Ok((a.dev(), a.ino()) == (b.dev(), b.ino()))
 }
 
-/// Another filesystem, or one that has no hard links, or a file that has too many.
+/// Whether a hard link is impossible: another filesystem, one without hard links, or a file with too many.
 fn cannot_link(error: &io::Error) -> bool {
     let codes = [libc::EXDEV, libc::EPERM, libc::EMLINK, libc::EOPNOTSUPP, libc::ENOSYS];
     error.raw_os_error().is_some_and(|code| codes.contains(&code))

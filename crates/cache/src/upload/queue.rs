@@ -1,14 +1,15 @@
-//! Which blob is uploaded next, and when: a value, without I/O, clock or chance.
+//! Which blob is uploaded next, and when: a decision without I/O, clock or random numbers.
 //!
-//! The oldest goes first. One that failed waits, longer after each failure, while the others go on. When nothing has succeeded since
-//! a failed attempt began, it is the origin that is in doubt and not the blob: from then on one attempt is made at a time, at
-//! growing intervals, until one succeeds. So an outage costs a request now and then instead of a storm, and a blob that the
-//! origin will not have keeps no other waiting. After a failure half as many are sent at a time, after each success one more: a thin line
-//! carries a few blobs at a time, where many would all be too slow.
+//! The oldest blob goes first. A blob whose attempt failed waits, longer after each failure, while others
+//! continue. If nothing has succeeded since a failed attempt began, the origin is in doubt, not the blob.
+//! From then on one attempt is made at a time, at growing intervals, until one succeeds. So an outage costs
+//! an occasional request instead of a storm, and a blob that the origin refuses blocks no other. A failure
+//! halves the number of parallel uploads, and each success adds one. So a slow line carries a few blobs at a
+//! time, where many in parallel would all time out.
 //!
 //! ```text
-//!   noted ──► waiting ──► under way ──► done                        forgotten while under way ──► gone when the attempt ends
-//!                ▲            │ failed                               └── noted again ──► waiting when the attempt ends
+//!   noted ──► waiting ──► under way ──► done    forgotten while under way ──► removed when the attempt ends
+//!                ▲            │ failed           └── noted again ──► waiting when the attempt ends
 //!                └────────────┘
 //! ```
 
@@ -22,21 +23,23 @@ use base::{BlobId, Timestamp};
 
 use crate::Pinned;
 
-/// The first wait after an origin that did not answer, and the longest.
+/// The first and the longest wait after the origin did not answer.
 const AWAY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
-/// The same after one that refused, or a blob that cannot be read here: time alone mends neither, a person may.
+/// The same after the origin refused, or if a blob cannot be read here. Time alone fixes neither, but a
+/// person may.
 const REFUSED: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(120));
-/// When the origin answers again, no blob waits longer than this for its next attempt.
+/// Once the origin answers again, no blob waits longer than this for its next attempt.
 const AFTER_OUTAGE: Duration = Duration::from_secs(2);
-/// So many of the blobs uploaded last are remembered: one that is stored again is asked for before it is sent again.
+/// How many of the last uploaded blobs are remembered. If one is stored again, the origin is asked for it
+/// before it is sent again.
 const REMEMBERED: usize = 4096;
 
-/// Why an attempt came to nothing.
+/// Why an attempt failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
     /// The origin did not answer.
     Away(String),
-    /// The origin answered, and will not have it.
+    /// The origin answered and refused the blob.
     Refused(String),
     /// The blob's bytes cannot be read here.
     Local(String),
@@ -47,35 +50,35 @@ pub(super) enum Fault {
 pub struct Trouble {
     /// Since when.
     pub since: Timestamp,
-    /// The origin answered, and refuses; else it does not answer.
+    /// True if the origin answers and refuses; false if it does not answer.
     pub refused: bool,
-    /// What it said last, in one line.
+    /// The last error, in one line.
     pub why: String,
 }
 
 /// A blob that the origin does not have yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waiting {
-    /// Which.
+    /// Its name.
     pub id: BlobId,
-    /// Its bytes.
+    /// Its size in bytes.
     pub size: u64,
     /// Since when it waits.
     pub since: Timestamp,
-    /// It is being sent at the moment.
+    /// Whether it is being sent at the moment.
     pub under_way: bool,
     /// Attempts that failed.
     pub attempts: u32,
-    /// Why the last one did.
+    /// Why the last one failed.
     pub failure: Option<String>,
 }
 
-/// Something that a person should hear of, once.
+/// An event that is reported to the operator once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Event {
-    /// From now on nothing succeeds.
+    /// Uploads stopped succeeding.
     Trouble(Trouble),
-    /// It does again.
+    /// Uploads succeed again.
     Over(Trouble),
     /// A blob cannot be read here.
     Unreadable(BlobId, String),
@@ -86,19 +89,19 @@ pub(super) enum Event {
 pub(super) struct Job {
     pub(super) id: BlobId,
     pub(super) size: u64,
-    /// The origin may have it already.
+    /// The origin may have the blob already.
     pub(super) ask_first: bool,
-    /// If it has, that was not this run's doing: its bytes are to be compared.
+    /// If the origin has the blob, this run did not send it, so its bytes must be verified.
     pub(super) compare: bool,
     begun: Instant,
 }
 
-/// What is to be done now.
+/// What to do now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// This.
+    /// Make this attempt.
     Job(Job),
-    /// Nothing before then.
+    /// Nothing before this time.
     At(Instant),
     /// Nothing until something changes.
     Nothing,
@@ -108,9 +111,9 @@ pub(super) enum Next {
 enum State {
     Waiting,
     UnderWay,
-    /// Under way, and not wanted any more.
+    /// In flight, and no longer wanted.
     Forgotten,
-    /// The same, and then wanted again.
+    /// In flight, forgotten, and then wanted again.
     WantedAgain,
 }
 
@@ -134,26 +137,26 @@ struct Entry {
 pub(super) struct Counts {
     pub(super) sent_blobs: u64,
     pub(super) sent_bytes: u64,
-    /// Blobs that the origin turned out to have.
+    /// Blobs that the origin turned out to have already.
     pub(super) found_blobs: u64,
     pub(super) failures: u64,
 }
 
 /// The queue. See the [module](self).
 pub(super) struct Queue {
-    /// Attempts at a time: at most, and for now.
+    /// Parallel attempts: the configured maximum, and (`allowed`) the current limit.
     most: usize,
     allowed: usize,
     entries: HashMap<BlobId, Entry>,
-    /// Those that are wanted, oldest first.
+    /// The wanted blobs, oldest first.
     turns: BTreeMap<u64, BlobId>,
     next_turn: u64,
     pinned: Pinned,
     under_way: usize,
     unreadable: u64,
-    /// Failures since the last success that say something of the origin.
+    /// Failures since the last success that cast doubt on the origin.
     doubts: u32,
-    /// While it is in doubt: no attempt before then.
+    /// While the origin is in doubt: no attempt before this time.
     hold_until: Option<Instant>,
     last_success: Option<Instant>,
     trouble: Option<Trouble>,
@@ -180,14 +183,15 @@ impl Recent {
     }
 }
 
-/// Between half and all of what doubles with every attempt, so that those who failed together do not come back together.
+/// The wait doubles with every attempt, up to `longest`. A random part of up to half is taken off, so that
+/// blobs that failed together are not retried together.
 fn wait_after(attempts: u32, (first, longest): (Duration, Duration), chance: u64) -> Duration {
     let full = first.saturating_mul(1 << attempts.saturating_sub(1).min(16)).min(longest);
     full / 2 + full.mul_f64((chance % 1024) as f64 / 2048.0)
 }
 
 impl Queue {
-    /// An empty one; at most so many attempts at a time.
+    /// Creates an empty queue with at most this many parallel attempts.
     pub(super) fn new(most: usize) -> Queue {
         Queue {
             most,
@@ -207,7 +211,8 @@ impl Queue {
         }
     }
 
-    /// A blob that the origin wants. `maybe_there`: it may have it. True when that is news: not while it waits or is sent already.
+    /// Records a blob that the origin needs. `maybe_there`: the origin may have it. False if the blob already
+    /// waits or is being sent.
     pub(super) fn note(&mut self, id: BlobId, size: u64, since: Timestamp, maybe_there: bool) -> bool {
         let turn = self.next_turn;
         let ask_first = maybe_there || self.recent.all.contains(&id);
@@ -239,7 +244,7 @@ impl Queue {
         true
     }
 
-    /// A blob that is wanted no more.
+    /// Records that a blob is no longer wanted.
     pub(super) fn forget(&mut self, id: &BlobId) {
         let Some(entry) = self.entries.get_mut(id) else { return };
         let state = entry.state;
@@ -254,12 +259,13 @@ impl Queue {
         self.recent.all.remove(id);
     }
 
-    /// That the blob was uploaded counts no more.
+    /// Drops the memory that the blob was uploaded.
     pub(super) fn doubt(&mut self, id: &BlobId) {
         self.recent.all.remove(id);
     }
 
-    /// The bytes of a wanted blob are there again. If they could not be read before, it is tried now.
+    /// Records that the bytes of a wanted blob are readable. If they were not before, its next attempt is due
+    /// now.
     pub(super) fn is_readable(&mut self, id: &BlobId) {
         if let Some(entry) = self.entries.get_mut(id).filter(|entry| entry.unreadable) {
             (entry.unreadable, entry.not_before) = (false, None);
@@ -267,7 +273,7 @@ impl Queue {
         }
     }
 
-    /// Out of the list of what is wanted.
+    /// Removes a blob from the list of wanted blobs.
     fn unlist(&mut self, id: &BlobId) {
         let Some(entry) = self.entries.get_mut(id) else { return };
         self.turns.remove(&entry.turn);
@@ -282,7 +288,7 @@ impl Queue {
         self.entries.remove(id);
     }
 
-    /// Whether the blob is wanted, or an attempt is under way.
+    /// Whether the blob is wanted, or an attempt is in flight.
     pub(super) fn has(&self, id: &BlobId) -> bool {
         self.entries.contains_key(id)
     }
@@ -296,17 +302,17 @@ impl Queue {
         self.doubts > 0
     }
 
-    /// How many could be under way at once.
+    /// How many attempts could run at once.
     pub(super) fn hands(&self) -> usize {
         if self.in_doubt() { self.most.min(1) } else { self.turns.len().min(self.allowed) }
     }
 
-    /// Whether there is nothing to be done, now or later.
+    /// Whether there is nothing to do, now or later.
     pub(super) fn is_idle(&self) -> bool {
         self.turns.len() <= self.under_way
     }
 
-    /// Takes what is to be done next.
+    /// Takes the next thing to do.
     pub(super) fn take(&mut self, now: Instant) -> Next {
         if self.in_doubt() {
             if self.under_way > 0 {
@@ -343,7 +349,7 @@ impl Queue {
         entries.filter(|(_, entry)| entry.state == State::Waiting)
     }
 
-    /// The oldest that need not wait, or when the first of them has waited.
+    /// The oldest blob that is due, or else the time when the first becomes due.
     fn oldest_ready(&self, now: Instant) -> (Option<BlobId>, Option<Instant>) {
         let mut soonest: Option<Instant> = None;
         for (id, entry) in self.waiting() {
@@ -355,7 +361,8 @@ impl Queue {
         (None, soonest)
     }
 
-    /// Whom to try an origin in doubt with: who was tried least, because it may be that the origin will not have one of them.
+    /// The blob to try an origin in doubt with: the one with the fewest attempts, because the origin may
+    /// refuse a particular blob.
     fn probe(&self, now: Instant) -> (Option<BlobId>, Option<Instant>) {
         let readable = self.waiting().filter(|(_, entry)| !entry.unreadable);
         match readable.min_by_key(|(_, entry)| (entry.attempts, entry.turn)) {
@@ -364,7 +371,8 @@ impl Queue {
         }
     }
 
-    /// An attempt succeeded. `sent`: the bytes went; else the origin had them. Whether the note can go, and what a person should hear.
+    /// Records a success. `sent`: the bytes were sent; otherwise the origin had them. Returns whether the
+    /// note can be removed, and an event to report.
     pub(super) fn succeeded(&mut self, job: &Job, sent: bool, now: Instant) -> (bool, Option<Event>) {
         self.under_way -= 1;
         self.allowed = self.most.min(self.allowed + 1);
@@ -397,7 +405,7 @@ impl Queue {
         (done, over)
     }
 
-    /// An attempt failed. `chance` is any number.
+    /// Records a failure. `chance` is a random number.
     pub(super) fn failed(
         &mut self,
         job: &Job,
@@ -410,7 +418,8 @@ impl Queue {
         let slow = !matches!(fault, Fault::Away(_));
         let (Fault::Away(said) | Fault::Refused(said) | Fault::Local(said)) = &fault;
         let succeeded_since = |at: Instant| self.last_success.is_some_and(|success| success >= at);
-        // Others got through since this began, or since this one failed before: so it says nothing of the origin.
+        // If another upload succeeded since this attempt began, or since this blob's last failure, the
+        // failure says nothing about the origin.
         let mut alone = succeeded_since(job.begun);
         let mut event = None;
         if let Some(entry) = self.entries.get_mut(&job.id).filter(|entry| entry.state == State::UnderWay) {
@@ -418,7 +427,7 @@ impl Queue {
             entry.attempts += 1;
             let before = entry.failed.replace((now, said.clone()));
             alone |= before.is_some_and(|(at, _)| succeeded_since(at));
-            // The bytes may have arrived, and only the answer not.
+            // The bytes may have arrived although the answer did not.
             entry.ask_first = true;
             let wait = wait_after(entry.attempts, if slow { REFUSED } else { AWAY }, chance);
             entry.not_before = Some(now + wait);
@@ -456,14 +465,14 @@ impl Queue {
         }
     }
 
-    /// The attempt for a blob that was forgotten meanwhile has ended.
+    /// Handles the end of an attempt for a blob that was forgotten meanwhile.
     fn settle_forgotten(&mut self, id: &BlobId) {
         match self.entries.get_mut(id) {
             Some(entry) if entry.state == State::WantedAgain => {
                 entry.state = State::Waiting;
                 entry.attempts = 0;
                 entry.not_before = None;
-                // Whatever became of the attempt, asking is cheap.
+                // Asking is cheap, whatever the outcome of the attempt was.
                 entry.ask_first = true;
             }
             Some(entry) if entry.state == State::Forgotten => self.remove(id),
@@ -471,7 +480,7 @@ impl Queue {
         }
     }
 
-    /// The attempt found that nobody needs the blob.
+    /// Records that the attempt found nothing that refers to the blob.
     pub(super) fn is_nobodys(&mut self, job: &Job) {
         self.under_way -= 1;
         if self.entries.get(&job.id).is_some_and(|entry| entry.state == State::UnderWay) {
@@ -482,18 +491,18 @@ impl Queue {
         }
     }
 
-    /// Tries everything again now.
+    /// Makes every blob due now.
     pub(super) fn hurry(&mut self) {
         self.hold_until = None;
         self.entries.values_mut().for_each(|entry| entry.not_before = None);
     }
 
-    /// Everything noted so far has a smaller number.
+    /// A mark: everything noted so far has a smaller number.
     pub(super) fn mark(&self) -> u64 {
         self.next_turn
     }
 
-    /// How much of what was noted before the mark is wanted still.
+    /// How much of what was noted before the mark is still wanted.
     pub(super) fn left(&self, mark: u64) -> Pinned {
         let before = self.turns.range(..mark).filter_map(|(_, id)| self.entries.get(id));
         before.fold(Pinned::default(), |sum, entry| Pinned {
@@ -502,7 +511,7 @@ impl Queue {
         })
     }
 
-    /// Whether nothing of that is.
+    /// Whether nothing noted before the mark is still wanted.
     pub(super) fn is_settled(&self, mark: u64) -> bool {
         self.turns.first_key_value().is_none_or(|(turn, _)| *turn >= mark)
     }
@@ -531,19 +540,19 @@ impl Queue {
         self.last_success
     }
 
-    /// Why the one that has waited longest failed last, if it did.
+    /// The last error of the blob that has waited longest, if any.
     pub(super) fn oldest_failure(&self) -> Option<String> {
         let (_, id) = self.turns.first_key_value()?;
         Some(self.entries.get(id)?.failed.as_ref()?.1.clone())
     }
 
-    /// When what has waited longest was noted.
+    /// When the blob that has waited longest was noted.
     pub(super) fn oldest(&self) -> Option<Timestamp> {
         let (_, id) = self.turns.first_key_value()?;
         self.entries.get(id).map(|entry| entry.since)
     }
 
-    /// The first of what is wanted, oldest first.
+    /// The oldest wanted blobs, at most `limit`.
     pub(super) fn first(&self, limit: usize) -> Vec<Waiting> {
         let told = |id: &BlobId| {
             let entry = self.entries.get(id)?;
@@ -561,7 +570,7 @@ impl Queue {
         self.turns.values().take(limit).filter_map(told).collect()
     }
 
-    /// All that is wanted, oldest first, with sizes.
+    /// All wanted blobs with their sizes, oldest first.
     pub(super) fn list(&self) -> Vec<(BlobId, u64)> {
         let sized = |id: &BlobId| self.entries.get(id).map(|entry| (*id, entry.size));
         self.turns.values().filter_map(sized).collect()

@@ -1,4 +1,4 @@
-//! Uploads against an origin that fails on demand: nothing noted is ever lost, whatever happens.
+//! Uploads against an origin that fails on demand: no noted blob is ever lost.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -17,7 +17,7 @@ use crate::tests::origins::InMemory;
 
 const LONG: Duration = Duration::from_secs(20);
 
-/// A node's folder, a far origin with faults, and what was said.
+/// A node's folder, a remote origin with faults, and the reported lines.
 struct World {
     temp: tempfile::TempDir,
     origin: Arc<dyn Origin>,
@@ -47,7 +47,7 @@ impl World {
         self.open_with(UploadOptions::default())
     }
 
-    /// A blob in a file of its own.
+    /// Makes a blob in a file of its own.
     fn blob(&self, n: u32, len: usize) -> (BlobId, Sums, std::path::PathBuf) {
         let bytes: Vec<u8> = n.to_le_bytes().iter().copied().cycle().take(len.max(4)).collect();
         let sums = Sums::of(&bytes);
@@ -59,7 +59,7 @@ impl World {
     fn note(&self, uploads: &Uploads, n: u32, len: usize) -> BlobId {
         let (id, sums, file) = self.blob(n, len);
         uploads.note(&id, &sums, &file).unwrap();
-        // The folder of blobs may let go of its own name at once.
+        // The folder of blobs may remove its own name at once.
         fs::remove_file(file).unwrap();
         id
     }
@@ -103,7 +103,7 @@ fn what_is_noted_reaches_the_origin_and_its_note_goes() {
     let stats = uploads.stats();
     assert_eq!((stats.sent_blobs, stats.failures, stats.oldest), (50, 0, None));
     assert!(world.said.lock().is_empty());
-    // Stored again: asked for, not sent.
+    // Stored again: the origin is asked for it, and it is not sent.
     world.note(&uploads, 7, 1007);
     uploads.settle(LONG).unwrap();
     assert_eq!((uploads.stats().sent_blobs, uploads.stats().found_blobs), (50, 1));
@@ -119,7 +119,7 @@ fn what_a_kill_leaves_is_uploaded_by_the_next_run() {
     fs::write(world.dir().join("half.new"), "left by a crash").unwrap();
     fs::write(world.dir().join("notes.txt"), "not ours").unwrap();
     world.faults.heal();
-    // One that only looks changes nothing.
+    // A node without workers changes nothing.
     let looking = world.open_with(UploadOptions { workers: 0, ..UploadOptions::default() });
     assert_eq!((looking.pinned(), looking.list().len()), (Pinned { blobs: 10, bytes: 50_000 }, 10));
     assert!(matches!(looking.settle(Duration::from_millis(20)), Err(BlobError::Unavailable(_))));
@@ -170,7 +170,7 @@ fn a_damaged_note_is_kept_while_it_may_be_needed() {
     assert!(uploads.is_pending(&rotten) && world.noted() == 1);
     assert!(!world.has(&rotten) && !world.has(&orphan), "wrong bytes are never sent");
     assert!(uploads.stats().trouble.is_none(), "it says nothing of the origin");
-    // A sound copy takes the place of what is there.
+    // A sound copy replaces the damaged one.
     uploads.forget(&rotten).unwrap();
     fs::write(world.dir().join(rotten.to_string()), "left over").unwrap();
     world.note(&uploads, 1, 9000);
@@ -189,7 +189,7 @@ fn what_is_forgotten_while_it_is_sent_is_pending_until_that_has_ended() {
     assert!(uploads.is_pending(&id) && uploads.pinned().blobs == 0 && world.noted() == 0);
     eventually("its end", || !uploads.is_pending(&id));
     assert!(world.has(&id));
-    // Forgotten, removed there, and wanted again while the first attempt is under way.
+    // Forgotten, and wanted again while the first attempt is in flight.
     let id = world.note(&uploads, 2, 100);
     eventually("it is under way", || uploads.stats().under_way == 1);
     uploads.forget(&id).unwrap();
@@ -270,7 +270,7 @@ fn closing_leaves_what_is_not_sent_and_says_how_much() {
     assert_eq!(world.noted(), 5);
 }
 
-/// A run that is just ending takes notes away while the next one reads the folder.
+/// A run that is just ending removed notes while the next one read the folder.
 #[test]
 fn regression_a_note_that_goes_while_the_folder_is_read_is_no_error() {
     let world = World::new();
@@ -286,7 +286,8 @@ fn regression_a_note_that_goes_while_the_folder_is_read_is_no_error() {
     }
 }
 
-/// A note whose bytes rotted stayed as it was when the same bytes were stored again, and the blob never reached the origin.
+/// When the same bytes were stored again, a damaged note stayed as it was, and the blob never reached the
+/// origin.
 #[test]
 fn regression_a_note_that_rotted_is_replaced_when_its_bytes_are_stored_again() {
     let world = World::new();
@@ -304,7 +305,7 @@ fn regression_a_note_that_rotted_is_replaced_when_its_bytes_are_stored_again() {
     assert_eq!(uploads.stats().unreadable, 0);
     uploads.settle(LONG).unwrap();
     assert!(world.has(&id));
-    // A sound one is left as it is.
+    // A sound note is left as it is.
     world.faults.fail(Op::Store, u64::MAX);
     let id = world.note(&uploads, 2, 5000);
     let before = fs::metadata(world.dir().join(id.to_string())).unwrap().ino();
@@ -312,7 +313,7 @@ fn regression_a_note_that_rotted_is_replaced_when_its_bytes_are_stored_again() {
     assert_eq!(fs::metadata(world.dir().join(id.to_string())).unwrap().ino(), before);
 }
 
-/// The next run believed that the origin had a blob because an object of its name and size was there.
+/// The next run assumed that the origin had a blob because an object of its name and size was there.
 #[test]
 fn regression_a_damaged_copy_in_the_origin_is_no_upload() {
     let temp = tempfile::tempdir().unwrap();
@@ -366,7 +367,8 @@ proptest! {
         let world = World::new();
         let mut uploads = world.open();
         let mut wanted = std::collections::HashSet::new();
-        // The note goes only after the origin has the blob, so asked in this order one of them is there.
+        // The note is removed only after the origin has the blob. So checking in this order finds one of
+        // them.
         let kept = |world: &World, id: &BlobId| world.dir().join(id.to_string()).exists() || {
             world.faults.fail(Op::Look, 0);
             world.has(id)

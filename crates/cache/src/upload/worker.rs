@@ -1,4 +1,4 @@
-//! The threads that upload: started when there is work, ended when there has been none for a while.
+//! The upload threads. They start when there is work, and end after a while without any.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,10 +15,10 @@ use super::{Shared, State};
 /// How long an idle worker stays.
 const IDLE: Duration = Duration::from_secs(10);
 
-/// What an attempt came to.
+/// The outcome of an attempt.
 enum Outcome {
     Sent,
-    /// The origin had it.
+    /// The origin had it already.
     Found,
     /// Its bytes are not here, and nothing refers to it.
     Nobodys(String),
@@ -26,12 +26,12 @@ enum Outcome {
 }
 
 impl Shared {
-    /// Sees to it that there are as many workers as there is work for, and that they know of it.
+    /// Starts as many workers as there is work for, and wakes them.
     pub(super) fn staff(self: &Arc<Self>, state: &mut State) {
         let wanted = state.queue.hands();
         while state.workers < wanted && !state.stop {
             let shared = Arc::clone(self);
-            // Without room for a thread the others do the work, or the next call starts one.
+            // If no thread can be started, the others do the work, or the next call starts one.
             match base::thread::spawn("covey-upload", move || shared.run()) {
                 Ok(_) => state.workers += 1,
                 Err(_) => break,
@@ -93,7 +93,8 @@ impl Shared {
         }
     }
 
-    /// Whether the origin has the blob. What this run did not send is compared with its name: a damaged copy is sent anew.
+    /// Whether the origin has the blob. Verifies a copy that this run did not send: a damaged one is sent
+    /// again.
     fn has(&self, job: &Job) -> Result<bool, BlobError> {
         if self.remote.size(&job.id)? != Some(job.size) {
             return Ok(false);
@@ -130,7 +131,8 @@ impl Shared {
             Outcome::Sent | Outcome::Found => {
                 let (done, event) = state.queue.succeeded(job, sent, time::monotonic());
                 if done {
-                    // A note that cannot be taken away is found at the next open, and then the blob is found in the origin.
+                    // If a note cannot be removed, the next open finds it, and then finds the blob in the
+                    // origin.
                     let _ = self.notes.unlink(&job.id);
                 }
                 (event, None)
@@ -156,7 +158,7 @@ impl Shared {
     }
 }
 
-/// What an origin's error means for what comes next.
+/// What an origin's error means for further attempts.
 fn fault_of(error: BlobError) -> Fault {
     let why = error.to_string();
     match error {

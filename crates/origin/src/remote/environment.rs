@@ -1,9 +1,8 @@
-//! The environment and the files that keys and places are read from, as a value, so that tests can pass their
-//! own.
+//! The environment, and the files with keys and settings, as a value, so that tests can pass their own.
 //!
-//! Amazon's files are read here because the `object_store` crate does not read them: `~/.aws/credentials` and
+//! The `object_store` crate does not read Amazon's files, so this module does: `~/.aws/credentials` and
 //! `~/.aws/config`, or the files that AWS_SHARED_CREDENTIALS_FILE and AWS_CONFIG_FILE name. Both hold
-//! sections of `name = value`; an indented line belongs to the name above it.
+//! sections of `name = value`. An indented line belongs to the name above it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -72,10 +71,11 @@ impl Environment {
     }
 }
 
-/// The sections of a file, each with its names and values; `s3.endpoint_url` for an indented name.
+/// The sections of a file, each with its names and values. An indented name includes the name above it, as in
+/// `s3.endpoint_url`.
 pub(crate) type Sections = BTreeMap<String, BTreeMap<String, String>>;
 
-/// Reads sections. Other lines are skipped, as Amazon's own tools do.
+/// Reads the sections. Skips other lines, as Amazon's own tools do.
 pub(crate) fn parse_sections(text: &str) -> Sections {
     let mut all = Sections::new();
     let mut section: Option<String> = None;
@@ -109,10 +109,10 @@ pub(crate) fn parse_sections(text: &str) -> Sections {
 /// The mode bits that let users other than the owner and the group read, or users other than the owner write.
 const OTHERS: u32 = 0o026;
 
-/// The profile's values in a file; none if the file or the section does not exist.
+/// The profile's values in a file. `None` if the file or the section does not exist.
 ///
 /// # Errors
-/// The file exists but cannot be read, or other users can access the secret key in it.
+/// The file exists but cannot be read, or it holds a secret key that other users can access.
 pub(crate) fn read_profile(file: &Path, profile: &str) -> io::Result<Option<BTreeMap<String, String>>> {
     let read = || -> io::Result<(String, u32)> {
         let mut open = File::open(file)?;

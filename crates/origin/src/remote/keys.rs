@@ -1,11 +1,11 @@
 //! The keys that sign requests to an S3 store, and where they come from.
 //!
-//! They are looked for in this order, which is that of Amazon's own tools: AWS_ACCESS_KEY_ID and
-//! AWS_SECRET_ACCESS_KEY; the profile (AWS_PROFILE, else `default`) in the credentials file and the
-//! configuration file; a web identity (AWS_WEB_IDENTITY_TOKEN_FILE and AWS_ROLE_ARN); the container's
-//! credentials (AWS_CONTAINER_CREDENTIALS_*); the instance metadata service. The last is used only if
-//! something listens there. So a machine without it and without keys gets an error at once that lists all of
-//! this, instead of waiting for an address that does not answer.
+//! They are looked for in the order of Amazon's own tools: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; the
+//! profile (AWS_PROFILE, else `default`) in the credentials file and the configuration file; a web identity
+//! (AWS_WEB_IDENTITY_TOKEN_FILE and AWS_ROLE_ARN); the container's credentials (AWS_CONTAINER_CREDENTIALS_*);
+//! the instance metadata service. The last is used only if something listens there. So a machine without it
+//! and without keys gets an error at once that lists all these places, and does not wait for an address that
+//! does not answer.
 //!
 //! Keys from files are read again when the store says that they have expired. So renewing them needs no new
 //! mount.
@@ -48,7 +48,7 @@ pub(crate) enum Source {
     WebIdentity,
     Container,
     Instance,
-    /// None were found; each request looks for them again.
+    /// None were found. Each request looks for them again.
     Nowhere,
 }
 
@@ -67,7 +67,7 @@ impl fmt::Display for Source {
     }
 }
 
-/// The rest of a profile, besides keys.
+/// The settings of a profile besides its keys.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Profile {
     pub(crate) region: Option<String>,
@@ -100,7 +100,7 @@ pub(crate) fn profile(environment: &Environment) -> Result<Profile, Fault> {
 
 fn read(file: &Path, name: &str) -> Result<Option<std::collections::BTreeMap<String, String>>, Fault> {
     read_profile(file, name).map_err(|error| match error.raw_os_error() {
-        // Not the system refuses it, but Covey does.
+        // Covey refuses the file, not the system.
         None if error.kind() == io::ErrorKind::PermissionDenied => Fault::no_keys(
             format!("{} is not used: {error}", file.display()),
             format!("chmod 600 {}", file.display()),
@@ -109,7 +109,7 @@ fn read(file: &Path, name: &str) -> Result<Option<std::collections::BTreeMap<Str
     })
 }
 
-/// The keys of this process's requests, which may be read again.
+/// The keys that sign this process's requests. They can be read again.
 pub(crate) struct Keys {
     environment: Environment,
     pub(crate) source: Source,
@@ -157,7 +157,7 @@ impl Keys {
         Err(Fault::no_keys(nowhere(environment, off), "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"))
     }
 
-    /// The same for an existing volume, which can do much without its origin: keys that are missing now may
+    /// The same for an existing volume, which works in part without its origin: keys that are missing now may
     /// be in their file later.
     pub(crate) fn find_or_later(environment: &Environment) -> Keys {
         let later =
@@ -165,7 +165,7 @@ impl Keys {
         Keys::find(environment).unwrap_or_else(|_| later())
     }
 
-    /// The provider that gives the keys to requests; none if `object_store` gets them itself.
+    /// The provider of keys for requests. `None` if `object_store` gets the keys itself.
     pub(crate) fn provider(
         self: &Arc<Self>,
     ) -> Option<Arc<dyn CredentialProvider<Credential = AwsCredential>>> {
@@ -184,7 +184,7 @@ impl Keys {
         differ
     }
 
-    /// The text with `...` in place of each of the keys.
+    /// The text with each of the keys replaced by `...`.
     pub(crate) fn scrub(&self, text: &str) -> String {
         let now = self.now.read().clone();
         let Some(now) = now else { return text.to_owned() };
@@ -269,7 +269,7 @@ fn in_profile(environment: &Environment) -> Result<Option<(Source, Triple)>, Fau
     }
 }
 
-/// Whether anything listens at a URL's host. Such a host answers at once.
+/// Whether anything listens at a URL's host. A host that does accepts the connection at once.
 pub(crate) fn listens(url: &str) -> bool {
     let host = host_of(url);
     let address = if host.contains(':') { host.to_owned() } else { format!("{host}:80") };

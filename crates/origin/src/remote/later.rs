@@ -1,9 +1,9 @@
-//! A store whose keys are not there yet: each request looks for them, and fails for want of them until they
-//! are found.
+//! A store whose keys are missing. Each request looks for them, and fails until they are found.
 //!
-//! Keys of Google and Azure are read by the `object_store` crate when a store is made. So the store is made
-//! anew, from the environment and the files that it names, until that succeeds. From then on it is used. A
-//! look is not made more often than once in [`PAUSE`]: it may ask whether a metadata service listens.
+//! The `object_store` crate reads the keys of Google and Azure when a store is made. So this makes the store
+//! from the environment, and from the files that it names, until that succeeds. From then on that store is
+//! used. An attempt is made at most once in each [`PAUSE`], because it may test whether a metadata service
+//! listens.
 
 use std::fmt;
 use std::future::Future;
@@ -22,7 +22,7 @@ use parking_lot::Mutex;
 
 use super::fault::Fault;
 
-/// Between two looks for keys.
+/// The minimum time between two attempts.
 const PAUSE: Duration = Duration::from_secs(1);
 
 type Made = std::result::Result<Arc<dyn ObjectStore>, Fault>;
@@ -30,7 +30,7 @@ type Made = std::result::Result<Arc<dyn ObjectStore>, Fault>;
 struct Inner {
     make: Box<dyn Fn() -> Made + Send + Sync>,
     made: OnceLock<Arc<dyn ObjectStore>>,
-    /// When was looked last, and what was wrong.
+    /// When the last attempt was made, and why it failed.
     last: Mutex<Option<(Instant, Fault)>>,
 }
 
@@ -51,7 +51,7 @@ impl fmt::Display for Later {
 }
 
 impl Later {
-    /// `make` makes the store once its keys are there.
+    /// `make` makes the store once its keys are available.
     pub(crate) fn new(make: impl Fn() -> Made + Send + Sync + 'static) -> Later {
         Later(Arc::new(Inner { make: Box::new(make), made: OnceLock::new(), last: Mutex::new(None) }))
     }
@@ -74,8 +74,8 @@ impl Later {
         }
     }
 
-    /// The store, if its keys are there. Files and a metadata service are looked at, so this is no work for
-    /// a thread that others wait for.
+    /// The store, if its keys are available. Runs on a blocking thread, because it reads files and may
+    /// contact a metadata service.
     fn store(&self) -> impl Future<Output = Result<Arc<dyn ObjectStore>>> + Send + 'static {
         let later = self.clone();
         async move {
@@ -87,7 +87,7 @@ impl Later {
         }
     }
 
-    /// What a stream of the store gives, which is asked for it when its first item is.
+    /// A stream from the store. The store is looked up when the stream's first item is requested.
     fn stream<T: Send + 'static>(
         &self,
         ask: impl FnOnce(&dyn ObjectStore) -> BoxStream<'static, Result<T>> + Send + 'static,

@@ -1,7 +1,8 @@
-//! From a spec and an environment to a store of the `object_store` crate, which signs requests and reads answers.
+//! Makes a store of the `object_store` crate from a spec and an environment. That crate signs requests and
+//! reads answers.
 //!
-//! That crate's own reading of the environment is not used: it would take an endpoint or a bucket from there that the spec did not
-//! name. What it may know is named here.
+//! This module does not let that crate read the environment itself: it would accept an endpoint or a bucket
+//! that the spec did not name. The variables that it may see are listed here.
 
 use std::path::Path as File;
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use super::later::Later;
 use super::spec::{RemoteSpec, Store};
 use super::wire::Wire;
 
-/// What of the environment goes to the store's requests besides keys.
+/// Variables other than keys that affect the store's requests.
 const S3_OPTIONS: [&str; 5] = [
     "AWS_SERVER_SIDE_ENCRYPTION",
     "AWS_SSE_KMS_KEY_ID",
@@ -28,7 +29,7 @@ const S3_OPTIONS: [&str; 5] = [
     "AWS_REQUEST_PAYER",
 ];
 
-/// What the crate itself needs to get keys for a role.
+/// Variables that the crate itself needs to get keys for a role.
 const S3_ROLES: [&str; 9] = [
     "AWS_WEB_IDENTITY_TOKEN_FILE",
     "AWS_ROLE_ARN",
@@ -41,16 +42,17 @@ const S3_ROLES: [&str; 9] = [
     "AWS_IMDSV1_FALLBACK",
 ];
 
-/// One store, twice: removing many keys is a request of its own, which not every store has.
+/// One store in two variants: deleting many keys at once is a separate request, which not every store
+/// supports.
 pub(crate) struct Stores {
     pub(crate) one: Arc<dyn ObjectStore>,
     pub(crate) many: Arc<dyn ObjectStore>,
 }
 
-/// The spec with the endpoint and region that the environment or a profile names, where the spec names none.
+/// Completes the spec: if it has no endpoint or region, they come from the environment or a profile.
 ///
 /// # Errors
-/// What the environment names makes no sense.
+/// The environment's value is invalid.
 pub(crate) fn resolve(spec: &RemoteSpec, environment: &Environment) -> Result<RemoteSpec, Fault> {
     let (endpoint, region) = match spec.store {
         Store::S3 => {
@@ -72,11 +74,11 @@ pub(crate) fn resolve(spec: &RemoteSpec, environment: &Environment) -> Result<Re
     })
 }
 
-/// Makes the stores, where a volume is there already and does much without its origin: keys that are not
-/// found now, or cannot be used, may be there later. Until then each request fails for want of them.
+/// Makes the stores for a volume that exists already, which works in part without its origin. Keys that are
+/// missing or unusable now may become available later. Until then each request fails for lack of keys.
 ///
 /// # Errors
-/// Only where keys are not the store's own to find.
+/// Only for S3, whose store does not look for keys itself: a setting in the environment is invalid.
 pub(crate) fn build_or_later(
     spec: &RemoteSpec,
     environment: &Environment,
@@ -95,7 +97,7 @@ pub(crate) fn build_or_later(
     same(Arc::new(Later::new(make)))
 }
 
-/// Makes the stores. Nothing is sent.
+/// Makes the stores. Sends nothing.
 ///
 /// # Errors
 /// Keys are missing or cannot be read.
@@ -116,7 +118,7 @@ fn same(store: Arc<dyn ObjectStore>) -> Result<Stores, Fault> {
     Ok(Stores { one: Arc::clone(&store), many: store })
 }
 
-/// Retries are this crate's business.
+/// This crate does the retries itself.
 fn no_retry() -> RetryConfig {
     RetryConfig { max_retries: 0, retry_timeout: Duration::ZERO, ..RetryConfig::default() }
 }
@@ -139,7 +141,7 @@ fn s3(
                 .with_endpoint(endpoint)
                 .with_allow_http(endpoint.starts_with("http://"))
                 .with_virtual_hosted_style_request(false),
-            // A name with dots fits no certificate of the form *.s3.REGION.amazonaws.com.
+            // A bucket name with dots matches no certificate of the form *.s3.REGION.amazonaws.com.
             None => {
                 let as_host = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
                 builder.with_virtual_hosted_style_request(spec.bucket.bytes().all(as_host))
@@ -239,5 +241,5 @@ fn azure(spec: &RemoteSpec, environment: &Environment, wire: &Wire) -> Result<Ar
     Ok(Arc::new(store))
 }
 
-/// Where the clouds' machines have it.
+/// The address of the metadata service on the machines of the clouds.
 const METADATA: &str = "http://169.254.169.254";

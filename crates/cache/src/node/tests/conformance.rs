@@ -1,15 +1,15 @@
-//! The cache does what every origin does, whatever of it is uploaded, and whatever is still on the disk.
+//! The cache behaves as every origin does, whatever was uploaded and whatever is still on the disk.
 
 use super::*;
 
-/// What happens between storing and looking.
+/// What happens between a store and a read.
 #[derive(Clone, Copy, Debug)]
 enum Then {
     Nothing,
     Uploaded,
-    /// And only the origin has it.
+    /// Uploaded, and then evicted, so that only the origin has it.
     Evicted,
-    /// And the cache was opened again.
+    /// Uploaded, and then the cache is opened again.
     Reopened,
 }
 
@@ -164,7 +164,8 @@ fn what_is_removed_is_gone_and_can_come_again() {
     });
 }
 
-/// The origin's list was read, then the deletion ended, and the blob stood in the list as one that nobody deletes.
+/// The listing read the origin's list before a deletion ended. The blob was in that list, but its deletion
+/// was no longer outstanding, so it was listed.
 #[test]
 fn regression_a_deletion_that_ends_during_a_listing_does_not_bring_the_blob_back() {
     conform(|case| {
@@ -251,7 +252,7 @@ fn many_threads_store_the_same_and_read_it_while_it_is_uploaded_and_evicted() {
         }
         scope.spawn(|| {
             for _ in 0..50 {
-                // Two at once would upload the same; the real ones do not.
+                // Concurrent calls would upload the same blob twice. Real uploads do not.
                 home.noted.upload_all(&home.far);
                 home.cache().evict(Evict::All);
             }

@@ -1,4 +1,4 @@
-//! What the cache stands between, in forms that a test has a hold of: an origin that is slow or away, a list of uploads, a disk
+//! Test doubles for the cache's surroundings: an origin that is slow or away, a list of uploads, and a disk
 //! that is full or broken.
 
 use std::collections::HashMap;
@@ -10,7 +10,7 @@ use blob::{Buffer, Space};
 
 use super::*;
 
-/// An origin that counts, waits, fails and lies when it is told to.
+/// An origin that counts, waits, fails and returns wrong bytes on demand.
 #[derive(Default)]
 pub(super) struct Far {
     blobs: Mutex<HashMap<BlobId, Vec<u8>>>,
@@ -21,13 +21,13 @@ pub(super) struct Far {
     pub(super) parts: AtomicU64,
     pub(super) wholes: AtomicU64,
     pub(super) removals: AtomicU64,
-    /// Bytes that were given.
+    /// Bytes that were returned.
     pub(super) given: AtomicU64,
     now: AtomicU64,
     pub(super) most_at_once: AtomicU64,
-    /// As many at a time are fetched ahead; 0: as many as there are.
+    /// How many prefetches it allows at a time. 0: no limit.
     pub(super) ahead: AtomicU64,
-    /// Others want its blobs too.
+    /// Whether other nodes want its blobs too.
     pub(super) shared: AtomicBool,
 }
 
@@ -180,11 +180,11 @@ impl Origin for Far {
     }
 }
 
-/// Uploads that happen when a test says so. Links are kept as the real ones are.
+/// Uploads that happen when a test says so. Links are kept as in the real ones.
 pub(super) struct Noted {
     dir: PathBuf,
     noted: Mutex<HashMap<BlobId, u64>>,
-    /// Being uploaded, perhaps forgotten since.
+    /// Blobs being uploaded, perhaps forgotten since.
     pub(super) lingering: Mutex<HashSet<BlobId>>,
     pub(super) fails: AtomicBool,
 }
@@ -208,7 +208,7 @@ impl Noted {
         self.dir.join(id.to_string())
     }
 
-    /// False while the origin does not take it.
+    /// Uploads a blob. False while the origin does not take it.
     pub(super) fn upload(&self, far: &Far, id: &BlobId) -> bool {
         self.lingering.lock().insert(*id);
         let done = self.try_upload(far, id);
@@ -298,19 +298,19 @@ pub(super) enum Trouble {
     Broken,
 }
 
-/// The room of a disk on which nobody counts.
+/// The size of a disk whose use is not counted.
 pub(super) const VAST: u64 = 1 << 50;
 
-/// A folder on a disk of so many bytes, which breaks on demand.
+/// A folder on a disk of a given size, which fails on demand.
 pub(super) struct Disk {
     folder: BlobFolder,
     pub(super) trouble: Mutex<Option<Trouble>>,
     pub(super) room: AtomicU64,
-    /// What others take of it.
+    /// Bytes that others take.
     pub(super) others: AtomicU64,
-    /// Blobs that were kept past the kernel's pages.
+    /// Blobs that were kept with writes that bypass the page cache.
     pub(super) aside: AtomicU64,
-    /// Blobs that went and whose files may be written over.
+    /// Evicted blobs whose files may be overwritten.
     pub(super) retired: AtomicU64,
 }
 
@@ -326,7 +326,7 @@ impl Disk {
         }
     }
 
-    /// By the cache and by others.
+    /// Bytes used by the cache and by others.
     pub(super) fn used(&self) -> u64 {
         if self.room.load(Ordering::SeqCst) == VAST {
             return 0;

@@ -1,5 +1,5 @@
-//! Anything in any order, with kills, power cuts and outages: what is stored is read as it was, or it is an error that says why; and what the
-//! origin does not have is here.
+//! Random steps in any order, with kills, power cuts and outages. A stored blob reads back unchanged, or
+//! gives an error with its cause. A blob that the origin lacks is here.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
@@ -35,7 +35,7 @@ enum Step {
     Away(bool),
     Trouble(bool),
     Kill,
-    /// The index ends somewhere behind what was synced, and some copies are torn.
+    /// The index ends somewhere behind its durable part, and some copies are torn.
     PowerCut(prop::sample::Index, u64),
 }
 
@@ -58,11 +58,11 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What the volume thinks of a blob.
+/// The state of a blob in the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Is {
     Stored,
-    /// Stored since the last sync and a power cut came: the pack would be sealed again.
+    /// Stored since the last sync, before a power cut. The pack would be sealed again.
     Unsure,
 }
 
@@ -88,7 +88,7 @@ impl World {
                     self.model.insert(*n, Is::Stored);
                     self.unsynced.push(*n);
                 } else {
-                    // Whether it was stored before is as it was; a deletion may have been called off.
+                    // The blob's state is unchanged. Its deletion may have been cancelled.
                     assert!(self.home.disk.trouble.lock().is_some());
                 }
             }
@@ -141,14 +141,14 @@ impl World {
             (Some(Is::Unsure), Err(BlobError::Missing(_))) => {}
             (Some(_), Err(BlobError::Unavailable(_))) if self.away => {}
             (Some(is), Err(error)) => panic!("blob {n}, {is:?}: {error}"),
-            // The same bytes are not wrong, only not wanted any more.
+            // The bytes are correct, but the blob is no longer wanted.
             (None, Ok(got)) => assert!(got == want),
             (None, Err(BlobError::Missing(_) | BlobError::Unavailable(_))) => {}
             (None, Err(error)) => panic!("blob {n}, which is not stored: {error}"),
         }
     }
 
-    /// How much of the index a power cut spares; a process that has just begun does not know.
+    /// Records how much of the index a power cut spares. A new process does not know it yet.
     fn note_durable(&mut self) {
         match self.home.cache().core.books.durable_len() {
             0 => {}
@@ -172,7 +172,7 @@ impl World {
         for n in (0..BLOBS).filter(|n| (which >> (n % 7)) & 1 == 1) {
             let file = self.home.file(&World::id(n));
             if !self.home.noted.is_pending(&World::id(n)) && file.exists() {
-                // A new file, because the old one may be the origin's as well.
+                // A new file, because the old one may be shared with the origin by a link.
                 fs::remove_file(&file).unwrap();
                 fs::write(&file, &bytes_of(n)[..bytes_of(n).len() / 2]).unwrap();
             }
@@ -180,7 +180,7 @@ impl World {
         self.home.reopen();
     }
 
-    /// What is stored is in the origin or pinned here.
+    /// Every stored blob is in the origin or pinned here.
     fn nothing_is_lost(&self) {
         for (n, is) in &self.model {
             let id = World::id(*n);
@@ -204,7 +204,7 @@ proptest! {
             world.run(step);
             world.nothing_is_lost();
         }
-        // All is well again: everything that is stored is there.
+        // After all trouble is over, every stored blob is there.
         world.run(&Step::Away(false));
         world.run(&Step::Trouble(false));
         world.home.reopen();
@@ -216,8 +216,8 @@ proptest! {
     }
 }
 
-/// Everybody at once, in little room. Each thread stores and removes blobs of its own, so that it knows what has to be there, and reads
-/// everybody's.
+/// All operations run concurrently, with little room. Each thread stores and removes its own blobs, so it
+/// knows which must exist, and reads the blobs of all threads.
 #[test]
 fn threads_that_store_remove_read_upload_and_evict_lose_nothing() {
     const EACH: u64 = 3;

@@ -1,4 +1,5 @@
-//! Reads of what is far: how often the origin is asked, by how many, and what happens when what it says is wrong.
+//! Reads of remote blobs: how often and by how many threads the origin is asked, and what happens when it
+//! returns wrong bytes.
 
 use super::*;
 
@@ -40,7 +41,7 @@ fn small_readers_of_one_blob_are_a_few_parts_and_the_whole() {
             });
         }
     });
-    // The three, and what lies between them and behind.
+    // Three parts, and then three more requests for the gaps between and behind them.
     assert_eq!((home.far.requests(), home.stats().whole_fetches), ((3 + 3, 0), 1));
     assert_eq!(home.far.given.load(Ordering::SeqCst), MIB4 as u64);
 }
@@ -74,7 +75,7 @@ fn the_first_reads_take_parts_a_fourth_all_and_a_fifth_the_disk() {
     assert_eq!(home.read(&id, 1_000_000, 5000).unwrap(), bytes[1_000_000..1_005_000]);
     assert_eq!(home.far.requests(), (1, 0));
     assert!(!home.cache().is_near(&id), "another part of it would have to be fetched");
-    // What came with it is there.
+    // The whole group was fetched, so this is in memory.
     assert_eq!(home.read(&id, 1_010_000, 5000).unwrap(), bytes[1_010_000..1_015_000]);
     assert_eq!((home.far.requests(), home.stats().memory_reads), ((1, 0), 1));
     for at in [3_000_000, 500_000, 2_500_000] {
@@ -89,7 +90,7 @@ fn the_first_reads_take_parts_a_fourth_all_and_a_fifth_the_disk() {
     assert!(stats.fetched_bytes == MIB4 as u64 && stats.far_reads == 4, "{stats:?}");
 }
 
-/// A second read of a blob, and every read of more than 128 KiB, fetched all of its 4 MiB.
+/// The second read of a blob, and every read of more than 128 KiB, fetched all of its 4 MiB.
 #[test]
 fn regression_a_random_reader_fetches_little_more_than_it_reads() {
     let home = Home::new();
@@ -98,17 +99,17 @@ fn regression_a_random_reader_fetches_little_more_than_it_reads() {
         let (id, bytes) = &blobs[blob];
         assert_eq!(home.read(id, at, len).unwrap(), bytes[at..at + len]);
     };
-    // A header, and twice a window of the kernel's in the middle.
+    // A header, and two adjacent read-ahead windows of the kernel in the middle.
     read(0, 0, 128 << 10);
     read(1, 1 << 20, 128 << 10);
     read(1, (1 << 20) + (128 << 10), 128 << 10);
     assert!(home.stats().fetched_bytes <= 512 << 10, "{:?}", home.stats());
-    // A mebibyte at once is a part, too.
+    // A read of one MiB fetches a part, too.
     read(2, 1 << 20, 1 << 20);
     let stats = home.stats();
     assert_eq!((stats.whole_fetches, stats.part_fetches), (0, 4), "{stats:?}");
     assert!(stats.fetched_bytes <= 2 << 20, "{stats:?}");
-    // What was fetched in advance is read from memory, and what lies in several parts is put together.
+    // Read-ahead is served from memory, and a read that spans several parts is assembled.
     read(1, (1 << 20) - 5, 300 << 10);
     assert_eq!(home.stats().part_fetches, 5);
 }
@@ -129,7 +130,7 @@ fn what_random_readers_and_streams_have_said_decides() {
     assert_eq!(home.stats().whole_fetches, 1);
 }
 
-/// One flight for those who want the same part, also by its other end.
+/// Readers of one part share one fetch, also those that begin at its other groups.
 #[test]
 fn readers_of_one_part_share_its_fetch() {
     let home = Home::new();
@@ -198,7 +199,7 @@ fn what_only_this_disk_has_is_an_error_when_it_rots_and_said_once() {
     let home = Home::new();
     let bytes = noise(300_000, 1);
     let id = home.put(&bytes);
-    // Not the name but the file itself: the note of the upload is the same one.
+    // Damages the file itself. The note of the upload is a link to the same file.
     let mut rotten = bytes.clone();
     rotten[200_000] ^= 0x40;
     fs::write(home.file(&id), &rotten).unwrap();
@@ -323,7 +324,7 @@ fn an_origin_that_does_not_answer_keeps_nobody_from_what_is_here() {
     home.cache().sync().unwrap();
     assert_eq!(home.read(&more, 0, 10_000).unwrap(), noise(10_000, 2));
     assert!(began.elapsed() < Duration::from_millis(2000), "{:?}", began.elapsed());
-    // Closing does not wait for them either.
+    // Closing does not wait for the hints either.
     drop(home);
     assert!(began.elapsed() < Duration::from_millis(2500), "{:?}", began.elapsed());
 }
@@ -343,7 +344,7 @@ fn a_stream_without_a_disk_fetches_each_blob_once() {
         }
     }
     home.rest();
-    // Of those that nobody had hinted at, because memory was full, a part came first, and then the rest.
+    // A blob whose hint was dropped because memory was full first gets a part, and then the rest.
     let stats = home.stats();
     assert!(stats.part_fetches < 14 && stats.whole_fetches == 1 + 14, "{stats:?}");
     assert_eq!(stats.fetched_bytes, 100 + 14 * MIB4 as u64);

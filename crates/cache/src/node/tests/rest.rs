@@ -1,5 +1,4 @@
-//! The rest of a blob of which parts are here: what was fetched is not fetched again, and what is wrong is not
-//! served.
+//! The rest of a blob of which parts are here: nothing is fetched twice, and damaged parts are not served.
 
 use base::size::GROUP;
 
@@ -9,7 +8,7 @@ const GROUPS: usize = (BLOB_MAX / GROUP) as usize;
 const LEN: usize = GROUP as usize;
 
 impl Home {
-    /// Reads a range as one who reads at random: no more is fetched.
+    /// Reads a range with random access, so that nothing else is fetched.
     fn read_part(&self, (id, bytes): &(BlobId, Vec<u8>), at: usize, len: usize) {
         let end = (at + len).min(bytes.len());
         let mut buf = vec![0xee; end - at];
@@ -17,7 +16,7 @@ impl Home {
         assert!(buf == bytes[at..end], "{at}");
     }
 
-    /// Brings the whole here, and compares it, on the disk too.
+    /// Fetches the whole blob and compares it, also on the disk.
     fn read_whole(&self, (id, bytes): &(BlobId, Vec<u8>)) {
         self.cache().warm(id).unwrap();
         assert!(self.read(id, 0, bytes.len()).unwrap() == *bytes);
@@ -30,7 +29,7 @@ impl Home {
         self.far.given.load(Ordering::SeqCst) as usize
     }
 
-    /// Changes a bit of a part that is in memory.
+    /// Flips a bit of a part in memory.
     fn spoil(&self, id: &BlobId, at: usize) {
         let mut memory = self.cache().core.memory.lock();
         let part = memory.pieces(id, at as u32, 1).pop().unwrap();
@@ -45,7 +44,7 @@ impl Home {
 fn regression_the_whole_fetches_only_what_is_missing() {
     let home = Home::new();
     let blob = far_blobs(&home, 1, BLOB_MAX as usize).remove(0);
-    // Windows of the kernel here and there, none of which begins with a group.
+    // Scattered windows of the kernel. None begins at a group boundary.
     for at in [3, 20, 21, 40, 55] {
         home.read_part(&blob, at * LEN + 4096, 2 * LEN);
     }
@@ -114,7 +113,7 @@ fn a_damaged_part_is_found_out_and_fetched_anew() {
     (0..4).for_each(|n| home.read_part(&blob, n * 10 * LEN, 2 * LEN));
     home.spoil(&blob.0, 11 * LEN + 77);
     home.read_whole(&blob);
-    // The wrong group once more, and nothing else.
+    // The damaged group is fetched again, and nothing else.
     assert_eq!(home.given(), BLOB_MAX as usize + LEN);
     assert_eq!((home.far.requests().1, home.stats().damaged), (0, 1));
 }
@@ -139,7 +138,7 @@ fn a_rest_that_comes_wrong_or_not_at_all_is_an_error_and_nothing_is_kept() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
 
-    /// Parts in any order, of blobs of any size, some of them spoiled in memory, and then the whole.
+    /// Parts in any order, of blobs of any size, some of them damaged in memory, and then the whole.
     #[test]
     fn no_byte_is_fetched_twice_and_none_is_wrong(
         size in prop_oneof![Just(BLOB_MAX as usize), LEN + 1..BLOB_MAX as usize],
@@ -157,7 +156,7 @@ proptest! {
         let count = here.iter().filter(|is| **is).count();
         prop_assert!(home.given() <= count * LEN, "{} for {count} groups", home.given());
         home.rest();
-        // All of it may have come by then.
+        // The whole blob may be here by now.
         let known: Vec<usize> = (0..GROUPS).filter(|n| here[*n] && !home.cache().is_near(&blob.0)).collect();
         let spoiled = spoiled.iter().filter(|_| !known.is_empty());
         let mut wrong: Vec<usize> = spoiled.map(|at| *at.get(&known)).collect();

@@ -1,4 +1,4 @@
-//! Readers who are told when what they want has come, and hold no thread until then.
+//! Readers that are notified when their range has arrived, and hold no thread until then.
 
 use std::sync::mpsc::{Receiver, channel};
 
@@ -10,7 +10,7 @@ const LARGE: usize = 1 << 20;
 const LONG: Duration = Duration::from_secs(20);
 
 impl Home {
-    /// Asks for a range, and hears of it here; what was said is compared.
+    /// Requests a range and returns a channel for the result. Asserts the immediate answer.
     fn ride(&self, id: &BlobId, at: usize, len: usize, said: Coming) -> Receiver<Result<Vec<u8>, Missed>> {
         let (tell, told) = channel();
         let then = move |told: Told<'_>| tell.send(told.map(<[u8]>::to_vec)).is_ok();
@@ -18,7 +18,7 @@ impl Home {
         told
     }
 
-    /// Begins a fetch that takes a while.
+    /// Begins a slow fetch.
     fn begin(&self, id: &BlobId) {
         self.far.delay_ms.store(300, Ordering::SeqCst);
         self.cache().will_need(id);
@@ -37,11 +37,11 @@ fn who_comes_while_it_is_fetched_is_told_when_it_lands() {
         assert_eq!(told.recv_timeout(LONG).unwrap().unwrap(), bytes[at..at + 4096]);
     }
     assert_eq!(home.far.requests(), (0, 1));
-    // A reader is told before it is counted.
+    // A reader is notified before it is counted.
     home.until("all are counted", |stats| stats.far_reads == 40);
     let stats = home.stats();
     assert_eq!((stats.far_reads, stats.far_bytes, stats.shared_fetches), (40, 40 * 4096, 40), "{stats:?}");
-    // Until it is on the disk it is told of at once, and then read.
+    // Once the blob is on the disk there is nothing to wait for: the reader reads it.
     home.rest();
     drop(home.ride(&id, 0, LARGE, Coming::No));
 }
@@ -55,7 +55,7 @@ fn what_cannot_be_had_is_said() {
     let told = home.ride(&id, 0, 4096, Coming::Begun).recv_timeout(LONG).unwrap();
     assert!(matches!(told, Err(Missed::Failed(BlobError::Unavailable(_)))), "{told:?}");
     home.far.away.store(false, Ordering::SeqCst);
-    // A flight tells of its end before it is over.
+    // A fetch notifies its waiters of its end before it is removed from the table.
     home.rest();
     home.begin(&id);
     let wrong = home.ride(&id, LARGE - 10, 4096, Coming::Begun);
@@ -70,7 +70,7 @@ fn what_was_given_before_it_landed_does_not_wait_in_memory_for_its_reader() {
     let blobs = far_blobs(&home, 2, LARGE);
     for (n, (id, _)) in blobs.iter().enumerate() {
         home.begin(id);
-        // All of the first, and half of the second.
+        // All of the first blob, and half of the second.
         let told: Vec<_> =
             (0..4 / (n + 1)).map(|part| home.ride(id, part * LARGE / 4, LARGE / 4, Coming::Begun)).collect();
         told.iter().for_each(|told| assert!(told.recv_timeout(LONG).unwrap().is_ok()));

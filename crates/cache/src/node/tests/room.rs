@@ -1,4 +1,4 @@
-//! What stays and what goes; disks that are full, read-only or broken; restarts.
+//! What stays and what is evicted; disks that are full, read-only or broken; restarts.
 
 use super::*;
 use crate::residency::charge;
@@ -71,14 +71,14 @@ fn what_is_pinned_stays_under_any_pressure() {
     home.until("room was made", |_| !home.cache().core.tending.load(Ordering::SeqCst));
     all_there("a disk below its floor");
     assert_eq!(home.cache().reclaimable(), 0);
-    // What the origin has got by now may go, and only that.
+    // Only blobs that the origin has by now may be evicted.
     home.disk.room.store(parts::VAST, Ordering::SeqCst);
     for (id, _) in &pinned[..15] {
         assert!(home.noted.upload(&home.far, id));
     }
     let evicted = home.cache().evict(Evict::All);
     assert!(evicted.blobs <= 15 && evicted.bytes == evicted.blobs * SIZE as u64, "{evicted:?}");
-    // Some may have gone just before, in the background.
+    // Some may already have been evicted in the background.
     home.until("those went", |stats| stats.evicted_blobs == 15);
     for (n, (id, bytes)) in pinned.iter().enumerate() {
         assert_eq!(home.file(id).exists(), n >= 15);
@@ -101,7 +101,7 @@ fn stored_blobs_make_others_go() {
     assert!(home.stats().evicted_blobs >= 14);
 }
 
-/// Under a limit of 128 MiB of memory the usual sizes alone were more than the limit, and the daemon was killed.
+/// With a memory limit of 128 MiB, the default sizes alone exceeded the limit, and the daemon was killed.
 #[test]
 fn regression_a_node_with_little_memory_uses_less_of_it() {
     let usual = CacheOptions::default();
@@ -118,7 +118,7 @@ fn regression_a_node_with_little_memory_uses_less_of_it() {
     );
 }
 
-/// A cache below its floor kept nothing, and nobody was told why.
+/// A cache below its floor kept nothing and did not report why.
 #[test]
 fn regression_a_cache_that_its_floor_keeps_empty_says_so_once() {
     let home = Home::with(CacheOptions { floor: 10 * charge(SIZE as u32), memory: 0, ..budget(1000) });
@@ -153,7 +153,7 @@ fn the_floor_is_left_free() {
         assert!(space.available >= home.options.floor, "{space:?}");
     }
     assert!(home.stats().blobs >= 10, "{:?}", home.stats());
-    // Others fill the disk, again and again: less and less is left to the cache, and reads go on.
+    // Others fill the disk again and again. The cache shrinks, and reads continue.
     for _ in 0..5 {
         let free = Shelf::space(&*home.disk).unwrap().available;
         home.disk.others.fetch_add(free, Ordering::SeqCst);
@@ -192,7 +192,7 @@ fn a_disk_in_trouble_is_one_line_and_reads_go_on_and_it_is_used_again_when_it_wo
         let said = home.said();
         assert!(said.len() == 1 && said[0].contains("reads go on from the origin"), "{said:?}");
         assert!(home.stats().off.is_some());
-        // Writing is another matter: what cannot be written is not acknowledged.
+        // Stores do not succeed: data that cannot be written is not acknowledged.
         let sums = Sums::of(b"new");
         assert!(home.cache().put(&sums.id(), &sums, b"new").is_err());
         *home.disk.trouble.lock() = None;
@@ -212,7 +212,7 @@ fn a_disk_in_trouble_is_one_line_and_reads_go_on_and_it_is_used_again_when_it_wo
 fn an_index_that_cannot_be_written_is_one_line_and_reads_go_on() {
     let mut home = Home::new();
     home.cache = None;
-    // A folder in its place: it cannot be opened for writing by anybody.
+    // A folder in its place cannot be opened for writing.
     fs::remove_file(home.index()).unwrap();
     fs::create_dir(home.index()).unwrap();
     home.open();
@@ -246,7 +246,7 @@ fn a_restart_keeps_what_is_here_also_without_the_origin() {
         assert!(home.cache().is_near(id));
         assert_eq!(home.read(id, 0, SIZE).unwrap(), *bytes);
     }
-    // Without its index, too: until all was compared the folder is asked.
+    // Also without its index: until the comparison ends, reads check the folder.
     fs::write(home.index(), b"").unwrap();
     home.reopen();
     assert_eq!(home.stats().blobs, 0);
@@ -265,7 +265,7 @@ fn the_index_and_the_folder_come_to_agree() {
     });
     home.rest();
     home.cache = None;
-    // Ten that are known went, ten that are not came.
+    // Ten known files are removed, and ten unknown ones are added.
     blobs[..10].iter().for_each(|(id, _)| fs::remove_file(home.file(id)).unwrap());
     for (id, bytes) in &blobs[20..] {
         home.disk.keep(id, &Sums::of(bytes), bytes).unwrap();
@@ -278,7 +278,7 @@ fn the_index_and_the_folder_come_to_agree() {
         assert_eq!(home.read(id, 0, SIZE).unwrap(), *bytes);
     }
     assert!(home.read(&blobs[0].0, 0, SIZE).is_err());
-    // And what was found lives within the budget.
+    // Blobs found in the folder count against the budget.
     home.options.budget = 5 * charge(SIZE as u32);
     home.reopen();
     home.until("there are five", |stats| !stats.comparing && stats.blobs <= 5);
@@ -397,12 +397,12 @@ fn a_real_disk_of_one_mebibyte_is_kept_within_and_survives_being_filled() {
     assert!(crate::node::shelf::space_at(dir).unwrap().available > 0);
     // Several threads write at the same time, and none finds the disk full.
     assert_eq!((stats.off, stats.not_kept), (None, 0));
-    // Somebody takes all that is left, and more than once.
+    // Others take all free space, several times.
     for n in 0..30 {
         let _ = fs::write(dir.join(format!("others{n}")), vec![1; 1 << 20]);
         read(&cache, &blobs[n..n + 20]);
     }
-    // A disk that was found full is left alone for a while; then the cache gives way.
+    // A disk that was found full is not used for a while. After that, the cache shrinks.
     let began = Instant::now();
     while cache.stats().blobs > 1 && began.elapsed() < Duration::from_secs(20) {
         std::thread::sleep(Duration::from_millis(20));
@@ -420,7 +420,7 @@ fn a_real_disk_of_one_mebibyte_is_kept_within_and_survives_being_filled() {
     while cache.stats().comparing {
         std::thread::sleep(Duration::from_millis(1));
     }
-    // Its index has grown since, so the floor may have cost a blob or two.
+    // The index has grown since, so the floor may have cost a blob or two.
     assert!((blobs_now - 2..=blobs_now).contains(&cache.stats().blobs), "{blobs_now} {:?}", cache.stats());
     read_all(&cache);
 }

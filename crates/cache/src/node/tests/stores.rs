@@ -1,4 +1,4 @@
-//! What is stored, and what is deleted in the origin.
+//! Stores, and deletions in the origin.
 
 use super::*;
 
@@ -77,7 +77,7 @@ fn deletions_wait_for_an_origin_that_is_away_also_over_a_restart() {
     assert_eq!(home.stats().removing, 0);
 }
 
-/// A deletion that waited was once carried out also after the origin had become another volume's.
+/// A pending deletion was carried out after the origin had become another volume's.
 #[test]
 fn regression_what_waits_to_be_deleted_is_left_alone_once_the_origin_is_anothers() {
     let mut home = Home::new();
@@ -162,15 +162,15 @@ fn a_deletion_waits_for_an_upload_that_is_under_way() {
     assert!(matches!(home.read(&id, 0, 10), Err(BlobError::Missing(_))));
     std::thread::sleep(Duration::from_millis(300));
     assert_eq!((home.far.removals.load(Ordering::SeqCst), home.stats().removing), (0, 1));
-    // It arrives in the end, and goes.
+    // The upload arrives after all, and then the blob is deleted.
     home.far.take(&bytes);
     home.noted.lingering.lock().clear();
     home.until("it is deleted", |stats| stats.removing == 0);
     assert!(!home.far.has(&id));
 }
 
-/// The index was synced only when a deletion had been called off, not when it was done and the blob stored again: after a power cut that took the
-/// end of the index the deletion came back, and took a blob that was in use.
+/// The index was synced only after a deletion was cancelled, not after it was done and the blob stored again.
+/// A power cut that took the end of the index revived the deletion, which then removed a blob in use.
 #[test]
 fn regression_a_power_cut_does_not_bring_back_the_deletion_of_what_was_stored_again() {
     for killed in [false, true] {
@@ -191,7 +191,8 @@ fn regression_a_power_cut_does_not_bring_back_the_deletion_of_what_was_stored_ag
         home.noted.upload_all(&home.far);
         let durable = home.cache().core.books.durable_len();
         home.cache = None;
-        // The wish to delete it reached the disk by itself; of what came after, only what was synced is there.
+        // The record of the wanted deletion reached the disk by itself. Of the later records, only synced
+        // ones are there.
         let left = durable.max(asked_for);
         fs::File::options().write(true).open(home.index()).unwrap().set_len(left).unwrap();
         home.reopen();

@@ -1,4 +1,4 @@
-//! The order of uploads, with time and chance handed in.
+//! The order of uploads. Tests pass time and random numbers in.
 
 use super::*;
 
@@ -23,7 +23,7 @@ fn take(queue: &mut Queue, now: Instant) -> Job {
     }
 }
 
-/// The next job, and the moment it comes.
+/// The next job, and the time when it is due.
 fn wait_for(queue: &mut Queue, mut now: Instant) -> (Job, Instant) {
     loop {
         match queue.take(now) {
@@ -74,7 +74,7 @@ fn in_an_outage_one_asks_at_a_time_and_the_line_is_said_once() {
     let (job, at) = wait_for(&mut queue, now);
     let (done, event) = queue.succeeded(&job, true, at);
     assert!(done && matches!(event, Some(Event::Over(_))));
-    // All the others go within the short while that follows an outage.
+    // The other blobs are due shortly after the outage.
     let soon = at + AFTER_OUTAGE;
     for _ in 0..4 {
         let job = take(&mut queue, soon);
@@ -114,7 +114,7 @@ fn a_blob_that_alone_fails_keeps_no_other_waiting() {
         }
         match queue.take(now) {
             Next::Job(job) if job.id == id(0) => {
-                // Another succeeded since this began, but for the very first time.
+                // Another upload succeeded since this attempt began, except at the very first attempt.
                 assert!(queue.failed(&job, away(), (now, today()), 5).is_none() || sent == 0);
             }
             Next::Job(job) => {
