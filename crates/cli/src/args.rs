@@ -19,7 +19,7 @@ pub enum Level {
     Warn,
     /// What happened.
     Info,
-    /// What happened inside, for whoever looks for a fault.
+    /// What happened inside, for a person that looks for a fault.
     Debug,
 }
 

@@ -2,8 +2,8 @@
 //!
 //! `docs/STYLE.md` has the table of terms. This rule keeps the part of it that can be searched for: coined
 //! words, sentences that begin with the word for a person where a program is meant, and prose lines of more
-//! than [`WIDE`] columns. Code lines are rustfmt's. Tables, links and code in documents may be longer, because
-//! they cannot be wrapped.
+//! than [`WIDE`] columns. Code lines are rustfmt's. Tables, links and code in documents may be longer,
+//! because they cannot be wrapped.
 
 use crate::Finding;
 
@@ -42,8 +42,9 @@ fn coined(text: &str) -> Option<String> {
     let bytes = lower.as_bytes();
     for (word, instead) in COINED {
         for (at, _) in lower.match_indices(word) {
-            let joined = is_word(at.checked_sub(1).map(|before| &bytes[before]))
-                || is_word(bytes.get(at + word.len()));
+            let before = at.checked_sub(1).map(|before| &bytes[before]);
+            // A name in backticks is code.
+            let joined = before == Some(&b'`') || is_word(before) || is_word(bytes.get(at + word.len()));
             if !joined {
                 return Some(format!("\"{word}\": {instead}"));
             }

@@ -64,7 +64,7 @@ pub struct Args {
     /// takes as long as it takes]
     #[arg(long, value_name = "SECONDS")]
     wait: Option<u64>,
-    /// Only if its daemon is gone: a mount that lives, or none, is let be and is no failure
+    /// Only if the daemon is dead; otherwise does nothing and succeeds
     #[arg(long, conflicts_with_all = ["force", "lazy"])]
     stale: bool,
 }
