@@ -18,7 +18,7 @@ use fleet::FleetStatus;
 pub enum Mode {
     /// All changes come through this mount.
     Exclusive,
-    /// The mount changes nothing, but others may.
+    /// This mount changes nothing.
     ReadOnly,
     /// Nothing changes at all.
     Frozen,

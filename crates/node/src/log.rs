@@ -61,7 +61,7 @@ impl Level {
 /// The format of lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// One JSON object per line.
+    /// For people.
     Text,
     /// One JSON object a line.
     Json,

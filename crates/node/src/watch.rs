@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   command ──"{"op":"watch",...}\n"──► daemon: holds fuse::watch for it, reads the rings every 20 ms
-//!           ◄── notes: requests, figures, tables ──┤    (kernel.rs: when the kernel sent and ended each request)
+//!           ◄── notes: requests, figures, tables ──┤    (kernel.rs: when the kernel sent and ended requests)
 //!           ── "stop\n" ──►                        │
 //!           ◄── done: the summary ─────────────────┘
 //! ```
