@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   VOLUME/covey.json      format version, id, time of creation, permanent storage of its blobs
-//!   VOLUME/lock            flock(2), held by the process that has the volume open; its text names the process
+//!   VOLUME/lock            flock(2), held by the process that has the volume open; the text names it
 //!   VOLUME/control.sock    the daemon's control socket, while mounted
 //!   VOLUME/covey.log       the log of a daemon in the background
 //!   VOLUME/meta/           metadata
@@ -11,7 +11,7 @@
 //!   VOLUME/blobs/          sealed blobs, unless the origin is elsewhere; with a remote origin, cached blobs
 //!   VOLUME/upload/         with a remote origin: a link to each blob that it does not have yet
 //!   VOLUME/cache.idx       with a remote origin: which blobs are cached, in which order
-//!   VOLUME/claim           the folder's claim on the origin; the inode of this file tells a copy of the folder
+//!   VOLUME/claim           the folder's claim on the origin; its inode tells a copy of the folder
 //!   VOLUME/publisher.json  the identity of the folder in its origin, and the key that signs published trees
 //! ```
 //!

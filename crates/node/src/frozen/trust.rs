@@ -1,10 +1,10 @@
 //! Which record of a published tree is used: one that is signed by a key accepted here, and not older than
 //! one seen here.
+//!
 //! ```text
 //!   CACHE/known/ORIGIN-HASH        one file for each origin (tree::known): the keys of the first use, and
 //!                                  the newest record of each name
 //!   CACHE/known/ORIGIN-HASH@NAME   that signed record itself, for a tree in a remote origin
-//! ```
 //! ```
 //!
 //! CACHE is the folder of `--cache`, otherwise the user's cache folder. A record is stored durably before its
