@@ -118,7 +118,7 @@ pub struct PublishSummary {
     pub files: u64,
     /// Bytes of files.
     pub bytes: u64,
-    /// Rows of names.
+    /// Metadata rows.
     pub rows: u64,
     /// Tree nodes.
     pub nodes: u64,

@@ -16,7 +16,6 @@
 //!
 //! This crate knows no filesystem, no cache and no origin. A front end that talks to a daemon needs only
 //! these types.
-//! than these types.
 
 pub mod answers;
 pub mod caller;

@@ -20,7 +20,7 @@ pub enum Mode {
     Exclusive,
     /// This mount changes nothing.
     ReadOnly,
-    /// Nothing changes at all.
+    /// The tree cannot change.
     Frozen,
 }
 
@@ -81,7 +81,7 @@ pub struct Status {
     pub io_errors: u64,
     /// Bytes of memory that the process holds.
     pub memory_bytes: u64,
-    /// The most it ever held.
+    /// The peak of that.
     pub memory_peak_bytes: u64,
     /// Whether the folder may write to its origin, if it was opened for writing.
     #[serde(default, skip_serializing_if = "Option::is_none")]

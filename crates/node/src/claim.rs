@@ -36,7 +36,7 @@ use crate::publisher::Publisher;
 use crate::volume_dir::VolumeDir;
 use memory::ClaimFile;
 
-/// The shortest time that the origin has for an answer.
+/// The shortest time limit for an answer from the origin.
 const LEAST: Duration = Duration::from_secs(1);
 /// How long the origin may take to record the end of a mount.
 const LAST_WORD: Duration = Duration::from_secs(3);

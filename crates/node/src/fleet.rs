@@ -42,8 +42,8 @@ use options::FleetOptions;
 /// How long a mount waits until it meets another node.
 const MEETING: Duration = Duration::from_secs(3);
 /// Once it has met one, it waits until it has heard of no new node for this long. This is longer than gossip
-/// takes from one node to the next. Nodes that start together and know different halves of the fleet ask
-/// different trackers, and each of these grants a lease for the first blobs.
+/// takes from one node to the next. Without this wait, nodes that start together and know different halves of
+/// the fleet would ask different trackers, and each of these would grant a lease for the first blobs.
 const CALM: Duration = Duration::from_millis(300);
 /// It waits no longer than this, because in a large fleet new nodes always arrive.
 const CALMING: Duration = Duration::from_secs(1);
@@ -122,7 +122,7 @@ fn clear_line(address: SocketAddr, is_encrypted: bool) -> Option<String> {
     })
 }
 
-/// Waits briefly for other nodes. Before that, every node that starts now would read from the origin.
+/// Waits briefly for other nodes. Without this wait, every node that starts now would read from the origin.
 fn meets_somebody(fleet: &Fleet) -> bool {
     let until = base::time::monotonic() + MEETING;
     while fleet.seen().len() < 2 {

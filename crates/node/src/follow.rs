@@ -8,7 +8,8 @@
 //!
 //! [`fs::follow`] explains what an open node shows during a move, and why no program sees half of one. This
 //! module decides when to move. If a record cannot be read, is invalid, or is older than one seen before
-//! ([`trust`]), the mount keeps its tree. It then writes one line to the log until the record is good again.
+//! ([`trust`]), the mount keeps its tree. It writes one line to the log, and no further line until the record
+//! is good again.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -121,7 +122,8 @@ impl Follow {
         forget(kernel, &changes, &names);
         kernel.settle();
         moving.finish(next.volume.clone());
-        // The kernel may have cached a listing that began before the move.
+        // The kernel may have cached a listing that began before the move, so it must forget the folder
+        // again.
         changes.folders().into_iter().for_each(|dir| kernel.inval_inode(dir, 0, 0));
         kernel.settle();
         // Open files may need the old tree for long, but only a small part of it.
@@ -165,7 +167,7 @@ impl Follow {
     }
 }
 
-/// Spreads the interval by 10 %, so that nodes started together do not ask together.
+/// Varies the interval by up to 10 %, so that nodes started together do not ask together.
 fn spread(every: Duration) -> Duration {
     let part = (base::random::u64() % 201) as f64 / 1000.0;
     every.mul_f64(0.9 + part)

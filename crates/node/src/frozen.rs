@@ -53,7 +53,7 @@ pub struct Named {
     pub home: Home,
     /// The folder for the cache of a mount, if a user named one.
     pub cache: Option<PathBuf>,
-    /// The name.
+    /// The published name.
     pub name: String,
     /// The only key whose signature is accepted.
     pub key: Option<PublicKey>,

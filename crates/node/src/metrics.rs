@@ -22,7 +22,8 @@ pub struct Page(TcpListener);
 
 /// Opens the socket before anything is mounted, so that a wrong or used address is reported early.
 ///
-/// # Errors The address cannot be used. An address that other machines can reach is refused unless `public`.
+/// # Errors
+/// The address cannot be used. An address that other machines can reach is refused unless `public`.
 pub fn bind(address: &str, public: bool) -> Result<Page> {
     let example = "name one like 127.0.0.1:9464";
     let found: Vec<SocketAddr> = address
@@ -58,7 +59,8 @@ pub fn text(node: &dyn Mount, session: &Session) -> String {
 impl Page {
     /// Answers from now on, in a thread of its own.
     ///
-    /// # Errors The thread cannot be started.
+    /// # Errors
+    /// The thread cannot be started.
     pub fn serve(self, node: Arc<dyn Mount>, session: Arc<Session>) -> Result<()> {
         let cannot = |error| Failure::io("cannot serve metrics", &error);
         let address = self.0.local_addr().map_err(cannot)?;

@@ -244,7 +244,7 @@ impl MountOptions {
         self.nosuid.unwrap_or(foreign)
     }
 
-    /// Whether device nodes are ignored; `foreign` as for [`MountOptions::nosuid`].
+    /// Whether device nodes are ignored. For `foreign` see [`MountOptions::nosuid`].
     pub fn nodev(&self, foreign: bool) -> bool {
         self.nodev.unwrap_or(foreign)
     }

@@ -86,7 +86,7 @@ impl Others {
         let away = self.away.iter().map(|other| (other.mount.dev, other.reached()));
         for (dev, path) in away.chain(self.here.iter().map(|mount| (mount.dev, mount.path.clone()))) {
             if devices.insert(dev) {
-                // A daemon that hangs is a reason to use force, so an error is ignored.
+                // A daemon that hangs is a reason to use force, so the handover may fail.
                 hand_over(&path, deadline.within(HAND_OVER).left());
                 abort(dev).or_fail(|| "cannot end the mount in other mount namespaces".to_owned())?;
             }

@@ -17,8 +17,8 @@ use crate::sys;
 /// Opens a file of this program with these options. A file that it creates is readable and writable only by
 /// its owner. If an earlier version created the file readable by everyone, that access is removed.
 ///
-/// # Errors `PermissionDenied` or `InvalidInput`, with an explanation, if the file is not ours or no regular
-/// file.
+/// # Errors
+/// `PermissionDenied` or `InvalidInput`, with an explanation, if the file is not ours or no regular file.
 pub fn open(path: &Path, options: &OpenOptions) -> io::Result<File> {
     let mut options = options.clone();
     // Without O_NONBLOCK, opening a pipe would wait for a program at its other end.
@@ -38,7 +38,8 @@ pub fn open(path: &Path, options: &OpenOptions) -> io::Result<File> {
 
 /// Creates a file that must not exist yet, for its owner alone.
 ///
-/// # Errors `AlreadyExists`, also for a dangling link, or the error of the system call.
+/// # Errors
+/// `AlreadyExists`, also for a dangling link, or the error of the system call.
 pub fn create(path: &Path) -> io::Result<File> {
     OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
 }

@@ -97,10 +97,10 @@ pub fn host() -> String {
     String::from_utf8_lossy(&name).trim().to_owned()
 }
 
-/// Refuses to open a volume for writing if another owner publishes in its origin. An older program knew no
-/// claims, and only the owner's record shows its use. A record that is damaged, or of a newer program, gives
-/// no permission. An origin that cannot be asked is no reason to refuse: it is not claimed then, and nothing
-/// is stored or deleted in it.
+/// Refuses to open a volume for writing if another owner publishes in its origin. An older program made no
+/// claims, and only the owner's record shows that it publishes there. A record that is damaged, or written by
+/// a newer program, gives no permission. An origin that cannot be asked is no reason to refuse: it is not
+/// claimed then, and nothing is stored or deleted in it.
 pub fn check_owner(dir: &VolumeDir, origin: &dyn Origin) -> Result<()> {
     let found = match Owner::read(origin) {
         Ok(None) | Err(TreeError::Blob(_)) => return Ok(()),

@@ -62,7 +62,8 @@ fn owner_of(folder: &Path, all: &[Mounted]) -> Option<u32> {
 
 /// Checks that the program at the other end may answer for this daemon.
 ///
-/// # Errors `PermissionDenied` with an explanation, if another program has taken the daemon's place.
+/// # Errors
+/// `PermissionDenied` with an explanation, if another program has taken the daemon's place.
 pub fn check_daemon(stream: &UnixStream, ear: &Ear) -> io::Result<()> {
     let user = caller::user(stream)?;
     if user == 0 || user == caller::euid() || serves(user, ear) {

@@ -58,7 +58,7 @@ pub struct Format {
     pub format: u32,
     /// The volume's id: 32 hexadecimal digits.
     pub id: String,
-    /// When it was made, UTC.
+    /// When it was created, UTC.
     pub created: String,
     /// The permanent storage of its blobs: `file:DIR`, where a relative folder is below the volume's, or
     /// `s3://BUCKET/PREFIX` and similar.

@@ -63,7 +63,8 @@ fn interval(ms: u64) -> Duration {
 
 /// The opcode of an operation, by its name in lower case.
 ///
-/// # Errors There is no operation of that name. The failure lists the names.
+/// # Errors
+/// There is no operation of that name. The failure lists the names.
 pub fn opcode_of(name: &str) -> Result<u32> {
     let known = || opcodes::OPCODES.iter().filter(|line| line.policy == opcodes::Policy::Served);
     let found = known().find(|line| line.name.eq_ignore_ascii_case(name));

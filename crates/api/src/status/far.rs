@@ -24,14 +24,14 @@ pub struct FarStatus {
     pub away: Option<TroubleStatus>,
 }
 
-/// What the origin does not have yet.
+/// The blobs that the origin does not have yet.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct UploadStatus {
     /// Blobs.
     pub blobs: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Since when the oldest of them waits, UTC.
+    /// Since when the oldest of them has waited, UTC.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub oldest: Option<String>,
     /// The same in seconds until now.
@@ -79,7 +79,7 @@ impl TroubleStatus {
     }
 }
 
-/// Something that the origin refuses.
+/// A kind of request that the origin refuses.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RefusalStatus {
     /// `everything`, `reads`, `writes`, `deletes` or `listings`.
@@ -155,7 +155,7 @@ pub struct CacheStatus {
 /// Requests to the origin.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct RequestStatus {
-    /// How many, by kind.
+    /// The number of requests, by kind.
     pub by_kind: std::collections::BTreeMap<String, u64>,
     /// Sent again after a failure.
     pub retries: u64,
@@ -198,11 +198,11 @@ pub struct Waiting {
     pub blob: String,
     /// Its bytes.
     pub bytes: u64,
-    /// Since when it waits, UTC.
+    /// Since when it has waited, UTC.
     pub since: String,
     /// The same in seconds until now.
     pub seconds: u64,
-    /// It is being sent.
+    /// Whether it is being sent.
     pub under_way: bool,
     /// Attempts that failed.
     pub attempts: u32,

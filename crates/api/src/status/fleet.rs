@@ -19,7 +19,7 @@ pub struct PeerRow {
     pub role: String,
     /// The run of the node: the upper 48 bits count its starts.
     pub generation: u64,
-    /// Its weight in the placement of blobs.
+    /// Its share of the fleet's bookkeeping.
     pub weight: u16,
     /// The free space of its cache, in MiB.
     pub free_mib: u32,
@@ -74,7 +74,7 @@ pub struct FleetStatus {
     /// Parts from the origin.
     #[serde(default)]
     pub origin_part: TierStatus,
-    /// Fetches from the origin because the tracker granted a lease.
+    /// Fetches from the origin because the tracker said so.
     pub origin_told: u64,
     /// Fetches from the origin because the fleet was slow.
     pub origin_hedged: u64,
@@ -90,9 +90,9 @@ pub struct FleetStatus {
     /// Ranges that the receiving I/O loop gave directly to local readers.
     #[serde(default)]
     pub direct: u64,
-    /// Questions asked of trackers, and how many were answered.
+    /// Questions that this node asked trackers.
     pub asks: u64,
-    /// See [`FleetStatus::asks`].
+    /// Questions that this node answered as a tracker.
     pub answered: u64,
     /// Bytes of blobs sent to other nodes.
     pub sent_bytes: u64,
@@ -143,7 +143,7 @@ pub struct LentStatus {
     pub kept_blobs: u64,
     /// Bytes of memory that the process holds.
     pub memory_bytes: u64,
-    /// The most it ever held.
+    /// The peak of that.
     pub memory_peak_bytes: u64,
     /// Its cache, and its requests to the origin.
     pub far: FarStatus,

@@ -208,7 +208,7 @@ fn folder_name(volume: &str, number: u32) -> String {
     if number <= 1 { volume.to_owned() } else { format!("{volume}-{number}") }
 }
 
-/// Takes the first folder of this volume that no other mount uses. Returns its number.
+/// Takes the first folder of this volume that no other mount uses. Returns its number and its lock.
 fn take(below: &Path, volume: &str, which: Which) -> Result<(u32, File)> {
     let until = Deadline::after(which.patience);
     for number in which.after + 1..=SIDE_BY_SIDE {

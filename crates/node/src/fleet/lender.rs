@@ -2,7 +2,7 @@
 //! adds its disk to the fleet.
 //!
 //! ```text
-//!   depot   NodeCache ──miss──► origin     asked after the nodes; fetches a missing blob for a node that asks
+//!   depot   NodeCache ──miss──► origin     asked after the nodes; fetches a missing blob for the asking node
 //!   lend    NodeCache ──miss──► Fleet ──► nodes, depots, the origin
 //!                                          one of the nodes; keeps copies of the blobs that it tracks
 //! ```
@@ -158,7 +158,7 @@ impl Lent {
         let parts = NodeParts {
             folder: blobs,
             index: folder.join("cache.idx"),
-            // Other nodes are asked before a depot. So it fetches missing blobs only from the origin.
+            // Other nodes are asked before a depot. So a depot fetches missing blobs only from the origin.
             remote: if role == Role::Depot { origin } else { joined.fleet.clone() },
             pending: Arc::new(StoresNothing),
             may_delete: None,

@@ -110,7 +110,8 @@ impl Kernel {
     /// Makes the kernel report all requests, or only [a share](is_in_share) of them. Each event costs the
     /// program that waits for the request almost a microsecond.
     ///
-    /// # Errors The error of the system call. The setting then stays as it was.
+    /// # Errors
+    /// The error of the system call. The setting then stays as it was.
     pub fn speak_of_all(&self, all: bool) -> io::Result<()> {
         choose(&self.instance, self.connection, all)
     }
