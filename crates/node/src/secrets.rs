@@ -2,8 +2,8 @@
 //! signatures.
 //!
 //! Two methods work together. Values that are known here (environment variables and credential files) are
-//! removed wherever they occur. Text that looks like a credential is removed, too. It can do so by its name
-//! (`secret_key = ...`, `"token": "..."`, `--password ...`), by its place (`https://user:word@host`, a
+//! removed wherever they occur. Text that looks like a credential is removed, too. It is recognized by its
+//! name (`secret_key = ...`, `"token": "..."`, `--password ...`), by its place (`https://user:word@host`, a
 //! private key in PEM) or by its shape (an access key id, a key of forty characters, a signed token).
 //! Removing a word too many costs a question. A word too few cannot be taken back.
 
