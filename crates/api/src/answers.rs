@@ -1,8 +1,8 @@
-//! What comes of long work, as a daemon answers it. Field names are stable.
+//! The results of long operations, as a daemon reports them. Field names are stable.
 
 use serde::{Deserialize, Serialize};
 
-/// What waiting for the origin came to.
+/// The result of waiting until the origin has everything.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Settled {
     /// Blobs that had to be uploaded.
@@ -13,7 +13,7 @@ pub struct Settled {
     pub seconds: f64,
 }
 
-/// What was let go of.
+/// The result of an eviction.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Evicted {
     /// Blobs.
@@ -26,33 +26,33 @@ pub struct Evicted {
     pub not_uploaded_bytes: u64,
 }
 
-/// So many of what could not be had are named.
+/// At most this many failures are listed one by one.
 pub const NAMED: usize = 20;
 
-/// What warming came to.
+/// The result of warming.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct WarmSummary {
-    /// Files looked at.
+    /// Files examined.
     pub files: u64,
-    /// Blobs that they lie in.
+    /// Blobs that hold their data.
     pub blobs: u64,
-    /// Of these, here already, or at the depot.
+    /// Of these, blobs that this node or the depot already had.
     pub here_blobs: u64,
     /// Their bytes.
     pub here_bytes: u64,
-    /// Fetched from the origin, or from others of the fleet.
+    /// Blobs fetched from the origin or from other nodes of the fleet.
     pub fetched_blobs: u64,
     /// Their bytes.
     pub fetched_bytes: u64,
-    /// What could not be had: at most 20 are named.
+    /// The data that could not be fetched. At most 20 are listed.
     pub failed: Vec<Missed>,
-    /// How many.
+    /// The number of all failures.
     pub failed_count: u64,
     /// Wall time.
     pub seconds: f64,
 }
 
-/// Something that could not be had.
+/// Data that could not be fetched.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Missed {
     /// A file that needs it.
@@ -62,7 +62,7 @@ pub struct Missed {
 }
 
 impl WarmSummary {
-    /// Both together.
+    /// Adds the figures of another summary.
     pub fn add(&mut self, other: WarmSummary) {
         self.files += other.files;
         self.blobs += other.blobs;
@@ -77,7 +77,7 @@ impl WarmSummary {
     }
 }
 
-/// What a collection came to.
+/// The result of a garbage collection.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct GcSummary {
     /// Bytes of packs deleted.
@@ -92,10 +92,10 @@ pub struct GcSummary {
     pub blobs: u64,
 }
 
-/// What a clone came to.
+/// The result of a clone.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CloneSummary {
-    /// Files and folders made.
+    /// Files and folders created.
     pub files: u64,
     /// Bytes they refer to.
     pub bytes: u64,
@@ -103,32 +103,32 @@ pub struct CloneSummary {
     pub seconds: f64,
 }
 
-/// What a publication came to.
+/// The result of a publication.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PublishSummary {
-    /// Under which name.
+    /// The published name.
     pub name: String,
-    /// How often it was published, this time included.
+    /// How often the name has been published, this time included.
     pub sequence: u64,
-    /// Nothing had changed since the last time.
+    /// Whether nothing had changed since the last publication.
     pub unchanged: bool,
-    /// The top node's hash: equal trees have equal ones.
+    /// The hash of the top tree node. Equal trees have equal hashes.
     pub root: String,
     /// Files, folders and links.
     pub files: u64,
     /// Bytes of files.
     pub bytes: u64,
-    /// Rows of names.
+    /// Metadata rows.
     pub rows: u64,
-    /// Nodes of the tree.
+    /// Tree nodes.
     pub nodes: u64,
-    /// Of these, written now.
+    /// Of these, tree nodes written by this publication.
     pub new_nodes: u64,
     /// Blobs written for them.
     pub new_blobs: u64,
     /// Bytes of those.
     pub written_bytes: u64,
-    /// Blobs that the tree refers to: nodes and files.
+    /// Blobs that the tree refers to, for its tree nodes and for file data.
     pub blobs: u64,
     /// Wall time.
     pub seconds: f64,

@@ -3,12 +3,12 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// What the kernel says of the other end of a socket: who it was when it began to listen or to connect.
+/// The credentials of the other end of a socket, as the kernel recorded them at listen(2) or connect(2).
 pub fn of(socket: &impl AsFd) -> io::Result<libc::ucred> {
     let mut who = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
     let socket = socket.as_fd().as_raw_fd();
-    // SAFETY: the descriptor is open; `who` and `len` are living values, and `len` is the size of `who`.
+    // SAFETY: the descriptor is open. `who` and `len` are live values, and `len` is the size of `who`.
     let status = unsafe {
         libc::getsockopt(socket, libc::SOL_SOCKET, libc::SO_PEERCRED, (&raw mut who).cast(), &raw mut len)
     };

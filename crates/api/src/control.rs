@@ -1,15 +1,17 @@
-//! How a command talks to the daemon that has a volume mounted: one request, some progress, one answer.
+//! How a command talks to the daemon that has a volume mounted: one request, progress messages, one answer.
 //!
 //! ```text
 //!   covey gc VOLUME ──"{"op":"gc"}\n"──► unix socket of the daemon
-//!                   ◄──{"progress":{"done":3,"of":10,"what":"..."}}\n ... {"done":{...}}\n  or  {"failed":{...}}\n
+//!                   ◄──{"progress":{"done":3,"of":10,"what":"..."}}\n ...
+//!                   ◄──{"done":{...}}\n  or  {"failed":{...}}\n
 //! ```
 //!
-//! The socket of a volume in a folder lies in that folder, whose owner alone may enter it; that of anything else in a folder of the
-//! system's ([`ear`]). In both cases the daemon asks the kernel who is calling and serves only root and its own user.
-//! One thread per caller: requests are rare, and a long one (a collection) must not keep `status` waiting.
+//! The control socket of a volume in a folder lies in that folder, which only its owner may enter. The socket
+//! of any other mount lies in a folder of the system ([`ear`]). In both cases the daemon asks the kernel for
+//! the caller's user and serves only root and its own user. Each caller has its own thread: requests are
+//! rare, and a long one (a garbage collection) must not delay `status`.
 //!
-//! A command that looks on ([`Request::Watch`]) gets notes until it says `stop` or closes its end.
+//! After [`Request::Watch`] the daemon sends notes until the command sends `stop` or closes its end.
 
 mod client;
 pub mod ear;
@@ -33,87 +35,87 @@ use crate::watch::Wish;
 pub use client::{Asked, Known, Stopper, ask, silent, state};
 pub use ear::Ear;
 
-/// What can be asked of a daemon. Paths are relative to the volume's root.
+/// The requests to a daemon. Paths are relative to the volume's root.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "kebab-case")]
 pub enum Request {
-    /// Figures: `Status`.
+    /// The figures of the mount. The answer is a `Status`.
     Status,
-    /// Figures as Prometheus reads them: a page of text.
+    /// The figures as a page of text for Prometheus.
     Metrics,
-    /// What a file is made of: `Info`.
+    /// What a file consists of. The answer is an `Info`.
     Info {
-        /// Which.
+        /// The file.
         path: RawPath,
-        /// With every extent.
+        /// Whether to list every extent.
         #[serde(default)]
         list: bool,
     },
-    /// Copy by names only.
+    /// Clone a file or folder. Only metadata is copied.
     Clone {
         /// A file or folder.
         from: RawPath,
-        /// A path that does not exist; its folder does.
+        /// A path that does not exist, in a folder that does.
         to: RawPath,
     },
     /// Publish a folder under a name.
     Publish {
-        /// Which; empty for the whole volume.
+        /// The folder. Empty for the whole volume.
         path: RawPath,
         /// The name.
         name: String,
-        /// Write all of it anew.
+        /// Write every tree node again.
         #[serde(default)]
         afresh: bool,
     },
-    /// Take a published tree away.
+    /// Delete a published tree.
     Unpublish {
         /// Its name.
         name: String,
     },
-    /// Remove what nothing refers to.
+    /// Collect garbage: remove the data that nothing refers to.
     Gc,
     /// Make everything written so far survive a power cut.
     Flush,
-    /// Wait until everything written so far is in the origin: `Settled`.
+    /// Wait until everything written so far is in the origin. The answer is a `Settled`.
     Settle {
-        /// At most so long; none: however long it takes.
+        /// The longest time to wait. None: no limit.
         seconds: Option<u64>,
     },
-    /// Let go of cached blobs: `Evicted`.
+    /// Evict cached blobs. The answer is an `Evicted`.
     Evict {
-        /// Until no more bytes than this are kept; none: of all.
+        /// Stop when the cache holds at most this many bytes. None: evict everything.
         to: Option<u64>,
     },
-    /// Fetch what files and trees consist of: `WarmSummary`.
+    /// Fetch the data of files and trees. The answer is a `WarmSummary`.
     Warm {
-        /// Which.
+        /// The files and folders.
         paths: Vec<RawPath>,
-        /// Into the zone's depots, not into this node's cache.
+        /// Fetch into the zone's depots, not into this node's cache.
         #[serde(default)]
         depot: bool,
     },
-    /// Who is in the fleet: a list of `PeerRow`.
+    /// List the nodes of the fleet. The answer is a list of `PeerRow`.
     Peers,
-    /// Look on until told to stop.
+    /// Watch the mount until the command sends `stop`.
     Watch {
-        /// At what.
+        /// What to watch.
         wish: Wish,
     },
 }
 
-/// How far long work has come.
+/// The progress of a long operation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tick {
     /// Done so far.
     pub done: u64,
-    /// Of so many; 0 while that is not known.
+    /// The total. 0 while it is not known.
     pub of: u64,
-    /// In words.
+    /// What is being done, in words.
     pub what: String,
 }
 
-/// One line of the daemon's.
+/// One line from the daemon.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Reply {
@@ -123,48 +125,49 @@ enum Reply {
     Failed(Failure),
 }
 
-/// Serves requests: what the daemon does.
+/// Serves the requests to a daemon.
 pub trait Serve: Send + Sync {
-    /// Does one. Blocks as long as that takes, and calls `tick` at least once a second meanwhile when it may take long.
+    /// Serves one request and blocks until it is done. An operation that may take long calls `tick` at least
+    /// once a second.
     fn serve(&self, request: Request, tick: &mut dyn FnMut(Tick)) -> Result<serde_json::Value>;
 
-    /// Grants a [`Wish`] until the caller has enough.
+    /// Serves a [`Wish`] until the caller stops it.
     fn watch(&self, wish: &Wish, wire: &Wire<'_>) -> Result<serde_json::Value>;
 }
 
-/// What came from one who looks on.
+/// What the daemon received from a command that watches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Heard {
-    /// Nothing in the time given.
+    /// Nothing arrived in the given time.
     Nothing,
-    /// It is enough; the summary is wanted.
+    /// The command wants to stop and expects the summary.
     Stop,
-    /// Nobody is there any more.
+    /// The command closed its end.
     Gone,
 }
 
-/// The daemon's end of a conversation with one who looks on.
+/// The daemon's end of a connection to a command that watches.
 pub struct Wire<'a> {
     stream: &'a UnixStream,
-    /// The word to stop came with the request.
+    /// `stop` arrived together with the request.
     stopped: bool,
 }
 
 impl Wire<'_> {
-    /// Sends something. False when nobody takes it.
+    /// Sends a note. False if the command does not receive it.
     pub fn note(&self, value: &impl Serialize) -> bool {
         let value = serde_json::to_value(value).unwrap_or_default();
         send(self.stream, &Reply::Note(value)).is_ok()
     }
 
-    /// Waits for a word, at most so long.
+    /// Waits at most this long for a message from the command.
     pub fn heard(&self, wait: Duration) -> Heard {
         if self.stopped {
             return Heard::Stop;
         }
         let ms = i32::try_from(wait.as_millis()).unwrap_or(i32::MAX);
         let mut poll = libc::pollfd { fd: self.stream.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: `poll` is one living entry, and the descriptor in it is open.
+        // SAFETY: `poll` is one live entry, and the descriptor in it is open.
         if unsafe { libc::poll(&raw mut poll, 1, ms) } <= 0 {
             return Heard::Nothing;
         }
@@ -183,7 +186,7 @@ fn send(mut stream: &UnixStream, reply: &Reply) -> io::Result<()> {
     stream.write_all(line.as_bytes())
 }
 
-/// The daemon's side. Stops listening when dropped.
+/// The listening daemon's side. Stops listening when dropped.
 #[derive(Debug)]
 pub struct Listener {
     ear: Ear,
@@ -193,13 +196,14 @@ pub struct Listener {
     callers: Arc<AtomicUsize>,
 }
 
-/// Callers served at a time; more are turned away.
+/// Callers served at a time. Further callers are turned away.
 const CALLERS: usize = 32;
-/// At the end those who are being served have so long to get their answers: one who looks on gets his summary.
+/// At shutdown, callers that are being served get this long to receive their answers. So a command that
+/// watches gets its summary.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
 impl Listener {
-    /// Starts to listen.
+    /// Starts listening.
     pub fn start(ear: Ear, serve: Arc<dyn Serve>) -> Result<Listener> {
         let cannot = |error: io::Error| Failure::io("cannot open the control socket", &error);
         let (socket, file) = ear.bind().map_err(cannot)?;
@@ -215,7 +219,7 @@ impl Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
-        // The thread waits in accept(2): a call of our own wakes it.
+        // The thread waits in accept(2). A connection of our own wakes it.
         let _ = self.ear.connect();
         if let Some(file) = &self.file {
             self.ear.remove(file);
@@ -238,7 +242,7 @@ fn accept(socket: &UnixListener, serve: &Arc<dyn Serve>, stop: &AtomicBool, call
         }
         let (serve, done) = (serve.clone(), callers.clone());
         let spawned = base::thread::spawn("covey-caller", move || {
-            // A handler's panic is written to the log by the hook; it costs this caller his answer and nobody else anything.
+            // The panic hook logs a handler's panic. Only this caller loses its answer.
             let _ = std::panic::catch_unwind(AssertUnwindSafe(|| answer(&stream, serve.as_ref())));
             done.fetch_sub(1, Ordering::SeqCst);
         });
@@ -259,7 +263,7 @@ fn answer(stream: &UnixStream, serve: &dyn Serve) {
         return send(&Reply::Failed(Failure::new("not-permitted", who).next("use sudo")));
     }
     let mut line = String::new();
-    // A request is short, a list of files the longest; who sends more is no command of ours.
+    // Requests are short. The longest is a list of files. A longer line does not come from a Covey command.
     let mut reader = BufReader::new(stream.take(1 << 20));
     let read = reader.read_line(&mut line);
     let stopped = !reader.buffer().is_empty();
@@ -289,7 +293,7 @@ mod tests {
 
     use super::*;
 
-    /// Knows of no mount and believes everybody.
+    /// Knows no mount and accepts every program as the daemon.
     pub struct Nothing;
 
     impl Known for Nothing {

@@ -1,8 +1,8 @@
-//! What a person (or a script) is told when something does not work: what happened, why, what to do next.
+//! The report of a failure to a person or a script: what happened, why, what to do next.
 //!
-//! A [`Failure`] crosses three borders unchanged: it is printed by the command that met it, sent by a daemon over its
-//! control socket to the command that asked, and handed from a background mount to the parent that waits for it. Its
-//! `code` is a stable word for scripts; everything else is for people.
+//! A [`Failure`] crosses three borders unchanged. The command that met it prints it. A daemon sends it over
+//! its control socket to the command that asked. A background mount hands it to the parent that waits. Its
+//! `code` is a stable word for scripts. All other fields are for people.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -13,10 +13,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::text::{Lines, shown};
 
-/// Shorthand for what commands answer.
+/// Shorthand for the results of commands.
 pub type Result<T> = std::result::Result<T, Failure>;
 
-/// One thing that did not work.
+/// One failure.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Failure {
     /// A stable word: `not-a-volume`, `in-use`, `disk-full`, ...
@@ -44,7 +44,7 @@ impl Failure {
         Failure { status: 2, ..Failure::new("usage", what) }
     }
 
-    /// Something failed because the system said so. What to do next follows from the kind of error.
+    /// A system call failed. What to do next follows from the kind of error.
     pub fn io(what: impl Into<String>, error: &io::Error) -> Failure {
         let failure = Failure::new(code_of(error), what).why(plain(error));
         match error.raw_os_error() {
@@ -71,7 +71,7 @@ impl Failure {
         self
     }
 
-    /// All of it in one line, where several failures are listed.
+    /// The whole failure in one line, for lists of failures.
     pub fn line(&self) -> String {
         let why = if self.why.is_empty() { String::new() } else { format!(" ({})", self.why.join("; ")) };
         let next: String = self.next.iter().map(|next| format!("; next: {next}")).collect();
@@ -91,7 +91,7 @@ impl Failure {
     }
 }
 
-/// The system's words without Rust's "(os error 13)".
+/// The system's message without Rust's "(os error 13)".
 pub fn plain(error: &io::Error) -> String {
     let text = error.to_string();
     match text.find(" (os error") {
@@ -122,7 +122,7 @@ impl Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Names are in it, and it may have come from another user's daemon.
+        // The text contains names, and it may come from another user's daemon.
         let line = |text| shown(text, Lines::Many).replace('\n', "\n        ");
         write!(f, "covey: {}", line(&self.what))?;
         for why in &self.why {
@@ -135,7 +135,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Gives the errors of the standard library the path or action they lack.
+/// Adds the missing path or action to the errors of the standard library.
 pub trait Context<T> {
     /// `what` says what was being done, with the path.
     fn or_fail(self, what: impl FnOnce() -> String) -> Result<T>;

@@ -1,8 +1,8 @@
-//! What a file is made of, as a daemon answers it.
+//! What a file consists of, as a daemon reports it.
 
 use serde::{Deserialize, Serialize};
 
-/// Everything known of one file.
+/// Everything that is known about one file.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Info {
     /// Inode number.
@@ -15,13 +15,13 @@ pub struct Info {
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// Names.
+    /// The number of its names.
     pub links: u32,
     /// Bytes.
     pub size: u64,
     /// Bytes that its extents or its inline row take.
     pub stored_bytes: u64,
-    /// Whether its bytes are kept among the names.
+    /// Whether its data is stored inline, with the metadata.
     pub inline: bool,
     /// When its contents last changed, UTC.
     pub modified: String,
@@ -29,9 +29,9 @@ pub struct Info {
     pub pages: u64,
     /// Extents.
     pub extents: u64,
-    /// Where its bytes lie, by pack.
+    /// Where its data lies, by pack.
     pub packs: Vec<PackInfo>,
-    /// Its extents one by one, where they were asked for.
+    /// Its extents one by one, if the request asked for them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub extent_list: Vec<ExtentInfo>,
 }
@@ -39,30 +39,31 @@ pub struct Info {
 /// One extent.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ExtentInfo {
-    /// Where in the file it begins.
+    /// The offset in the file.
     pub at: u64,
     /// Bytes.
     pub len: u32,
     /// The pack that holds them.
     pub pack: u64,
-    /// Where in the pack they begin.
+    /// The offset in the pack.
     pub offset: u32,
 }
 
-/// A pack, and what a file has in it.
+/// A pack, and the part of a file in it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PackInfo {
     /// Its number.
     pub pack: u64,
     /// `open`, `sealed`, `condemned`, or `missing`, which is damage.
     pub state: String,
-    /// The blob it became.
+    /// The blob that the sealed pack became.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blob: Option<String>,
     /// The blob's size in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<u64>,
-    /// Where its bytes are: `open here`, `here`, `here, not uploaded`, `origin`, `lost`, or `unknown` when the origin does not answer.
+    /// Where its data is: `open here`, `here`, `here, not uploaded`, `origin`, `lost`, or `unknown` if the
+    /// origin does not answer.
     #[serde(default)]
     pub place: String,
     /// Extents of the file in it.

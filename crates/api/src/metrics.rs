@@ -1,6 +1,6 @@
-//! The figures that a daemon shows to Prometheus; docs/METRICS.md explains them.
+//! The metrics that a daemon exports to Prometheus. docs/METRICS.md explains them.
 
-/// Every metric: its name, its type, and what it says.
+/// Every metric: its name, its type and its help text.
 pub const METRICS: &[(&str, &str, &str)] = &[
     ("covey_build_info", "gauge", "Always 1; the label says which version runs."),
     ("covey_uptime_seconds", "gauge", "Time since the volume was opened."),

@@ -1,18 +1,18 @@
-//! Paths in JSON: text where they are UTF-8, a list of their bytes where they are not. A name on Linux is any bytes, and a mountpoint's must
-//! be told to the parent, to commands and to scripts all the same.
+//! Paths in JSON: text if they are UTF-8, otherwise a list of their bytes. A name on Linux can be any bytes.
+//! Even so, the parent, commands and scripts must get the exact path of a mountpoint.
 
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// A path that need not be UTF-8: text where it is, numbers where it is not.
+/// A path that need not be UTF-8.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum RawPath {
-    /// The usual.
+    /// A path that is UTF-8.
     Text(String),
-    /// Bytes that are no UTF-8.
+    /// The bytes of a path that is not UTF-8.
     Bytes(Vec<u8>),
 }
 
@@ -34,12 +34,12 @@ impl From<RawPath> for PathBuf {
     }
 }
 
-/// For `#[serde(with = "raw_path")]` on a [`PathBuf`].
+/// Serializes a [`PathBuf`], for `#[serde(with = "raw_path")]`.
 pub fn serialize<S: Serializer>(path: &Path, to: S) -> Result<S::Ok, S::Error> {
     RawPath::from(path).serialize(to)
 }
 
-/// The other way.
+/// Reads what [`serialize`] wrote.
 pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<PathBuf, D::Error> {
     RawPath::deserialize(from).map(PathBuf::from)
 }

@@ -1,20 +1,22 @@
 //! How the source of a mount is written: a folder, or a word and a colon, or an origin and a name.
 //!
-//! The kernel's table of mounts holds it, so a command finds by it what is mounted, and where its daemon listens.
+//! The kernel's mount table holds the source. From it a command learns what is mounted and where the daemon
+//! listens.
 
-/// A volume in memory; an id follows.
+/// The source of a volume in memory starts with this. Its id follows.
 pub const MEMORY: &str = "mem:";
-/// A corpus; its numbers follow.
+/// The source of a corpus starts with this. Its numbers follow.
 pub const CORPUS: &str = "corpus:";
-/// What tells one mount of a tree from another stands after this in its source.
+/// In the source of a tree, the part after this character tells one mount of the tree from another.
 pub const MARK: char = '#';
 
-/// Whether a text is an origin's, not a folder's name.
+/// Whether a text names an origin, not a folder.
 pub fn is_origin(text: &str) -> bool {
     text.starts_with("file:") || text.contains("://")
 }
 
-/// Whether a mount's source is a published tree's, and what is typed to mount it again.
+/// The tree in the source of a mount, as a user types it to mount it again. None if the source is no
+/// published tree.
 pub fn tree(text: &str) -> Option<&str> {
     let (tree, _) = text.rsplit_once(MARK)?;
     (is_origin(tree) && tree.contains('@')).then_some(tree)

@@ -1,4 +1,4 @@
-//! The figures of what is mounted, as a daemon answers them. Field names are stable.
+//! The figures of a mount, as a daemon reports them. Field names are stable.
 
 pub mod far;
 pub mod fleet;
@@ -12,20 +12,20 @@ use crate::source;
 use far::FarStatus;
 use fleet::FleetStatus;
 
-/// What a mount promises.
+/// What a mount guarantees about changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
     /// All changes come through this mount.
     Exclusive,
-    /// The mount changes nothing.
+    /// This mount changes nothing.
     ReadOnly,
-    /// Nothing changes at all.
+    /// The tree cannot change.
     Frozen,
 }
 
 impl Mode {
-    /// As it is shown.
+    /// The word that commands print.
     pub fn word(self) -> &'static str {
         match self {
             Mode::Exclusive => "exclusive",
@@ -43,14 +43,14 @@ pub struct Status {
     /// Its id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
-    /// Where its blobs live.
+    /// Where its blobs are stored permanently.
     pub origin: String,
-    /// What was published, of a mounted tree.
+    /// The published tree, if one is mounted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tree: Option<TreeInfo>,
     /// What it was opened for.
     pub mode: Mode,
-    /// The daemon, where there is one.
+    /// The daemon, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub served: Option<Served>,
     /// Inodes in use: files, folders, links.
@@ -61,17 +61,17 @@ pub struct Status {
     pub stored_bytes: u64,
     /// Of these, bytes that nothing refers to.
     pub garbage_bytes: u64,
-    /// Bytes of files that take no room of their own: clones, and equal contents.
+    /// Bytes of files that take no space of their own: clones, and equal contents.
     pub saved_bytes: u64,
-    /// Of these, found by hash since the volume was opened.
+    /// Of these, bytes found by hash since the volume was opened.
     pub dedup_bytes: u64,
     /// Sealed packs.
     pub blobs: u64,
-    /// Packs in the making.
+    /// Packs that are not sealed yet.
     pub open_packs: u64,
-    /// Bytes of the names: their database on disk, or the rows of a volume in memory.
+    /// Bytes of the metadata: its database on disk, or the rows of a volume in memory.
     pub names_bytes: u64,
-    /// Bytes of the redo log on disk; a volume in memory has no log.
+    /// Bytes of the redo log on disk. 0 for a volume in memory, which has no log.
     pub log_bytes: u64,
     /// Bytes of rows in memory that are in the log and not yet in the database.
     pub overlay_bytes: u64,
@@ -81,20 +81,20 @@ pub struct Status {
     pub io_errors: u64,
     /// Bytes of memory that the process holds.
     pub memory_bytes: u64,
-    /// The most it ever held.
+    /// The peak of that.
     pub memory_peak_bytes: u64,
-    /// Whether it may write to its origin, where it was opened for that.
+    /// Whether the folder may write to its origin, if it was opened for writing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claim: Option<ClaimStatus>,
-    /// What only a far origin has: uploads, the cache, requests.
+    /// The figures of a remote origin: uploads, the cache, requests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub far: Option<FarStatus>,
-    /// What only a node of a fleet has: who is there, and where bytes came from.
+    /// The figures of a node of a fleet: the other nodes, and where bytes came from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fleet: Option<FleetStatus>,
 }
 
-/// What kind of thing a status is of.
+/// The kind of thing that is mounted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A volume in a folder.
@@ -110,26 +110,26 @@ pub enum Kind {
 /// The daemon of a mounted volume.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Served {
-    /// Where.
+    /// Its mountpoint.
     #[serde(with = "crate::raw_path")]
     pub mountpoint: PathBuf,
-    /// Its process.
+    /// Its process id.
     pub pid: u32,
-    /// Since when.
+    /// How long it has run.
     pub uptime_seconds: u64,
     /// Requests that the kernel sent.
     pub requests: u64,
-    /// The same by kind, `LOOKUP` and so on; kinds that never came are left out.
+    /// The same by kind, such as `LOOKUP`. Kinds without requests are left out.
     #[serde(default)]
     pub requests_by_kind: BTreeMap<String, u64>,
-    /// Of these, waiting at the moment.
+    /// Of these, requests that wait at this moment.
     pub waiting: u64,
-    /// How they come: `uring` or `classic`.
+    /// How they arrive: `uring` or `classic`.
     pub transport: String,
 }
 
 impl Status {
-    /// What it is of: its name tells.
+    /// The kind of the mount, from its name.
     pub fn kind(&self) -> Kind {
         match &self.volume {
             name if name.starts_with(source::MEMORY) => Kind::Memory,
@@ -139,7 +139,7 @@ impl Status {
         }
     }
 
-    /// All figures 0.
+    /// A status with all figures 0.
     pub fn empty(volume: String, mode: Mode) -> Status {
         Status {
             origin: volume.clone(),
@@ -170,26 +170,26 @@ impl Status {
     }
 }
 
-/// What a status says of the claim. Field names are stable.
+/// What a status says about the claim. Field names are stable.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ClaimStatus {
     /// `held`, `waiting` (the origin has not answered yet), `gone` or `lost`.
     pub state: String,
-    /// Its number.
+    /// Its epoch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch: Option<u64>,
-    /// Since when it is so, UTC.
+    /// Since when it has been in this state, UTC.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<String>,
     /// The same in seconds until now.
     #[serde(default)]
     pub seconds: u64,
-    /// What was seen.
+    /// The observation behind this state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }
 
-/// What a status says of a published tree.
+/// What a status says about a published tree.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TreeInfo {
     /// Its name.
@@ -198,10 +198,10 @@ pub struct TreeInfo {
     pub sequence: u64,
     /// When, UTC.
     pub published: String,
-    /// The top node's hash.
+    /// The hash of the top tree node.
     pub root: String,
-    /// Nodes.
+    /// Tree nodes.
     pub nodes: u64,
-    /// Who signed it.
+    /// The key that signed it.
     pub key: String,
 }

@@ -42,11 +42,11 @@ pub fn span(seconds: f64) -> String {
     }
 }
 
-/// A moment as `2026-11-20T11:30:00Z`; `seconds` since 1970.
+/// A moment as `2026-11-20T11:30:00Z`. `seconds` counts from 1970.
 pub fn utc(seconds: i64) -> String {
-    // SAFETY: `tm` is plain numbers and a pointer that gmtime_r sets; all zeros is a value of it.
+    // SAFETY: `tm` holds numbers and a pointer that gmtime_r sets, and all zeros are a valid value of it.
     let mut parts: libc::tm = unsafe { std::mem::zeroed() };
-    // SAFETY: both pointers are to living values of the right types; the call keeps neither.
+    // SAFETY: both pointers point to live values of the right types. The call keeps neither.
     if unsafe { libc::gmtime_r(&seconds, &mut parts) }.is_null() {
         return format!("{seconds} s");
     }
@@ -61,7 +61,7 @@ pub fn utc(seconds: i64) -> String {
     )
 }
 
-/// Seconds until now; 0 for what is yet to come.
+/// Seconds until now. 0 for a moment in the future.
 pub fn seconds_since(since: base::Timestamp) -> u64 {
     u64::try_from(base::time::now().seconds() - since.seconds()).unwrap_or(0)
 }
@@ -69,14 +69,14 @@ pub fn seconds_since(since: base::Timestamp) -> u64 {
 /// Whether a text may have several lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lines {
-    /// No: a line end in it comes from a name, and would make one line look like two.
+    /// No. A line end in the text comes from a name, and would make one line look like two.
     One,
     /// Yes.
     Many,
 }
 
-/// A text as it may be shown: control characters are written out, and so are those that turn the direction of writing, by which one name can
-/// look like another.
+/// A text that is safe to print. Control characters are escaped. So are characters that change the writing
+/// direction, because with them one name can look like another.
 pub fn shown(text: &str, lines: Lines) -> Cow<'_, str> {
     let is_plain = |c: char| match c {
         '\n' => lines == Lines::Many,

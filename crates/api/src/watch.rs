@@ -1,20 +1,20 @@
-//! What a front end asks for that looks on at a mount, and what the daemon sends it.
+//! What a front end that watches a mount asks for, and what the daemon sends.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// What a command wants to see.
+/// What a command wants to watch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "what", rename_all = "kebab-case")]
 pub enum Wish {
     /// Requests, one by one, and percentiles at the end.
     Trace {
-        /// Every so many.
+        /// Only every n-th request.
         every: u32,
         /// Only this operation, in lower case.
         op: Option<String>,
-        /// Lines only for requests that took at least so long; percentiles count all.
+        /// Print only requests that took at least this long. Percentiles count all of them.
         slow_ns: u64,
     },
     /// Figures of the whole mount, at intervals.
@@ -22,14 +22,14 @@ pub enum Wish {
         /// In milliseconds.
         interval_ms: u64,
     },
-    /// What keeps it busy, at intervals.
+    /// The busiest operations, callers and files, at intervals.
     Top {
         /// In milliseconds.
         interval_ms: u64,
     },
 }
 
-/// Reads answered from one kind of place.
+/// Reads answered from one kind of source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hits {
     /// Ranges read.
@@ -41,32 +41,32 @@ pub struct Hits {
 /// One interval.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct StatsLine {
-    /// How long it was.
+    /// The length of the interval.
     pub seconds: f64,
     /// Requests.
     pub requests: u64,
-    /// Of these, by main kinds: read, write, lookup, attr, list, make, remove, sync, other.
+    /// Requests by kind: read, write, lookup, attr, list, make, remove, sync, other.
     pub kinds: BTreeMap<String, u64>,
-    /// Of these, answered with an error.
+    /// Requests that were answered with an error.
     pub errors: u64,
     /// Bytes answered to reads.
     pub read_bytes: u64,
     /// Bytes taken from writes.
     pub written_bytes: u64,
-    /// What was read, by where the bytes were: names (inline), cache (this node's disk), origin.
+    /// What was read, by source: names (inline), cache (this node's disk), origin.
     pub sources: BTreeMap<String, Hits>,
     /// The daemon's time for a request: the median, in nanoseconds.
     pub p50_ns: u64,
-    /// And what one in a hundred exceeds.
+    /// The same, 99th percentile.
     pub p99_ns: u64,
-    /// Requests that wait at the moment.
+    /// Requests that wait at this moment.
     pub waiting: u64,
 }
 
-/// One row.
+/// One row of the table.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Busy {
-    /// An operation, a caller, a file.
+    /// The name of an operation, a caller or a file.
     pub name: String,
     /// Requests.
     pub requests: u64,
@@ -79,75 +79,76 @@ pub struct Busy {
 /// One interval.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct TopTable {
-    /// How long it was.
+    /// The length of the interval.
     pub seconds: f64,
     /// Requests seen.
     pub requests: u64,
-    /// Requests too fast to be seen.
+    /// Requests that were missed because they came too fast.
     pub lost: u64,
     /// Operations.
     pub operations: Vec<Busy>,
-    /// Threads that asked.
+    /// Threads that sent requests.
     pub callers: Vec<Busy>,
     /// Files and folders.
     pub files: Vec<Busy>,
 }
 
-/// What no request is slower than, in nanoseconds: lines of none are shown.
+/// Sentinel, in nanoseconds: no request is slower, so none is printed.
 pub const NEVER: u64 = u64::MAX;
 
-/// One request. Times in nanoseconds; what cannot be known is absent.
+/// One request. Times are in nanoseconds. A time that cannot be known is absent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TraceLine {
     /// The operation.
     pub op: String,
     /// The inode.
     pub inode: u64,
-    /// Who asked: the thread's number, 0 for the kernel itself.
+    /// The caller's thread id. 0 for the kernel itself.
     pub pid: u32,
-    /// Its name.
+    /// The name of that thread.
     pub caller: String,
     /// Bytes read or written.
     pub bytes: u32,
-    /// The error number that was answered; 0: none.
+    /// The errno that was answered. 0 if there was none.
     pub error: u32,
-    /// From the kernel's queue to the kernel's having the answer; without its word, from the daemon's having the request.
+    /// From the kernel's queue until the kernel has the answer. Without the kernel's events, from the moment
+    /// the daemon has the request.
     pub total_ns: u64,
-    /// In the kernel's queue, until the daemon had it.
+    /// Time in the kernel's queue, until the daemon has the request.
     pub queue_ns: Option<u64>,
-    /// The daemon's time: names, blob, cache, peer, origin, waiting and own together.
+    /// The daemon's time: the sum of names, blob, cache, peer, origin, wait and own.
     pub srv_ns: u64,
-    /// Rows, the planner, the log.
+    /// Time for metadata: rows, the planner, the log.
     pub names_ns: u64,
-    /// Hashes and checksums.
+    /// Time for hashes and checksums.
     pub blob_ns: u64,
-    /// The node's disk.
+    /// Time for this node's disk.
     pub cache_ns: u64,
-    /// Other nodes.
+    /// Time for other nodes.
     pub peer_ns: u64,
-    /// The origin.
+    /// Time for the origin.
     pub origin_ns: u64,
-    /// Waiting for a worker of the daemon's.
+    /// Time spent waiting for a worker of the daemon.
     pub wait_ns: u64,
-    /// What is left of the daemon's time.
+    /// The rest of the daemon's time.
     pub own_ns: u64,
-    /// From the answer to the kernel's having it.
+    /// From the answer until the kernel has it.
     pub return_ns: Option<u64>,
 }
 
-/// What is sent at a time.
+/// What the daemon sends at once.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Batch {
     /// Requests, in the order in which they ended on their threads.
     pub lines: Vec<TraceLine>,
-    /// Left out because they were too many to be shown.
+    /// Requests left out because there were too many to print.
     pub hidden: u64,
-    /// Something that a person should know, once.
+    /// A remark for the user, sent once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remark: Option<String>,
 }
 
-/// The spread of one part of the time, in nanoseconds.
+/// The distribution of one part of the time, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "what they are is their name")]
 pub struct Percentiles {
@@ -168,21 +169,21 @@ pub struct OpSummary {
     pub errors: u64,
     /// Bytes read or written.
     pub bytes: u64,
-    /// The spread of each part, by its name; without those of which nothing is known.
+    /// The distribution of each part, by its name. Parts without data are absent.
     pub parts: BTreeMap<String, Percentiles>,
 }
 
-/// What a trace came to.
+/// The result of a trace.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TraceSummary {
-    /// How long it took.
+    /// The length of the trace.
     pub seconds: f64,
     /// Requests seen.
     pub requests: u64,
-    /// Requests that were too many and too fast to be seen.
+    /// Requests that were missed because they were too many and too fast.
     pub lost: u64,
-    /// Why the kernel's part is not seen, or not of all requests.
+    /// Why the kernel's times are missing, for some requests or for all.
     pub kernel: Option<String>,
-    /// By operation, the one that took most time first.
+    /// By operation. The one that took the most time comes first.
     pub operations: Vec<OpSummary>,
 }

@@ -1,4 +1,4 @@
-//! Publishing a mounted volume: for a caller who waits, and again and again while it is mounted.
+//! Publishing a mounted volume: once for a caller that waits, or repeatedly while it is mounted.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,12 +16,12 @@ use crate::log;
 use crate::mount::Mount;
 use crate::publisher::check_name;
 
-/// How long what programs wrote is waited for.
+/// How long to wait for data that programs wrote.
 const HAND_OVER: Duration = Duration::from_secs(5);
-/// At the end of a mount a publication that was told to stop may take so long to do so.
+/// How long a publication that was told to stop may take to do so at the end of a mount.
 const LAST: Duration = Duration::from_secs(5);
 
-/// Publishes for a caller who must hear something at least once a second, also while the origin is waited for.
+/// Publishes for a caller that must receive a message at least once a second, also while the origin is slow.
 pub fn for_caller(
     node: &Arc<dyn Mount>,
     (path, name, afresh): (PathBuf, String, bool),
@@ -46,24 +46,24 @@ pub fn for_caller(
     work.join().unwrap_or_else(|_| Err(broken()))
 }
 
-/// Publishes a mounted volume again and again.
+/// The settings of repeated publication.
 #[derive(Clone, Debug)]
 pub struct Every {
-    /// How often, when something has changed; never without it.
+    /// The interval between publications. Nothing is published if nothing has changed. None: never publish.
     pub publish_every: Option<Duration>,
-    /// Under which name.
+    /// The name.
     pub publish_as: String,
-    /// At a clean unmount it is published once more, and waited for so long; 0: not.
+    /// How long a clean unmount waits for a last publication. 0: no last publication.
     pub publish_last: Duration,
 }
 
 impl Every {
-    /// Never.
+    /// No repeated publication.
     pub fn never() -> Every {
         Every { publish_every: None, publish_as: "latest".to_owned(), publish_last: Duration::ZERO }
     }
 
-    /// Begins, if it is to.
+    /// Starts publishing, if it is wanted.
     pub fn start(&self, node: &Arc<dyn Mount>, mountpoint: &Path) -> Result<Option<Publishing>> {
         let Some(every) = self.publish_every else { return Ok(None) };
         check_name(&self.publish_as)?;
@@ -115,7 +115,7 @@ impl Again {
         self.publish_last();
     }
 
-    /// The mount has ended, and everything that programs wrote has come: what was published is to be that.
+    /// Publishes the final state, after the mount has ended and all data that programs wrote has arrived.
     fn publish_last(&self) {
         if self.last.is_zero() {
             return;
@@ -144,7 +144,7 @@ impl Again {
     }
 }
 
-/// Publications that go on until this is dropped.
+/// Repeated publication that continues until this is dropped.
 pub struct Publishing {
     stop: Arc<AtomicBool>,
     last: Duration,
@@ -152,8 +152,8 @@ pub struct Publishing {
 }
 
 impl Drop for Publishing {
-    /// One under way is given up, and the last one begun; that may be waiting for an origin that does not answer, and is not waited for for
-    /// ever.
+    /// Stops a publication that is under way, and starts the last one. The last one may wait for an origin
+    /// that does not answer, so the wait for it is bounded.
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
         let Some(thread) = self.thread.take() else { return };

@@ -1,12 +1,15 @@
-//! A volume's claim on its origin, as a node keeps it: where the folder remembers it, when it is made, what is done when it is lost.
+//! A volume's claim on its origin, as a node holds it: where the folder stores it, when it is made, and what
+//! happens when it is lost.
 //!
-//! What a claim is, and what may be done with it, is [`origin::claim`]'s. Here are the folder's file ([`memory`]), the steps of an open for writing
-//! ([`Writer::open`]), and the thread that looks while the volume is open ([`watch`]).
+//! [`origin::claim`] defines what a claim is and what it allows. This module holds the folder's file
+//! ([`memory`]), the steps of opening for writing ([`Writer::open`]), and the thread that checks the claim
+//! while the volume is open ([`watch`]).
 //!
 //! ```text
-//!   marker ──► record `owner` ──► claim ──► (took over: wait, become the owner, hold what is published) ──► the volume is written to
+//!   marker ──► record `owner` ──► claim ──► (took over: wait, become the owner, hold what is published)
+//!                                   │                                           ──► the volume is written to
 //!                                   │
-//!               every few seconds: still ours?  no ──► read-only, one line in the log, shown by `covey status`
+//!            every few seconds: still ours?  no ──► read-only, one line in the log, shown by `covey status`
 //! ```
 
 pub mod memory;
@@ -33,34 +36,34 @@ use crate::publisher::Publisher;
 use crate::volume_dir::VolumeDir;
 use memory::ClaimFile;
 
-/// The shortest time that the origin is given to answer.
+/// The shortest time limit for an answer from the origin.
 const LEAST: Duration = Duration::from_secs(1);
-/// At the end of a mount the origin may take so long to be told.
+/// How long the origin may take to record the end of a mount.
 const LAST_WORD: Duration = Duration::from_secs(3);
 
 /// A volume's folder as a writer to its origin.
 #[derive(Clone)]
 pub struct Writer {
     dir: VolumeDir,
-    /// The origin as it is: what is stored through this is not looked after.
+    /// The origin without the claim's protection.
     bare: Arc<dyn Origin>,
     keeper: Arc<Keeper>,
     take_over: bool,
-    /// In a folder.
+    /// Whether the origin is in a folder.
     is_near: bool,
-    /// It lies within the volume's own folder.
+    /// Whether the origin lies within the volume's own folder.
     private: bool,
-    /// What the marker of a folder lacks is written once the origin is claimed.
+    /// The folder whose marker is completed after the origin is claimed.
     marker: Option<Arc<origin::Folder>>,
 }
 
 impl Writer {
-    /// Of an origin behind a network.
+    /// The writer to a remote origin.
     pub fn far(dir: &VolumeDir, bare: Arc<dyn Origin>, take_over: bool) -> Writer {
         Writer::new(dir, bare, None, false, take_over)
     }
 
-    /// Of an origin in a folder.
+    /// The writer to an origin in a folder.
     pub fn near(dir: &VolumeDir, folder: origin::Folder, take_over: bool) -> Result<Writer> {
         let folder = Arc::new(folder);
         if let Some(owner) = folder.volume().filter(|owner| *owner != dir.format().id) {
@@ -70,12 +73,13 @@ impl Writer {
         Ok(Writer::new(dir, folder.clone(), Some(folder), private, take_over))
     }
 
-    /// Of an origin whose marker and claims may be lost, which the caller mends.
+    /// The writer to an origin whose marker and claims may be lost. The caller repairs them.
     pub fn mending(dir: &VolumeDir, bare: Arc<dyn Origin>, near: bool, private: bool) -> Writer {
         Writer { marker: None, ..Writer::with(dir, bare, near, private, false) }
     }
 
-    /// Claims an origin that has its marker again. Where it has lost its claims, or was put back as it was earlier, new ones are made.
+    /// Claims an origin whose marker exists again. If the origin lost its claims, or was restored to an
+    /// earlier state, this makes new ones.
     pub fn mend(&self) -> Result<()> {
         match self.keeper.open(Wish::Open) {
             Err(ClaimError::Refused(Refusal::OriginOlder(_))) => self.keeper.open(Wish::TakeOver),
@@ -90,7 +94,7 @@ impl Writer {
         })
     }
 
-    /// Of a volume that is being restored into a folder outside of its origin.
+    /// The writer of a volume that is being restored into a folder outside of its origin.
     pub fn restored(dir: &VolumeDir, bare: Arc<dyn Origin>) -> Writer {
         Writer::far(dir, bare, true)
     }
@@ -121,12 +125,13 @@ impl Writer {
         }
     }
 
-    /// The origin, as the volume is to see it: it takes and removes only while the claim holds.
+    /// The origin for the volume. It accepts writes and deletions only while the claim holds.
     pub fn origin(&self) -> Arc<dyn Origin> {
         Arc::new(Guarded::new(self.bare.clone(), self.keeper.clone()))
     }
 
-    /// Claims the origin. One that does not answer now is no reason not to open the volume, unless it is to be taken over.
+    /// Claims the origin. If the origin does not answer now, the volume opens all the same, except for a
+    /// take-over.
     pub fn open(&self) -> Result<()> {
         let wish = if self.take_over { Wish::TakeOver } else { Wish::Open };
         match self.claim(wish) {
@@ -142,7 +147,7 @@ impl Writer {
         }
     }
 
-    /// Claims it for a volume that was restored into this folder; answers the claim before.
+    /// Claims the origin for a volume that was restored into this folder. Returns the previous claim.
     pub fn restore(&self) -> Result<Option<Claim>> {
         self.claim(Wish::Restore).map(|opened| opened.before).map_err(|trouble| match trouble {
             Trouble::Away(what) => not_now(&self.dir).why(what.to_string()),
@@ -164,7 +169,8 @@ impl Writer {
             folder.adopt_by(&self.dir.format().id).map_err(crate::origins::origin_failure)?;
         }
         let before = opened.before.as_ref();
-        // The lock of the folder shows that a writer at the same place has ended, also by a crash; one that wrote elsewhere may be a copy's.
+        // The folder's lock shows that a writer at the same place has ended, even by a crash. A writer at
+        // another place may use a copy of the folder.
         let elsewhere =
             !self.private && before.is_some_and(|before| before.place != publisher::place_of(&self.dir));
         if wish == Wish::TakeOver || (wish == Wish::Open && elsewhere) {
@@ -176,7 +182,7 @@ impl Writer {
         Ok(opened)
     }
 
-    /// The folder that takes over also signs what is published from now on.
+    /// Makes this folder the signer of everything published from now on.
     fn become_owner(&self) -> Result<()> {
         let failed = |error: TreeError| publisher::failure("cannot take over what is published", error);
         let Some(owner) = Owner::read(&*self.bare).map_err(failed)? else { return Ok(()) };
@@ -192,7 +198,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Makes the folder's rows hold what is published, if they may be older than that. Until it is done nothing is deleted.
+    /// Makes the folder's rows refer to all published blobs, if the rows may be older. Until that is done,
+    /// nothing is deleted.
     pub fn hold_published(&self, store: &dyn MetaStore) -> Result<()> {
         if !self.keeper.must_hold() {
             return Ok(());
@@ -201,14 +208,14 @@ impl Writer {
         self.keeper.holds_published().map_err(|error| memory::failure(&self.dir, &error))
     }
 
-    /// The same where it must not fail: it is tried again at the next open.
+    /// The same without a failure. The next open tries again.
     pub fn try_to_hold_published(&self, store: &dyn MetaStore) {
         if let Err(failure) = self.hold_published(store) {
             log::warn(&format!("nothing is deleted in the origin for now: {}", failure.in_one_line()));
         }
     }
 
-    /// The end: the origin is told that nobody writes any more, if it answers in a moment.
+    /// Tells the origin that the writer has ended, if the origin answers soon.
     pub fn close(&self) {
         let keeper = self.keeper.clone();
         let Ok(telling) = base::thread::spawn("covey-claim", move || keeper.close()) else { return };
@@ -218,30 +225,30 @@ impl Writer {
         }
     }
 
-    /// What a volume asks before it deletes blobs.
+    /// The check that a volume makes before it deletes blobs.
     pub fn may_delete(&self) -> MayDelete {
         let keeper = self.keeper.clone();
         Arc::new(move || keeper.may_remove().map(drop).map_err(|error| error.to_string()))
     }
 
-    /// Keeps the claim.
+    /// The holder of the claim.
     pub fn keeper(&self) -> &Arc<Keeper> {
         &self.keeper
     }
 
-    /// An error unless the origin is there and this volume's, as seen now.
+    /// Checks now that the origin exists and belongs to this volume.
     pub fn verify(&self) -> Result<()> {
         self.keeper.verify().map_err(|error| self.failure(error))
     }
 
-    /// The same in a bounded time, if that is said.
+    /// The same within a time limit, if one is given.
     pub fn verify_within(&self, patience: Option<Duration>) -> Result<()> {
         let Some(patience) = patience else { return self.verify() };
         let asked = self.keeper.verify_within(patience.max(LEAST), Duration::ZERO);
         asked.map_err(|error| self.failure(error))
     }
 
-    /// Whether another writer has claimed the origin, as far as it is known.
+    /// Whether another writer is known to have claimed the origin.
     pub fn is_lost(&self) -> bool {
         matches!(self.keeper.standing(), Standing::Lost { .. })
     }
@@ -255,7 +262,7 @@ impl Writer {
         }
     }
 
-    /// An error if it is; a folder is looked at for that, which costs nothing.
+    /// Fails if the claim is lost. Reads an origin in a folder for that, which is cheap.
     pub fn not_lost(&self) -> Result<()> {
         if self.is_near {
             return self.verify();
@@ -266,7 +273,7 @@ impl Writer {
         }
     }
 
-    /// Makes a new claim after the last: older copies of the folder are known to be old from now on.
+    /// Makes a new claim after the last one. From then on older copies of the folder are recognized as old.
     pub fn renew(&self) -> Result<()> {
         self.keeper.renew(Kind::Renewed).map_err(|error| self.failure(error))
     }
@@ -303,13 +310,13 @@ impl Writer {
     }
 }
 
-/// Why the origin is not claimed.
+/// Why the origin could not be claimed.
 enum Trouble {
-    /// It does not answer; later it may.
+    /// It does not answer now, but may do so later.
     Away(BlobError),
-    /// The place is not the origin now.
+    /// The place does not hold the origin now.
     Gone(Failure),
-    /// This folder may not.
+    /// This folder may not claim it.
     Failed(Failure),
 }
 
@@ -319,13 +326,13 @@ impl From<Failure> for Trouble {
     }
 }
 
-/// "It does not answer".
+/// The failure for a take-over of an origin that does not answer.
 pub fn not_now(dir: &VolumeDir) -> Failure {
     Failure::new("origin-away", format!("{} does not answer, so it cannot be taken over", dir.origin()))
         .next("try again when it does")
 }
 
-/// Waits until a writer that was not seen to end has sent its last request.
+/// Waits until the last request of a writer whose end was not seen must have arrived.
 pub fn settle(before: Option<&Claim>) {
     if before.is_some_and(|before| before.kind != Kind::Closed) {
         log::line("waiting until a writer that may still be there has noticed");
@@ -333,7 +340,7 @@ pub fn settle(before: Option<&Claim>) {
     }
 }
 
-/// "Another writes there now".
+/// The failure for an origin that another writer has claimed.
 fn taken(dir: &VolumeDir, what: String) -> Failure {
     Failure::new("origin-taken", format!("{} is not this folder's to write to", dir.origin()))
         .why(what)
@@ -351,7 +358,7 @@ fn gone(dir: &VolumeDir, what: String) -> Failure {
         ))
 }
 
-/// The place must have been made for this volume: two would delete each other's blobs.
+/// The failure for an origin of another volume. Two volumes in one origin would delete each other's blobs.
 pub fn not_this_volume(dir: &VolumeDir, owner: &str) -> Failure {
     Failure::new("origin-taken", format!("{} belongs to another volume", dir.origin()))
         .why(format!("it was made for the volume {owner}, and this is {}", dir.format().id))
@@ -359,7 +366,8 @@ pub fn not_this_volume(dir: &VolumeDir, owner: &str) -> Failure {
         .next("what another folder's volume holds can be read with -o ro and exported: covey export")
 }
 
-/// What is published stays published: rows that know nothing of it must not delete what only a tree needs.
+/// Makes rows refer to everything that is published. Otherwise rows that do not know a tree could delete
+/// blobs that only the tree needs.
 pub fn hold_published(store: &dyn MetaStore, origin: &Arc<dyn Origin>) -> Result<()> {
     let failed = |error| publisher::failure("cannot look at what is published", error);
     for name in root::names(&**origin).map_err(failed)? {
@@ -376,7 +384,7 @@ pub fn hold_published(store: &dyn MetaStore, origin: &Arc<dyn Origin>) -> Result
     Ok(())
 }
 
-/// What a status says of a standing; none of a volume that is being closed.
+/// The claim in a status. None for a volume that is being closed.
 pub fn status(standing: Standing) -> Option<ClaimStatus> {
     let plain = |state: &str, epoch| ClaimStatus {
         state: state.to_owned(),

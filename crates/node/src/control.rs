@@ -1,4 +1,5 @@
-//! Asking a daemon, and believing only its own answers: [`api::control`] with what [`crate::trust`] knows of this machine's mounts.
+//! Requests to a daemon that accept only its own answers: [`api::control`] with what [`crate::trust`] knows
+//! about this machine's mounts.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -11,7 +12,7 @@ use serde::de::DeserializeOwned;
 
 use crate::trust;
 
-/// What this machine's table of mounts says.
+/// The mounts in this machine's mount table.
 struct Mounts;
 
 impl Known for Mounts {
@@ -25,17 +26,19 @@ impl Known for Mounts {
     }
 }
 
-/// Asks a daemon. `tick` is told how far long work has come. It ends by the deadline of this thread, and by the silence of the daemon.
+/// Sends a request and waits for the answer. `tick` receives the progress of a long operation. The deadline
+/// of this thread and the limit on the daemon's silence bound the wait.
 pub fn ask<T: DeserializeOwned>(ear: &Ear, request: &Request, tick: &mut dyn FnMut(&Tick)) -> Result<T> {
     control::ask(&Mounts, ear, request, tick)
 }
 
-/// Asks a daemon, and returns before it answers.
+/// Sends a request and returns before the answer.
 pub fn begin(ear: &Ear, request: &Request) -> Result<Asked> {
     Asked::ask(&Mounts, ear, request)
 }
 
-/// A daemon that is there and says nothing: which, why as far as it can be seen, and what to do.
+/// The failure to report for a daemon that exists and is silent: which daemon, why as far as can be seen, and
+/// what to do.
 pub fn silent(ear: &Ear, waited: Duration) -> Failure {
     control::silent(&Mounts, ear, waited)
 }

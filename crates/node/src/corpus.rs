@@ -12,7 +12,7 @@ use fs::api::Filesystem;
 use crate::mount::{Mount, Short};
 use crate::sys::Memory;
 
-/// A corpus that is mounted.
+/// A mounted corpus.
 pub struct Served {
     name: String,
     corpus: Arc<Corpus>,
@@ -20,7 +20,7 @@ pub struct Served {
 }
 
 impl Served {
-    /// Derives all of its files.
+    /// Generates all of its files.
     pub fn make(spec: Spec) -> Result<Served> {
         // SAFETY: getegid(2) takes nothing and cannot fail.
         let gid = unsafe { libc::getegid() };

@@ -4,7 +4,7 @@ use std::io;
 
 use api::error::Failure;
 
-/// An error number of the filesystem's, in words.
+/// A failure with the text of one of the filesystem's error numbers.
 pub fn errno_failure(what: impl Into<String>, errno: fs::Errno) -> Failure {
     Failure::io(what, &io::Error::from_raw_os_error(errno.0))
 }

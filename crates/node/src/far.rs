@@ -1,4 +1,4 @@
-//! The far side of a node: an origin behind a network, with the node's cache before it and the uploads beside it.
+//! A remote origin: the node's cache in front of it, and the uploads beside it.
 //!
 //! ```text
 //!   Volume ──► NodeCache ──► VOLUME/blobs            what this node has
@@ -7,7 +7,7 @@
 //!                  └── miss, delete ──────────────────►└── Remote (s3://, gs://, az://)
 //! ```
 //!
-//! This is wiring, and the figures of the three in words. With a local origin there is none of it.
+//! This module holds the wiring and the figures of the three. A volume with a local origin has none of it.
 
 pub mod away;
 pub mod options;
@@ -42,36 +42,40 @@ use away::Away;
 use options::FarOptions;
 use status::{cache_status, request_status, upload_status};
 
-/// A pack of small files is kept open for so long before it is uploaded half empty: each upload is a request.
+/// A pack of small files stays open for this long before it is uploaded half empty, because each upload is a
+/// request.
 const SEAL_SMALL: Duration = Duration::from_secs(60);
-/// A request for one blob's upload ends by then, and is made again: so an outage is noticed, and a thin line carries a few blobs at a time.
+/// The time limit for the upload of one blob. The upload is then repeated. So an outage is noticed, and a
+/// slow connection carries only a few blobs at a time.
 const UPLOAD_DEADLINE: Duration = Duration::from_secs(60);
-/// A read ends with the reason before the mount's own deadline ends it without: by so many twelfths of it.
+/// A read from the origin times out after this many twelfths of the mount's deadline. So it can report its
+/// reason before the deadline ends it without one.
 const READ_TWELFTHS: u32 = 10;
-/// The origin is asked for so long before a volume is opened without its answer: a store that is there needs a few round trips.
+/// How long opening a volume waits for the origin. A store that works needs only a few round trips.
 pub const ORIGIN_ASKED: Duration = Duration::from_secs(2);
-/// Closing waits so long for uploads that are under way.
+/// How long closing waits for uploads that are under way.
 const LAST_UPLOADS: Duration = Duration::from_secs(2);
 
-/// What only a volume with a far origin has.
+/// The remote side of a volume: cache, uploads and origin.
 pub struct Far {
     cache: Arc<NodeCache>,
     uploads: Arc<Uploads>,
     remote: Arc<Remote>,
     spec: RemoteSpec,
     floor: u64,
-    /// Of an origin that could not be used when the volume was opened.
+    /// The search for an origin that could not be used when the volume was opened.
     away: Option<Arc<Away>>,
-    /// Of a volume that is opened for writing.
+    /// The claim, if the volume is open for writing.
     writer: Option<Writer>,
 }
 
 impl Far {
-    /// Opens the far side of a volume.
+    /// Opens the remote side of a volume.
     pub fn open(dir: &VolumeDir, spec: &RemoteSpec, options: &NodeOptions) -> Result<Far> {
         let read_only = options.read_only || options.frozen;
         let access = if read_only { Access::ReadOnly } else { Access::ReadWrite };
-        // One bound for what is asked before the volume is open: most of it works without the origin.
+        // One time limit for all questions before the volume is open. Most of a volume works without the
+        // origin.
         let reached = || reach(dir, spec, access, limits(&options.far, options.deadline));
         let (remote, trouble) = Deadline::after(ORIGIN_ASKED).scope(reached)?;
         let remote = Arc::new(remote);
@@ -79,7 +83,7 @@ impl Far {
         match &writer {
             Some(writer) if trouble.is_none() => writer.open()?,
             Some(_) if options.take_over => return Err(claim::not_now(dir)),
-            // Its look-out claims the origin when that answers.
+            // The thread that checks the claim makes it when the origin answers.
             _ => {}
         }
         let mut far = Far::before(dir, remote, writer, read_only, &options.far)?;
@@ -89,7 +93,7 @@ impl Far {
         Ok(far)
     }
 
-    /// Makes the origin of a new volume.
+    /// Creates the origin of a new volume.
     pub fn format(dir: &VolumeDir, spec: &RemoteSpec) -> Result<Far> {
         let options = FarOptions::default();
         let limits = limits(&options, crate::options::DEADLINE);
@@ -98,7 +102,7 @@ impl Far {
         Far::before(dir, remote, None, false, &options)
     }
 
-    /// Puts cache and uploads before an origin.
+    /// Puts the cache and the uploads in front of an origin.
     fn before(
         dir: &VolumeDir,
         remote: Arc<Remote>,
@@ -115,7 +119,7 @@ impl Far {
         let upload = UploadOptions {
             workers: if read_only { 0 } else { options.uploads },
             budget,
-            // Below the cache's own: it makes room first, from what the origin has.
+            // Below the cache's floor. So the cache first evicts blobs that the origin has.
             floor: floor / 2,
             patience: options.timeout,
         };
@@ -138,7 +142,7 @@ impl Far {
         Ok(Far { cache: Arc::new(cache), uploads, remote, spec, floor, away: None, writer })
     }
 
-    /// The origin, as the volume sees it.
+    /// The origin for the volume.
     pub fn origin(&self) -> Arc<dyn Origin> {
         self.cache.clone()
     }
@@ -148,12 +152,12 @@ impl Far {
         Arc::new(Roomy::new(packs, self.cache.clone(), self.floor))
     }
 
-    /// The claim on it.
+    /// The claim on the origin.
     pub fn writer(&self) -> Option<&Writer> {
         self.writer.as_ref()
     }
 
-    /// Tries everything that waits to be uploaded now.
+    /// Retries all pending uploads now.
     pub fn hurry(&self) {
         self.uploads.hurry();
     }
@@ -163,7 +167,7 @@ impl Far {
         &self.cache
     }
 
-    /// How a volume before this is opened.
+    /// The options for opening a volume with this origin.
     pub fn volume_options(&self, far: &FarOptions, options: Options) -> Options {
         Options {
             near: false,
@@ -174,12 +178,12 @@ impl Far {
         }
     }
 
-    /// The volume is open: from now on it can be told whether a blob is anybody's.
+    /// Call this when the volume is open. From then on uploads can find out whether a blob is still needed.
     pub fn opened(&self, journal: &Arc<Journal>) {
-        // The journal holds the packs, and these hold the uploads: not the other way round as well.
+        // The journal owns the packs, and these own the uploads. A strong reference back would be a cycle.
         let journal = Arc::downgrade(journal);
         let packs = move |id: &base::BlobId| Names::new(journal.upgrade()?).blob_packs(id).ok();
-        // What cannot be told counts as needed.
+        // If that cannot be determined, the blob counts as needed.
         self.uploads.ask_whether_needed(move |id| packs(id).is_none_or(|packs| !packs.is_empty()));
     }
 
@@ -209,7 +213,7 @@ impl Far {
         Tick { done, of: total.bytes, what }
     }
 
-    /// Lets go of cached blobs: of all, or until no more than this is kept.
+    /// Evicts cached blobs: all, or until at most this many bytes are cached.
     pub fn evict(&self, to: Option<u64>) -> Result<Evicted> {
         let evicted = self.cache.evict(to.map_or(Evict::All, Evict::To));
         let pinned = self.uploads.stats().pinned;
@@ -221,7 +225,7 @@ impl Far {
         })
     }
 
-    /// Ends it; what is not uploaded stays and is said.
+    /// Closes it. Logs what is not uploaded; that stays on this node.
     pub fn close(&self) {
         self.away.iter().for_each(|away| away.stop());
         let left = self.uploads.close(LAST_UPLOADS);
@@ -231,7 +235,7 @@ impl Far {
         }
     }
 
-    /// The figures now.
+    /// The current figures.
     pub fn status(&self) -> FarStatus {
         FarStatus {
             endpoint: self.spec.endpoint.clone(),
@@ -244,7 +248,7 @@ impl Far {
     }
 }
 
-/// What an origin may take, as the mount's options say; `deadline`: a read fails after this.
+/// The limits for an origin, from the mount's options. `deadline` is the time after which a read fails.
 pub fn limits(options: &FarOptions, deadline: Duration) -> Limits {
     Limits {
         max_requests: options.max_requests.map(u64::from),
@@ -255,9 +259,9 @@ pub fn limits(options: &FarOptions, deadline: Duration) -> Limits {
     }
 }
 
-/// Opens the origin of a volume that is there. One that cannot be used at the moment is no reason not to open it: what is on this node can be
-/// read, and what is written is uploaded when the origin serves again. Then the second value says why, and the origin is looked at before anything in
-/// it is changed.
+/// Opens the origin of an existing volume. If it cannot be used at the moment, the volume opens all the same:
+/// data on this node can be read, and written data is uploaded when the origin works again. Then the second
+/// value says why. The origin is checked before anything in it is changed.
 fn reach(
     dir: &VolumeDir,
     spec: &RemoteSpec,
@@ -282,16 +286,16 @@ fn reach(
     }
 }
 
-/// Whether a volume is opened although its origin does not serve it. A bucket that is not there is a
-/// mistake in where the volume's blobs are; what is on this node can be read all the same.
+/// Whether a volume opens although its origin cannot serve it. A missing bucket means that the location of
+/// the volume's blobs is wrong. Even then, data on this node can be read.
 fn may_be_unseen(mistake: Mistake, access: Access) -> bool {
     let of_the_place =
         matches!(mistake, Mistake::Bucket | Mistake::Region | Mistake::NotAnOrigin | Mistake::Other);
     passes(mistake) || of_the_place && access == Access::ReadOnly
 }
 
-/// Whether a mistake is an outage, or what a person mends while a volume is used: no reason not to go on
-/// with what is on this node.
+/// Whether a mistake is an outage, or something that a person can correct while a volume is in use. Then the
+/// volume works with the data on this node.
 pub fn passes(mistake: Mistake) -> bool {
     match mistake {
         Mistake::Busy | Mistake::Endpoint | Mistake::Tls | Mistake::NotAStore | Mistake::Full => true,
@@ -301,7 +305,7 @@ pub fn passes(mistake: Mistake) -> bool {
     }
 }
 
-/// What is said of what is not uploaded yet, when a volume is closed.
+/// The message about pending uploads when a volume is closed.
 pub fn not_uploaded(blobs: u64, size: u64) -> String {
     format!(
         "{} blobs ({}) are not uploaded yet; they stay on this node's disk, and uploading goes on at the next mount (covey flush waits for it)",

@@ -1,4 +1,4 @@
-//! A fleet's node, wired: what is typed, the cache that lends its files, what a status says.
+//! The wiring of a node in a fleet: its options, the cache whose files it lends, its figures.
 //!
 //! ```text
 //!   Volume ──► NodeCache ──miss──► Fleet ──► nodes, depots, the origin
@@ -7,7 +7,8 @@
 //!                 └── came, went ───┘   Told
 //! ```
 //!
-//! The cache owns the fleet (it is the origin that the cache knows), so the other way round there are only weak references.
+//! The cache owns the fleet, which is the origin for the cache. So the other direction has only weak
+//! references.
 
 pub mod lender;
 pub mod lent;
@@ -38,24 +39,25 @@ use tree::Tree;
 use crate::log;
 use options::FleetOptions;
 
-/// A mount waits so long for the others ...
+/// How long a mount waits until it meets another node.
 const MEETING: Duration = Duration::from_secs(3);
-/// ... and, when it has met one, until nobody new was heard of for so long, which is longer than gossip takes from one to the next; nodes that start at once and
-/// know different halves of the fleet ask different trackers, and each of these gives a lease for the first blobs ...
+/// Once it has met one, it waits until it has heard of no new node for this long. This is longer than gossip
+/// takes from one node to the next. Without this wait, nodes that start together and know different halves of
+/// the fleet would ask different trackers, and each of these would grant a lease for the first blobs.
 const CALM: Duration = Duration::from_millis(300);
-/// ... but no longer than this: in a large fleet somebody always comes.
+/// It waits no longer than this, because in a large fleet new nodes always arrive.
 const CALMING: Duration = Duration::from_secs(1);
 
-/// A node of a fleet, before its cache is open.
+/// A node that has joined a fleet, before its cache is open.
 pub struct Joined {
-    /// The fleet, to be put beneath the cache.
+    /// The fleet, which becomes the origin of the cache.
     pub fleet: Arc<Fleet>,
-    /// What it is told of groups.
+    /// The groups of blobs, as far as they are known.
     pub groups: Groups,
 }
 
-/// Joins. `keeps`: as one that only lends its disk. `folder`: where the node keeps who it is. `volume`: whose trees the fleet reads. `patience`: a reader has an
-/// error after this.
+/// Joins a fleet. `keeps` means a node that only lends its disk. `folder` holds the node's identity. `volume`
+/// is the volume whose trees the fleet reads. `patience` is the time after which a read fails.
 pub fn join(
     options: &FleetOptions,
     role: Role,
@@ -86,7 +88,7 @@ pub fn join(
         verify: options.verify,
         finding: options.find,
         origin,
-        // An error that says why comes before the one that says nothing.
+        // The fleet's error says why. So it must come before the reader's timeout, which says nothing.
         deadline: patience * 11 / 12,
         groups: groups.clone(),
         report: log::sink(),
@@ -105,12 +107,12 @@ pub fn join(
     Ok(Joined { fleet: Arc::new(fleet), groups })
 }
 
-/// Whether what others say to this address can be read and changed on the way: it is not only this machine's.
+/// Whether others can read and change the traffic to this address. Traffic within this machine is safe.
 pub fn is_in_the_clear(address: SocketAddr, is_encrypted: bool) -> bool {
     !is_encrypted && !address.ip().to_canonical().is_loopback()
 }
 
-/// The line about it for the log.
+/// The log line about unencrypted traffic.
 fn clear_line(address: SocketAddr, is_encrypted: bool) -> Option<String> {
     is_in_the_clear(address, is_encrypted).then(|| {
         format!(
@@ -120,7 +122,7 @@ fn clear_line(address: SocketAddr, is_encrypted: bool) -> Option<String> {
     })
 }
 
-/// Waits a moment for the others to be there: what is read before would be asked of the origin by every node that starts now.
+/// Waits briefly for other nodes. Without this wait, every node that starts now would read from the origin.
 fn meets_somebody(fleet: &Fleet) -> bool {
     let until = base::time::monotonic() + MEETING;
     while fleet.seen().len() < 2 {
@@ -132,7 +134,8 @@ fn meets_somebody(fleet: &Fleet) -> bool {
     true
 }
 
-/// Waits until nobody new is heard of, if somebody has been met. To be called when this node serves: the others count on that as soon as they know it.
+/// Waits until no new node is heard of, if any node has been met. Call this when the node serves, because
+/// other nodes rely on it as soon as they know it.
 pub fn calm(fleet: &Fleet) {
     let nodes = calmed(|| fleet.seen().len());
     if nodes > 1 {
@@ -140,7 +143,7 @@ pub fn calm(fleet: &Fleet) {
     }
 }
 
-/// Waits until `seen`, which counts this node too, has been the same for [`CALM`]; says what it was at last.
+/// Waits until `seen`, which counts this node too, has not changed for [`CALM`]. Returns the last value.
 fn calmed(seen: impl Fn() -> usize) -> usize {
     let (mut nodes, met) = (seen(), base::time::monotonic());
     let mut changed = met;
@@ -166,7 +169,7 @@ fn fleet_failure(error: &FleetError, listen: SocketAddr) -> Failure {
         .next("name an address of this machine and a free port: --listen ADDRESS:PORT")
 }
 
-/// The cache's files, lent to others.
+/// Lends the cache's files to other nodes.
 pub struct Lender(pub Weak<NodeCache>);
 
 impl Holdings for Lender {
@@ -189,7 +192,7 @@ impl Holdings for Lender {
     }
 }
 
-/// Hears from the cache what comes and goes.
+/// Tells the fleet which blobs enter and leave the cache.
 pub struct Told(pub Weak<Fleet>);
 
 impl cache::Watch for Told {
@@ -205,7 +208,7 @@ impl cache::Watch for Told {
         }
     }
 
-    /// What came from a neighbour can come from one again.
+    /// A blob that came from another node can come from one again.
     fn cost(&self, id: &BlobId) -> Cost {
         match self.0.upgrade().and_then(|fleet| fleet.came_from(id)) {
             Some(Tier::Peer | Tier::Stream) => Cost::Peer,
@@ -215,17 +218,19 @@ impl cache::Watch for Told {
     }
 }
 
-/// A tree that says, of every pack that is looked up, which blob it is: so groups are known before the blob is asked for.
+/// A tree that reports, for every pack that is looked up, which blob it is. So groups are known before the
+/// blob is requested.
 pub struct Grouped {
     tree: Arc<Tree>,
     groups: Groups,
 }
 
 impl Grouped {
-    /// Over a tree. All its packs are gone through behind, so that a node that finds blobs in its cache knows their groups as well.
+    /// Wraps a tree. A background thread goes through all its packs, so that a node that finds blobs in its
+    /// cache also knows their groups.
     pub fn over(tree: Arc<Tree>, groups: Groups) -> Grouped {
         let (walked, learns) = (tree.clone(), groups.clone());
-        // Without a thread they are learnt as they are looked up.
+        // Without a thread, groups are learned when packs are looked up.
         let _ = base::thread::spawn("covey-groups", move || {
             let walk = walked
                 .rows(&Key::kind(tags::PACK), &mut |key, row| learn(&learns, &Key::from_bytes(key), row));
@@ -276,7 +281,7 @@ impl MetaStore for Grouped {
     }
 }
 
-/// Tells the fleet now and then what the cache could still take, until the cache is gone.
+/// Tells the fleet at intervals how much space the cache has left, until the cache is closed.
 pub fn tell_free(fleet: &Arc<Fleet>, cache: &Arc<NodeCache>) {
     let (fleet, cache) = (Arc::downgrade(fleet), Arc::downgrade(cache));
     let _ = base::thread::spawn("covey-vitals", move || {
@@ -315,7 +320,7 @@ mod tests {
             looks.set(looks.get() + 1);
             of(looks.get())
         };
-        // About ten milliseconds a look: the second comes after the third part of the wait.
+        // About ten milliseconds per poll. The second node appears after a third of the wait.
         let (nodes, time) = time_of(|| look(|looks| if looks < 11 { 2 } else { 3 }));
         assert!(nodes == 3 && time >= CALM + Duration::from_millis(90), "{nodes} nodes, {time:?}");
         looks.set(0);

@@ -1,14 +1,15 @@
-//! `--follow`: a mount of `ORIGIN@NAME` that moves to what is published under the name next.
+//! `--follow`: a mount of `ORIGIN@NAME` that moves to each new tree published under the name.
 //!
 //! ```text
-//!   every 10 s   the record of the name ──► the same root? that is all
-//!                another root ──► what is another in its tree (tree::diff) ──► fs::follow begins to move
-//!                the kernel forgets those names and folders, one after the other ──► and only then it has moved
+//!   every 10 s   read the record of the name ──► same root: nothing to do
+//!                another root ──► find what differs (tree::diff) ──► fs::follow begins the move
+//!                the kernel forgets the changed names and folders, one by one ──► the move is complete
 //! ```
 //!
-//! What a node that is open shows, and why no program sees half of a move, stands in [`fs::follow`]. Here is only what is asked for
-//! when: a record that cannot be had, that is no good, or that is older than one that was seen ([`trust`]), leaves the mount where it is, with one line in the log until it is
-//! good again.
+//! [`fs::follow`] explains what an open node shows during a move, and why no program sees half of one. This
+//! module decides when to move. If a record cannot be read, is invalid, or is older than one seen before
+//! ([`trust`]), the mount keeps its tree. It writes one line to the log, and no further line until the record
+//! is good again.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,36 +34,36 @@ use crate::frozen::{Named, grouped, parts_of, tree_info, trust};
 use crate::log;
 use crate::refused::open_failure;
 
-/// The tree that is shown.
+/// The tree that is shown now.
 struct Shown {
     root: Root,
     tree: Arc<Tree>,
     volume: Arc<Volume>,
 }
 
-/// Where a tree is read.
+/// The sources from which a tree is read.
 #[derive(Clone)]
 pub struct ReadFrom {
-    /// Its records and the bytes of files.
+    /// The source of its records and of the bytes of files.
     pub origin: Arc<dyn Origin>,
-    /// Its nodes.
+    /// The source of its tree nodes.
     pub names: Arc<dyn BlobSource>,
 }
 
-/// A name that is followed.
+/// A published name that a mount follows.
 pub struct Follow {
     named: Named,
     from: ReadFrom,
     options: Options,
     groups: Option<Groups>,
-    /// The origin could not be used when the tree was mounted, and that was said.
+    /// The origin could not be used when the tree was mounted, and a message said so.
     began_away: bool,
     following: Arc<Following>,
     shown: Mutex<Shown>,
 }
 
 impl Follow {
-    /// Shows the tree of this root for now.
+    /// Shows the tree of this root first.
     pub fn new(
         named: &Named,
         root: Root,
@@ -76,12 +77,12 @@ impl Follow {
         Ok(Follow { named, from, options, groups, began_away: false, following, shown })
     }
 
-    /// The origin cannot be used at the moment, and that was said.
+    /// Notes whether the origin cannot be used at the moment and a message has said so.
     pub fn away(self, began_away: bool) -> Follow {
         Follow { began_away, ..self }
     }
 
-    /// As the kernel sees it.
+    /// The filesystem that the kernel sees.
     pub fn filesystem(&self) -> Arc<dyn Filesystem> {
         self.following.clone()
     }
@@ -91,14 +92,14 @@ impl Follow {
         self.shown.lock().volume.clone()
     }
 
-    /// Its root.
+    /// The root of the tree that is shown now.
     pub fn root(&self) -> Root {
         self.shown.lock().root.clone()
     }
 
-    /// Looks at the record, and moves if there is something new. Only one caller at a time.
+    /// Reads the record, and moves to the new tree if there is one. Only one caller at a time.
     fn step(&self, kernel: &Notifier) -> Result<Option<TreeInfo>> {
-        // What a person accepted when the mount began was the record of that moment.
+        // A user who accepted an older record accepted only the one at the time of the mount.
         let root = trust::read(&self.named, &*self.from.origin, false)?;
         let (old_root, old) = {
             let shown = self.shown.lock();
@@ -121,17 +122,18 @@ impl Follow {
         forget(kernel, &changes, &names);
         kernel.settle();
         moving.finish(next.volume.clone());
-        // A listing that began before may have been put away by the kernel since.
+        // The kernel may have cached a listing that began before the move, so it must forget the folder
+        // again.
         changes.folders().into_iter().for_each(|dir| kernel.inval_inode(dir, 0, 0));
         kernel.settle();
-        // Files that are open may need the old tree for long, but little of it.
+        // Open files may need the old tree for long, but only a small part of it.
         old.trim();
         let info = tree_info(&next.root);
         *self.shown.lock() = next;
         Ok(Some(info))
     }
 
-    /// Follows from now on, until what is returned is dropped.
+    /// Follows the name until the returned value is dropped.
     pub fn start(self: &Arc<Follow>, every: Duration, kernel: Notifier) -> Result<Watching> {
         let stop = Arc::new(Stop::default());
         let (follow, stopped) = (self.clone(), stop.clone());
@@ -165,7 +167,7 @@ impl Follow {
     }
 }
 
-/// Nodes that were started together do not ask together: within a tenth.
+/// Varies the interval by up to 10 %, so that nodes started together do not ask together.
 fn spread(every: Duration) -> Duration {
     let part = (base::random::u64() % 201) as f64 / 1000.0;
     every.mul_f64(0.9 + part)
@@ -185,7 +187,7 @@ fn open(
     Ok(Shown { root, tree, volume: Arc::new(volume) })
 }
 
-/// Takes from the kernel what is not so any more.
+/// Makes the kernel forget names and inodes that have changed.
 fn forget(kernel: &Notifier, changes: &Changes, names: &[(Ino, Vec<u8>)]) {
     for (parent, name) in changes.names.iter().chain(names) {
         kernel.inval_entry(*parent, name);
@@ -213,7 +215,7 @@ impl Stop {
     }
 }
 
-/// A name that is being followed; dropped, it is not any more.
+/// The thread that follows a name. It stops when this is dropped.
 pub struct Watching {
     stop: Arc<Stop>,
     thread: Option<JoinHandle<()>>,

@@ -1,5 +1,5 @@
-//! A published tree as what a mount serves: `ORIGIN@NAME`. There is no volume and no lock: names and bytes come from the origin as they are
-//! looked at.
+//! A published tree as the source of a mount: `ORIGIN@NAME`. There is no volume and no lock. Metadata and
+//! file data come from the origin on demand.
 
 pub mod trust;
 
@@ -30,7 +30,7 @@ use crate::publisher;
 use crate::volume_dir::Home;
 use trust::{Accept, Unread};
 
-/// How often the record of a followed name is looked at.
+/// How often the record of a followed name is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Interval(pub Duration);
 
@@ -46,22 +46,22 @@ impl FromStr for Interval {
     }
 }
 
-/// Which tree.
+/// A published tree, and how it is to be mounted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Named {
     /// The origin, and how it is reached.
     pub home: Home,
-    /// Where a mount keeps what it fetched, if somebody said.
+    /// The folder for the cache of a mount, if a user named one.
     pub cache: Option<PathBuf>,
-    /// The name.
+    /// The published name.
     pub name: String,
-    /// The only key that may have signed it.
+    /// The only key whose signature is accepted.
     pub key: Option<PublicKey>,
-    /// It may be older than what was seen.
+    /// Accept a record older than one that was seen.
     pub older: bool,
-    /// Whether a mount moves to what is published next, and how often it looks.
+    /// Whether a mount follows the name, and how often it reads the record.
     pub follow: Option<Interval>,
-    /// Of which fleet a mount is a node, if it is of one.
+    /// The fleet that a mount joins, if any.
     pub fleet: Option<Box<FleetOptions>>,
 }
 
@@ -72,7 +72,7 @@ impl fmt::Display for Named {
 }
 
 impl Named {
-    /// `ORIGIN@NAME`; `None` for what begins like no origin.
+    /// Parses `ORIGIN@NAME`. `None` if the text does not begin like an origin.
     pub fn parse(text: &str) -> Result<Option<Named>> {
         if !api::source::is_origin(text) {
             return Ok(None);
@@ -84,7 +84,7 @@ impl Named {
                 ));
         }
         let (origin, name) = text.rsplit_once('@').ok_or_else(|| {
-            // An origin that is none is refused before anybody is told to add a name to it.
+            // An invalid origin is reported before a missing name.
             let named = origins::address(text, &Reach::default());
             named.err().unwrap_or_else(|| {
                 Failure::usage(format!("{text} names an origin and no tree in it"))
@@ -104,27 +104,27 @@ impl Named {
         }))
     }
 
-    /// With what somebody said of what is accepted.
+    /// Sets which records the user accepts.
     pub fn accepting(mut self, accept: &Accept) -> Result<Named> {
         self.key = accept.key.as_deref().map(parse_key).transpose()?;
         self.older = accept.accept_older;
         Ok(self)
     }
 
-    /// Reached as somebody said, and with a cache where somebody said.
+    /// Sets how the origin is reached, and the folder of the cache.
     pub fn reached(mut self, reach: &Reach, cache: Option<&Path>) -> Result<Named> {
         self.home = origins::address(&self.home.origin, reach)?;
         self.cache = cache.map(crate::mounts::absolute).transpose()?;
         Ok(self)
     }
 
-    /// Followed, if somebody said so.
+    /// Sets whether the name is followed.
     pub fn following(mut self, every: Option<Interval>) -> Named {
         self.follow = every;
         self
     }
 
-    /// A node of a fleet, if somebody said so.
+    /// Sets the fleet to join.
     pub fn in_fleet(mut self, fleet: &FleetOptions) -> Result<Named> {
         fleet.check()?;
         if fleet.is_on() && self.is_near() {
@@ -137,19 +137,19 @@ impl Named {
         Ok(self)
     }
 
-    /// Whether it is on this machine.
+    /// Whether the origin is on this machine.
     pub fn is_near(&self) -> bool {
         self.home.origin.starts_with("file:")
     }
 
-    /// The root, and the origin that it was read from.
+    /// The root, and the origin from which it was read.
     pub fn root(&self, access: Access) -> Result<(Root, Arc<dyn Origin>)> {
         let origin = origins::open_origin(&self.home, access)?;
         Ok((trust::read(self, &*origin, self.older)?, origin))
     }
 
-    /// The same of a tree behind a network, whose origin has figures of its own. While that cannot be used,
-    /// it is the newest root that was seen here, if this node has it.
+    /// The same for a tree in a remote origin, which has figures of its own. While the origin cannot be used,
+    /// the root is the newest that was seen here, if this node has it.
     pub fn far_root(&self, limits: Limits) -> Result<FarRoot> {
         let Some(last) = trust::last(self) else { return Ok(self.ask(limits)?) };
         let failure = match Deadline::after(ORIGIN_ASKED).scope(|| self.ask(limits)) {
@@ -174,7 +174,7 @@ impl Named {
         Ok(FarRoot { root, remote, away: None })
     }
 
-    /// What went wrong with this tree.
+    /// The failure for an error with this tree.
     pub fn failure(&self, error: TreeError) -> Failure {
         match error {
             TreeError::NotPublished(name) => publisher::not_published(&name)
@@ -190,17 +190,17 @@ fn parse_key(text: &str) -> Result<PublicKey> {
     })
 }
 
-/// The root of a tree behind a network.
+/// The root of a tree in a remote origin.
 pub struct FarRoot {
     /// The root.
     pub root: Root,
     /// Its origin.
     pub remote: Arc<Remote>,
-    /// Why that cannot be used now: then the root is the newest that was seen here.
+    /// Why the origin cannot be used now. The root is then the newest that was seen here.
     pub away: Option<String>,
 }
 
-/// What a status says of a root.
+/// The part of a status about a root.
 pub fn tree_info(root: &Root) -> TreeInfo {
     TreeInfo {
         name: root.name.clone(),
@@ -212,7 +212,7 @@ pub fn tree_info(root: &Root) -> TreeInfo {
     }
 }
 
-/// What a mount of a tree consists of; `names`: where its nodes are read.
+/// The parts of a mounted tree. `names` is the source of its tree nodes.
 pub fn parts(
     root: &Root,
     origin: Arc<dyn Origin>,
@@ -223,7 +223,7 @@ pub fn parts(
     parts_of(grouped(tree, groups), root.bytes, origin)
 }
 
-/// A tree as a store of rows, which in a fleet says what it knows of groups.
+/// A tree as a store of rows. In a fleet it reports the groups that it knows.
 pub fn grouped(tree: Arc<Tree>, groups: Option<&Groups>) -> Arc<dyn MetaStore> {
     match groups {
         Some(groups) => Arc::new(Grouped::over(tree, groups.clone())),
@@ -231,12 +231,12 @@ pub fn grouped(tree: Arc<Tree>, groups: Option<&Groups>) -> Arc<dyn MetaStore> {
     }
 }
 
-/// What a mount of a tree that is open consists of; `bytes`: what it holds.
+/// The parts of a mounted tree that is already open. `bytes` is the size of its files.
 pub fn parts_of(tree: Arc<dyn MetaStore>, bytes: u64, origin: Arc<dyn Origin>) -> Parts {
     Parts { store: tree, packs: Arc::new(NoPacks { bytes }), source: origin.clone(), origin }
 }
 
-/// Where nothing is written.
+/// A store of packs that takes no writes.
 struct NoPacks {
     bytes: u64,
 }
@@ -278,13 +278,13 @@ impl PackStore for NoPacks {
         Ok(Vec::new())
     }
 
-    /// As large as what it holds, and full.
+    /// The space is the size of the files, and it is full.
     fn space(&self) -> std::result::Result<Space, BlobError> {
         Ok(Space { total: self.bytes, available: 0, reserve: 0 })
     }
 }
 
-/// Whether a folder's name is meant, though it looks like an origin with a tree: it is there.
+/// Whether a text is the name of an existing folder, although it looks like a published tree.
 pub fn is_folder(text: &Path) -> bool {
     text.join("covey.json").is_file()
 }

@@ -1,4 +1,5 @@
-//! What a file is made of: its inode, its extents, the packs they lie in, the blobs those have become, and where each blob is.
+//! What a file consists of: its inode, its extents, the packs that hold them, the blobs that these became,
+//! and where each blob is.
 
 use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt;
@@ -14,19 +15,19 @@ use blob::extent::ExtentPage;
 use meta::store::StoreError;
 use meta::{InodeRecord, Names, PackRow};
 
-/// Where a volume's blobs are looked for.
+/// The places where a volume's blobs can be.
 pub struct Places<'a> {
-    /// Where sealed blobs are, near or far.
+    /// The local or remote origin, which holds sealed blobs.
     pub origin: &'a dyn Origin,
     /// The volume's folder, if it has one.
     pub folder: Option<&'a Path>,
 }
 
-/// The origin is asked for at most so many blobs of a file: each is a request where it is far away.
+/// At most this many blobs of a file are looked up in the origin. With a remote origin each is a request.
 const ASKED: usize = 1_000;
-/// And for so long: what it has not said by then is unknown.
+/// The time limit for that. The place of the remaining blobs is then unknown.
 const ASKING: Duration = Duration::from_secs(5);
-/// So many extents are listed, no more: an answer is one line between programs.
+/// At most this many extents are listed, because an answer is one line between programs.
 const LISTED: usize = 100_000;
 
 impl Places<'_> {
@@ -34,7 +35,7 @@ impl Places<'_> {
         let Some(id) = blob else {
             return if state == "open" { "open here" } else { "lost" };
         };
-        // What the origin does not have yet is pinned by a link of its own.
+        // A link of its own pins a blob that the origin does not have yet.
         let is_pinned = self.folder.is_some_and(|folder| folder.join("upload").join(id.to_string()).exists());
         let is_near = self.origin.is_near(id);
         match if ask { self.origin.size(id).ok() } else { None } {
@@ -47,7 +48,8 @@ impl Places<'_> {
     }
 }
 
-/// Looks a file up by its path below the root; symbolic links are not followed. `list`: with every extent.
+/// Looks up a file by its path below the root, without following symbolic links. With `list`, lists every
+/// extent.
 pub fn of(names: &Names, places: &Places<'_>, path: &Path, list: bool) -> Result<Info> {
     let (ino, record) = find(names, path)?;
     let mut used: BTreeMap<PackNo, (u64, u64)> = BTreeMap::new();

@@ -1,25 +1,42 @@
-//! One running Covey: what is mounted, published, followed and lent, and the parts of which it consists.
+//! One running Covey: what is mounted, published, followed and lent, and the parts that this needs.
 //!
 //! ```text
-//!   running.rs      a mount from beginning to end: opened, mounted, answering, closed
+//!   running.rs      a mount from beginning to end: open, mount, answer, close
 //!   mount.rs        what a mount serves: a volume, a published tree, a corpus
 //!   opened.rs       the wiring: a volume's folder becomes lock, journal, packs, origin, volume
-//!   far.rs          an origin behind a network: the node's cache before it, the uploads beside it
-//!   fleet.rs        a node of a fleet: what is lent, and to which fleet it belongs
-//!   frozen.rs       a published tree as what a mount serves; follow.rs: moving to what is published next
+//!   far.rs          a remote origin: the node's cache in front of it, the uploads beside it
+//!   fleet.rs        a node of a fleet: what it lends, and to which fleet it belongs
+//!   frozen.rs       a published tree as the source of a mount
+//!   follow.rs       moving a mount to the next published tree
 //!   claim.rs        which folder may write to an origin
-//!   publish.rs      publishing; again.rs: again and again while mounted; publisher.rs: who a folder is in its origin
-//!   options.rs      how a volume is opened and mounted; origins.rs: an origin as a person writes it
-//!   volume_dir.rs   what lies where in a volume's folder; mounts.rs, trust.rs: what is mounted where, and by whom
-//!   watch.rs        looking on at a mount; metrics.rs: figures for Prometheus; status.rs: a volume's figures
-//!   info.rs         what a file is made of; refused.rs, errno.rs: what is said when something cannot be done
-//!   control.rs      asking a daemon; log.rs, notify.rs: what a daemon says of itself
-//!   limits.rs       what was inherited and would end a daemon: lifted, or refused; signals.rs: those that end one
-//!   own.rs, secrets.rs, sys.rs   files of this program's own, what is secret, system calls
+//!   publish.rs      publishing once
+//!   again.rs        publishing repeatedly while mounted
+//!   publisher.rs    the identity of a volume's folder in its origin
+//!   options.rs      how a volume is opened and mounted
+//!   origins.rs      an origin as a person writes it
+//!   volume_dir.rs   the files in a volume's folder
+//!   mounts.rs       which mount a path is in
+//!   trust.rs        which mounts and daemons are believed
+//!   others.rs       copies of a mount in other namespaces and places
+//!   watch.rs        watching a mount
+//!   metrics.rs      figures for Prometheus
+//!   status.rs       a volume's figures
+//!   info.rs         what a file consists of
+//!   corpus.rs       a mounted corpus
+//!   refused.rs      failures for operations that cannot be done
+//!   errno.rs        error numbers as failures
+//!   control.rs      requests to a daemon
+//!   log.rs          the log of a daemon
+//!   notify.rs       notifications to a service manager
+//!   limits.rs       inherited resource limits, lifted or refused
+//!   signals.rs      signals that end a command
+//!   own.rs          files of this program
+//!   secrets.rs      secrets, and how they are removed from texts
+//!   sys.rs          system calls
 //! ```
 //!
-//! Front ends are above it: the command line, and whatever else mounts, publishes or lends. Nothing here knows of commands, of
-//! their arguments or of a terminal.
+//! Front ends are above this crate: the command line, and anything else that mounts, publishes or lends.
+//! Nothing here knows commands, their arguments or a terminal.
 
 pub mod again;
 pub mod claim;

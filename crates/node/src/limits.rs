@@ -1,9 +1,10 @@
-//! The limits of resources that a process inherits (`ulimit`, `LimitFSIZE=` of a service), lifted or refused.
+//! The resource limits that a process inherits (`ulimit`, `LimitFSIZE=` of a service), lifted or refused.
 //!
-//! A limit that a shell or a service manager set for other programs can end a daemon in the middle of its work: beyond
-//! `RLIMIT_FSIZE` the kernel sends SIGXFSZ, beyond `RLIMIT_CPU` SIGKILL, and beyond `RLIMIT_AS` no memory is left. So each command first
-//! raises what it may ([`lift`]): the soft limits to the hard ones, and as root the hard ones too. What cannot be raised and is too
-//! low is refused by a sentence before anything is opened ([`check`]). SIGXFSZ is ignored, so that a write that is too long is an error.
+//! A limit that a shell or a service manager set for other programs can end a daemon in the middle of its
+//! work. Beyond `RLIMIT_FSIZE` the kernel sends SIGXFSZ, beyond `RLIMIT_CPU` SIGKILL, and beyond `RLIMIT_AS`
+//! no memory is left. So each command first raises what it may ([`lift`]): the soft limits to the hard ones,
+//! and as root the hard ones too. If a limit cannot be raised and is too low, the command reports that before
+//! it opens anything ([`check`]). SIGXFSZ is ignored, so a write that is too long fails with an error.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -12,26 +13,26 @@ use cache::CacheOptions;
 
 const NONE: u64 = libc::RLIM_INFINITY;
 
-/// What a command needs of the limits.
+/// The purpose for which limits are checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum For {
-    /// It stays until it is told to end: a mount, a depot, a lender.
+    /// A process that runs until it is told to end: a mount, a depot, a lender.
     Daemon,
-    /// It changes a volume, and ends.
+    /// A command that changes a volume, and ends.
     Change,
 }
 
-/// One limit, and what of it is too little.
+/// One limit, and the smallest value that is enough.
 struct Limit {
     resource: i32,
-    /// As `ulimit` names it, with the letter.
+    /// The name in `ulimit`, with the letter.
     name: &'static str,
     letter: char,
-    /// What its units are, in bytes or seconds; for the message.
+    /// The size of its unit, in bytes or seconds, for the message.
     unit: u64,
-    /// A daemon needs so much, and a command that changes a volume so much.
+    /// The smallest value for a daemon, and for a command that changes a volume.
     least: [u64; 2],
-    /// What happens beyond.
+    /// What happens beyond the limit.
     why: &'static str,
 }
 
@@ -41,7 +42,7 @@ const LIMITS: [Limit; 5] = [
         name: "the size of files",
         letter: 'f',
         unit: 1024,
-        // The database of the names is one file, some 400 bytes for each file of the volume.
+        // The metadata database is one file, with some 400 bytes for each file of the volume.
         least: [64 << 30, 64 << 30],
         why: "the volume's database and its packs are files, and a write beyond the limit fails",
     },
@@ -58,7 +59,7 @@ const LIMITS: [Limit; 5] = [
         name: "virtual memory",
         letter: 'v',
         unit: 1024,
-        // Addresses, not memory: each thread has a stack and a heap of its own.
+        // This limits addresses, not memory. Each thread has a stack and a heap of its own.
         least: [4 << 30, 1 << 30],
         why: "each thread reserves addresses for its stack and its heap",
     },
@@ -80,22 +81,22 @@ const LIMITS: [Limit; 5] = [
     },
 ];
 
-/// A daemon has no use for more open files.
+/// The most open files that a daemon can use.
 const FILES: u64 = 65_536;
 
 fn get(resource: i32) -> Option<libc::rlimit> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is a living value of the type that getrlimit(2) fills.
+    // SAFETY: `limit` is a live value of the type that getrlimit(2) fills.
     (unsafe { libc::getrlimit(resource as _, &mut limit) } == 0).then_some(limit)
 }
 
 fn set(resource: i32, soft: u64, hard: u64) -> bool {
     let limit = libc::rlimit { rlim_cur: soft, rlim_max: hard };
-    // SAFETY: `limit` is a living value of the type that setrlimit(2) reads.
+    // SAFETY: `limit` is a live value of the type that setrlimit(2) reads.
     unsafe { libc::setrlimit(resource as _, &limit) == 0 }
 }
 
-/// Raises what may be raised. For every command, before it does anything.
+/// Raises the limits as far as possible. Every command calls this first.
 pub fn lift() {
     // SAFETY: ignoring a signal installs no handler.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
@@ -112,7 +113,7 @@ pub fn lift() {
     }
 }
 
-/// Whether what is left is enough.
+/// Whether the remaining limits are high enough.
 ///
 /// # Errors
 /// The first limit that is too low, and how to raise it.
@@ -140,7 +141,7 @@ impl Limit {
             )))
     }
 
-    /// Its name in a unit of systemd.
+    /// The name of the limit in a systemd unit.
     fn setting(&self) -> &'static str {
         match self.letter {
             'f' => "LimitFSIZE",
@@ -157,7 +158,8 @@ fn memory() -> u64 {
     cache::memory_room().map_or(u64::MAX, |room| room.total)
 }
 
-/// The memory of a far origin's cache, fitted to what there is. Spare buffers are fitted, too.
+/// The memory for the cache of a remote origin, limited by the available memory. Spare buffers are limited,
+/// too.
 pub fn cache_options() -> CacheOptions {
     const EACH: u64 = 128 << 20;
     let memory = memory();
@@ -165,7 +167,7 @@ pub fn cache_options() -> CacheOptions {
     CacheOptions::within(memory)
 }
 
-/// The most threads for requests that wait, of which each has a buffer of 1 MiB.
+/// The largest number of threads for pending requests. Each has a buffer of 1 MiB.
 pub fn workers(usual: usize) -> usize {
     const EACH: u64 = 8 << 20;
     usize::try_from(memory() / EACH).unwrap_or(usize::MAX).clamp(4, usual)
@@ -174,8 +176,8 @@ pub fn workers(usual: usize) -> usize {
 /// The variable that lets a daemon leave a core dump.
 pub const CORE_DUMPS: &str = "COVEY_CORE_DUMPS";
 
-/// Keeps keys, which are in a daemon's memory, out of core dumps: none is written, and one that a handler takes all the same holds no memory
-/// of the daemon's. Unless [`CORE_DUMPS`] is set to 1.
+/// Keeps keys in a daemon's memory out of core dumps. No dump is written, and a dump that a handler receives
+/// all the same holds no memory of the daemon. Does nothing if [`CORE_DUMPS`] is set to 1.
 pub fn leave_no_core() {
     static DONE: AtomicBool = AtomicBool::new(false);
     let wanted = std::env::var_os(CORE_DUMPS).is_some_and(|value| value == "1");
@@ -185,7 +187,8 @@ pub fn leave_no_core() {
     if let Some(now) = get(libc::RLIMIT_CORE as i32) {
         set(libc::RLIMIT_CORE as i32, 0, now.rlim_max);
     }
-    // A handler that the kernel pipes dumps to (`kernel.core_pattern`) is called whatever the limit is. Nothing is lost where this fails.
+    // The kernel pipes dumps to a handler (`kernel.core_pattern`) whatever the limit is. An error here is
+    // harmless.
     let _ = std::fs::write("/proc/self/coredump_filter", "0");
 }
 

@@ -1,8 +1,10 @@
-//! Lines for whoever runs the node: on the terminal in the foreground, in `VOLUME/covey.log` in the background.
+//! Log lines for the operator of the node: on the terminal in the foreground, in `VOLUME/covey.log` in the
+//! background.
 //!
-//! Both are standard error; in the background that is the file, and lines carry the time and their level. With `--log-format json` each
-//! line is one object: `time`, `level`, `message`, and `volume` once that is open. Where standard error is a service manager's journal,
-//! lines begin with the priority in angle brackets that it understands. A panic becomes one line of level `error`.
+//! Both are standard error. In the background that is the file, and lines carry the time and their level.
+//! With `--log-format json` each line is one object: `time`, `level`, `message`, and `volume` once that is
+//! open. If standard error is the journal of a service manager, lines begin with a priority in angle
+//! brackets, which the journal understands. A panic becomes one line of level `error`.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -18,24 +20,24 @@ use serde_json::json;
 
 use crate::own;
 
-/// A log longer than this is put aside when a daemon starts: 4 MiB.
+/// A log longer than this, 4 MiB, is set aside when a daemon starts.
 const KEEP: u64 = 4 << 20;
 
-/// How much a line matters.
+/// The importance of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
     /// Something does not work.
     Error,
-    /// Something could go wrong, or went wrong and was dealt with.
+    /// Something could go wrong, or went wrong and was handled.
     Warn,
-    /// What happened.
+    /// An event.
     Info,
-    /// What happened inside, for whoever looks for a fault.
+    /// Internal details, for debugging.
     Debug,
 }
 
 impl Level {
-    /// As it is written.
+    /// The name of the level.
     pub fn word(self) -> &'static str {
         match self {
             Level::Error => "error",
@@ -45,7 +47,7 @@ impl Level {
         }
     }
 
-    /// The priority of syslog(3).
+    /// The corresponding priority of syslog(3).
     fn priority(self) -> u8 {
         match self {
             Level::Error => 3,
@@ -56,7 +58,7 @@ impl Level {
     }
 }
 
-/// What a line looks like.
+/// The format of lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// For people.
@@ -66,7 +68,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// As it is written.
+    /// The name of the format.
     pub fn word(self) -> &'static str {
         match self {
             Format::Text => "text",
@@ -82,36 +84,37 @@ static MOST: AtomicU8 = AtomicU8::new(Level::Info as u8);
 static VOLUME: OnceLock<String> = OnceLock::new();
 static CLEAR: OnceLock<fn()> = OnceLock::new();
 
-/// What is said from now on, and how.
+/// Sets the level and the format of all further lines.
 pub fn configure(level: Level, format: Format) {
     MOST.store(level as u8, Ordering::Relaxed);
     JSON.store(format == Format::Json, Ordering::Relaxed);
     JOURNAL.store(is_journal(), Ordering::Relaxed);
 }
 
-/// The level and the format in force, for a program that is started to do the work.
+/// The level and the format in force. Passed on to a program that is started to do the work.
 pub fn configured() -> (Level, Format) {
     let most = MOST.load(Ordering::Relaxed);
     let level = [Level::Error, Level::Warn, Level::Debug].into_iter().find(|level| *level as u8 == most);
     (level.unwrap_or(Level::Info), if JSON.load(Ordering::Relaxed) { Format::Json } else { Format::Text })
 }
 
-/// Whether lines go to a program that reads them, which a sentence for a person at a terminal would be in the way of.
+/// Whether a program reads the lines. A message for a person at a terminal would then be in the way.
 pub fn is_for_programs() -> bool {
     JSON.load(Ordering::Relaxed) || JOURNAL.load(Ordering::Relaxed)
 }
 
-/// What is called before a plain line, where a program shows something on the same terminal. The first stays.
+/// Sets a function to call before a plain line, for a program that shows something on the same terminal. Only
+/// the first call has an effect.
 pub fn clear_with(clear: fn()) {
     let _ = CLEAR.set(clear);
 }
 
-/// From now on lines carry the time.
+/// Adds the time to all further lines.
 pub fn with_time() {
     TIMED.store(true, Ordering::Relaxed);
 }
 
-/// From now on lines of JSON say of which volume they speak. The first volume stays.
+/// Adds the name of the volume to all further JSON lines. Only the first call has an effect.
 pub fn of_volume(name: &str) {
     let _ = VOLUME.set(name.to_owned());
 }
@@ -144,9 +147,9 @@ fn write(level: Level, text: &str) {
     }
     let timed = TIMED.load(Ordering::Relaxed);
     let exact = text;
-    // A failure has lines of its own; what is in them is written out already.
+    // A failure has several lines. Its names are already escaped.
     let text = &*shown(text, Lines::Many);
-    // What goes on in a further line is indented: a name with a line end in it begins no line of the log.
+    // Further lines are indented. So a name with a line end in it cannot imitate a line of the log.
     let text = &text.replace('\n', "\n  ").replace("\n    ", "\n  ");
     let line = match JSON.load(Ordering::Relaxed) {
         true => as_json(level, exact, base::time::now(), VOLUME.get().map(String::as_str)),
@@ -162,12 +165,12 @@ fn write(level: Level, text: &str) {
             format!("covey: {text}")
         }
     };
-    // Daemon and log outlive the terminal: that it cannot be written to any more is no reason to end. One write, so that lines
-    // of several threads stay whole.
+    // Daemon and log outlive the terminal, so an error while writing to it is ignored. One write keeps lines
+    // of several threads whole.
     let _ = io::stderr().lock().write_all((line + "\n").as_bytes());
 }
 
-/// A failure is several lines. Each of them gets the time and the level, so that every line of a log can be read by itself.
+/// Adds the time and the level to every line of a failure, so that every line of a log can be read by itself.
 fn on_each_line(before: &str, text: &str) -> String {
     text.lines().map(|line| format!("{before}{line}")).collect::<Vec<_>>().join("\n")
 }
@@ -182,19 +185,19 @@ fn as_json(level: Level, text: &str, now: Timestamp, volume: Option<&str>) -> St
     line.to_string()
 }
 
-/// Whether standard error is the journal of a service manager, which says so by device and inode.
+/// Whether standard error is the journal of a service manager. `JOURNAL_STREAM` names it by device and inode.
 fn is_journal() -> bool {
     let Ok(named) = std::env::var("JOURNAL_STREAM") else { return false };
     let there = fs::metadata("/proc/self/fd/2");
     there.is_ok_and(|there| named == format!("{}:{}", there.dev(), there.ino()))
 }
 
-/// The same, as what the rooms below take. They speak up only when something is amiss.
+/// [`warn`] as a function for the lower crates. They log only problems.
 pub fn sink() -> Arc<dyn Fn(&str) + Send + Sync> {
     Arc::new(warn)
 }
 
-/// A panic is one clear line with its place, and where to report it.
+/// Makes a panic one clear line with its place and where to report it.
 pub fn install_panic_hook() {
     panic::set_hook(Box::new(|info| {
         let thread = std::thread::current();
@@ -207,7 +210,7 @@ pub fn install_panic_hook() {
     }));
 }
 
-/// Opens the log for a daemon in the background: for its owner alone to read.
+/// Opens the log of a daemon in the background, readable only by its owner.
 pub fn open(path: &Path) -> io::Result<File> {
     if fs::metadata(path).is_ok_and(|meta| meta.len() > KEEP) {
         fs::rename(path, path.with_extension("log.old"))?;

@@ -1,7 +1,8 @@
 //! Figures for Prometheus: a page of text at `http://ADDRESS:PORT/metrics`, off unless asked for.
 //!
-//! The page is made anew for each request from counters that are kept anyway, and from histograms of durations that are measured while
-//! the page is served. [`api::metrics::METRICS`] is the list of all names; docs/METRICS.md explains them, and a test compares the two.
+//! Each request renders the page anew. Its counters are kept in any case. Its histograms of durations are
+//! measured while the page is served. [`api::metrics::METRICS`] lists all names. docs/METRICS.md explains
+//! them, and a test compares the two.
 
 mod http;
 mod page;
@@ -15,14 +16,14 @@ use fuse::Session;
 use crate::log;
 use crate::mount::Mount;
 
-/// A door that is open and at which nobody answers yet.
+/// A listening socket that does not answer yet.
 #[derive(Debug)]
 pub struct Page(TcpListener);
 
-/// Opens the door, so that an address that is taken or wrong is known before anything is mounted.
+/// Opens the socket before anything is mounted, so that a wrong or used address is reported early.
 ///
 /// # Errors
-/// The address cannot be had; one that other machines can reach is refused unless `public`.
+/// The address cannot be used. An address that other machines can reach is refused unless `public`.
 pub fn bind(address: &str, public: bool) -> Result<Page> {
     let example = "name one like 127.0.0.1:9464";
     let found: Vec<SocketAddr> = address
@@ -49,16 +50,17 @@ pub fn bind(address: &str, public: bool) -> Result<Page> {
     Ok(Page(listener))
 }
 
-/// The page as it is now, for one look. Durations are in it only while they are measured: while a page is served, or somebody looks on.
+/// The page at this moment. It contains durations only while they are measured: while a page is served or a
+/// command watches.
 pub fn text(node: &dyn Mount, session: &Session) -> String {
     page::render(node, session)
 }
 
 impl Page {
-    /// Answers from now on, from a thread of its own.
+    /// Answers from now on, in a thread of its own.
     ///
     /// # Errors
-    /// The system has no room for another thread.
+    /// The thread cannot be started.
     pub fn serve(self, node: Arc<dyn Mount>, session: Arc<Session>) -> Result<()> {
         let cannot = |error| Failure::io("cannot serve metrics", &error);
         let address = self.0.local_addr().map_err(cannot)?;

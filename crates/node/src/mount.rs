@@ -1,7 +1,8 @@
-//! What a mount serves, as the daemon and the commands that ask it see it: a volume, or a corpus.
+//! What a mount serves, as the daemon and the commands see it: a volume, a published tree, or a corpus.
 //!
-//! A transport needs a [`Filesystem`] and nothing more. A daemon also has to say what it is, how it does, and to close it in good
-//! order; what only a volume has is refused by everything else, in words.
+//! A transport needs only a [`Filesystem`]. A daemon must also name the mount, report its state and close it
+//! in good order. Operations that only a volume supports return a failure with an explanation for other
+//! mounts.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,52 +21,52 @@ use crate::follow::Watching;
 use crate::opened::{Cloned, Node};
 use crate::refused::{no_fleet, not_a_volume};
 
-/// What a status line shows.
+/// The few figures that are available at once.
 pub struct Short {
     /// Inodes in use.
     pub files: u64,
     /// Bytes of files.
     pub bytes: u64,
-    /// Bytes that are stored for them.
+    /// Bytes stored for them.
     pub stored_bytes: u64,
 }
 
-/// Something that can be mounted and looked after.
+/// Something that can be mounted and managed.
 pub trait Mount: Send + Sync {
-    /// The source of its mount: a folder, or a word, a colon, and what no other mount has.
+    /// The source of its mount: a folder, or a word, a colon, and a part that no other mount has.
     fn name(&self) -> String;
 
-    /// What its mount promises.
+    /// What its mount guarantees about changes.
     fn mode(&self) -> Mode;
 
-    /// As a transport sees it.
+    /// The filesystem for a transport.
     fn filesystem(&self) -> Arc<dyn Filesystem>;
 
     /// How long it has been open.
     fn age(&self) -> Duration;
 
-    /// The few figures that are had at once; `None` when they cannot be read.
+    /// The few figures that are available at once. `None` if they cannot be read.
     fn in_short(&self) -> Option<Short>;
 
-    /// The volume behind it, if there is one: names and packs that can be looked into.
+    /// The volume behind the mount, if there is one: metadata and packs that can be examined.
     fn node(&self) -> Option<&Node> {
         None
     }
 
-    /// Moves to what is published next, if it is to, until what is returned is dropped.
+    /// Follows the published name, if that was asked for, until the returned value is dropped.
     fn follow(&self, _: Notifier) -> Result<Option<Watching>> {
         Ok(None)
     }
 
-    /// Who is in its fleet.
+    /// The nodes of its fleet.
     fn peers(&self) -> Result<Vec<PeerRow>> {
         Err(no_fleet(&self.name()))
     }
 
-    /// Its figures.
+    /// All figures.
     fn status(&self) -> Result<Status>;
 
-    /// Ends it in good order. The second call does nothing.
+    /// Closes it in good order. A second call does nothing.
     fn close(&self) -> Result<()> {
         Ok(())
     }
@@ -80,22 +81,22 @@ pub trait Mount: Send + Sync {
         Err(not_a_volume(&self.name()))
     }
 
-    /// Lets go of cached blobs.
+    /// Evicts cached blobs.
     fn evict(&self, _: Option<u64>) -> Result<Evicted> {
         Err(not_a_volume(&self.name()))
     }
 
-    /// Fetches what files and trees consist of.
+    /// Fetches the data of files and trees.
     fn warm(&self, _: &[PathBuf], _: bool, _: &mut dyn FnMut(Tick)) -> Result<WarmSummary> {
         Err(not_a_volume(&self.name()))
     }
 
-    /// What a file is made of; with every extent, if that is asked for.
+    /// What a file consists of. Lists every extent if that is asked for.
     fn info(&self, _: &Path, _: bool) -> Result<Info> {
         Err(not_a_volume(&self.name()))
     }
 
-    /// Publishes a folder under a name; `tick` answers whether to go on.
+    /// Publishes a folder under a name. `tick` returns whether to continue.
     fn publish(
         &self,
         _: &Path,
@@ -106,17 +107,17 @@ pub trait Mount: Send + Sync {
         Err(not_a_volume(&self.name()))
     }
 
-    /// Takes a published tree away.
+    /// Deletes a published tree.
     fn unpublish(&self, _: &str) -> Result<()> {
         Err(not_a_volume(&self.name()))
     }
 
-    /// Frees what nothing refers to.
+    /// Removes the data that nothing refers to.
     fn gc(&self, _: &mut dyn FnMut(Tick)) -> Result<GcSummary> {
         Err(not_a_volume(&self.name()))
     }
 
-    /// Copies by names only.
+    /// Clones a file or folder. Only metadata is copied.
     fn clone_tree(&self, _: &Path, _: &Path, _: &mut dyn FnMut(Tick)) -> Result<Cloned> {
         Err(not_a_volume(&self.name()))
     }

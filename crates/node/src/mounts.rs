@@ -1,11 +1,13 @@
-//! Which mount of Covey's a path is in, and who uses it.
+//! Which Covey mount a path is in, and which processes use it.
 //!
-//! A mount of Covey's is known by its type and by who serves it ([`crate::trust`]); its source is the volume: an absolute folder, or `mem:<id>` for a
-//! volume in memory. So the kernel's own table is the only registry: a command finds the volume (and with it the control
-//! socket) from any path on the mount, and nothing can be out of date.
+//! A Covey mount is recognized by its type and by the user that serves it ([`crate::trust`]). Its source is
+//! the volume: an absolute folder, or `mem:<id>` for a volume in memory. So the kernel's mount table is the
+//! only registry. From any path on the mount a command finds the volume and its control socket, and nothing
+//! can be out of date.
 //!
-//! **A mount whose daemon does not answer holds nobody up.** Looking at a path on it would wait for ever, so before that the way there is
-//! followed by name ([`entered`]), and the first mount of ours on it is asked whether it lives, with a bound. Other mounts are not looked at.
+//! **A mount whose daemon does not answer delays no command.** A system call on a path in such a mount would
+//! wait forever. So the path is first followed by name ([`entered`]), and the first Covey mount on the way is
+//! asked, with a time limit, whether it is alive. Other mounts are not checked.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -24,17 +26,17 @@ use parking_lot::Mutex;
 use crate::control;
 use crate::trust;
 
-/// The topmost mount at exactly this path, Covey's or not.
+/// The topmost mount at exactly this path, of Covey or of anything else.
 pub fn at(mountpoint: &Path) -> Result<Option<Mounted>> {
     Ok(find(&absolute(mountpoint)?))
 }
 
-/// Whether it is one of ours.
+/// Whether it is a Covey mount.
 pub fn is_covey(mount: &Mounted) -> bool {
     trust::is_covey(mount)
 }
 
-/// The mount of Covey's that a path is in, if it is in one. The path must exist; on a dead mount it need not.
+/// The Covey mount that contains a path, if there is one. The path must exist, except on a dead mount.
 pub fn covey_of(path: &Path) -> Result<Option<Mounted>> {
     let mut ours = trust::mounts();
     if ours.is_empty() {
@@ -60,11 +62,11 @@ pub fn covey_of(path: &Path) -> Result<Option<Mounted>> {
     }
 }
 
-/// As many symbolic links as the kernel follows.
+/// The largest number of symbolic links to follow, as in the kernel.
 const LINKS: usize = 40;
 
-/// The first mount of ours that the way to a path leads into, and what is left of the path then. Nothing on the mount is looked at, and on a path
-/// that leads into none nothing but the names on the way.
+/// The first Covey mount on the way to a path, and the rest of the path below it. Touches nothing on the
+/// mount. For a path that enters no Covey mount it looks only at the names on the way.
 pub fn entered(path: &Path) -> Option<(Mounted, PathBuf)> {
     let ours: Vec<PathBuf> = crate::trust::mounts().into_iter().map(|mount| mount.path).collect();
     if ours.is_empty() {
@@ -82,7 +84,7 @@ pub fn entered(path: &Path) -> Option<(Mounted, PathBuf)> {
             continue;
         }
         let next = at.join(&name);
-        // What is on top there counts: another filesystem may cover it.
+        // The topmost mount counts, because another filesystem may cover a Covey mount.
         if ours.contains(&next)
             && let Some(mount) = find(&next).filter(is_covey)
         {
@@ -104,7 +106,7 @@ pub fn entered(path: &Path) -> Option<(Mounted, PathBuf)> {
     None
 }
 
-/// Whether a mount's daemon lives; that it does not answer in time is a failure that says so.
+/// Whether a mount's daemon lives. No answer in time is a failure that says so.
 pub fn life(mount: &Mounted) -> Result<Life> {
     match mount.life(Deadline::current().within(ANSWER_WITHIN)) {
         Life::Silent => Err(control::silent(&Ear::of_source(Path::new(&mount.source)), ANSWER_WITHIN)),
@@ -112,12 +114,13 @@ pub fn life(mount: &Mounted) -> Result<Life> {
     }
 }
 
-/// Fails when the way to a path leads into a mount of ours whose daemon does not answer: looking at it would wait for ever.
+/// Fails if the way to a path enters a Covey mount whose daemon does not answer. A system call on that path
+/// would wait forever.
 pub fn check_way(path: &Path) -> Result<()> {
     entered(path).map_or(Ok(()), |(mount, _)| life(&mount).map(drop))
 }
 
-/// Asks something of every mount, of all at the same time: one that does not answer must not keep the others waiting.
+/// Asks all mounts in parallel, so that one that does not answer does not delay the others.
 pub fn of_each<T: Send>(mounts: &[Mounted], ask: impl Fn(&Mounted) -> T + Sync) -> Vec<T> {
     let places: Vec<(usize, &Mounted)> = mounts.iter().enumerate().collect();
     let answers: Mutex<Vec<Option<T>>> = Mutex::new(mounts.iter().map(|_| None).collect());
@@ -130,12 +133,12 @@ pub fn of_each<T: Send>(mounts: &[Mounted], ask: impl Fn(&Mounted) -> T + Sync) 
     answers.into_inner().into_iter().flatten().collect()
 }
 
-/// Whether the system says so of a path on a mount whose daemon is gone.
+/// Whether the error means that the path is on a mount whose daemon is gone.
 fn is_dead(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED))
 }
 
-/// The folder that holds a mounted volume, if one does.
+/// The folder of the mounted volume, if it has one.
 pub fn volume_of(mount: &Mounted) -> Option<PathBuf> {
     mount.source.starts_with('/').then(|| PathBuf::from(&mount.source))
 }
@@ -145,13 +148,14 @@ pub fn of_volume(volume: &Path) -> Option<Mounted> {
     trust::mounts().into_iter().rev().find(|mount| Path::new(&mount.source) == volume)
 }
 
-/// The absolute form of a path, with symbolic links resolved where that can be done: a dead mountpoint can be named, too.
+/// The absolute form of a path. Symbolic links are resolved where that is possible: a dead mountpoint can be
+/// named, too.
 pub fn absolute(path: &Path) -> Result<PathBuf> {
     let here = std::path::absolute(path).at("resolve", path)?;
     let clean: PathBuf = here.components().collect();
     if let Some((mount, rest)) = entered(&clean) {
         let lives = || matches!(life(&mount), Ok(Life::Lives(_)));
-        // The mountpoint itself is asked nothing, and what is on one that does not answer cannot be looked at.
+        // The mountpoint itself is not touched. Paths on a mount that does not answer cannot be resolved.
         if rest.as_os_str().is_empty() || !lives() {
             return Ok(mount.path.join(rest).components().collect());
         }
@@ -168,16 +172,16 @@ pub fn absolute(path: &Path) -> Result<PathBuf> {
 /// A process that keeps a mount busy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct User {
-    /// Its number.
+    /// Its process id.
     pub pid: u32,
     /// Its name.
     pub name: String,
-    /// What it holds: its working directory, an open file.
+    /// What it holds: its working directory or an open file.
     pub holds: String,
 }
 
-/// The processes with a working directory, root, program or open file below a mountpoint, as far as this user may see. Reads links
-/// only, so a dead mount does not hold it up.
+/// The processes with a working directory, root, program or open file below a mountpoint, as far as this user
+/// may see. Reads only links, so a dead mount does not block it.
 pub fn users_of(mountpoint: &Path) -> Vec<User> {
     let Ok(entries) = fs::read_dir("/proc") else {
         return Vec::new();

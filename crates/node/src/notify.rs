@@ -1,27 +1,27 @@
-//! Telling a service manager how a daemon does: one datagram to the socket that `NOTIFY_SOCKET` names, as `Type=notify` of systemd
-//! wants it. Without that variable nothing happens.
+//! Tells a service manager the state of a daemon: one datagram to the socket in `NOTIFY_SOCKET`, as
+//! `Type=notify` of systemd expects. Does nothing without that variable.
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-/// The mount is there.
+/// Reports that the mount is ready.
 pub fn ready(status: &str) {
     send(&format!("READY=1\nMAINPID={}\nSTATUS={status}", std::process::id()));
 }
 
-/// The mount is about to end.
+/// Reports that the mount is about to end.
 pub fn stopping() {
     send("STOPPING=1\nSTATUS=closing the volume");
 }
 
 fn send(state: &str) {
     if let Ok(name) = std::env::var("NOTIFY_SOCKET") {
-        // Who does not listen goes without news; the mount is there all the same.
+        // If the service manager does not listen, it misses the news. The mount works all the same.
         let _ = send_to(&name, state);
     }
 }
 
-/// A name that begins with `@` is one in the kernel's table, without a file.
+/// A name that begins with `@` is in the kernel's table and has no file.
 fn send_to(name: &str, state: &str) -> std::io::Result<()> {
     let address = match name.strip_prefix('@') {
         Some(name) => SocketAddr::from_abstract_name(name.as_bytes())?,

@@ -1,14 +1,14 @@
-//! The only wiring: what a volume's folder holds becomes an open volume.
+//! The wiring: the contents of a volume's folder become an open volume.
 //!
 //! ```text
 //!   VOLUME/lock ── held          covey.json ── format, origin
 //!   meta/ ──► journal over SQLite ──┐
 //!   open/ ──► DiskPacks ────────────┼──► Volume ──► a mount, an import, fsck, ...
-//!   origin (blobs/) ────────────────┘          one that is far away: with a cache and uploads before it (far.rs)
+//!   origin (blobs/) ────────────────┘          a remote one has a cache and uploads in front (far.rs)
 //! ```
 //!
-//! A volume in memory has the same parts, all of them in memory. Everything is opened in this order and closed in the opposite one; the
-//! lock goes last, so that whoever gets it next finds the volume closed.
+//! A volume in memory has the same parts, all in memory. Everything is opened in this order and closed in the
+//! reverse order. The lock is released last, so the next process that takes it finds the volume closed.
 
 mod clone;
 mod parts;
@@ -55,7 +55,7 @@ pub use parts::{Bare, fill, make_journal, open_bare, open_names};
 use parts::{Opened, folder_parts, format_request, memory_parts};
 pub use source::Source;
 
-/// Sealing what is open takes no longer, unless the disk fails.
+/// Sealing the open packs takes no longer than this, unless the disk fails.
 const SEALING: Duration = Duration::from_secs(60);
 
 /// An open volume with everything that belongs to it.
@@ -63,17 +63,17 @@ pub struct Node {
     name: String,
     dir: Option<VolumeDir>,
     volume: Arc<Volume>,
-    /// None in memory.
+    /// None for a volume in memory.
     journal: Option<Arc<Journal>>,
     /// The rows of a volume in memory.
     rows: Option<Arc<meta::Memory>>,
-    /// With an origin behind a network.
+    /// The remote side, if the origin is remote.
     far: Option<Arc<Far>>,
-    /// What a mount of a published tree in a far origin keeps here.
+    /// The cache of a mounted tree in a remote origin.
     tree_cache: Option<TreeCache>,
-    /// Of a published tree, what it is and where its origin.
+    /// The root of a published tree, and its origin.
     tree: Option<(Root, String)>,
-    /// A published tree whose name is followed, and how often.
+    /// The follower of a published name, and how often it reads the record.
     follow: Option<(Arc<Follow>, Duration)>,
     mode: Mode,
     opened: Instant,
@@ -134,7 +134,7 @@ impl Node {
         })
     }
 
-    /// Opens a volume of either kind.
+    /// Opens any kind of volume.
     pub fn open_source(source: &Source, options: &NodeOptions) -> Result<Node> {
         match source {
             Source::Memory => {}
@@ -164,36 +164,36 @@ impl Node {
         })
     }
 
-    /// What it is and where its origin, if it is a published tree.
+    /// The published tree and its origin, if this is one.
     pub fn tree(&self) -> Option<(TreeInfo, String)> {
         let (_, origin) = self.tree.as_ref()?;
         Some((frozen::tree_info(&self.root()?), origin.clone()))
     }
 
-    /// The root of what is shown, if it is a published tree.
+    /// The root of the tree that is shown, if this is a published tree.
     pub fn root(&self) -> Option<Root> {
         let (first, _) = self.tree.as_ref()?;
         Some(self.follow.as_ref().map_or_else(|| first.clone(), |(follow, _)| follow.root()))
     }
 
-    /// Who is in its fleet.
+    /// The nodes of its fleet.
     pub fn peers(&self) -> Result<Vec<PeerRow>> {
         let fleet = self.tree_cache.as_ref().and_then(TreeCache::fleet);
         let joined = fleet.ok_or_else(|| no_fleet(&self.name))?;
         Ok(joined.fleet.seen().iter().map(shown::peer).collect())
     }
 
-    /// What it did as a node of a fleet, if it is one.
+    /// Its figures as a node of a fleet, if it is one.
     pub fn fleet_status(&self) -> Option<FleetStatus> {
         self.tree_cache.as_ref()?.fleet_status()
     }
 
-    /// Moves to what is published next, if it is to, until what is returned is dropped.
+    /// Follows the published name, if that was asked for, until the returned value is dropped.
     pub fn start_following(&self, kernel: Notifier) -> Result<Option<Watching>> {
         self.follow.as_ref().map(|(follow, every)| follow.start(*every, kernel)).transpose()
     }
 
-    /// Its folder, or `mem:<id>`: the source of its mount.
+    /// The source of its mount: its folder, or `mem:<id>`.
     pub fn name(&self) -> String {
         self.name.clone()
     }
@@ -208,7 +208,7 @@ impl Node {
         base::time::monotonic() - self.opened
     }
 
-    /// The volume, as a transport sees it.
+    /// The filesystem for a transport.
     pub fn filesystem(&self) -> Arc<dyn Filesystem> {
         match &self.follow {
             Some((follow, _)) => follow.filesystem(),
@@ -216,12 +216,12 @@ impl Node {
         }
     }
 
-    /// What is shown now: where a name is followed not what was mounted.
+    /// The volume that is shown now. With a followed name it can differ from the one that was mounted.
     pub fn shown(&self) -> Arc<Volume> {
         self.follow.as_ref().map_or_else(|| self.volume.clone(), |(follow, _)| follow.volume())
     }
 
-    /// The volume itself.
+    /// The volume that was opened.
     pub fn volume(&self) -> &Volume {
         &self.volume
     }
@@ -231,23 +231,23 @@ impl Node {
         self.dir.as_ref()
     }
 
-    /// What stands in front of its database, if it has one.
+    /// The journal in front of its database, if it has one.
     pub fn journal(&self) -> Option<&Journal> {
         self.journal.as_deref()
     }
 
-    /// Bytes of memory that the names of a volume in memory take; `None` for one on a disk.
+    /// Memory used by the metadata of a volume in memory, in bytes. `None` for a volume on a disk.
     pub fn rows_bytes(&self) -> Option<u64> {
-        // Beside a row's own bytes the tree and the allocator take about 40.
+        // The tree and the allocator take about 40 bytes for each row, beside its own bytes.
         self.rows.as_ref().map(|rows| rows.bytes() + 40 * rows.rows())
     }
 
-    /// Its names.
+    /// The store of its metadata.
     pub fn store(&self) -> Arc<dyn MetaStore> {
         self.shown().parts().store.clone()
     }
 
-    /// Ends it in good order and gives the volume free. The second call does nothing.
+    /// Closes the volume in good order and releases the lock. A second call does nothing.
     pub fn close(&self) -> Result<()> {
         let lock = self.lock.lock().take();
         drop(self.watch.lock().take());
@@ -256,21 +256,21 @@ impl Node {
         }
         let failed = |error: OpenError| open_failure(Path::new(&self.name), error);
         let volume = self.volume.close().map_err(failed);
-        // Also when the volume could not be closed: what the journal holds is to be durable all the same.
+        // The journal is made durable even if the volume could not be closed.
         let journal = self.journal.as_ref().map_or(Ok(()), |journal| journal.close());
         if lock.is_some() {
             self.far.iter().for_each(|far| far.close());
             self.writer.iter().for_each(Writer::close);
         }
         drop(lock);
-        // A published tree has no lock; its cache is closed and its fleet left once, however often this is called.
+        // A published tree has no lock. A second call does not close its cache or leave its fleet again.
         self.tree_cache.iter().for_each(TreeCache::close);
         volume.and(journal.map_err(|error| failed(OpenError::Store(error))))
     }
 
-    /// What a file is made of; `list`: with every extent.
+    /// What a file consists of. With `list`, lists every extent.
     pub fn info(&self, path: &Path, list: bool) -> Result<Info> {
-        // What is still being gathered in memory is written down first, so that it is seen.
+        // Data that is still buffered in memory is written first, so that it is visible.
         if self.mode == Mode::Exclusive {
             let _ = self.volume.sync();
         }
@@ -284,7 +284,7 @@ impl Node {
         self.volume.sync().map_err(|errno| errno_failure("cannot make the volume durable", errno))
     }
 
-    /// What only a far origin has.
+    /// The remote side, if the origin is remote.
     pub fn far(&self) -> Option<&Far> {
         self.far.as_deref()
     }
@@ -299,18 +299,18 @@ impl Node {
         self.far.is_some() || self.tree_cache.is_some()
     }
 
-    /// The endpoint of its object store that is used, if one was named.
+    /// The endpoint of its object store, if one was named.
     pub fn endpoint(&self) -> Option<String> {
         let far = self.far.as_ref().map(|far| far.status());
         far.or_else(|| self.tree_cache.as_ref().map(TreeCache::status))?.endpoint
     }
 
-    /// What a mount of a published tree in a far origin keeps here.
+    /// The cache of a mounted tree in a remote origin.
     pub fn tree_cache(&self) -> Option<&TreeCache> {
         self.tree_cache.as_ref()
     }
 
-    /// Waits until everything written so far is in the origin; at most so long, if that is said.
+    /// Waits until everything written so far is in the origin, at most for the given time.
     pub fn settle(&self, patience: Option<Duration>, tick: &mut dyn FnMut(Tick)) -> Result<Settled> {
         let began = base::time::monotonic();
         let until_then = || {
@@ -319,7 +319,8 @@ impl Node {
         };
         let settled = self.settle_all(&until_then, tick);
         let Some(writer) = self.writer() else { return settled };
-        // An origin that was emptied, or is another writer's, has nothing of this; that is then also why it did not take it.
+        // An emptied origin, or one claimed by another writer, does not have this data. That is then also the
+        // reason why it did not accept it.
         match settled {
             Ok(settled) => writer.verify_within(until_then()).map(|()| settled),
             Err(failure) => Err(writer.lost().unwrap_or(failure)),
@@ -350,7 +351,7 @@ impl Node {
         }
     }
 
-    /// Lets go of cached blobs: of all, or until no more bytes than this are kept.
+    /// Evicts cached blobs: all, or until at most this many bytes are cached.
     pub fn evict(&self, to: Option<u64>) -> Result<Evicted> {
         match (&self.far, &self.tree_cache) {
             (Some(far), _) => far.evict(to),
@@ -359,13 +360,13 @@ impl Node {
         }
     }
 
-    /// Fetches what files and trees consist of, into this node's cache or into the depots of its zone.
+    /// Fetches the data of files and trees, into this node's cache or into the depots of its zone.
     pub fn warm(&self, paths: &[PathBuf], depot: bool, tick: &mut dyn FnMut(Tick)) -> Result<WarmSummary> {
         let to = warm::To::of(&self.name, (self.far(), self.tree_cache.as_ref()), depot)?;
         warm::warm(to, Names::new(self.store()), paths, tick)
     }
 
-    /// Frees what nothing refers to, and gathers what lies scattered.
+    /// Removes the data that nothing refers to, and compacts scattered data.
     pub fn gc(&self, tick: &mut dyn FnMut(Tick)) -> Result<GcSummary> {
         let mut progress = |so_far: Collected| {
             let (freed, moved) = (so_far.freed_bytes, so_far.moved_bytes);

@@ -1,4 +1,4 @@
-//! Mount options: `-o ro,commit=5,...`, as mount(8) hands them on, and how a volume is opened.
+//! Mount options: `-o ro,commit=5,...`, as mount(8) passes them on, and how a volume is opened.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,37 +9,38 @@ use fs::access::{AccessRules, Pattern};
 
 use crate::far::options::{self as far, FarOptions};
 
-/// How long a request waits where nobody said otherwise.
+/// The default for the longest time that a request waits.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
-/// What a mount is asked to be.
+/// The options of a mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountOptions {
     /// Refuse all changes.
     pub read_only: bool,
-    /// The tree cannot change: the kernel may keep everything.
+    /// The tree cannot change, so the kernel may cache everything.
     pub frozen: bool,
-    /// Let other users in; none: root does, others do not.
+    /// Allow other users. None: only if root mounts.
     pub allow_other: Option<bool>,
-    /// Ignore set-user-id bits and file capabilities; none: only in what others made ([`MountOptions::nosuid`]).
+    /// Ignore set-user-id bits and file capabilities. None: only if another user made the files
+    /// ([`MountOptions::nosuid`]).
     pub nosuid: Option<bool>,
-    /// Ignore device nodes; none: only in what others made.
+    /// Ignore device nodes. None: only if another user made the files.
     pub nodev: Option<bool>,
     /// Execute nothing.
     pub noexec: bool,
-    /// What was done survives a power cut after at most this.
+    /// Changes survive a power cut after at most this time.
     pub commit: Duration,
-    /// Reads move access times, as relatime has it.
+    /// Reads update access times by the rules of relatime.
     pub relatime: bool,
-    /// The kernel may hold written bytes back until close or fsync.
+    /// The kernel may delay writes until close or fsync.
     pub writeback: Option<bool>,
-    /// How far the kernel reads ahead, in KiB.
+    /// The kernel's read-ahead, in KiB.
     pub read_ahead_kib: Option<u32>,
-    /// A request that waits longer is answered EIO.
+    /// A request that waits longer fails with EIO.
     pub deadline: Duration,
-    /// How files are read that are in a remote origin.
+    /// How files in a remote origin are read.
     pub access: AccessRules,
-    /// How an origin behind a network is used.
+    /// The options of a remote origin.
     pub far: FarOptions,
 }
 
@@ -66,37 +67,37 @@ impl Default for MountOptions {
 /// How a volume is opened.
 #[derive(Clone, Debug)]
 pub struct NodeOptions {
-    /// For whom: the command's name.
+    /// The name of the command that opens it.
     pub does: &'static str,
-    /// Where it is going to be mounted.
+    /// The future mountpoint.
     pub mountpoint: Option<PathBuf>,
     /// Change nothing.
     pub read_only: bool,
-    /// And nothing changes.
+    /// The tree cannot change.
     pub frozen: bool,
-    /// Reads move access times.
+    /// Reads update access times.
     pub relatime: bool,
-    /// What was done survives a power cut after at most this.
+    /// Changes survive a power cut after at most this time.
     pub commit: Duration,
-    /// Whoever reads has an error after this.
+    /// A read that waits longer fails.
     pub deadline: Duration,
     /// How files in a remote origin are read.
     pub access: AccessRules,
-    /// How a far origin is used.
+    /// The options of a remote origin.
     pub far: FarOptions,
-    /// A log that is damaged is brought in up to the damage, once a copy of it is in this new folder.
+    /// Replay a damaged log up to the damage, after saving a copy of it in this new folder.
     pub salvage: Option<PathBuf>,
-    /// Claim the origin for this folder, although another folder may have it.
+    /// Claim the origin for this folder, even if another folder holds the claim.
     pub take_over: bool,
 }
 
 impl NodeOptions {
-    /// For a command that only looks.
+    /// Options for a command that only reads.
     pub fn reading(does: &'static str) -> NodeOptions {
         NodeOptions { read_only: true, ..NodeOptions::writing(does) }
     }
 
-    /// For a command that changes things.
+    /// Options for a command that changes the volume.
     pub fn writing(does: &'static str) -> NodeOptions {
         NodeOptions {
             does,
@@ -114,7 +115,7 @@ impl NodeOptions {
     }
 }
 
-/// What can be written after `-o`, with a word each; also the text of the help.
+/// The words that `-o` accepts, each with a short explanation. Also the text of the help.
 pub const KNOWN: &[(&str, &str)] = &[
     ("ro, rw", "refuse all changes; or not (the default)"),
     ("frozen", "read-only, and the tree cannot change while mounted"),
@@ -144,7 +145,7 @@ pub const KNOWN: &[(&str, &str)] = &[
     ("deadline=SECONDS", "a request that waits longer is answered EIO (default 60)"),
 ];
 
-/// Options of fstab that are for mount(8) or systemd and mean nothing to a filesystem.
+/// Options in fstab that are meant for mount(8) or systemd. A filesystem ignores them.
 const PASSED_OVER: &[&str] = &[
     "defaults",
     "auto",
@@ -166,11 +167,11 @@ const PASSED_OVER: &[&str] = &[
     "loud",
 ];
 
-/// The same with a value or a longer name behind them.
+/// The beginnings of further such options, which have a value or a longer name.
 const PASSED_OVER_BEGIN: &[&str] = &["x-", "X-", "comment=", "helper=", "uhelper="];
 
 impl MountOptions {
-    /// Reads options; later ones win.
+    /// Parses lists of options. Later options win.
     pub fn parse<'a>(lists: impl IntoIterator<Item = &'a String>) -> Result<MountOptions> {
         let mut options = MountOptions::default();
         for word in lists.into_iter().flat_map(|list| list.split(',')).map(str::trim) {
@@ -236,18 +237,19 @@ impl MountOptions {
         Ok(())
     }
 
-    /// Whether set-user-id bits and file capabilities are ignored. `foreign`: somebody else made the files. Root mounts such a tree to
-    /// read it; a program in it must not run as root for every user of the machine unless that was asked for.
+    /// Whether set-user-id bits and file capabilities are ignored. `foreign` means that another user made the
+    /// files. Root mounts such a tree to read it. A program in it must not run as root for every user of the
+    /// machine, unless that was asked for.
     pub fn nosuid(&self, foreign: bool) -> bool {
         self.nosuid.unwrap_or(foreign)
     }
 
-    /// Whether device nodes are ignored; `foreign` as for [`MountOptions::nosuid`].
+    /// Whether device nodes are ignored. For `foreign` see [`MountOptions::nosuid`].
     pub fn nodev(&self, foreign: bool) -> bool {
         self.nodev.unwrap_or(foreign)
     }
 
-    /// The same as words after `-o`, for a program that is started to do the work.
+    /// The options as words after `-o`, for a program that is started to do the work.
     pub fn to_words(&self) -> String {
         let mut words = vec![
             format!("commit={}", self.commit.as_secs_f64()),
@@ -278,12 +280,12 @@ impl MountOptions {
     }
 }
 
-/// All that can be written after `-o`, as in [`KNOWN`], those of far origins included.
+/// All words that `-o` accepts, as in [`KNOWN`], including those for remote origins.
 pub fn known() -> impl Iterator<Item = &'static (&'static str, &'static str)> {
     KNOWN.iter().chain(far::KNOWN)
 }
 
-/// The names of all options, each with whether a value belongs to it.
+/// The names of all options, each with whether it takes a value.
 pub fn names() -> impl Iterator<Item = (&'static str, bool)> {
     let one = |form: &'static str| match form.split_once('=') {
         Some((name, _)) => (name, true),
@@ -292,12 +294,12 @@ pub fn names() -> impl Iterator<Item = (&'static str, bool)> {
     known().flat_map(move |(forms, _)| forms.split(", ").map(one))
 }
 
-/// Whether a word after `-o` can be understood.
+/// Whether `-o` accepts a word.
 pub fn is_known(word: &str) -> bool {
     MountOptions::default().set(word).is_ok()
 }
 
-/// A number of seconds, fractions allowed, above 0.
+/// Parses a number of seconds above 0. Fractions are allowed.
 fn seconds(word: &str, text: &str, most: u64) -> Result<Duration> {
     let value = text.parse::<f64>().ok().filter(|value| *value > 0.0 && *value <= most as f64);
     let value = value.ok_or_else(|| bad(word, &format!("a number of seconds above 0, at most {most}")))?;
@@ -315,7 +317,7 @@ fn unknown(word: &str) -> Failure {
         .next(format!("known are: {}", known.join("; ")))
 }
 
-/// The list of options for a help text.
+/// The list of options in the help text.
 pub fn help() -> String {
     let line = |(name, meaning): &(&str, &str)| format!("  {name:28}  {meaning}\n");
     known().map(line).collect()
@@ -342,7 +344,8 @@ mod tests {
         assert!(!parse("ro,rw").unwrap().read_only, "the later one wins");
     }
 
-    /// Root's mount of a published tree heeded set-user-id bits: a file that the publisher had made ran as root for every user.
+    /// Root's mount of a published tree honoured set-user-id bits. A file made by the publisher ran as root
+    /// for every user.
     #[test]
     fn regression_what_others_made_is_nosuid_and_nodev_unless_said() {
         let is = |text: &str, foreign| {

@@ -1,4 +1,5 @@
-//! An origin as a person writes it and a volume remembers it, and what is said when it cannot be had.
+//! An origin as a person writes it and a volume stores it, and the failures for an origin that cannot be
+//! used.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -9,27 +10,27 @@ use origin::{Access, Environment, Limits, Mistake, OriginError, Remote, Spec};
 
 use crate::volume_dir::{Home, VolumeDir};
 
-/// How the store of an origin is reached, beside its name.
+/// How the store of an origin is reached, apart from its name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reach {
-    /// Where the store is, when it is not the cloud's own.
+    /// The address of the store, if it is not the cloud's default.
     pub endpoint: Option<String>,
     /// The bucket's region.
     pub region: Option<String>,
 }
 
-/// Opens an origin that is nobody's in particular here: a published tree's.
+/// Opens the origin of a published tree, which belongs to no volume here.
 pub fn open_origin(home: &Home, access: Access) -> Result<Arc<dyn Origin>> {
     spec_of(home)?.open(access).map_err(origin_failure)
 }
 
-/// The same of one behind a network, for reading.
+/// Opens a remote origin for reading.
 pub fn open_remote(home: &Home, limits: Limits) -> Result<Remote> {
     try_remote(home, limits, None)?.map_err(origin_failure)
 }
 
-/// The same, with the origin's own error. `unseen`: whose it is, of one that cannot be used now; nothing is
-/// asked yet then.
+/// The same with the origin's own error. With `unseen`, the expected volume, an origin that cannot be used at
+/// the moment is opened without asking it anything.
 pub fn try_remote(
     home: &Home,
     limits: Limits,
@@ -46,7 +47,8 @@ pub fn try_remote(
     })
 }
 
-/// The line for a log about an endpoint whose traffic others can read and change; none where there is nothing to say.
+/// The log line about an unencrypted endpoint, whose traffic others can read and change. None for other
+/// endpoints.
 pub fn clear_line(endpoint: Option<&str>) -> Option<String> {
     let endpoint = endpoint.filter(|endpoint| origin::remote::is_in_the_clear(endpoint))?;
     Some(format!(
@@ -55,12 +57,12 @@ pub fn clear_line(endpoint: Option<&str>) -> Option<String> {
     ))
 }
 
-/// Whether the volume's origin is there.
+/// Checks that the volume's origin exists.
 pub fn check_origin(dir: &VolumeDir) -> Result<()> {
     spec(dir)?.open(Access::ReadOnly).map(drop).map_err(origin_failure)
 }
 
-/// The volume's origin.
+/// The specification of the volume's origin.
 pub fn spec(dir: &VolumeDir) -> Result<Spec> {
     spec_of(&dir.home())
 }
@@ -68,7 +70,7 @@ pub fn spec(dir: &VolumeDir) -> Result<Spec> {
 fn spec_of(home: &Home) -> Result<Spec> {
     let spec = origin::parse(&home.origin).and_then(|spec| match spec {
         Spec::Remote(spec) => {
-            // Its keys come into this process's memory.
+            // The origin's keys are loaded into this process's memory.
             crate::secrets::keep_from_dumps();
             spec.at(home.endpoint.as_deref(), home.region.as_deref()).map(Spec::Remote)
         }
@@ -77,7 +79,7 @@ fn spec_of(home: &Home) -> Result<Spec> {
     spec.map_err(origin_failure)
 }
 
-/// An origin as a user names it, made absolute.
+/// Makes the origin that a user named absolute.
 pub fn address(text: &str, reach: &Reach) -> Result<Home> {
     let usage = |error| Failure { status: 2, ..origin_failure(error) };
     match origin::parse(text).map_err(usage)? {
@@ -100,12 +102,13 @@ pub fn address(text: &str, reach: &Reach) -> Result<Home> {
     }
 }
 
-/// An origin as it is written into the `covey.json` of a volume at `path`.
+/// An origin in the form for the `covey.json` of a volume at `path`.
 pub fn home_at(path: &Path, text: &str, reach: &Reach) -> Result<Home> {
     sized(path, address(text, reach)?)
 }
 
-/// With the size of the cache, if the origin is far away. Said once: later the cache itself takes of what is free now.
+/// Adds the size of the cache for a remote origin. It is computed once. Later the cache limits itself by the
+/// free space.
 pub fn sized(path: &Path, home: Home) -> Result<Home> {
     if home.origin.starts_with("file:") {
         return Ok(home);
@@ -114,7 +117,7 @@ pub fn sized(path: &Path, home: Home) -> Result<Home> {
     Ok(Home { cache_size: Some(cache::default_budget(there).at("use", there)?), ..home })
 }
 
-/// Why an origin could not be had, in our words.
+/// The failure for an origin that cannot be used.
 pub fn origin_failure(error: OriginError) -> Failure {
     let code = match &error {
         OriginError::Absent(_) | OriginError::NotAnOrigin(_) => "origin-gone",
@@ -144,7 +147,7 @@ pub fn origin_failure(error: OriginError) -> Failure {
     }
 }
 
-/// The same of a volume's own origin: what was lost of it can be made anew.
+/// The same for a volume's own origin. Its lost metadata can be written again.
 pub fn of_volume(dir: &VolumeDir, error: OriginError) -> Failure {
     let failure = origin_failure(error);
     if failure.code != "origin-gone" {
@@ -159,7 +162,7 @@ pub fn of_volume(dir: &VolumeDir, error: OriginError) -> Failure {
     }
 }
 
-/// Each mistake with an object store has a word of its own, for scripts.
+/// The code of each mistake with an object store, for scripts.
 fn remote_code(mistake: Mistake) -> &'static str {
     match mistake {
         Mistake::AccessKey | Mistake::Secret | Mistake::NoKeys | Mistake::Expired => "origin-keys",

@@ -1,7 +1,8 @@
-//! What still has a mount that is gone from here: other mount namespaces, and other places in this one.
+//! The copies of a mount that was unmounted here: in other mount namespaces, and at other places in this one.
 //!
-//! A container that was started while a volume was mounted has a copy of the mount. Its daemon goes on, and keeps the volume, until the last copy is
-//! gone; so the copies are named, and `--force` ends the connection that all of them share.
+//! A container that was started while a volume was mounted has a copy of the mount. The daemon keeps running
+//! and holds the volume until the last copy is gone. So messages name the copies, and `--force` ends the
+//! connection that all of them share.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -11,31 +12,31 @@ use api::error::{Context, Failure, Result};
 use base::Deadline;
 use fuse::mount::{Elsewhere, Mounted, abort, elsewhere, hand_over};
 
-/// How long what programs wrote through a copy is waited for before it is ended.
+/// How long to wait until data written through a copy is handed over, before the connection is ended.
 const HAND_OVER: Duration = Duration::from_secs(10);
-/// So many are named.
+/// The largest number of copies to name.
 const NAMED: usize = 5;
 
-/// What still has a mount.
+/// The copies of a mount.
 pub struct Others {
-    /// In other mount namespaces.
+    /// Copies in other mount namespaces.
     away: Vec<Elsewhere>,
-    /// In this one, at other places.
+    /// Copies in this namespace, at other places.
     here: Vec<Mounted>,
 }
 
 impl Others {
-    /// Of the mount with this device number.
+    /// The copies of the mount with this device number.
     pub fn of_device(dev: u64) -> Others {
         Others::of(|mount| mount.dev == dev)
     }
 
-    /// Of a volume's folder, which is mounted nowhere here.
+    /// The copies of a mount of this volume's folder, which is not mounted here any more.
     pub fn of_volume(volume: &Path) -> Others {
         Others::of(|mount| Path::new(&mount.source) == volume)
     }
 
-    /// Nothing.
+    /// No copies.
     pub fn none() -> Others {
         Others { away: Vec::new(), here: Vec::new() }
     }
@@ -51,7 +52,8 @@ impl Others {
         self.away.is_empty() && self.here.is_empty()
     }
 
-    /// Names them, and how they are ended; `name`: the volume's folder, or where the mount was.
+    /// Adds the copies to a failure, and how to end them. `name` is the volume's folder or the former
+    /// mountpoint.
     pub fn explain(&self, failure: Failure, name: &Path) -> Failure {
         let mut failure = failure;
         for Elsewhere { mount, pid, name } in self.away.iter().take(NAMED) {
@@ -78,13 +80,13 @@ impl Others {
         failure.next(format!("or end it everywhere: covey umount --force {}", name.display()))
     }
 
-    /// Ends the connection that they share. What programs wrote through it is handed over first.
+    /// Ends the connection that the copies share, after data written through it has been handed over.
     pub fn end(&self, deadline: Deadline) -> Result<()> {
         let mut devices = BTreeSet::new();
         let away = self.away.iter().map(|other| (other.mount.dev, other.reached()));
         for (dev, path) in away.chain(self.here.iter().map(|mount| (mount.dev, mount.path.clone()))) {
             if devices.insert(dev) {
-                // A daemon that hangs is a reason to use force.
+                // A daemon that hangs is a reason to use force, so the handover may fail.
                 hand_over(&path, deadline.within(HAND_OVER).left());
                 abort(dev).or_fail(|| "cannot end the mount in other mount namespaces".to_owned())?;
             }

@@ -1,8 +1,9 @@
-//! Files that are this program's own: made closed to others, opened without following a link, and believed only with the right owner.
+//! Files of this program: created without access for others, opened without following a link, and trusted
+//! only with the right owner.
 //!
-//! A volume's folder may be open to others, who then find its log and its lock; and a name in a folder that others can write to can be a link to
-//! somebody else's file. So what is opened here is looked at before it is used: a regular file, with one name, of this user, root or
-//! the owner of its folder.
+//! A volume's folder may be open to other users, who could then read its log and its lock. A name in a folder
+//! that others can write to may be a link to another user's file. So every opened file is checked before use:
+//! it must be a regular file with one name, owned by this user, root or the owner of its folder.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
@@ -13,21 +14,21 @@ use api::caller;
 
 use crate::sys;
 
-/// Opens a file of ours as the options say; one that it makes can be read and written by its owner alone. One that was made by an earlier version
-/// for everybody to read is closed.
+/// Opens a file of this program with these options. A file that it creates is readable and writable only by
+/// its owner. If an earlier version created the file readable by everyone, that access is removed.
 ///
 /// # Errors
-/// `PermissionDenied` or `InvalidInput`, with words, if it is not ours or no regular file.
+/// `PermissionDenied` or `InvalidInput`, with an explanation, if the file is not ours or no regular file.
 pub fn open(path: &Path, options: &OpenOptions) -> io::Result<File> {
     let mut options = options.clone();
-    // Opening a pipe would wait for a program at its other end.
+    // Without O_NONBLOCK, opening a pipe would wait for a program at its other end.
     let file =
         options.mode(0o600).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path).map_err(no_link)?;
     let about = file.metadata()?;
     check(path, &about)?;
     if about.mode() & 0o077 != 0 && about.uid() == caller::euid() {
         match sys::metadata::set_mode(&file, about.mode() & 0o700) {
-            // What nobody can write to cannot be closed either, and can be looked at.
+            // On a read-only filesystem the permissions cannot be changed. The file can still be read.
             Err(error) if error.raw_os_error() == Some(libc::EROFS) => {}
             other => other?,
         }
@@ -35,15 +36,15 @@ pub fn open(path: &Path, options: &OpenOptions) -> io::Result<File> {
     Ok(file)
 }
 
-/// Makes a file that is not there yet, for its owner alone.
+/// Creates a file that must not exist yet, for its owner alone.
 ///
 /// # Errors
-/// `AlreadyExists`, also for a link that leads nowhere; or what the system said.
+/// `AlreadyExists`, also for a dangling link, or the error of the system call.
 pub fn create(path: &Path) -> io::Result<File> {
     OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
 }
 
-/// Whether a file that holds a secret is its owner's alone. Why not, in words, with what to do.
+/// Checks that only the owner can read a file with a secret. The error says why not and what to do.
 pub fn is_private(path: &Path, about: &Metadata) -> Result<(), String> {
     let shown = path.display();
     let mode = about.mode() & 0o7777;
@@ -90,7 +91,7 @@ mod tests {
         options
     }
 
-    /// The lock of a volume in a folder that all may look into could be taken by all, and its log read.
+    /// In a folder that all users could read, every user could take the volume's lock and read its log.
     #[test]
     fn regression_our_files_are_closed_to_others_and_links_are_not_followed() {
         let temp = tempfile::tempdir().unwrap();

@@ -1,7 +1,8 @@
-//! Publishing, as a node does it: the steps from a volume to a root.
+//! Publishing: the steps from a volume to a root.
 //!
-//! The owner is who signs. Who may write at all is said by the claim ([`crate::claim`]): a publication looks at it right before it replaces the root,
-//! and makes a new claim then, so that a folder that is put back as it was before is known to be old.
+//! The owner signs published trees. The claim ([`crate::claim`]) says which folder may write. A publication
+//! checks the claim right before it replaces the root, and makes a new claim at the same time. So a folder
+//! that is restored to an earlier state is recognized as old.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -22,11 +23,11 @@ use crate::errno::errno_failure;
 use crate::opened::Node;
 use crate::publisher::{Publisher, check_name, check_owner, failure, not_published, place_of, volume_id};
 
-/// How long the origin may take to have everything.
+/// How long the origin may take to receive everything.
 const PATIENCE: Duration = Duration::from_secs(600);
 
 impl Node {
-    /// Publishes a folder of the volume (an empty path: all of it).
+    /// Publishes a folder of the volume. An empty path means the whole volume.
     pub fn publish(
         &self,
         path: &Path,
@@ -98,7 +99,7 @@ impl Node {
         })
     }
 
-    /// Everything is in the origin, and what is published is about to be replaced.
+    /// Called when everything is in the origin, before the published root is replaced.
     fn before_root(&self) -> Result<()> {
         self.writer().map_or(Ok(()), |writer| writer.verify().and_then(|()| writer.renew()))
     }
@@ -116,7 +117,7 @@ impl Node {
         Ok(Scope::Folder(found.ino))
     }
 
-    /// Takes a published tree away; its blobs go with the next collection.
+    /// Deletes a published tree. The next garbage collection removes its blobs.
     pub fn unpublish(&self, name: &str) -> Result<()> {
         check_name(name)?;
         let dir = self.dir().ok_or_else(|| no_volume(self))?;
@@ -130,8 +131,8 @@ impl Node {
         if was || held.iter().any(|holder| holder == name) { Ok(()) } else { Err(not_published(name)) }
     }
 
-    /// Lets go of what trees hold that are not published any more: their records were removed by hand, or a publication of
-    /// a new name came to nothing.
+    /// Releases the blobs of trees that are not published any more. Either their records were removed by
+    /// hand, or the publication of a new name failed.
     pub fn let_go_of_lost(&self) -> Result<()> {
         if self.dir().is_none_or(|dir| !Publisher::file(dir).exists()) {
             return Ok(());

@@ -1,8 +1,9 @@
-//! Who a volume's folder is in its origin, and what is said when something published cannot be used.
+//! The identity of a volume's folder in its origin, and the failures for published trees that cannot be used.
 //!
 //! ```text
-//!   VOLUME/publisher.json   who this volume's folder is, and the key it signs with; made with its first publication
-//!   origin: owner           who publishes there, and which keys have signed what is published
+//!   VOLUME/publisher.json   the identity of this volume's folder, and its signing key
+//!                           (created by its first publication)
+//!   origin: owner           who publishes there, and which keys have signed published trees
 //! ```
 
 use std::fs;
@@ -17,10 +18,10 @@ use tree::{Owner, Signer, TreeError};
 
 use crate::volume_dir::VolumeDir;
 
-/// The file of a volume's folder that holds it.
+/// The file with the identity in a volume's folder.
 pub const PUBLISHER: &str = "publisher.json";
 
-/// Who a volume's folder is, in its origin.
+/// The identity of a volume's folder in its origin.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct Publisher {
     owner: String,
@@ -28,12 +29,12 @@ pub struct Publisher {
 }
 
 impl Publisher {
-    /// Where it is kept.
+    /// The path of the file.
     pub fn file(dir: &VolumeDir) -> PathBuf {
         dir.path().join(PUBLISHER)
     }
 
-    /// A new one, kept in the volume's folder.
+    /// Creates a new identity and stores it in the volume's folder.
     pub fn make(dir: &VolumeDir) -> Result<Publisher> {
         crate::secrets::keep_from_dumps();
         let mut seed = [0; 32];
@@ -57,14 +58,14 @@ impl Publisher {
         Ok(made)
     }
 
-    /// The one of this folder, if it has ever published.
+    /// The identity of this folder, if it has ever published.
     pub fn of(dir: &VolumeDir) -> Result<Option<Publisher>> {
         let file = Publisher::file(dir);
         let Some(text) = crate::secrets::read(&file)? else { return Ok(None) };
         let found: Option<Publisher> = serde_json::from_slice(&text).ok();
         match found.filter(|found| found.owner().is_some() && from_hex::<32>(&found.secret).is_some()) {
             Some(found) => Ok(Some(found)),
-            // What it holds is secret, so nothing of it is shown.
+            // The file holds a secret, so no part of it is shown.
             None => Err(Failure::new("damaged", format!("{} cannot be understood", file.display()))
                 .why("it says who this volume is in its origin, and holds the key that it signs with")
                 .next(
@@ -73,32 +74,33 @@ impl Publisher {
         }
     }
 
-    /// Its name.
+    /// The owner id.
     pub fn owner(&self) -> Option<[u8; 16]> {
         from_hex(&self.owner)
     }
 
-    /// What signs for it.
+    /// The key that signs for it.
     pub fn signer(&self) -> Result<Signer> {
         let seed = from_hex(&self.secret).unwrap_or([0; 32]);
         Signer::from_seed(&seed).map_err(|error| failure("the volume's key cannot be used", error))
     }
 }
 
-/// Where a volume is, for people: `host:/srv/volume`.
+/// The place of a volume for people: `host:/srv/volume`.
 pub fn place_of(dir: &VolumeDir) -> String {
     format!("{}:{}", host(), dir.path().display())
 }
 
-/// This machine's name.
+/// This machine's host name.
 pub fn host() -> String {
     let name = fs::read("/proc/sys/kernel/hostname").unwrap_or_default();
     String::from_utf8_lossy(&name).trim().to_owned()
 }
 
-/// Refuses to open for writing a volume in whose origin another owner publishes: an older program knew no claims, and only that record says
-/// so. One that is damaged, or of a newer program, is no permission. An origin that cannot be asked is no reason to refuse: then it is not
-/// claimed either, and nothing is stored or deleted.
+/// Refuses to open a volume for writing if another owner publishes in its origin. An older program made no
+/// claims, and only the owner's record shows that it publishes there. A record that is damaged, or written by
+/// a newer program, gives no permission. An origin that cannot be asked is no reason to refuse: it is not
+/// claimed then, and nothing is stored or deleted in it.
 pub fn check_owner(dir: &VolumeDir, origin: &dyn Origin) -> Result<()> {
     let found = match Owner::read(origin) {
         Ok(None) | Err(TreeError::Blob(_)) => return Ok(()),
@@ -128,7 +130,7 @@ pub fn volume_id(dir: &VolumeDir) -> [u8; 16] {
     from_hex(&dir.format().id).unwrap_or_default()
 }
 
-/// Refuses what no tree can be called.
+/// Refuses an invalid name for a tree.
 pub fn check_name(name: &str) -> Result<()> {
     if root::is_name(name) {
         return Ok(());
@@ -137,13 +139,13 @@ pub fn check_name(name: &str) -> Result<()> {
         .next("use letters, digits and any of . _ - = (at most 100), like nightly or v1.2"))
 }
 
-/// "There is no such tree".
+/// The failure for a tree that is not published.
 pub fn not_published(name: &str) -> Failure {
     Failure::new("not-published", format!("no tree is published as {name}"))
         .next("covey published VOLUME lists what is; a name comes into being with covey publish VOLUME NAME")
 }
 
-/// What went wrong with a tree, in our words.
+/// The failure for an error with a tree.
 pub fn failure(what: impl Into<String>, error: TreeError) -> Failure {
     let why = error.to_string();
     let new = |code: &'static str| Failure::new(code, what).why(why.clone());

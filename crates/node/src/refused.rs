@@ -1,4 +1,4 @@
-//! What is said when something is asked of what cannot do it, or cannot be opened.
+//! The failures for operations that a mount does not support, and for volumes that cannot be opened.
 
 use std::path::Path;
 
@@ -6,31 +6,31 @@ use api::error::Failure;
 use fs::OpenError;
 use meta::store::StoreError;
 
-/// "It is none".
+/// The mount is not a volume.
 pub fn not_a_volume(name: &str) -> Failure {
     Failure::new("not-a-volume", format!("{name} is no volume: it has neither names nor blobs of its own"))
         .next("name a volume, or a path on a volume's mount (covey df lists them)")
 }
 
-/// What a volume is told whose blobs are all here.
+/// The volume has all its blobs on this machine, and so no cache.
 pub fn no_cache(volume: &str) -> Failure {
     Failure::new("no-cache", format!("{volume} has no cache: its origin is on this machine"))
         .next("a volume with a far origin has one: covey format VOLUME --origin s3://BUCKET/PREFIX")
 }
 
-/// What is no node of a fleet is told.
+/// The mount is not a node of a fleet.
 pub fn no_fleet(name: &str) -> Failure {
     Failure::new("no-fleet", format!("{name} is no node of a fleet"))
         .next("mount a published tree with --join HOST:PORT, or begin a fleet with --listen ADDRESS:PORT")
 }
 
-/// "It is there already".
+/// The path exists already.
 pub fn exists(path: &Path) -> Failure {
     Failure::new("exists", format!("{} is there already", path.display()))
         .next("name another place, or replace what is there with --overwrite")
 }
 
-/// Why a volume could not be opened, in our words.
+/// Why a volume could not be opened.
 pub fn open_failure(path: &Path, error: OpenError) -> Failure {
     let shown = path.display();
     let why = error.to_string();

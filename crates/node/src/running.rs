@@ -2,12 +2,12 @@
 //!
 //! ```text
 //!   Running::start   the volume is open, the kernel sends requests, the control socket answers
-//!   Running::go_on   what is published and followed while it is mounted
+//!   Running::go_on   publishing and following begin
 //!   Running::wait    until the mount has ended
 //!   Running::finish  what the kernel handed over is durable, the volume is closed
 //! ```
 //!
-//! A front end prints, takes signals and asks for the end by a [`Handle`]; nothing here knows of terminals.
+//! A front end prints, takes signals and ends the mount by a [`Handle`]. Nothing here knows terminals.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -33,27 +33,27 @@ use crate::sys::Trimmer;
 use crate::watch::{self, Shown};
 use crate::{limits, log, metrics, mounts, notify, origins};
 
-/// A mount to be made.
+/// A mount to create.
 #[derive(Debug)]
 pub struct Plan {
-    /// What.
+    /// The source.
     pub source: Source,
-    /// Where.
+    /// The mountpoint.
     pub mountpoint: PathBuf,
-    /// How.
+    /// The mount options.
     pub options: MountOptions,
-    /// How requests come and replies go.
+    /// How requests arrive and replies leave.
     pub transport: Transport,
-    /// What the daemon shows of itself while it serves.
+    /// What the daemon publishes about itself while it serves.
     pub shown: Shown,
-    /// What is published while it is mounted.
+    /// Repeated publication while it is mounted.
     pub every: Every,
-    /// Claim the origin for this folder, although another folder may have it.
+    /// Claim the origin for this folder, even if another folder holds the claim.
     pub take_over: bool,
 }
 
 impl Plan {
-    /// A mount with what is usual.
+    /// A mount with the usual options.
     pub fn of(source: Source, mountpoint: &Path) -> Plan {
         Plan {
             source,
@@ -72,11 +72,11 @@ impl Plan {
 pub struct Transport {
     /// Over io_uring or /dev/fuse.
     pub kind: fuse::Transport,
-    /// Threads that read requests from /dev/fuse; 0: one per core.
+    /// Threads that read requests from /dev/fuse. 0 means one per core.
     pub readers: usize,
-    /// Over io_uring, each program stays on the CPU where it asks.
+    /// Over io_uring, each program stays on the CPU where it sends its requests.
     pub aside: bool,
-    /// The kernel keeps nothing: for measuring the daemon.
+    /// The kernel caches nothing. Used to measure the daemon.
     pub uncached: bool,
 }
 
@@ -86,23 +86,23 @@ impl Default for Transport {
     }
 }
 
-/// A mount that is there.
+/// What is known about an existing mount.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Mounted {
-    /// Its source: the volume's folder, or `mem:<id>` and its kin.
+    /// Its source: the volume's folder, or a word such as `mem:<id>`.
     pub volume: String,
-    /// Where.
+    /// Its mountpoint.
     #[serde(with = "api::raw_path")]
     pub mountpoint: PathBuf,
-    /// What it promises.
+    /// What it guarantees about changes.
     pub mode: Mode,
     /// The process that serves it.
     pub pid: u32,
-    /// What a person should know of how it was mounted.
+    /// What a user should know about how it was mounted.
     pub remarks: Vec<String>,
 }
 
-/// A mount that is served.
+/// A mount that is being served.
 pub struct Running {
     publishing: Option<Publishing>,
     following: Option<Watching>,
@@ -115,14 +115,14 @@ pub struct Running {
 /// How a mount ended.
 #[derive(Clone, Debug)]
 pub struct End {
-    /// It was cut off by force: what the kernel had not handed over is lost.
+    /// The mount was ended by force. What the kernel had not handed over is lost.
     pub aborted: bool,
-    /// Where it was.
+    /// The mountpoint.
     pub mountpoint: PathBuf,
 }
 
 impl Running {
-    /// Opens what is to be mounted, mounts it, and answers on its control socket.
+    /// Opens the source, mounts it, and answers on its control socket.
     pub fn start(plan: &Plan) -> Result<Running> {
         let mountpoint = mounts::absolute(&plan.mountpoint)?;
         if let Some((mount, below)) = mounts::entered(&mountpoint)
@@ -170,8 +170,8 @@ impl Running {
         Ok(Running { publishing: None, following: None, listener, served, ended, every })
     }
 
-    /// Begins what goes on beside the mount: publications, and looking for what is published next. Then a service manager is told
-    /// that the mount is there.
+    /// Starts what runs beside the mount: repeated publication and following. Then tells a service manager
+    /// that the mount is ready.
     pub fn go_on(&mut self) -> Result<()> {
         let Daemon { node, session } = &*self.served;
         self.publishing = self.every.start(node, session.mountpoint())?;
@@ -181,7 +181,7 @@ impl Running {
         Ok(())
     }
 
-    /// What is mounted, and where.
+    /// The source and the mountpoint.
     pub fn mounted(&self) -> Mounted {
         let Daemon { node, session } = &*self.served;
         Mounted {
@@ -193,7 +193,7 @@ impl Running {
         }
     }
 
-    /// By which another thread looks after it.
+    /// A handle that another thread uses to look after the mount.
     pub fn handle(&self) -> Handle {
         Handle {
             unmounter: self.served.session.unmounter(),
@@ -202,22 +202,22 @@ impl Running {
         }
     }
 
-    /// Requests that the kernel has sent.
+    /// The number of requests that the kernel has sent.
     pub fn requests(&self) -> u64 {
         self.served.requests()
     }
 
-    /// The few figures that are had at once.
+    /// The few figures that are available at once.
     pub fn in_short(&self) -> Option<Short> {
         self.served.node.in_short()
     }
 
-    /// Its figures.
+    /// All figures.
     pub fn status(&self) -> Result<Status> {
         self.served.status()
     }
 
-    /// Waits for the mount's end; calls `each` about once a second.
+    /// Waits for the end of the mount. Calls `each` about once a second.
     pub fn wait(&self, each: &mut dyn FnMut()) {
         let mut trimmer = Trimmer::new();
         while self.served.session.wait_for(Duration::from_secs(1)).is_none() {
@@ -251,7 +251,7 @@ impl Running {
     }
 }
 
-/// By which a thread asks for the end of a mount.
+/// A handle by which a thread ends a mount.
 pub struct Handle {
     unmounter: Unmounter,
     node: Arc<dyn Mount>,
@@ -259,7 +259,7 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// Unmounts it.
+    /// Unmounts the volume.
     pub fn unmount(&self, how: Unmount) -> std::result::Result<(), UnmountError> {
         self.unmounter.unmount(how)
     }
@@ -269,13 +269,14 @@ impl Handle {
         self.node.flush()
     }
 
-    /// Whether the mount has ended and [`Running::finish`] closes the volume.
+    /// Whether the mount has ended and [`Running::finish`] is closing the volume.
     pub fn has_ended(&self) -> bool {
         self.ended.load(Ordering::SeqCst)
     }
 }
 
-/// Begins to show what was asked for. The mount is there already and does not end for want of a thread.
+/// Starts tracing and metrics if they are wanted. The mount already exists and does not end because a thread
+/// cannot start.
 fn show(shown: &Shown, page: Option<metrics::Page>, served: &Daemon) {
     let traced = match shown.trace_rate {
         0 => Ok(()),
@@ -329,8 +330,9 @@ fn session_options(plan: &Plan, node: &dyn Mount) -> fuse::Options {
     }
 }
 
-/// How far the kernel reads ahead, in KiB, where nobody said. A fault in a mapping makes it read such a window around it: before a remote origin
-/// each window is a request, and the daemon prefetches a stream itself.
+/// The kernel's read-ahead, in KiB, if no option sets it. A fault in a mapping makes the kernel read a window
+/// of this size around it. With a remote origin each window is a request, and the daemon prefetches streams
+/// itself.
 fn read_ahead(options: &MountOptions, node: &dyn Mount) -> u32 {
     const LOCAL: u32 = 1024;
     const REMOTE: u32 = 128;
@@ -342,7 +344,8 @@ fn read_ahead(options: &MountOptions, node: &dyn Mount) -> u32 {
     }
 }
 
-/// Neither may hide the other, and no mount may hide what its own daemon reads: that would wait for itself.
+/// The source and the mountpoint must not hide each other. A mount must not hide what its own daemon reads,
+/// because the daemon would wait for itself.
 fn check_places(source: &Source, mountpoint: &Path) -> Result<()> {
     let place = mountpoint.display();
     let below = |what: &str, path: &Path| {
@@ -378,7 +381,7 @@ fn check_places(source: &Source, mountpoint: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The same for an origin that is a folder.
+/// The same check for an origin that is a folder.
 fn below_origin(origin: &str, below: impl Fn(&str, &Path) -> Result<()>) -> Result<()> {
     origin.strip_prefix("file:").map_or(Ok(()), |folder| below("the origin", Path::new(folder)))
 }
@@ -415,7 +418,7 @@ fn not_mounted(error: MountError) -> Failure {
     }
 }
 
-/// What is served while mounted.
+/// What the daemon serves while it is mounted.
 struct Daemon {
     node: Arc<dyn Mount>,
     session: Arc<Session>,
@@ -472,7 +475,8 @@ impl Serve for Daemon {
             }
             Request::Clone { from, to } => {
                 let cloned = self.node.clone_tree(&PathBuf::from(from), &PathBuf::from(to), tick)?;
-                // The kernel believes that the new name is not there, and keeps the folder's listing and times.
+                // The kernel still believes that the new name does not exist. It also caches the folder's
+                // listing and times.
                 let notifier = self.session.notifier();
                 notifier.inval_entry(cloned.parent, &cloned.name);
                 notifier.inval_inode(cloned.parent, 0, 0);
@@ -490,7 +494,7 @@ impl Serve for Daemon {
     }
 }
 
-/// Opens what is to be mounted.
+/// Opens the source of a mount.
 fn open(source: &Source, options: &NodeOptions) -> Result<Arc<dyn Mount>> {
     Ok(match source {
         Source::Corpus(spec) => Arc::new(crate::corpus::Served::make(*spec)?),

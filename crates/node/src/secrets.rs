@@ -1,9 +1,11 @@
-//! What must not leave this machine, and how it is taken out of a text: passwords, keys, tokens, signatures.
+//! Secrets, which must not leave this machine, and their removal from a text: passwords, keys, tokens,
+//! signatures.
 //!
-//! Two ways work together. Values that are known here (variables and files of credentials) are removed wherever they turn up. What
-//! looks like a credential by its name (`secret_key = ...`, `"token": "..."`, `--password ...`), by its place (`https://user:word@host`,
-//! a private key in PEM) or by its shape (an access key's number, a key of forty characters, a signed token) is removed, too. A word too many
-//! removed costs a question; one too few cannot be taken back.
+//! Two methods work together. Values that are known here (environment variables and credential files) are
+//! removed wherever they occur. Text that looks like a credential is removed, too. It is recognized by its
+//! name (`secret_key = ...`, `"token": "..."`, `--password ...`), by its place (`https://user:word@host`, a
+//! private key in PEM) or by its shape (an access key id, a key of forty characters, a signed token).
+//! Removing a word too many costs a question. A word too few cannot be taken back.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read};
@@ -14,14 +16,15 @@ use api::error::{Context, Failure, Result};
 
 use crate::own;
 
-/// What stands where something was.
+/// The replacement for a removed text.
 pub const REMOVED: &str = "(removed)";
 
-/// Known values shorter than this are words that stand in every text.
+/// Shorter known values are not removed, because they occur in every text.
 const SHORTEST: usize = 6;
 
-/// From now on no core dump of this process is written, and no other process of its user may look into its memory: called before a secret is
-/// read. A limit of 0 alone would not do, because a program that the kernel hands dumps to gets them all the same.
+/// Call this before a secret is read. From then on this process writes no core dump, and no other process of
+/// its user may read its memory. A limit of 0 alone is not enough: a program to which the kernel pipes dumps
+/// gets them in spite of it.
 pub fn keep_from_dumps() {
     use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
     let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
@@ -30,7 +33,8 @@ pub fn keep_from_dumps() {
     }
 }
 
-/// What a file with a secret holds; none if it is not there. From now on this process writes no core dump.
+/// The contents of a file with a secret. None if the file does not exist. From then on this process writes no
+/// core dump.
 pub fn read(path: &Path) -> Result<Option<Vec<u8>>> {
     keep_from_dumps();
     let mut file = match File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path) {
@@ -48,7 +52,7 @@ pub fn read(path: &Path) -> Result<Option<Vec<u8>>> {
     Ok(Some(text))
 }
 
-/// Whether what bears this name is to be kept secret.
+/// Whether a value with this name is secret.
 pub fn is_secret_name(name: &str) -> bool {
     const PARTS: [&str; 13] = [
         "secret",
@@ -67,26 +71,26 @@ pub fn is_secret_name(name: &str) -> bool {
     ];
     let plain: String =
         name.chars().filter(char::is_ascii_alphanumeric).map(|c| c.to_ascii_lowercase()).collect();
-    // Names of files and switches around credentials are none themselves.
+    // Names of files and settings for credentials are not secret themselves.
     let about = ["file", "path", "uri", "url", "profile"].iter().any(|end| plain.ends_with(end));
     !about
         && (matches!(plain.as_str(), "sig" | "sas" | "auth" | "pass")
             || PARTS.iter().any(|part| plain.contains(part)))
 }
 
-/// Whether a value holds a name and a password as `https://user:word@host` does, or a signed query.
+/// Whether a value contains a name and a password, as in `https://user:word@host`, or a signed query.
 pub fn is_in_address(value: &str) -> bool {
     without_user(value) != value || without_named(value) != value
 }
 
-/// Takes secrets out of texts.
+/// Removes secrets from texts.
 #[derive(Debug, Default)]
 pub struct Cleaner {
     values: Vec<String>,
 }
 
 impl Cleaner {
-    /// One that knows the credentials of this process's environment and user.
+    /// A cleaner that knows the credentials of this process's environment and user.
     pub fn here() -> Cleaner {
         let mut values: Vec<String> = std::env::vars_os()
             .filter(|(name, _)| name.to_str().is_some_and(is_secret_name))
@@ -99,10 +103,10 @@ impl Cleaner {
         Cleaner::of(values)
     }
 
-    /// One that knows these values.
+    /// A cleaner that knows these values.
     pub fn of(mut values: Vec<String>) -> Cleaner {
         values.retain(|value| value.len() >= SHORTEST);
-        // A value that holds another goes first, so that nothing of it is left.
+        // Longer values come first. So a value that contains another one is removed completely.
         values.sort_by_key(|value| std::cmp::Reverse(value.len()));
         values.dedup();
         Cleaner { values }
@@ -132,7 +136,7 @@ fn credential_files() -> Vec<PathBuf> {
     files
 }
 
-/// The values of `name = value` lines whose names are secret.
+/// The values of `name = value` lines with secret names.
 fn named_values(text: &str) -> Vec<String> {
     let pairs = text.lines().filter_map(|line| line.split_once(['=', ':']));
     pairs
@@ -141,13 +145,13 @@ fn named_values(text: &str) -> Vec<String> {
         .collect()
 }
 
-/// Private keys in PEM, to their end or to the end of the text.
+/// Removes private keys in PEM, up to their end or to the end of the text.
 fn without_keys(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(at) = rest.find("-----BEGIN ") {
         let head_end = rest[at..].find('\n').map_or(rest.len(), |len| at + len);
-        // In JSON the line ends are written out.
+        // In JSON the line ends are escaped.
         let head_end = rest[at..head_end].find("\\n").map_or(head_end, |len| at + len);
         if !rest[at..head_end].contains("PRIVATE KEY") {
             out.push_str(&rest[..head_end]);
@@ -164,7 +168,7 @@ fn without_keys(text: &str) -> String {
     out
 }
 
-/// `scheme://user:word@host` without what stands before the host.
+/// Removes the part before the host in `scheme://user:word@host`.
 fn without_user(line: &str) -> String {
     let mut out = String::with_capacity(line.len());
     let mut rest = line;
@@ -190,7 +194,7 @@ fn is_word(c: char) -> bool {
     c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.')
 }
 
-/// `name=value`, `name: value`, `"name": "value"` and `--name value` without the values of secret names.
+/// Removes the values of secret names in `name=value`, `name: value`, `"name": "value"` and `--name value`.
 fn without_named(line: &str) -> String {
     let mut out = String::with_capacity(line.len());
     let mut at = 0;
@@ -212,7 +216,7 @@ fn without_named(line: &str) -> String {
     out
 }
 
-/// Where the value of a name that ends at `end` stands.
+/// The range of the value that belongs to the name ending at `end`.
 fn value_behind(line: &str, end: usize, name: &str) -> Option<(usize, usize)> {
     let skip = |at: usize, of: &str| {
         at + (line[at..].len() - line[at..].trim_start_matches(|c| of.contains(c)).len())
@@ -231,7 +235,7 @@ fn value_behind(line: &str, end: usize, name: &str) -> Option<(usize, usize)> {
     }
     if matches!(first, '"' | '\'') {
         let open = from + 1;
-        // A quote behind a backslash belongs to the value.
+        // A quote after a backslash belongs to the value.
         let mut escaped = false;
         let close = line[open..].char_indices().find(|(_, c)| {
             let ends = *c == first && !escaped;
@@ -244,7 +248,7 @@ fn value_behind(line: &str, end: usize, name: &str) -> Option<(usize, usize)> {
     (len > 0).then_some((from, from + len))
 }
 
-/// Words that have the shape of a credential.
+/// Removes words that have the shape of a credential.
 fn without_shapes(line: &str) -> String {
     let part = |c: char| c.is_ascii_alphanumeric() || matches!(c, '/' | '+' | '_' | '-' | '.');
     let mut out = String::with_capacity(line.len());
@@ -252,7 +256,7 @@ fn without_shapes(line: &str) -> String {
     while let Some(start) = rest.find(part) {
         let end = rest[start..].find(|c| !part(c)).map_or(rest.len(), |len| start + len);
         out.push_str(&rest[..start]);
-        // A full stop at the end of a sentence is no part of the word.
+        // A full stop at the end of a sentence does not belong to the word.
         let word = &rest[start..end];
         let bare = word.trim_end_matches('.');
         out.push_str(if has_shape(bare) { REMOVED } else { bare });
@@ -278,7 +282,7 @@ fn has_shape(word: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// The key that signs published trees was read whatever its mode, and a core dump could hold it.
+    /// The key that signs published trees was read whatever its mode, and a core dump could contain it.
     #[test]
     fn regression_a_secret_is_read_from_a_private_file_and_kept_from_dumps() {
         use std::os::unix::fs::PermissionsExt;

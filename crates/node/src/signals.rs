@@ -1,30 +1,31 @@
-//! The signals that end a command: they are blocked early, so that they are taken where there is something to put in order.
+//! The signals that end a command. They are blocked early and then taken at a place that can clean up.
 
 use std::time::Duration;
 
-/// Which they are.
+/// The signals.
 const ENDING: [i32; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 
-/// The same as a set.
+/// The signals as a set.
 fn ending() -> libc::sigset_t {
-    // SAFETY: sigemptyset fills the set before it is read; all zeros is a value of the type.
+    // SAFETY: sigemptyset fills the set before it is read. All zeros are a valid value of the type.
     let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
     for signal in ENDING {
-        // SAFETY: `set` is a living set and the number is a signal's.
+        // SAFETY: `set` is a live set, and the number is a valid signal.
         unsafe { libc::sigaddset(&mut set, signal) };
     }
     set
 }
 
-/// Keeps them from ending the command at once: [`next`] gets them. Threads started later inherit this.
+/// Blocks the signals, so that they do not end the command at once. [`next`] receives them. Threads started
+/// later inherit this.
 pub fn block() {
-    // SAFETY: the set is living; the old mask is not asked for.
+    // SAFETY: the set is live, and the old mask is not requested.
     unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &ending(), std::ptr::null_mut()) };
 }
 
-/// Whether one waits to be taken: while a mount is being prepared nobody takes any.
+/// Whether a signal is pending. While a mount is being prepared, nothing takes signals.
 pub fn is_waiting() -> bool {
-    // SAFETY: all zeros is a value of the type, and sigpending(2) fills a living set.
+    // SAFETY: all zeros are a valid value of the type, and sigpending(2) fills a live set.
     let waiting = unsafe {
         let mut waiting: libc::sigset_t = std::mem::zeroed();
         if libc::sigpending(&mut waiting) != 0 {
@@ -32,19 +33,19 @@ pub fn is_waiting() -> bool {
         }
         waiting
     };
-    // SAFETY: the set was filled above, and the numbers are signals'.
+    // SAFETY: the set was filled above, and the numbers are valid signals.
     ENDING.iter().any(|signal| unsafe { libc::sigismember(&waiting, *signal) } == 1)
 }
 
-/// Waits for one of those that were blocked.
+/// Waits for one of the blocked signals.
 pub fn next() -> i32 {
     let mut signal = 0;
-    // SAFETY: both are living values; the signals are blocked in every thread.
+    // SAFETY: both are live values, and the signals are blocked in every thread.
     while unsafe { libc::sigwait(&ending(), &mut signal) } != 0 {}
     signal
 }
 
-/// The same for at most so long. False when none came.
+/// Waits like [`next`], but at most this long. False if no signal came.
 pub fn next_within(at_most: Option<Duration>) -> bool {
     let Some(at_most) = at_most else {
         next();
@@ -54,6 +55,6 @@ pub fn next_within(at_most: Option<Duration>) -> bool {
         tv_sec: i64::try_from(at_most.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: i64::from(at_most.subsec_nanos()),
     };
-    // SAFETY: both are living values; what kind of signal it was is not asked for.
+    // SAFETY: both are live values, and information about the signal is not requested.
     unsafe { libc::sigtimedwait(&ending(), std::ptr::null_mut(), &time) >= 0 }
 }

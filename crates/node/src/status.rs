@@ -1,4 +1,4 @@
-//! A volume's figures: what `status` shows, from a daemon or from a volume that is opened for it.
+//! A volume's figures, as `status` shows them: from a daemon, or from a volume that is opened for it.
 
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -19,19 +19,19 @@ use crate::opened::Node;
 use crate::sys::Memory;
 use crate::volume_dir::VolumeDir;
 
-/// The limit of counting in a tree's names.
+/// The time limit for counting a tree's metadata.
 const FIGURES: Duration = Duration::from_secs(8);
-/// The same while its origin cannot be used.
+/// The same limit while the tree's origin cannot be used.
 const FIGURES_AWAY: Duration = Duration::from_secs(1);
 
-/// What is counted in the names.
+/// The figures that are counted from the metadata.
 struct Figures {
     stats: fs::stats::Stats,
     twice: Twice,
 }
 
 impl Figures {
-    /// The error is what is wrong, in words.
+    /// Counts. The error explains the problem.
     fn of(volume: &Volume) -> std::result::Result<Figures, String> {
         let mut stats = volume.stats().map_err(|error| error.to_string())?;
         let names = Names::new(volume.parts().store.clone());
@@ -43,11 +43,12 @@ impl Figures {
         Ok(Figures { stats, twice })
     }
 
-    /// Of a tree, whose names may have to be fetched. If that takes too long, the figures are the root's.
+    /// Counts a tree, whose metadata may have to be fetched. If that takes too long, uses the figures in the
+    /// root.
     fn of_tree(volume: Arc<Volume>, root: &Root, is_away: bool) -> Figures {
         let patience = if is_away { FIGURES_AWAY } else { FIGURES };
         let (done, result) = mpsc::sync_channel(1);
-        // A thread of its own: a read may join one that has a later deadline.
+        // A separate thread, because a read may join one that has a later deadline.
         let count = move || {
             let figures = Deadline::after(patience).scope(|| Figures::of(&volume).ok());
             let _ = done.send(figures);
@@ -63,7 +64,7 @@ impl Figures {
 }
 
 impl Node {
-    /// Whether it is a published tree whose origin could not be used and has not been seen since.
+    /// Whether this is a published tree whose origin could not be used and has not been reached since.
     fn tree_away(&self) -> bool {
         self.tree_cache().is_some_and(|cache| cache.away().is_some())
     }
@@ -114,7 +115,8 @@ impl Node {
     }
 }
 
-/// What the volume's own count, which goes on behind or not at all, has not come to yet: sealed packs, and what is dead in them.
+/// Counts sealed packs and their dead bytes. The volume's own background count may not be complete, or may
+/// not run.
 fn count_packs(names: &Names, stats: &mut fs::stats::Stats) -> std::result::Result<(), StoreError> {
     (stats.stored_bytes, stats.garbage_bytes, stats.sealed_packs) = (0, 0, 0);
     let mut from = PackNo(0);
@@ -133,7 +135,7 @@ fn count_packs(names: &Names, stats: &mut fs::stats::Stats) -> std::result::Resu
     }
 }
 
-/// Packs whose bytes are another pack's as well: both are one blob, stored once.
+/// Packs with the same bytes as another pack. Both are one blob, which is stored once.
 #[derive(Default)]
 struct Twice {
     packs: u64,
@@ -162,7 +164,7 @@ impl Twice {
     }
 }
 
-/// Bytes of the names' database on disk, SQLite's own log included.
+/// Bytes of the metadata database on disk, SQLite's log included.
 fn names_bytes(dir: &VolumeDir) -> u64 {
     let files = std::fs::read_dir(dir.meta()).into_iter().flatten().flatten();
     let ours = files.filter(|entry| entry.file_name().to_string_lossy().starts_with("names.db"));

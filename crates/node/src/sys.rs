@@ -1,5 +1,6 @@
-//! The system calls that the standard library has no safe form of: work relative to an open folder, extended attributes,
-//! holes. Nothing here decides anything; every function is one call with its arguments made safe.
+//! System calls for which the standard library has no safe form: operations relative to an open folder,
+//! extended attributes, holes. Nothing here decides anything. Each function is one call with checked
+//! arguments.
 
 use std::ffi::{CString, OsStr};
 use std::fs::File;
@@ -10,12 +11,12 @@ use std::os::unix::ffi::OsStrExt;
 pub mod metadata;
 pub mod people;
 
-/// A name in an open folder: one component, never a way out of it.
+/// A name in an open folder: a single component, which cannot leave the folder.
 fn one(name: &OsStr) -> io::Result<CString> {
     if meta::key::is_name(name.as_bytes()) { c(name) } else { Err(io::ErrorKind::InvalidFilename.into()) }
 }
 
-/// Bytes as the C library wants them. An error when they contain a NUL.
+/// Bytes as a C string. An error if they contain a NUL.
 fn c(name: &OsStr) -> io::Result<CString> {
     Ok(CString::new(name.as_bytes())?)
 }
@@ -27,12 +28,12 @@ fn check(status: i32) -> io::Result<()> {
 /// openat(2), close-on-exec.
 pub fn open_at(dir: &impl AsFd, name: &OsStr, flags: i32, mode: u32) -> io::Result<OwnedFd> {
     let name = one(name)?;
-    // SAFETY: the descriptor is open, `name` ends with NUL; a descriptor that comes back is ours alone.
+    // SAFETY: the descriptor is open, and `name` ends with NUL. Nothing else owns the returned descriptor.
     let fd = unsafe { libc::openat(dir.as_fd().as_raw_fd(), name.as_ptr(), flags | libc::O_CLOEXEC, mode) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: just opened, and nobody else knows it.
+    // SAFETY: the descriptor was just opened, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -65,31 +66,31 @@ pub fn mknod_at(dir: &impl AsFd, name: &OsStr, mode: u32, device: u64) -> io::Re
     check(unsafe { libc::mknodat(dir.as_fd().as_raw_fd(), name.as_ptr(), mode, device) })
 }
 
-/// unlinkat(2) of an empty folder.
+/// Removes an empty folder with unlinkat(2).
 pub fn rmdir_at(dir: &impl AsFd, name: &OsStr) -> io::Result<()> {
     let name = one(name)?;
     // SAFETY: the descriptor is open, `name` ends with NUL.
     check(unsafe { libc::unlinkat(dir.as_fd().as_raw_fd(), name.as_ptr(), libc::AT_REMOVEDIR) })
 }
 
-/// unlinkat(2) of what is not a folder.
+/// Removes anything but a folder with unlinkat(2).
 pub fn unlink_at(dir: &impl AsFd, name: &OsStr) -> io::Result<()> {
     let name = one(name)?;
     // SAFETY: the descriptor is open, `name` ends with NUL.
     check(unsafe { libc::unlinkat(dir.as_fd().as_raw_fd(), name.as_ptr(), 0) })
 }
 
-/// Writes what the kernel holds for the filesystem of this file to where it is kept.
+/// Writes the kernel's dirty data of this file's filesystem to its storage, with syncfs(2).
 pub fn syncfs(file: &impl AsFd) -> io::Result<()> {
     // SAFETY: the descriptor is open.
     check(unsafe { libc::syncfs(file.as_fd().as_raw_fd()) })
 }
 
-/// All extended attributes of what is open. A filesystem without them has none.
+/// All extended attributes of an open file. Empty on a filesystem without them.
 pub fn xattrs(file: &impl AsFd) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
     let path = c(metadata::path(file).as_os_str())?;
     let list = grow(|buf| {
-        // SAFETY: `path` ends with NUL; `buf` is writable for its length, and the call is told that length.
+        // SAFETY: `path` ends with NUL. `buf` is writable for its length, and the call gets that length.
         unsafe { libc::listxattr(path.as_ptr(), buf.as_mut_ptr().cast(), buf.len()) }
     });
     let names = match list {
@@ -100,12 +101,13 @@ pub fn xattrs(file: &impl AsFd) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
     for name in names.split(|&byte| byte == 0).filter(|name| !name.is_empty()) {
         let text = CString::new(name)?;
         let value = grow(|buf| {
-            // SAFETY: both texts end with NUL; `buf` is writable for its length, and the call is told that length.
+            // SAFETY: both texts end with NUL. `buf` is writable for its length, and the call gets that
+            // length.
             unsafe { libc::getxattr(path.as_ptr(), text.as_ptr(), buf.as_mut_ptr().cast(), buf.len()) }
         });
         match value {
             Ok(value) => found.push((name.to_vec(), value)),
-            // Gone since, or not for this user's eyes.
+            // Removed in the meantime, or not readable by this user.
             Err(error)
                 if matches!(error.raw_os_error(), Some(libc::ENODATA | libc::EPERM | libc::EACCES)) => {}
             Err(error) => return Err(error),
@@ -114,9 +116,9 @@ pub fn xattrs(file: &impl AsFd) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
     Ok(found)
 }
 
-/// Calls with a buffer, larger each time, until the answer fits.
+/// Repeats a call with a larger buffer each time until the answer fits.
 fn grow(call: impl Fn(&mut [u8]) -> isize) -> io::Result<Vec<u8>> {
-    // Most names have no attributes at all: an answer of 0 needs no buffer.
+    // Most files have no attributes at all. An answer of 0 needs no buffer.
     let mut buf = vec![0; 256];
     loop {
         let len = call(&mut buf);
@@ -132,15 +134,15 @@ fn grow(call: impl Fn(&mut [u8]) -> isize) -> io::Result<Vec<u8>> {
     }
 }
 
-/// This process's file mode mask. Read where the kernel shows it, because umask(2) would change it for all threads.
+/// This process's file mode mask. Read from /proc, because umask(2) would change it for all threads.
 pub fn umask() -> u32 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("Umask:"));
-    // Where it cannot be seen, nobody else gets in.
+    // If the mask cannot be read, no other user gets access.
     mask.and_then(|mask| u32::from_str_radix(mask.trim(), 8).ok()).unwrap_or(0o077)
 }
 
-/// The next range of data at or after `from`: where it begins and ends. None when only a hole follows.
+/// The next range of data at or after `from`: its begin and its end. None if only a hole follows.
 pub fn next_data(file: &File, from: u64) -> io::Result<Option<(u64, u64)>> {
     let seek = |at: u64, what: i32| {
         // SAFETY: the descriptor is open.
@@ -163,7 +165,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// As the kernel counts it.
+    /// Reads the kernel's figures.
     pub fn now() -> Memory {
         let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         let field = |name: &str| {
@@ -174,26 +176,27 @@ impl Memory {
     }
 }
 
-/// Gives back to the system what was freed and lies unused inside the C library's heap.
+/// Returns memory to the system that was freed and lies unused in the C library's heap.
 ///
-/// The library returns by itself only what lies at the end of a heap. Names come and go in small pieces: after a tree was removed its
-/// pages would stay this process's for good, beneath the few pieces that are still in use.
+/// The library itself returns only memory at the end of a heap. Metadata is allocated and freed in small
+/// pieces. After a tree is removed, its pages would stay in this process for good, below the few pieces that
+/// are still in use.
 #[derive(Default)]
 pub struct Trimmer {
-    /// Unused bytes that could not be given back when it was last tried, or since became used.
+    /// Unused bytes at the last attempt that could not be returned, or that are used again since.
     stuck: usize,
 }
 
 impl Trimmer {
-    /// So much has to be unused before it is worth looking through the heap.
+    /// At least this much must be unused before it is worth searching the heap.
     const WORTH: usize = 8 << 20;
 
-    /// One that has not tried yet.
+    /// A trimmer that has not run yet.
     pub fn new() -> Trimmer {
         Trimmer::default()
     }
 
-    /// Call it now and then, from a thread that keeps nobody waiting. Answers whether it gave something back.
+    /// Call it from time to time, from a thread on which nothing waits. Returns whether memory was returned.
     pub fn tick(&mut self) -> bool {
         blob::stock::tidy();
         let unused = unused_heap();
@@ -207,10 +210,10 @@ impl Trimmer {
     }
 }
 
-/// Bytes of the heap that are free, also those whose pages went back already.
+/// Free bytes of the heap, including those whose pages were already returned.
 #[cfg(target_env = "gnu")]
 fn unused_heap() -> usize {
-    // SAFETY: mallinfo2(3) takes nothing, and locks what it looks at.
+    // SAFETY: mallinfo2(3) takes nothing and locks the data that it reads.
     unsafe { libc::mallinfo2() }.fordblks
 }
 
@@ -239,7 +242,7 @@ mod tests {
         trimmer.tick();
         let mut pieces: Vec<Vec<u8>> = (0..400_000).map(|_| vec![1; 200]).collect();
         let full = held();
-        // One in a thousand stays.
+        // Keep one in a thousand.
         pieces =
             pieces.into_iter().enumerate().filter(|(at, _)| at % 1000 == 0).map(|(_, piece)| piece).collect();
         assert!(trimmer.tick(), "80 MB were freed");

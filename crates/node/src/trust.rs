@@ -1,14 +1,14 @@
-//! Which mounts are taken for Covey's, and whose answers are believed.
+//! Which mounts are believed to be Covey's, and whose answers are believed.
 //!
-//! Any user can mount a FUSE filesystem that calls itself Covey's and names root's volume as its source, and listen at a socket of any
-//! name that is free. What such a mount cannot choose is the user whose daemon serves it, and what a daemon cannot choose is who the kernel
-//! says is at the other end. So:
+//! Any user can mount a FUSE filesystem that claims to be Covey's and names root's volume as its source. Any
+//! user can also listen at a free socket name. But a mount cannot choose the user whose daemon serves it, and
+//! a daemon cannot choose the user that the kernel reports for its end of a socket. So:
 //!
-//! - a mount whose source is a folder is believed if root serves it, or the folder's owner does;
-//! - one without a folder speaks for nobody but the user who serves it;
-//! - a daemon is believed if it runs as root, as this user, or as the one who serves the mount that was asked about.
+//! - A mount whose source is a folder is believed if root or the folder's owner serves it.
+//! - A mount without a folder speaks only for the user that serves it.
+//! - A daemon is believed if it runs as root, as this user, or as the user that serves the mount in question.
 //!
-//! Nothing here asks a file of another user's daemon, which might never answer.
+//! Nothing here makes a request to another user's daemon, which might never answer.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -21,13 +21,13 @@ use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 
 use crate::sys;
 
-/// Every mount of Covey's, oldest first.
+/// Every Covey mount, oldest first.
 pub fn mounts() -> Vec<Mounted> {
     let all = fuse::mount::all();
     all.iter().filter(|mount| believe(mount, &all)).cloned().collect()
 }
 
-/// Whether a mount is Covey's.
+/// Whether a mount is a Covey mount.
 pub fn is_covey(mount: &Mounted) -> bool {
     mount.kind == fuse::mount::FS_TYPE && believe(mount, &fuse::mount::all())
 }
@@ -43,10 +43,11 @@ fn believe(mount: &Mounted, all: &[Mounted]) -> bool {
     }
 }
 
-/// The owner of a volume's folder, if that can be had without asking another user's daemon: sources are written without symbolic links.
+/// The owner of a volume's folder, if it can be read without a request to another user's daemon. Sources are
+/// written without symbolic links.
 fn owner_of(folder: &Path, all: &[Mounted]) -> Option<u32> {
     let holds = |mount: &&Mounted| folder.starts_with(&mount.path);
-    // The last of the longest is what is seen there.
+    // The last mount with the longest path is the visible one.
     let holder = all.iter().filter(holds).max_by_key(|mount| mount.path.components().count());
     let me = caller::euid();
     if holder.is_some_and(|mount| mount.is_fuse() && mount.user.is_some_and(|user| user != 0 && user != me)) {
@@ -59,10 +60,10 @@ fn owner_of(folder: &Path, all: &[Mounted]) -> Option<u32> {
     sys::metadata::look(&folder).ok().map(|seen| seen.uid)
 }
 
-/// Refuses the answers of a program that has taken a daemon's place.
+/// Checks that the program at the other end may answer for this daemon.
 ///
 /// # Errors
-/// `PermissionDenied`, with words.
+/// `PermissionDenied` with an explanation, if another program has taken the daemon's place.
 pub fn check_daemon(stream: &UnixStream, ear: &Ear) -> io::Result<()> {
     let user = caller::user(stream)?;
     if user == 0 || user == caller::euid() || serves(user, ear) {
@@ -73,7 +74,7 @@ pub fn check_daemon(stream: &UnixStream, ear: &Ear) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::InvalidData, what))
 }
 
-/// Whether this user has something mounted, or a volume of his own, whose daemon listens there.
+/// Whether this user has a mount, or owns a volume, whose daemon listens there.
 fn serves(user: u32, ear: &Ear) -> bool {
     let mounted = mounts()
         .iter()
@@ -91,7 +92,8 @@ mod tests {
         Mounted { path: path.into(), dev: 1, kind, source: source.to_owned(), user }
     }
 
-    /// A user's own FUSE mount said that it was root's volume, and `covey umount`, `gc` and `export` believed it.
+    /// A user's own FUSE mount claimed to be root's volume, and `covey umount`, `gc` and `export` believed
+    /// it.
     #[test]
     fn regression_a_users_mount_does_not_pose_as_roots_volume() {
         let temp = tempfile::tempdir().unwrap();

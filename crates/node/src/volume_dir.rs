@@ -1,22 +1,24 @@
-//! A volume as a folder: what lies where, the file that says which format it is, and the lock that makes sure of one user.
+//! A volume's folder: the files in it, the file with the format version, and the lock that allows a single
+//! user.
 //!
 //! ```text
-//!   VOLUME/covey.json    format version, id, when it was made, where its blobs live for good
-//!   VOLUME/lock          flock(2) is held by whoever has the volume open; its text says who that is
-//!   VOLUME/control.sock  while mounted: the daemon's ear
-//!   VOLUME/covey.log     what a daemon in the background had to say
-//!   VOLUME/meta/         names
-//!   VOLUME/open/         packs in the making
-//!   VOLUME/blobs/        sealed blobs, unless the origin is elsewhere; with a far origin those that this node keeps
-//!   VOLUME/upload/       with a far origin: a link to each blob that it does not have yet
-//!   VOLUME/cache.idx     with a far origin: which blobs are kept, in which order
-//!   VOLUME/claim         which claim on the origin is this folder's; by its inode a copy of the folder is known
-//!   VOLUME/publisher.json  who it is in its origin, and what it signs published trees with
+//!   VOLUME/covey.json      format version, id, time of creation, permanent storage of its blobs
+//!   VOLUME/lock            flock(2), held by the process that has the volume open; the text names it
+//!   VOLUME/control.sock    the daemon's control socket, while mounted
+//!   VOLUME/covey.log       the log of a daemon in the background
+//!   VOLUME/meta/           metadata
+//!   VOLUME/open/           packs that are not sealed yet
+//!   VOLUME/blobs/          sealed blobs, unless the origin is elsewhere; with a remote origin, cached blobs
+//!   VOLUME/upload/         with a remote origin: a link to each blob that it does not have yet
+//!   VOLUME/cache.idx       with a remote origin: which blobs are cached, in which order
+//!   VOLUME/claim           the folder's claim on the origin; its inode tells a copy of the folder
+//!   VOLUME/publisher.json  the identity of the folder in its origin, and the key that signs published trees
 //! ```
 //!
-//! The lock is the kernel's: it goes with the process, however that ends, so a crash never leaves a volume locked. The text in it
-//! is for messages only and means nothing while nobody holds the lock. A folder is a volume when `covey.json` is there, which is
-//! therefore written last when a volume is made. Chapter "The volume folder" of docs/FORMAT.md is the prose of this file.
+//! The kernel releases the lock when the process ends, whatever the reason. So a crash never leaves a volume
+//! locked. The text in the lock is only for messages and means nothing while no process holds it. A folder is
+//! a volume if it has a `covey.json`, so a new volume writes that file last. The chapter "The volume folder"
+//! of docs/FORMAT.md describes the same.
 
 #[cfg(test)]
 mod tests;
@@ -38,34 +40,36 @@ use crate::mounts;
 use crate::others::Others;
 use crate::own;
 
-/// The newest format this program reads, and the one it writes. Version 2 came with times of all years and with logs that tell damage from
-/// a torn tail; see [`VolumeDir::upgrade`] for volumes of version 1.
+/// The newest format that this program reads, and the one that it writes. Version 2 added times of all years,
+/// and logs that tell damage from a torn tail. See [`VolumeDir::upgrade`] for volumes of version 1.
 pub const FORMAT_VERSION: u32 = 2;
 
-/// How long a daemon that closes the volume is waited for.
+/// How long to wait for a daemon that is closing the volume.
 const CLOSING: Duration = Duration::from_secs(10);
 
 /// The origin of a volume that keeps its blobs in its own folder.
 pub const ORIGIN_INSIDE: &str = "file:blobs";
 
-/// What `covey.json` says.
+/// The contents of `covey.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Format {
-    /// The format's version. First in the file, and the only field whose meaning never changes.
+    /// The version of the format. It is the first field of the file, and the only one whose meaning never
+    /// changes.
     pub format: u32,
     /// The volume's id: 32 hexadecimal digits.
     pub id: String,
-    /// When it was made, UTC.
+    /// When it was created, UTC.
     pub created: String,
-    /// Where its blobs live: `file:DIR`, a relative folder being below the volume's; or `s3://BUCKET/PREFIX` and its kin.
+    /// The permanent storage of its blobs: `file:DIR`, where a relative folder is below the volume's, or
+    /// `s3://BUCKET/PREFIX` and similar.
     pub origin: String,
-    /// Where the object store is, when it is not the cloud's own. Never a key.
+    /// The address of the object store, if it is not the cloud's default. Never a key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<String>,
     /// The bucket's region.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub region: Option<String>,
-    /// What this node keeps of a far origin's blobs, in bytes, unless a mount says otherwise.
+    /// The size of the cache of a remote origin's blobs, in bytes, unless a mount overrides it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache_size: Option<u64>,
     /// Fields that this program does not know.
@@ -73,7 +77,7 @@ pub struct Format {
     pub other: serde_json::Map<String, serde_json::Value>,
 }
 
-/// Where a volume's blobs are to live, as `covey.json` says it.
+/// The permanent storage of a volume's blobs, as in `covey.json`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Home {
     /// The origin.
@@ -92,19 +96,19 @@ impl From<&str> for Home {
     }
 }
 
-/// Who holds a volume.
+/// The process that holds a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holder {
-    /// The process.
+    /// Its process id.
     pub pid: u32,
-    /// What it does: `mount`, `fsck`, `import`, ...
+    /// Its command: `mount`, `fsck`, `import`, ...
     pub does: String,
-    /// Where it has it mounted.
+    /// Its mountpoint.
     #[serde(default, with = "api::raw_path::option", skip_serializing_if = "Option::is_none")]
     pub mountpoint: Option<PathBuf>,
 }
 
-/// A folder that is a volume of a format that this program reads.
+/// A volume's folder, in a format that this program reads.
 #[derive(Clone, Debug)]
 pub struct VolumeDir {
     path: PathBuf,
@@ -131,8 +135,8 @@ impl VolumeDir {
         Ok(VolumeDir { path, format })
     }
 
-    /// Makes an empty volume's folder, except for its names: `fill` writes those, and only then the folder becomes a volume.
-    /// The folder may exist if it is empty.
+    /// Creates the folder of an empty volume. `fill` writes the metadata, and only then does the folder
+    /// become a volume. The folder may exist if it is empty.
     pub fn create(
         path: &Path,
         home: impl Into<Home>,
@@ -142,7 +146,7 @@ impl VolumeDir {
         VolumeDir::create_as(path, &id, home, fill)
     }
 
-    /// The same for a volume that has its id already.
+    /// The same for a volume that already has an id.
     pub fn create_as(
         path: &Path,
         id: &str,
@@ -171,7 +175,7 @@ impl VolumeDir {
         let volume = VolumeDir { path, format };
         let outcome = volume.build(fill);
         if outcome.is_err() {
-            // Nothing of a half-made volume is worth keeping, and left-overs would be in the way of the next attempt.
+            // An incomplete volume is worthless, and its remains would prevent the next attempt.
             for name in ["meta", "open", "blobs", "upload"] {
                 let _ = fs::remove_dir_all(volume.path.join(name));
             }
@@ -193,9 +197,9 @@ impl VolumeDir {
         self.write_format(&self.format)
     }
 
-    /// Makes a volume of an older format one of this program's, which programs that know only the older refuse from then on. Nothing else
-    /// changes: what is stored is read as it is, and new versions of it are written beside. The caller holds the lock and is about to
-    /// write to the volume.
+    /// Converts a volume from an older format to this program's. From then on programs that know only the
+    /// older format refuse it. Nothing else changes: stored data stays as it is, and new versions are written
+    /// beside it. The caller holds the lock and is about to write to the volume.
     pub fn upgrade(&self) -> Result<()> {
         if self.format.format >= FORMAT_VERSION || !self.path.join("covey.json").exists() {
             return Ok(());
@@ -216,43 +220,44 @@ impl VolumeDir {
         write().at("write", &file)
     }
 
-    /// The folder, absolute.
+    /// The absolute path of the folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Where its blobs live for good, as `covey.json` says; a relative folder made absolute.
+    /// The permanent storage of its blobs, as in `covey.json`, with a relative folder made absolute.
     pub fn home(&self) -> Home {
         let Format { endpoint, region, cache_size, .. } = self.format.clone();
         Home { origin: self.origin(), endpoint, region, cache_size }
     }
 
-    /// What `covey.json` says.
+    /// The contents of `covey.json`.
     pub fn format(&self) -> &Format {
         &self.format
     }
 
-    /// Where the names are.
+    /// The folder of the metadata.
     pub fn meta(&self) -> PathBuf {
         self.path.join("meta")
     }
 
-    /// Where packs in the making are.
+    /// The folder of packs that are not sealed yet.
     pub fn open_packs(&self) -> PathBuf {
         self.path.join("open")
     }
 
-    /// Where blobs are: all of them, or with a far origin those that this node keeps.
+    /// The folder of blobs: all of them, or with a remote origin the cached ones.
     pub fn blobs(&self) -> PathBuf {
         self.path.join("blobs")
     }
 
-    /// What a far origin does not have yet.
+    /// The folder of links to blobs that a remote origin does not have yet.
     pub fn uploads(&self) -> PathBuf {
         self.path.join("upload")
     }
 
-    /// How much that is, as the folder says while nobody has the volume open.
+    /// The number and the bytes of those blobs, according to the folder, while no process has the volume
+    /// open.
     pub fn not_uploaded(&self) -> (u64, u64) {
         let entries = fs::read_dir(self.uploads()).into_iter().flatten().flatten();
         let notes =
@@ -261,17 +266,17 @@ impl VolumeDir {
         sizes.fold((0, 0), |(blobs, bytes), size| (blobs + 1, bytes + size))
     }
 
-    /// Which of a far origin's blobs this node keeps, in which order.
+    /// The index of cached blobs of a remote origin, with their order.
     pub fn cache_index(&self) -> PathBuf {
         self.path.join("cache.idx")
     }
 
-    /// Which claim on the origin is this folder's.
+    /// The file that says which claim on the origin belongs to this folder.
     pub fn claim(&self) -> PathBuf {
         self.path.join(crate::claim::memory::FILE)
     }
 
-    /// What a daemon in the background had to say.
+    /// The log of a daemon in the background.
     pub fn log(&self) -> PathBuf {
         self.path.join("covey.log")
     }
@@ -284,7 +289,8 @@ impl VolumeDir {
         }
     }
 
-    /// Takes the volume for this process. A daemon whose mount has ended and who still writes down the rest is waited for.
+    /// Locks the volume for this process. Waits for a daemon whose mount has ended and that is still writing
+    /// its data.
     pub fn lock(&self, holder: &Holder) -> Result<Lock> {
         let path = self.path.join("lock");
         let mut file = open_lock(&path).at("open", &path)?;
@@ -304,12 +310,12 @@ impl VolumeDir {
             file.seek(SeekFrom::Start(0))?;
             file.write_all(text.as_bytes())
         };
-        // A full disk must not be in the way of a mount: the text is for messages only.
+        // The text is only for messages. A full disk must not prevent a mount.
         let _ = write();
         Ok(Lock { _file: file })
     }
 
-    /// Who holds the volume, if anybody does. A holder whose text cannot be read has pid 0.
+    /// The process that holds the volume, if any. It has pid 0 if its text cannot be read.
     pub fn holder(&self) -> Result<Option<Holder>> {
         let path = self.path.join("lock");
         let mut file = match own::open(&path, OpenOptions::new().read(true)) {
@@ -320,7 +326,7 @@ impl VolumeDir {
         if try_lock(&file, libc::LOCK_SH).at("lock", &path)? {
             return Ok(None);
         }
-        // Whoever has just taken the lock writes its text right after.
+        // A process writes the text right after taking the lock.
         for _ in 0..20 {
             let mut text = Vec::new();
             file.seek(SeekFrom::Start(0)).and_then(|_| file.read_to_end(&mut text)).at("read", &path)?;
@@ -332,7 +338,7 @@ impl VolumeDir {
         Ok(Some(Holder { pid: 0, does: "something".to_owned(), mountpoint: None }))
     }
 
-    /// Waits until nobody holds the volume; false when that took too long.
+    /// Waits until no process holds the volume. False if that takes too long.
     pub fn wait_free(&self, patience: Duration) -> Result<bool> {
         let deadline = Deadline::after(patience);
         while self.holder()?.is_some() {
@@ -344,13 +350,13 @@ impl VolumeDir {
         Ok(true)
     }
 
-    /// "It is in use", by whom, and how to end that.
+    /// The failure for a volume in use: by which process, and how to end that.
     pub fn in_use(&self, holder: Option<Holder>) -> Failure {
         let failure = Failure::new("in-use", format!("the volume {} is in use", self.path.display()));
         if let Some(Holder { pid, mountpoint: Some(_), .. }) = &holder
             && mounts::of_volume(&self.path).is_none()
         {
-            // Its mount is gone from here: what still has it is worth more than where it was.
+            // The mount is gone from here. Its remaining copies are more useful than the former mountpoint.
             let others = Others::of_volume(&self.path);
             if !others.is_empty() {
                 let why = format!("process {pid} serves it, and its mount is gone from here");
@@ -369,7 +375,7 @@ impl VolumeDir {
     }
 }
 
-/// The volume belongs to this process until this is dropped.
+/// The lock on a volume, held until this is dropped.
 #[derive(Debug)]
 pub struct Lock {
     _file: File,
@@ -379,10 +385,10 @@ fn open_lock(path: &Path) -> io::Result<File> {
     own::open(path, OpenOptions::new().read(true).write(true).create(true).truncate(false))
 }
 
-/// Whether the lock could be had.
+/// Whether the lock was free.
 fn try_lock(file: &File, how: i32) -> io::Result<bool> {
     loop {
-        // SAFETY: flock(2) on a descriptor that `file` keeps open.
+        // SAFETY: `file` keeps the descriptor open during flock(2).
         if unsafe { libc::flock(file.as_raw_fd(), how | libc::LOCK_NB) } == 0 {
             return Ok(true);
         }
@@ -395,7 +401,7 @@ fn try_lock(file: &File, how: i32) -> io::Result<bool> {
     }
 }
 
-/// Makes a folder that only its owner can look into, with the folders above it as usual.
+/// Creates a folder that only its owner can enter. Folders above it are created with the usual mode.
 pub fn private_folder(path: &Path) -> Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(path).at("make the folder", path)
 }
@@ -420,7 +426,7 @@ fn canonical(path: &Path) -> Result<PathBuf> {
     }
 }
 
-/// `file:DIR@NAME`, if somebody wrote `DIR@NAME` and meant the published tree of an origin in a folder.
+/// `file:DIR@NAME`, if the user wrote `DIR@NAME` for the published tree of an origin in a folder.
 fn tree_in_a_folder(path: &Path) -> Option<String> {
     let (folder, name) = path.to_str()?.rsplit_once('@')?;
     let is_one = Path::new(folder).join("covey-origin").is_file();
@@ -444,7 +450,7 @@ fn check_empty(path: &Path) -> Result<()> {
     }
 }
 
-/// Closes the folder to writing by others, who could put another lock, socket or database in the place of ours.
+/// Removes write access for other users, who could replace our lock, socket or database.
 fn close_to_writers(path: &Path) -> Result<()> {
     let about = fs::metadata(path).at("look at", path)?;
     let mode = about.mode() & 0o7777;
@@ -461,7 +467,7 @@ fn close_to_writers(path: &Path) -> Result<()> {
         .next("or name a folder that does not exist yet"))
 }
 
-/// Only the version: other fields may mean anything in another one.
+/// Only the version, because other fields may mean anything in another version.
 #[derive(Deserialize)]
 struct Version {
     format: u32,
@@ -503,7 +509,7 @@ fn not_a_volume(path: &Path) -> Failure {
     }
 }
 
-/// JSON that cannot be written is a bug, and still no reason to panic.
+/// Failing to write JSON is a bug, but no reason to panic.
 trait OrJson<T> {
     fn or_json(self) -> Result<T>;
 }
@@ -514,8 +520,8 @@ impl<T> OrJson<T> for serde_json::Result<T> {
     }
 }
 
-/// Where mounts of trees keep what they fetch, and what they know of origins: the folder that somebody named, else in the user's cache folder; the
-/// system's where there is no user.
+/// Where mounts of trees keep what they fetch, and what they know about origins. It is the named folder,
+/// otherwise the user's cache folder, otherwise the system's.
 pub fn cache_folder(named: Option<&Path>) -> Result<PathBuf> {
     if let Some(named) = named {
         return Ok(named.to_owned());

@@ -1,14 +1,14 @@
-//! Looking on at a mount: what `trace`, `stats` and `top` ask of the daemon, and what it tells them.
+//! Watching a mount: what `trace`, `stats` and `top` ask of the daemon, and what it answers.
 //!
 //! ```text
 //!   command ──"{"op":"watch",...}\n"──► daemon: holds fuse::watch for it, reads the rings every 20 ms
-//!           ◄── notes: requests, figures, tables ──┤        (kernel.rs: when the kernel sent and ended each request)
+//!           ◄── notes: requests, figures, tables ──┤    (kernel.rs: when the kernel sent and ended requests)
 //!           ── "stop\n" ──►                        │
 //!           ◄── done: the summary ─────────────────┘
 //! ```
 //!
-//! The hold ends with the command: when it says stop, when its end of the socket is closed, however that came about, and when the mount
-//! ends. What a look at one mount needs in memory is bounded.
+//! The hold ends when the command sends `stop`, when its end of the socket is closed for any reason, and when
+//! the mount ends. The memory that watching one mount needs is bounded.
 
 mod kernel;
 mod pages;
@@ -31,21 +31,21 @@ use crate::mount::Mount;
 
 /// How often the rings are read. At 100,000 requests a second a ring lasts eight times as long.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// At least so often the command hears something.
+/// The command receives something at least this often.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
 
-/// What a daemon shows of itself while it serves.
+/// What a daemon publishes about itself while it serves.
 #[derive(Clone, Debug, Default)]
 pub struct Shown {
-    /// Where figures for Prometheus are served, as ADDRESS:PORT; see docs/METRICS.md.
+    /// The address of the figures for Prometheus, as ADDRESS:PORT. See docs/METRICS.md.
     pub metrics: Option<String>,
-    /// Other machines may see them.
+    /// Whether other machines may read them.
     pub metrics_public: bool,
-    /// Every so many requests a line is written to the log; 0: none.
+    /// Every n-th request is written to the log. 0 for none.
     pub trace_rate: u32,
 }
 
-/// Grants a wish until the command has enough; the answer is the summary.
+/// Serves a wish until the command stops it. The result is the summary.
 pub fn serve(node: &dyn Mount, session: &Session, wish: &Wish, wire: &Wire<'_>) -> Result<Value> {
     match wish {
         Wish::Trace { every, op, slow_ns } => {
@@ -61,10 +61,10 @@ fn interval(ms: u64) -> Duration {
     Duration::from_millis(ms.clamp(100, 3_600_000))
 }
 
-/// The number of an operation by its name in lower case.
+/// The opcode of an operation, by its name in lower case.
 ///
 /// # Errors
-/// There is none of that name; the failure lists them.
+/// There is no operation of that name. The failure lists the names.
 pub fn opcode_of(name: &str) -> Result<u32> {
     let known = || opcodes::OPCODES.iter().filter(|line| line.policy == opcodes::Policy::Served);
     let found = known().find(|line| line.name.eq_ignore_ascii_case(name));
@@ -85,7 +85,8 @@ fn has_ended(session: &Session) -> bool {
     session.wait_for(Duration::ZERO).is_some()
 }
 
-/// Names of the threads that ask, as far as they can be seen; remembered, but never many.
+/// Names of the threads that send requests, as far as they can be read. The number of remembered names is
+/// bounded.
 #[derive(Default)]
 struct Callers(HashMap<u32, String>);
 

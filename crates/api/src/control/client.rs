@@ -1,7 +1,9 @@
-//! The command's side of a conversation with a daemon. Every step has a bound: connecting, sending, and the silence between two lines that come.
+//! The command's side of a connection to a daemon. Every step has a time limit: connecting, sending, and the
+//! silence between two lines from the daemon.
 //!
-//! A daemon that is stopped (SIGSTOP, a frozen cgroup) still has its socket: the kernel connects to it, and takes what is sent. So only what comes
-//! back shows that it lives. A long piece of work sends its progress, and each line begins the time anew.
+//! A daemon that is stopped (SIGSTOP, a frozen cgroup) still has its socket. The kernel accepts connections
+//! and data for it. So only an answer shows that the daemon is alive. A long operation sends its progress,
+//! and each line restarts the limit.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -15,36 +17,39 @@ use serde::de::DeserializeOwned;
 use super::{Ear, Reply, Request, Tick};
 use crate::error::{Failure, Result};
 
-/// A connection comes about within this, and a request is taken within it.
+/// The limit for connecting and for sending a request.
 pub(super) const CONNECT: Duration = Duration::from_secs(5);
-/// A question about figures is answered within this by a daemon that lives, and one that looks on hears something every second.
+/// A daemon that is alive answers a question about figures within this. A command that watches receives a
+/// note every second.
 const QUESTION: Duration = Duration::from_secs(10);
-/// Work may be silent for so long: some of it asks the origin, and that has a minute to answer.
+/// An operation may be silent for this long: some ask the origin, which has a minute to answer.
 const WORK: Duration = Duration::from_secs(120);
 
-/// How long a daemon may be silent that was asked this.
+/// How long a daemon may be silent after this request.
 fn silence(request: &Request) -> Duration {
     match request {
         Request::Status | Request::Metrics | Request::Peers | Request::Watch { .. } => QUESTION,
-        // Its own bound for the origin is shorter.
+        // Its own limit for the origin is shorter.
         Request::Info { .. } => QUESTION * 2,
         _ => WORK,
     }
 }
 
-/// What a caller knows of the mounts of this machine. By it a daemon is told from a program that has taken its place.
+/// What a caller knows about the mounts of this machine. It tells a daemon from a program that took its
+/// place.
 pub trait Known: Sync {
-    /// Refuses the answers of a program that has taken a daemon's place.
+    /// Checks that the program at the other end is the daemon of this mount.
     ///
     /// # Errors
-    /// `InvalidData`, with words.
+    /// `InvalidData` with an explanation, if another program has taken the daemon's place.
     fn check(&self, stream: &UnixStream, ear: &Ear) -> io::Result<()>;
 
-    /// Where the mount is whose daemon listens there.
+    /// The mountpoint whose daemon listens there.
     fn place(&self, ear: &Ear) -> Option<PathBuf>;
 }
 
-/// Asks a daemon. `tick` is told how far long work has come. It ends by the deadline of this thread, and by the silence of the daemon.
+/// Sends a request and waits for the answer. `tick` receives the progress of a long operation. The deadline
+/// of this thread and the limit on the daemon's silence bound the wait.
 pub fn ask<T: DeserializeOwned>(
     known: &'static dyn Known,
     ear: &Ear,
@@ -55,7 +60,7 @@ pub fn ask<T: DeserializeOwned>(
     asked.hear(tick, &mut |_| ())
 }
 
-/// A request that a daemon has been asked.
+/// A request that was sent to a daemon.
 pub struct Asked {
     known: &'static dyn Known,
     stream: UnixStream,
@@ -64,7 +69,7 @@ pub struct Asked {
 }
 
 impl Asked {
-    /// Asks.
+    /// Sends the request.
     pub fn ask(known: &'static dyn Known, ear: &Ear, request: &Request) -> Result<Asked> {
         let lost = |error| lost(known, ear, error, CONNECT);
         let silence = silence(request);
@@ -82,12 +87,12 @@ impl Asked {
         }
     }
 
-    /// Something that tells the daemon that it is enough, from another thread. It then answers with its summary.
+    /// A handle that another thread can use to stop the daemon. The daemon then answers with its summary.
     pub fn stopper(&self) -> Result<Stopper> {
         self.stream.try_clone().map(Stopper).map_err(|error| lost(self.known, &self.ear, error, CONNECT))
     }
 
-    /// Hears the daemon out.
+    /// Waits for the answer, and passes on progress and notes until then.
     pub fn hear<T: DeserializeOwned>(
         &self,
         tick: &mut dyn FnMut(&Tick),
@@ -97,7 +102,7 @@ impl Asked {
         let mut lines = BufReader::new(&self.stream).lines();
         loop {
             let wait = Deadline::current().within(self.silence).left();
-            // No time at all would be no bound.
+            // A timeout of zero would mean no timeout.
             let wait = wait.max(Duration::from_millis(1));
             self.stream.set_read_timeout(Some(wait)).map_err(|error| lost(error, wait))?;
             let line = match lines.next() {
@@ -127,14 +132,14 @@ impl Asked {
 pub struct Stopper(UnixStream);
 
 impl Stopper {
-    /// It is enough.
+    /// Asks the daemon to stop.
     pub fn stop(&self) {
-        // A daemon that has gone hears nothing, and what waits for it is told so.
+        // A write error means that the daemon has gone. The thread that waits for the answer reports that.
         let _ = (&self.0).write_all(b"stop\n");
     }
 }
 
-/// What a caller is told when the daemon cannot be asked.
+/// The failure to report when a daemon cannot be asked.
 fn lost(known: &dyn Known, ear: &Ear, error: io::Error, waited: Duration) -> Failure {
     match error.kind() {
         io::ErrorKind::PermissionDenied => {
@@ -148,7 +153,8 @@ fn lost(known: &dyn Known, ear: &Ear, error: io::Error, waited: Duration) -> Fai
     }
 }
 
-/// A daemon that is there and says nothing: which, why as far as it can be seen, and what to do.
+/// The failure to report for a daemon that exists and is silent: which daemon, why as far as can be seen, and
+/// what to do.
 pub fn silent(known: &dyn Known, ear: &Ear, waited: Duration) -> Failure {
     let place = known.place(ear).map(|place| place.display().to_string());
     let name = place.clone().unwrap_or_else(|| ear.to_string());
@@ -175,7 +181,7 @@ pub fn silent(known: &dyn Known, ear: &Ear, waited: Duration) -> Failure {
     }
 }
 
-/// The process that listens, as the kernel says: also one that is stopped has its socket.
+/// The process that listens, according to the kernel. A stopped process has its socket, too.
 fn daemon(ear: &Ear) -> Option<u32> {
     let stream = ear.connect().ok()?;
     crate::caller::of(&stream).ok().map(|who| who.pid.cast_unsigned()).filter(|pid| *pid != 0)
@@ -184,7 +190,7 @@ fn daemon(ear: &Ear) -> Option<u32> {
 /// The letter of a process's state: `T` when it is stopped.
 pub fn state(pid: u32) -> Option<char> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // Behind the name, which may hold anything.
+    // The state follows the process name, which may hold any character.
     stat.rsplit(')').next()?.trim().chars().next()
 }
 
@@ -201,7 +207,7 @@ mod tests {
         (Ear::File(path), listener)
     }
 
-    /// A daemon that accepts and never answers, and one that does not even accept.
+    /// A daemon that accepts and never answers, and a daemon that does not even accept.
     #[test]
     fn regression_a_daemon_that_says_nothing_is_named_in_time() {
         let folder = tempfile::tempdir().unwrap();
@@ -216,7 +222,7 @@ mod tests {
         assert_eq!(failure.code, "silent", "{said}");
         assert!(said.contains(&format!("process {}", std::process::id())), "{said}");
         assert!(said.contains(folder.path().to_str().unwrap()) && !failure.next.is_empty(), "{said}");
-        // Its queue of callers is full: connecting has an end too.
+        // Its queue of callers is full. Connecting must time out, too.
         let waiting: Vec<_> =
             std::iter::from_fn(|| Deadline::after(Duration::from_millis(50)).scope(|| ear.connect()).ok())
                 .take(10_000)

@@ -1,4 +1,4 @@
-//! Where a daemon listens, and how it is found by what is mounted.
+//! Where a daemon's control socket is, and how a command finds it from the source of the mount.
 //!
 //! ```text
 //!   a volume's folder       VOLUME/control.sock
@@ -6,8 +6,9 @@
 //!                           where there is neither: NAME in the kernel's table of the network namespace
 //! ```
 //!
-//! A file is found from every network namespace, a name in the kernel's table only from the daemon's own; so a file is taken where one can
-//! be had. It gets its name when it can be connected to, and one that nobody listens at any more is removed by the next daemon there.
+//! A file can be found from every network namespace, a name in the kernel's table only from the daemon's own.
+//! So a daemon takes a file where it can. The file gets its name only when it can be connected to. The next
+//! daemon in that folder removes files that no process listens at any more.
 
 use std::fmt;
 use std::fs::{self, DirBuilder, File, Permissions};
@@ -25,15 +26,15 @@ use base::Deadline;
 use super::client::CONNECT;
 use crate::{caller, source};
 
-/// The folder of root's daemons, and the one in which users have theirs.
+/// The folder for the daemons of root, and the folder that holds those of the other users.
 const RUN: (&str, &str) = ("/run/covey", "/run/user");
 
-/// Where a daemon listens.
+/// The address of a daemon's control socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ear {
     /// A socket file.
     File(PathBuf),
-    /// A name, for what has no folder. See the [module](self).
+    /// A name, for a mount without a folder. See the [module](self).
     Name(String),
 }
 
@@ -47,15 +48,15 @@ impl fmt::Display for Ear {
 }
 
 impl Ear {
-    /// The ear of the daemon whose mount has this source.
+    /// The control socket of the daemon whose mount has this source.
     pub fn of_source(mounted: &Path) -> Ear {
         match mounted.to_str() {
-            // The numbers of a corpus and what tells one mount of it from another.
+            // The text holds the numbers of the corpus, and what tells one mount of it from another.
             Some(text) if text.starts_with(source::CORPUS) => Ear::Name(format!("covey-{text}")),
             Some(text) if text.starts_with(source::MEMORY) => {
                 Ear::Name(format!("covey-{}", &text[source::MEMORY.len()..]))
             }
-            // An origin may have a longer name than an ear.
+            // The name of an origin can be longer than a socket address.
             Some(text) if source::tree(text).is_some() => {
                 let mark = text.rsplit(source::MARK).next().unwrap_or(text);
                 Ear::Name(format!("covey-tree-{mark}"))
@@ -81,11 +82,12 @@ impl Ear {
         there.map_err(|error| found.unwrap_or(error))
     }
 
-    /// Listens. Also says which file has to be removed at the end.
+    /// Starts listening. Also returns the file to remove at the end.
     pub(super) fn bind(&self) -> io::Result<(UnixListener, Option<PathBuf>)> {
         let name = match self {
             Ear::File(path) => {
-                // Whoever binds holds the volume's lock, so a socket that is there is a dead daemon's.
+                // The process that binds holds the volume's lock. So an existing socket belongs to a dead
+                // daemon.
                 match fs::remove_file(path) {
                     Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                     _ => {}
@@ -94,7 +96,7 @@ impl Ear {
             }
             Ear::Name(name) => name,
         };
-        // Twice: the last daemon of a folder takes it away, perhaps just now.
+        // Two attempts: the last daemon of a folder removes the folder, perhaps at this moment.
         for _ in 0..2 {
             let Some(path) = own_folder().map(|folder| folder.join(name)) else { break };
             if let Ok(listener) = bind_beside(&path) {
@@ -105,17 +107,17 @@ impl Ear {
         Ok((UnixListener::bind_addr(&address)?, None))
     }
 
-    /// Takes the file away, and the folder if it was the last.
+    /// Removes the file, and the folder if it is empty then.
     pub(super) fn remove(&self, path: &Path) {
         let _ = fs::remove_file(path);
         if let (Ear::Name(_), Some(folder)) = (self, path.parent()) {
-            // Others' sockets in it keep it.
+            // Fails if other daemons have sockets in it.
             let _ = fs::remove_dir(folder);
         }
     }
 }
 
-/// An address holds 107 bytes: a longer path goes through a descriptor of its folder.
+/// An address holds 107 bytes. A longer path goes through a descriptor of its folder.
 fn address(path: &Path) -> io::Result<(SocketAddr, Option<File>)> {
     if path.as_os_str().len() <= 100 {
         return Ok((SocketAddr::from_pathname(path)?, None));
@@ -126,12 +128,13 @@ fn address(path: &Path) -> io::Result<(SocketAddr, Option<File>)> {
     Ok((SocketAddr::from_pathname(short)?, Some(folder)))
 }
 
-/// Connects with a bound: a daemon that is stopped takes so many callers, and the next would wait for as long as it is.
+/// Connects within a time limit. When the queue of a stopped daemon is full, connect(2) would wait as long as
+/// the daemon is stopped.
 fn connect_to(address: &SocketAddr) -> io::Result<UnixStream> {
     let name = address.as_pathname().map(|path| path.as_os_str().as_bytes().to_vec());
     let name = name.or_else(|| address.as_abstract_name().map(|name| [b"\0", name].concat()));
     let name = name.unwrap_or_default();
-    // SAFETY: sockaddr_un is plain numbers, for which all zero bytes are a value.
+    // SAFETY: sockaddr_un holds only numbers, for which all zero bytes are valid.
     let mut to: libc::sockaddr_un = unsafe { std::mem::zeroed() };
     to.sun_family = libc::AF_UNIX as libc::sa_family_t;
     if name.len() >= to.sun_path.len() {
@@ -146,12 +149,12 @@ fn connect_to(address: &SocketAddr) -> io::Result<UnixStream> {
     if socket < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the descriptor is new, and nobody else's.
+    // SAFETY: the descriptor is new, and nothing else owns it.
     let stream = UnixStream::from(unsafe { OwnedFd::from_raw_fd(socket) });
-    // The kernel bounds connecting by the time for sending.
+    // The kernel applies the send timeout to connect(2).
     let within = Deadline::current().within(CONNECT).left().max(Duration::from_millis(1));
     stream.set_write_timeout(Some(within))?;
-    // SAFETY: `to` is a living address, of which `len` bytes count.
+    // SAFETY: `to` is a live address, and its first `len` bytes are set.
     match unsafe { libc::connect(socket, (&raw const to).cast(), len as libc::socklen_t) } {
         0 => Ok(stream),
         _ => Err(io::Error::last_os_error()),
@@ -170,7 +173,7 @@ fn bind(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// Binds under a name that nobody looks for, so that what has the right name can be connected to.
+/// Binds under a temporary name and renames it. So a socket with the right name can always be connected to.
 fn bind_beside(path: &Path) -> io::Result<UnixListener> {
     let beside = path.with_file_name(format!(".{:016x}", base::random::u64()));
     let listener = bind(&beside)?;
@@ -178,11 +181,12 @@ fn bind_beside(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// The folder for this user's daemons, made if it is absent, without sockets of the dead. None where there is no place for one.
+/// The folder for this user's daemons. Creates it if it is absent, and removes the sockets of dead daemons.
+/// None if there is no place for it.
 fn own_folder() -> Option<PathBuf> {
     let user = caller::euid();
     let folder = if user == 0 { RUN.0.into() } else { Path::new(RUN.1).join(user.to_string()).join("covey") };
-    // Root's can be entered by all: who may not ask is told so, by the socket's own rights.
+    // Everyone may enter root's folder: the permissions of the socket refuse users who may not ask.
     let _ = DirBuilder::new().mode(if user == 0 { 0o755 } else { 0o700 }).create(&folder);
     let about = fs::symlink_metadata(&folder).ok()?;
     if !about.is_dir() || about.uid() != user || about.mode() & 0o022 != 0 {
@@ -201,7 +205,8 @@ fn is_hidden(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."))
 }
 
-/// Where a daemon of this name may listen: root's, or that of a user whose folder this user may enter.
+/// The files where a daemon of this name may listen: root's, and those of users whose folder this user may
+/// enter.
 fn rendezvous(name: &str) -> Vec<PathBuf> {
     let users = fs::read_dir(RUN.1).into_iter().flatten().flatten();
     let users = users.map(|user| user.path().join("covey").join(name));
@@ -220,7 +225,7 @@ mod tests {
         ear.connect().unwrap();
         let Some(file) = file else { return };
         assert!(file.is_absolute() && file.exists());
-        // It dies without a word: the next daemon tidies up.
+        // It dies without cleaning up. The next daemon removes its socket.
         drop(listener);
         let other = Ear::Name(format!("covey-test-{:016x}", base::random::u64()));
         let (_listener, second) = other.bind().unwrap();

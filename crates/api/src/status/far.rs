@@ -1,37 +1,37 @@
-//! The figures of an origin behind a network, of its cache and its uploads.
+//! The figures of a remote origin, of its cache and of the uploads to it.
 
 use serde::{Deserialize, Serialize};
 
 use crate::text::{seconds_since, utc};
 
-/// The figures of a far origin. Field names are stable.
+/// The figures of a remote origin. Field names are stable.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct FarStatus {
-    /// Where the object store is, if not the cloud's own.
+    /// The address of the object store, if it is not the cloud's default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<String>,
     /// The bucket's region.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub region: Option<String>,
-    /// What is on its way there.
+    /// Blobs that the origin does not have yet.
     pub uploads: UploadStatus,
-    /// What is kept here.
+    /// This node's cache.
     pub cache: CacheStatus,
-    /// What was asked of it since the volume was opened.
+    /// Requests to the origin since the volume was opened.
     pub requests: RequestStatus,
-    /// Why it could not be used when the volume was opened, until it has been seen.
+    /// Why the origin could not be used when the volume was opened. Absent once the origin has been reached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub away: Option<TroubleStatus>,
 }
 
-/// What the origin does not have yet.
+/// The blobs that the origin does not have yet.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct UploadStatus {
     /// Blobs.
     pub blobs: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Since when the oldest of them waits, UTC.
+    /// Since when the oldest of them has waited, UTC.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub oldest: Option<String>,
     /// The same in seconds until now.
@@ -43,43 +43,43 @@ pub struct UploadStatus {
     pub under_way: u64,
     /// Blobs that cannot be read on this disk.
     pub unreadable_blobs: u64,
-    /// Since the volume was opened: blobs sent.
+    /// Blobs sent since the volume was opened.
     pub uploaded_blobs: u64,
     /// Their bytes.
     pub uploaded_bytes: u64,
     /// Attempts that failed.
     pub failed_attempts: u64,
-    /// What is in the way.
+    /// Why uploads fail at the moment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trouble: Option<TroubleStatus>,
     /// The oldest of the blobs, at most a hundred of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waiting: Vec<Waiting>,
-    /// Writers that wait for room.
+    /// Writers that wait for space.
     pub writers_waiting: u64,
-    /// Writes refused for want of it.
+    /// Writes refused because there was no space.
     pub writes_refused: u64,
 }
 
-/// What the origin does not do, and why.
+/// A problem with the origin.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TroubleStatus {
     /// Since when, UTC.
     pub since: String,
     /// The same in seconds until now.
     pub seconds: u64,
-    /// What was said last.
+    /// The latest error message.
     pub why: String,
 }
 
 impl TroubleStatus {
-    /// Of what was said last.
+    /// From the latest error message.
     pub fn of(why: String, since: base::Timestamp) -> TroubleStatus {
         TroubleStatus { since: utc(since.seconds()), seconds: seconds_since(since), why }
     }
 }
 
-/// Something that the origin refuses.
+/// A kind of request that the origin refuses.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RefusalStatus {
     /// `everything`, `reads`, `writes`, `deletes` or `listings`.
@@ -90,23 +90,23 @@ pub struct RefusalStatus {
     pub since: String,
     /// The same in seconds until now.
     pub seconds: u64,
-    /// What was said last.
+    /// The latest error message.
     pub why: String,
 }
 
 impl RefusalStatus {
-    /// Why reads are refused, without what is.
+    /// Only when and why, without the kind.
     pub fn trouble(&self) -> TroubleStatus {
         TroubleStatus { since: self.since.clone(), seconds: self.seconds, why: self.why.clone() }
     }
 }
 
-/// What this node keeps.
+/// The cache of this node.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct CacheStatus {
-    /// What it may take.
+    /// The space that it may take.
     pub size_bytes: u64,
-    /// What it leaves free of the disk.
+    /// The space that it leaves free on the disk.
     pub floor_bytes: u64,
     /// Blobs kept.
     pub blobs: u64,
@@ -134,20 +134,20 @@ pub struct CacheStatus {
     pub fetched_parts: u64,
     /// Bytes fetched.
     pub fetched_bytes: u64,
-    /// Blobs let go of.
+    /// Blobs evicted.
     pub evicted_blobs: u64,
     /// Their bytes.
     pub evicted_bytes: u64,
-    /// Copies here, and parts in memory, that were damaged.
+    /// Copies on disk, and parts in memory, that were found damaged.
     pub damaged: u64,
-    /// Blobs that wait to be deleted in the origin.
+    /// Blobs that wait for their deletion in the origin.
     pub deletions_waiting: u64,
-    /// Bytes of far blobs in memory.
+    /// Bytes of remote blobs in memory.
     pub in_memory_bytes: u64,
-    /// Why nothing more is kept for now: the disk fails.
+    /// Why nothing is added at the moment: the disk fails.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub off: Option<String>,
-    /// Nothing is kept because the disk has less free than the floor, and nothing is left to go for it.
+    /// Nothing is added because the disk has less free space than the floor, and no blob is left to evict.
     #[serde(default)]
     pub kept_out: bool,
 }
@@ -155,7 +155,7 @@ pub struct CacheStatus {
 /// Requests to the origin.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct RequestStatus {
-    /// How many, by kind.
+    /// The number of requests, by kind.
     pub by_kind: std::collections::BTreeMap<String, u64>,
     /// Sent again after a failure.
     pub retries: u64,
@@ -163,29 +163,30 @@ pub struct RequestStatus {
     pub errors: u64,
     /// Of these, because the store was busy.
     pub throttled: u64,
-    /// Calls refused for a key, a right or a clock, with those that were not made because of that.
+    /// Calls refused because of a key, a permission or a clock. Includes calls that were not made for that
+    /// reason.
     #[serde(default)]
     pub refusals: u64,
     /// Answers that were not the blob's bytes.
     pub damaged: u64,
-    /// Second GETs because the first took long.
+    /// Second GETs, sent because the first took long.
     pub hedges: u64,
-    /// Under way.
+    /// Requests in flight.
     pub in_flight: u64,
-    /// Bytes that came.
+    /// Bytes received.
     pub received_bytes: u64,
-    /// Bytes that went.
+    /// Bytes sent.
     pub sent_bytes: u64,
-    /// Half of the small reads took no longer.
+    /// Latency of small reads, median.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read_p50_ms: Option<f64>,
-    /// 99 of 100 did not.
+    /// Latency of small reads, 99th percentile.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read_p99_ms: Option<f64>,
-    /// Reads are refused: a key, a right, a clock.
+    /// Why reads are refused: a key, a permission or a clock.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<TroubleStatus>,
-    /// All that is refused, each kind by itself.
+    /// Every kind of request that is refused.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refusing: Vec<RefusalStatus>,
 }
@@ -197,15 +198,15 @@ pub struct Waiting {
     pub blob: String,
     /// Its bytes.
     pub bytes: u64,
-    /// Since when it waits, UTC.
+    /// Since when it has waited, UTC.
     pub since: String,
     /// The same in seconds until now.
     pub seconds: u64,
-    /// It is being sent.
+    /// Whether it is being sent.
     pub under_way: bool,
     /// Attempts that failed.
     pub attempts: u32,
-    /// Why the last one did.
+    /// Why the last attempt failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! The figures of a node of a fleet, and the others that it knows.
+//! The figures of a node in a fleet, and the other nodes that it knows.
 
 use std::path::PathBuf;
 
@@ -6,49 +6,50 @@ use serde::{Deserialize, Serialize};
 
 use super::far::FarStatus;
 
-/// A node.
+/// A node of the fleet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerRow {
     /// Its name, 32 hexadecimal digits.
     pub node: String,
     /// Where it listens.
     pub address: String,
-    /// Where it is.
+    /// Its zone.
     pub zone: String,
     /// `node` or `depot`.
     pub role: String,
-    /// Which run of it: the upper 48 bits count its starts.
+    /// The run of the node: the upper 48 bits count its starts.
     pub generation: u64,
-    /// Its share.
+    /// Its share of the fleet's bookkeeping.
     pub weight: u16,
-    /// What its cache could still take, in MiB.
+    /// The free space of its cache, in MiB.
     pub free_mib: u32,
-    /// What it is about to send, in MiB.
+    /// The data queued for sending, in MiB.
     pub load_mib: u16,
-    /// `own` (or `asked`, of one that was asked from outside), `there`, or `silent` when it has not answered lately.
+    /// `own` (`asked` for a node that was asked from outside), `there`, or `silent` if it has not answered
+    /// recently.
     pub state: String,
 }
 
 /// Reads and fetches answered by one tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TierStatus {
-    /// Reads of the near tiers, blobs of the far ones.
+    /// Reads for the local tiers, blobs for the remote ones.
     pub hits: u64,
     /// Their bytes.
     pub bytes: u64,
 }
 
-/// What a node of a fleet did. Field names are stable.
+/// The figures of a node in a fleet. Field names are stable.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FleetStatus {
     /// This node.
     pub node: String,
     /// Where it listens.
     pub address: String,
-    /// Whether its connections are encrypted; absent from older daemons.
+    /// Whether its connections are encrypted. Absent from older daemons.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encrypted: Option<bool>,
-    /// Nodes that are there, this one included.
+    /// Nodes that are present, this one included.
     pub nodes: u64,
     /// Of these, depots.
     pub depots: u64,
@@ -58,13 +59,13 @@ pub struct FleetStatus {
     pub disk: TierStatus,
     /// Blobs from nodes that had them.
     pub peer: TierStatus,
-    /// Blobs from nodes that were fetching them.
+    /// Blobs from nodes that were still fetching them.
     pub stream: TierStatus,
     /// Blobs from depots.
     pub depot: TierStatus,
     /// Blobs from the origin.
     pub origin: TierStatus,
-    /// Parts of blobs from other nodes, without the rest.
+    /// Parts of blobs from other nodes, without the rest of the blob.
     #[serde(default)]
     pub part: TierStatus,
     /// Parts from depots.
@@ -73,36 +74,36 @@ pub struct FleetStatus {
     /// Parts from the origin.
     #[serde(default)]
     pub origin_part: TierStatus,
-    /// Fetches from the origin as the tracker said.
+    /// Fetches from the origin because the tracker said so.
     pub origin_told: u64,
     /// Fetches from the origin because the fleet was slow.
     pub origin_hedged: u64,
-    /// Fetches from the origin because nobody could be asked.
+    /// Fetches from the origin because no node could be asked.
     pub origin_alone: u64,
     /// Fetches from other nodes that failed.
     pub failed: u64,
-    /// Second fetches because the first took long.
+    /// Second fetches, started because the first took long.
     pub hedges: u64,
     /// Questions to trackers that were not answered in time.
     #[serde(default)]
     pub asks_late: u64,
-    /// Ranges that readers here were given by the loop that received them.
+    /// Ranges that the receiving I/O loop gave directly to local readers.
     #[serde(default)]
     pub direct: u64,
-    /// Questions asked of trackers, and answered as one.
+    /// Questions that this node asked trackers.
     pub asks: u64,
-    /// See [`FleetStatus::asks`].
+    /// Questions that this node answered as a tracker.
     pub answered: u64,
-    /// Bytes of blobs sent to others.
+    /// Bytes of blobs sent to other nodes.
     pub sent_bytes: u64,
-    /// Bytes of blobs received from others.
+    /// Bytes of blobs received from other nodes.
     pub received_bytes: u64,
     /// Answers that were not the blob's bytes.
     pub corrupt: u64,
 }
 
 impl FleetStatus {
-    /// Each tier with its word, the nearest first.
+    /// Each tier with its name, the nearest first.
     pub fn tiers(&self) -> [(&'static str, TierStatus); 9] {
         [
             ("memory", self.memory),
@@ -118,34 +119,34 @@ impl FleetStatus {
     }
 }
 
-/// A depot's or lender's figures. Field names are stable.
+/// The figures of a depot or a lender. Field names are stable.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct LentStatus {
     /// The folder of its cache.
     #[serde(with = "crate::raw_path")]
     pub folder: PathBuf,
-    /// Whose blobs it keeps.
+    /// The origin whose blobs it keeps.
     pub origin: String,
     /// `depot` or `lender`.
     pub role: String,
-    /// Where it is.
+    /// Its zone.
     pub zone: String,
     /// Its process.
     pub pid: u32,
-    /// Since when it serves.
+    /// How long it has served.
     pub uptime_seconds: u64,
-    /// Blobs that it fetched because a node asked for their bytes.
+    /// Blobs fetched because a node asked for their bytes.
     pub filled_blobs: u64,
-    /// Blobs that it fetched because somebody warmed it.
+    /// Blobs fetched by a request to warm them.
     pub warmed_blobs: u64,
-    /// Copies that it made of what it tracks.
+    /// Copies made of the blobs that it tracks.
     pub kept_blobs: u64,
     /// Bytes of memory that the process holds.
     pub memory_bytes: u64,
-    /// The most it ever held.
+    /// The peak of that.
     pub memory_peak_bytes: u64,
-    /// Its cache, and what it asked of the origin.
+    /// Its cache, and its requests to the origin.
     pub far: FarStatus,
-    /// Who is there, and where bytes came from.
+    /// The other nodes, and where bytes came from.
     pub fleet: FleetStatus,
 }

@@ -1,12 +1,14 @@
-//! `VOLUME/claim`: what the folder remembers of its claims, in a file that also tells the folder from its copies.
+//! `VOLUME/claim`: what the folder stores about its claims, in a file that also tells the folder from its
+//! copies.
 //!
 //! ```text
 //!   0     slot   crc32c: 8 hexadecimal digits, a space, one line of JSON, zeros up to 4,096 bytes
-//!   4096  slot   the same; the one with the higher generation that verifies is what counts
+//!   4096  slot   the same; of the slots that verify, the one with the higher generation counts
 //! ```
 //!
-//! The file is made once and written in place, one slot after the other, so a full disk does not keep a volume from being opened, and its inode
-//! stays. A copy of the folder has another inode, whatever it copies; a folder that was renamed has the same.
+//! The file is created once and then written in place, one slot after the other. So a full disk does not
+//! prevent the opening of a volume, and the inode stays the same. A copy of the folder has another inode,
+//! whatever the copy preserves. A renamed folder has the same inode.
 
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
@@ -23,11 +25,11 @@ use tree::root::{from_hex, hex};
 
 use crate::volume_dir::VolumeDir;
 
-/// Its name in the folder.
+/// The name of the file in the folder.
 pub const FILE: &str = "claim";
 const SLOT: usize = 4096;
 const VERSION: u32 = 1;
-/// Of a filesystem in user space the numbers of inodes that the kernel uses may be others after each mount.
+/// On a FUSE filesystem, the inode numbers that the kernel uses may change with each mount.
 const FUSE_MAGIC: i64 = 0x6573_5546;
 
 #[derive(Serialize, Deserialize)]
@@ -69,12 +71,13 @@ pub struct ClaimFile {
 }
 
 impl ClaimFile {
-    /// At `path`; it is made when it is first needed. `private`: the origin lies within the folder.
+    /// The file at `path`. It is created when it is first needed. `private` means that the origin lies within
+    /// the folder.
     pub fn new(path: &Path, private: bool) -> ClaimFile {
         ClaimFile { path: path.to_owned(), private }
     }
 
-    /// What counts, and which slot it is in; none in a file that nobody has written to.
+    /// The valid contents and their slot. None if the file was never written.
     fn read(&self) -> io::Result<Option<(Slot, usize)>> {
         let bytes = match fs::read(&self.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -108,7 +111,7 @@ impl ClaimFile {
     }
 }
 
-/// None of one that was not written, or not whole.
+/// Decodes a slot. None if it was not written, or not completely.
 fn decode(slot: &[u8]) -> io::Result<Option<Slot>> {
     let end = slot.iter().position(|byte| *byte == b'\n').unwrap_or(slot.len());
     let Some((crc, json)) = slot[..end].split_first_chunk::<9>() else { return Ok(None) };
@@ -187,8 +190,8 @@ impl Remember for ClaimFile {
     }
 }
 
-/// The kernel's handle of a file in hexadecimal: its inode's number, and how often that was given out. None where the filesystem has none, or none
-/// that outlives a mount.
+/// The kernel's handle of a file, in hexadecimal. It contains the inode number and its generation. None if
+/// the filesystem has no handles, or none that survive a remount.
 fn handle(path: &Path) -> Option<String> {
     const ROOM: usize = 128;
     #[repr(C)]
@@ -205,8 +208,9 @@ fn handle(path: &Path) -> Option<String> {
     }
     let mut found = Handle { bytes: ROOM as u32, kind: 0, handle: [0; ROOM] };
     let mut mount: libc::c_int = 0;
-    // SAFETY: `place` ends with a NUL; `found` begins as the kernel's struct file_handle does and has room for as many bytes behind it as it says;
-    // `mount` is an int. All outlive the call, which keeps none of them.
+    // SAFETY: `place` ends with a NUL. `found` begins with the layout of the kernel's struct file_handle, and
+    // has space after it for as many bytes as it says. `mount` is an int. All outlive the call, which keeps
+    // none of them.
     let done = unsafe {
         libc::syscall(
             libc::SYS_name_to_handle_at,
@@ -221,8 +225,8 @@ fn handle(path: &Path) -> Option<String> {
     (done == 0).then(|| format!("{:x}-{}", found.kind, hex(bytes)))
 }
 
-/// Whether `inner` is a folder of the same filesystem below `outer`, so that a copy of one is a copy of both. A link that leads elsewhere, or
-/// another disk mounted there, is not.
+/// Whether `inner` is a folder of the same filesystem below `outer`, so that a copy of one is a copy of both.
+/// False for a link that leads elsewhere, and for another disk that is mounted there.
 pub fn is_within(inner: &Path, outer: &Path) -> bool {
     let full = |path: &Path| Some((fs::canonicalize(path).ok()?, fs::metadata(path).ok()?.dev()));
     match (full(inner), full(outer)) {
@@ -231,7 +235,7 @@ pub fn is_within(inner: &Path, outer: &Path) -> bool {
     }
 }
 
-/// The file cannot be used.
+/// The failure for a file that cannot be used.
 pub fn failure(dir: &VolumeDir, error: &io::Error) -> Failure {
     let file = dir.claim();
     match error.kind() {

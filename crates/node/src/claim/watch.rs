@@ -1,4 +1,4 @@
-//! The thread that looks whether a volume's claim on its origin still holds.
+//! The thread that checks whether a volume's claim on its origin still holds.
 
 use std::sync::{Arc, Weak};
 
@@ -10,20 +10,21 @@ use parking_lot::{Condvar, Mutex};
 use super::{Trouble, Writer};
 use crate::log;
 
-/// Looks until this is dropped.
+/// The thread that checks the claim. It stops when this is dropped.
 pub struct Watch {
     stop: Arc<(Mutex<bool>, Condvar)>,
 }
 
 impl Drop for Watch {
-    /// A look that is under way may wait for the origin, so its end is not waited for; it finds the volume gone.
+    /// Does not wait for a check that is under way, because it may wait for the origin. It then finds the
+    /// volume gone.
     fn drop(&mut self) {
         *self.stop.0.lock() = true;
         self.stop.1.notify_all();
     }
 }
 
-/// Starts it. `back`: called when the origin is this volume's again, or for the first time.
+/// Starts the thread. It calls `back` when the origin belongs to this volume again, or for the first time.
 pub fn start(writer: Writer, volume: &Arc<Volume>, back: Box<dyn Fn() + Send>) -> Result<Watch> {
     let stop = Arc::new((Mutex::new(false), Condvar::new()));
     let looking = Looking {
@@ -70,7 +71,7 @@ impl Looking {
             return;
         }
         if keeper.standing() != Standing::Unclaimed {
-            // What is wrong with it shows in how it stands; that the origin does not answer is uploads' to say.
+            // The state of the claim shows a problem. Uploads report an origin that does not answer.
             let _ = keeper.verify();
             return;
         }
@@ -82,7 +83,7 @@ impl Looking {
         }
     }
 
-    /// Acts on what has changed.
+    /// Acts on a change of the claim's state.
     fn tell(&mut self) {
         let now = self.writer.keeper().standing();
         let same = std::mem::discriminant(&now) == std::mem::discriminant(&self.seen);

@@ -1,8 +1,10 @@
-//! An origin that could not be used when its volume was opened: it is looked for in the background until it has been seen.
+//! An origin that could not be used when its volume was opened. A background thread tries to reach it until
+//! it answers.
 //!
-//! The volume is mounted meanwhile with what is on this node. When the origin answers it is compared with what the volume expects, as an open
-//! would have done: whose place it is. What does not fit is said, and stays in the status; nothing is stored or deleted
-//! there meanwhile, because the origin itself looks before it changes anything ([`Remote::see`]).
+//! Meanwhile the volume is mounted with the data on this node. When the origin answers, the thread checks
+//! that it belongs to the volume, as opening would have done. A mismatch is logged and stays in the status.
+//! Until the check succeeds, nothing is stored or deleted in the origin, because the origin itself checks
+//! before it changes anything ([`Remote::see`]).
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -14,12 +16,12 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::log;
 
-/// The first pause between two looks; each further one is twice as long.
+/// The first pause between two attempts. Each further pause is twice as long.
 const PAUSE: Duration = Duration::from_millis(500);
 const PAUSE_MAX: Duration = Duration::from_secs(15);
 
 struct State {
-    /// Why it cannot be used, and since when; none once it was seen.
+    /// Why it cannot be used, and since when. None once it has been reached.
     trouble: Option<(String, Timestamp)>,
     stop: bool,
 }
@@ -31,12 +33,12 @@ pub struct Away {
 }
 
 impl Away {
-    /// Looks for it from now on. `back` is called once when it was seen.
+    /// Starts trying to reach it. `back` is called once when that succeeds.
     pub fn look(remote: &Arc<Remote>, why: String, back: impl FnOnce() + Send + 'static) -> Arc<Away> {
         let state = State { trouble: Some((why, base::time::now())), stop: false };
         let away = Arc::new(Away { state: Mutex::new(state), stopped: Condvar::new() });
         let (own, remote) = (away.clone(), Arc::downgrade(remote));
-        // Without a thread the origin is seen by the first that changes something in it.
+        // Without a thread, the first change in the origin checks it.
         let _ = base::thread::spawn("covey-look", move || {
             if own.until_seen(&remote) {
                 back();
@@ -45,22 +47,22 @@ impl Away {
         away
     }
 
-    /// Ends the looking.
+    /// Stops the attempts.
     pub fn stop(&self) {
         self.state.lock().stop = true;
         self.stopped.notify_all();
     }
 
-    /// Why the origin cannot be used, until it has been seen.
+    /// Why the origin cannot be used, until it has been reached.
     pub fn trouble(&self) -> Option<TroubleStatus> {
         let (why, since) = self.state.lock().trouble.clone()?;
         Some(TroubleStatus::of(why, since))
     }
 
-    /// Whether it was seen, and not stopped before.
+    /// Tries until the origin is reached. False if it was stopped before.
     fn until_seen(&self, remote: &Weak<Remote>) -> bool {
         let mut pause = PAUSE;
-        // What was said when the volume was opened is not said again.
+        // The reason that was logged when the volume was opened is not logged again.
         let mut said = self.state.lock().trouble.as_ref().map(|(why, _)| why.clone()).unwrap_or_default();
         loop {
             {
@@ -95,13 +97,14 @@ impl Away {
     }
 }
 
-/// Why it cannot be used, and whether it answers at all.
+/// Why the origin cannot be used, and whether it answers at all.
 struct Wrong {
     why: String,
     answers: bool,
 }
 
-/// Does what opening the volume would have done; the claim on the origin has a look-out of its own (`crate::claim`).
+/// Makes the checks that opening the volume would have made. The claim on the origin has its own thread
+/// (`crate::claim`).
 fn look(remote: &Remote) -> Result<(), Wrong> {
     remote.see().map_err(|error| match error {
         OriginError::Remote { mistake, what, .. } => {

@@ -1,25 +1,25 @@
-//! The mount options that only an origin behind a network has.
+//! The mount options for a remote origin.
 
 use std::time::Duration;
 
 use api::error::{Failure, Result};
 
-/// How an origin behind a network is used.
+/// How a remote origin is used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FarOptions {
     /// fsync(2) waits until its bytes are in the origin.
     pub fsync_origin: bool,
-    /// How long a writer waits for room, and an fsync for the origin.
+    /// How long a writer waits for space, and an fsync for the origin.
     pub timeout: Duration,
-    /// Bytes of this node's disk for blobs; none: a part of what is free.
+    /// Bytes of this node's disk for blobs. None: a part of the free space.
     pub cache_size: Option<u64>,
-    /// Bytes of the disk that stay free; none: a part of the disk.
+    /// Bytes of the disk that stay free. None: a part of the disk.
     pub cache_floor: Option<u64>,
-    /// Requests to the origin in a second.
+    /// The largest number of requests to the origin in a second.
     pub max_requests: Option<u32>,
-    /// Bytes to and from the origin in a second.
+    /// The largest number of bytes to and from the origin in a second.
     pub max_bandwidth: Option<u64>,
-    /// Blobs uploaded at a time.
+    /// Blobs uploaded at the same time.
     pub uploads: usize,
 }
 
@@ -37,7 +37,7 @@ impl Default for FarOptions {
     }
 }
 
-/// What can be written after `-o`, with a word each.
+/// The words that `-o` accepts, each with a short explanation.
 pub const KNOWN: &[(&str, &str)] = &[
     ("fsync=local|origin", "what fsync waits for: this node's disk (default), or the origin as well"),
     (
@@ -51,11 +51,11 @@ pub const KNOWN: &[(&str, &str)] = &[
     ("uploads=N", "blobs uploaded at a time (default 8)"),
 ];
 
-/// The least that a cache can do with: a few blobs on their way in and out.
+/// The smallest cache that works: it holds a few blobs on their way in and out.
 const CACHE_MIN: u64 = 64 << 20;
 
 impl FarOptions {
-    /// Takes one word after `-o`; false when it is none of these.
+    /// Sets one word after `-o`. False if it is none of these.
     pub fn set(&mut self, name: &str, value: Option<&str>) -> Result<bool> {
         let Some(text) = value else { return Ok(false) };
         let bad = |wanted: &str| {
@@ -95,7 +95,7 @@ impl FarOptions {
         Ok(true)
     }
 
-    /// The same as words after `-o`; only what differs from the default.
+    /// The options as words after `-o`. Only those that differ from the default.
     pub fn to_words(&self) -> Vec<String> {
         let default = FarOptions::default();
         let mut words = Vec::new();
@@ -116,7 +116,8 @@ impl FarOptions {
     }
 }
 
-/// A number of bytes: `4096`, `512K`, `64M`, `200G`, `1.5T`; powers of 1,024, with or without `iB` or `B` behind.
+/// Parses a number of bytes: `4096`, `512K`, `64M`, `200G`, `1.5T`. Units are powers of 1,024, and `iB` or
+/// `B` may follow.
 pub fn parse_size(text: &str) -> Option<u64> {
     let text = text.strip_suffix("iB").or_else(|| text.strip_suffix('B')).unwrap_or(text);
     let unit = match text.bytes().last()? {

@@ -1,4 +1,4 @@
-//! The figures of a far origin, its cache and its uploads.
+//! The figures of a remote origin, its cache and its uploads.
 
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ pub fn cache_status(cache: &NodeCache) -> CacheStatus {
     }
 }
 
-/// What was asked of an origin.
+/// The figures of the requests to an origin.
 pub fn request_status(remote: &Remote) -> RequestStatus {
     let stats = remote.stats();
     let refusing: Vec<RefusalStatus> = remote.refusals().iter().map(refusal).collect();
@@ -93,7 +93,7 @@ fn refusal(refusal: &Refusal) -> RefusalStatus {
     RefusalStatus { what, cause, since, seconds, why }
 }
 
-/// The figures of a cache that nothing is uploaded from, and of the origin behind it, if that is behind a network.
+/// The figures of a cache without uploads, and of the origin behind it if that is remote.
 pub fn of_reading(remote: Option<&Remote>, cache: &NodeCache) -> FarStatus {
     let spec = remote.map(Remote::spec);
     FarStatus {

@@ -1,7 +1,9 @@
-//! A published tree in a far origin, mounted: its blobs are kept on this node's disk, names as well as bytes.
+//! A mounted published tree in a remote origin. Its blobs are cached on this node's disk, both metadata and
+//! file data.
 //!
-//! There is no volume whose folder could hold them, so they lie in the user's cache folder, by the id of the volume that was published,
-//! and another mount of any of its trees finds them there. Two mounts at the same time cannot share one folder: the second takes the next.
+//! A tree has no volume folder to hold the cache. So the cache lies in the user's cache folder, under the id
+//! of the published volume, and another mount of any tree of that volume finds it there. Two mounts at the
+//! same time cannot share a folder. The second one takes the next folder.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -29,41 +31,43 @@ use crate::frozen::Named;
 use crate::log;
 use crate::volume_dir::{cache_folder, private_folder};
 
-/// So many mounts of one volume's trees can have a cache here.
+/// The largest number of caches for one volume's trees on this machine.
 const SIDE_BY_SIDE: u32 = 64;
 
-/// No file's name is longer, with what stands behind it.
+/// The longest file name, without its suffix.
 const NAME_MAX: usize = 200;
 
-/// What names take on the disk at most, beside the cache's own budget, of which it is at most a sixteenth.
+/// The largest space for metadata on the disk. It comes on top of the cache's budget and is at most a
+/// sixteenth of that.
 const NAMES_MAX: u64 = 64 * MIB;
 
-/// Which of a volume's caches a mount takes: the first that no other mount has.
+/// Which of a volume's caches a mount takes: the first that no other mount uses.
 #[derive(Clone, Copy, Debug)]
 pub struct Which {
-    /// Of those with a higher number.
+    /// Only caches with a higher number.
     pub after: u32,
-    /// The first of these is waited for so long: a mount that ends may have it still.
+    /// How long to wait for the first of these, which a mount that is ending may still use.
     pub patience: Duration,
 }
 
 /// The cache of one mount.
 pub struct TreeCache {
     cache: Arc<NodeCache>,
-    /// What was read of names; none where they cannot be kept.
+    /// The metadata that was read. None if it cannot be kept.
     names: Option<Arc<NameCache>>,
-    /// Of an origin that could not be used when the tree was mounted.
+    /// The search for an origin that could not be used when the tree was mounted.
     away: Option<Arc<Away>>,
     next: Option<u32>,
     remote: Arc<Remote>,
-    /// Of which fleet it is a node.
+    /// The fleet that it has joined, if any.
     fleet: Option<Joined>,
     _lock: File,
 }
 
 impl TreeCache {
-    /// Puts a cache before an origin, and a fleet between the two if that was asked for. `volume`: whose trees they are.
-    /// `patience`: a reader has an error after this; `which`: of the caches of this volume.
+    /// Puts a cache in front of an origin, and a fleet between the two if that is wanted. `volume` is the
+    /// volume whose trees they are. `patience` is the time after which a read fails. `which` chooses one of
+    /// the volume's caches.
     pub fn before(
         store: Arc<Remote>,
         volume: [u8; 16],
@@ -114,12 +118,12 @@ impl TreeCache {
         Ok(TreeCache { cache, names, away: None, next, remote: store, fleet: joined, _lock: lock })
     }
 
-    /// After which number another cache of this volume is, if there is one.
+    /// The number after which to look for another cache of this volume, if there is one.
     pub fn next(&self) -> Option<u32> {
         self.next
     }
 
-    /// The origin could not be used: it is looked for from now on. `back` is called once when it was seen.
+    /// Starts trying to reach an origin that could not be used. `back` is called once when that succeeds.
     pub fn look_for(&mut self, why: String, back: impl FnOnce(&Remote) + Send + 'static) {
         let remote = Arc::downgrade(&self.remote);
         let back = move || {
@@ -130,13 +134,12 @@ impl TreeCache {
         self.away = Some(Away::look(&self.remote, why, back));
     }
 
-    /// Why the origin cannot be used, of one that could not when the tree was mounted, until it has been
-    /// seen.
+    /// Why the origin could not be used when the tree was mounted. None once it has been reached.
     pub fn away(&self) -> Option<TroubleStatus> {
         self.away.as_ref()?.trouble()
     }
 
-    /// Where names are read: by way of what is kept of them.
+    /// The source of metadata: a cache in front of the origin, if there is one.
     pub fn names(&self) -> Arc<dyn BlobSource> {
         match &self.names {
             Some(names) => names.clone(),
@@ -149,27 +152,27 @@ impl TreeCache {
         &self.cache
     }
 
-    /// Of which fleet it is a node, if it is of one.
+    /// The fleet that it has joined, if any.
     pub fn fleet(&self) -> Option<&Joined> {
         self.fleet.as_ref()
     }
 
-    /// What a status says of its fleet.
+    /// The figures of its fleet.
     pub fn fleet_status(&self) -> Option<FleetStatus> {
         self.fleet.as_ref().map(|joined| fleet::shown::of(&joined.fleet, &self.cache))
     }
 
-    /// The origin, by way of the cache.
+    /// The origin, through the cache.
     pub fn origin(&self) -> Arc<dyn Origin> {
         self.cache.clone()
     }
 
-    /// The figures now; nothing of them is about uploads.
+    /// The current figures, without those about uploads.
     pub fn status(&self) -> FarStatus {
         FarStatus { away: self.away(), ..of_reading(Some(&self.remote), &self.cache) }
     }
 
-    /// Lets go of cached blobs: of all, or until no more than this is kept.
+    /// Evicts cached blobs: all, or until at most this many bytes are cached.
     pub fn evict(&self, to: Option<u64>) -> Evicted {
         let evicted = self.cache.evict(to.map_or(Evict::All, Evict::To));
         if let (None, Some(Err(error))) = (to, self.names.as_ref().map(|names| names.clear())) {
@@ -178,7 +181,7 @@ impl TreeCache {
         Evicted { blobs: evicted.blobs, bytes: evicted.bytes, not_uploaded_blobs: 0, not_uploaded_bytes: 0 }
     }
 
-    /// Writes down what is kept.
+    /// Stores the index of the cache.
     pub fn close(&self) {
         self.away.iter().for_each(|away| away.stop());
         if let Some(joined) = &self.fleet {
@@ -188,7 +191,8 @@ impl TreeCache {
     }
 }
 
-/// Where a mount of a tree in the background writes: beside the caches, a file for each tree. `below`: where, if somebody said.
+/// The log of a tree's mount in the background: beside the caches, one file for each tree. `below` is the
+/// folder, if the user named one.
 pub fn log(below: Option<&Path>, tree: &str) -> Option<PathBuf> {
     let below = cache_folder(below).ok()?;
     let plain = |c: char| if c.is_ascii_alphanumeric() || "._@-".contains(c) { c } else { '-' };
@@ -204,7 +208,7 @@ fn folder_name(volume: &str, number: u32) -> String {
     if number <= 1 { volume.to_owned() } else { format!("{volume}-{number}") }
 }
 
-/// The first folder of this volume that no other mount has, by its number.
+/// Takes the first folder of this volume that no other mount uses. Returns its number and its lock.
 fn take(below: &Path, volume: &str, which: Which) -> Result<(u32, File)> {
     let until = Deadline::after(which.patience);
     for number in which.after + 1..=SIDE_BY_SIDE {
@@ -225,10 +229,10 @@ fn take(below: &Path, volume: &str, which: Which) -> Result<(u32, File)> {
         .next("name a folder of its own: --cache DIR"))
 }
 
-/// A file's lock, as long as what is returned lives; `None` when somebody else has it.
+/// Locks a file until the returned value is dropped. `None` if another process holds the lock.
 pub fn hold(path: &Path) -> Result<Option<File>> {
     let file = File::options().create(true).truncate(false).write(true).open(path).at("open", path)?;
-    // SAFETY: flock(2) on a descriptor that `file` keeps open.
+    // SAFETY: `file` keeps the descriptor open during flock(2).
     let is_held = unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0;
     Ok(is_held.then_some(file))
 }
@@ -255,7 +259,7 @@ mod tests {
         let (again, lock) = take(temp.path(), "ab", which(0)).unwrap();
         assert_eq!(again, first);
         assert_eq!(take(temp.path(), "ab", which(1)).unwrap().0, 3);
-        // A mount that is about to end is waited for, if that was asked for.
+        // With patience, a mount waits for another one that is about to end.
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 std::thread::sleep(Duration::from_millis(50));

@@ -1,13 +1,13 @@
-//! What the origin does not have yet, blob by blob, as `status` shows it.
+//! The blobs that the origin does not have yet, one by one, as `status` shows them.
 
 use api::status::far::Waiting;
 use api::text::{seconds_since, utc};
 use cache::Uploads;
 
-/// A status lists no more than so many.
+/// The largest number of blobs in a status.
 pub const LISTED: usize = 100;
 
-/// The oldest of them.
+/// The oldest of the blobs.
 pub fn of(uploads: &Uploads) -> Vec<Waiting> {
     let told = |waiting: cache::Waiting| Waiting {
         blob: waiting.id.to_string(),

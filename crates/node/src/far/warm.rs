@@ -1,4 +1,5 @@
-//! Warming: the blobs that names lead to are fetched before anybody reads them, into this node's cache or into its zone's depots.
+//! Warming: fetches the blobs of files and folders before they are read, into this node's cache or into its
+//! zone's depots.
 
 use std::collections::HashSet;
 use std::os::unix::ffi::OsStrExt;
@@ -23,13 +24,13 @@ use super::Far;
 use super::tree::TreeCache;
 use crate::refused::{no_cache, no_fleet};
 
-/// Fetches under way at a time.
+/// The number of parallel fetches.
 const HANDS: usize = 16;
-/// Between two words about how far it is.
+/// The interval between progress messages.
 const TICK: Duration = Duration::from_millis(250);
-/// Between two looks whether it is done.
+/// The interval between checks whether it is done.
 const LOOK: Duration = Duration::from_millis(5);
-/// What is to be fetched.
+/// The blobs to fetch.
 struct Wanted {
     names: Names,
     blobs: Vec<(BlobId, u32, String)>,
@@ -48,7 +49,7 @@ impl Wanted {
         }
     }
 
-    /// Everything at and below a path.
+    /// Adds everything at and below a path.
     fn walk(&mut self, path: &Path, tick: &mut dyn FnMut(Tick)) {
         match self.find(path) {
             Err(error) => self.fail(path, error.to_string()),
@@ -137,17 +138,18 @@ fn shown(path: &Path) -> String {
     format!("/{}", path.display())
 }
 
-/// Where blobs are fetched to.
+/// The destination of the blobs.
 #[derive(Clone)]
 pub enum To {
     /// Into this node's cache.
     Here(Arc<NodeCache>),
-    /// Into the depots of its zone: the bytes do not come by this node.
+    /// The depots of its zone. The bytes do not pass through this node.
     Depots(Arc<Fleet>),
 }
 
 impl To {
-    /// What a mount of this name can warm: one with a far origin, or of a published tree.
+    /// The destination for a mount of this name. Only mounts with a remote origin and published trees can be
+    /// warmed.
     pub fn of(name: &str, (far, tree): (Option<&Far>, Option<&TreeCache>), depot: bool) -> Result<To> {
         if !depot {
             let cache = far.map(Far::cache).or_else(|| tree.map(TreeCache::cache));
@@ -175,7 +177,7 @@ impl To {
     }
 }
 
-/// How far the fetching is.
+/// The progress of the fetches.
 #[derive(Default)]
 struct Progress {
     done: AtomicU64,
@@ -206,7 +208,7 @@ impl Progress {
     }
 }
 
-/// Fetches what the files at and below these paths, relative to the root, consist of.
+/// Fetches the data of the files at and below these paths, which are relative to the root.
 pub fn warm(to: To, names: Names, paths: &[PathBuf], tick: &mut dyn FnMut(Tick)) -> Result<WarmSummary> {
     let started = base::time::monotonic();
     let (packs, ids) = (HashSet::new(), HashSet::new());

@@ -1,11 +1,14 @@
-//! A node of a fleet without a mount: a disk, lent. A zone's depot is one, and so is a node that only adds its disk to the others'.
+//! A node of a fleet without a mount, which lends a disk. It is either a zone's depot, or a node that only
+//! adds its disk to the fleet.
 //!
 //! ```text
-//!   depot   NodeCache ──miss──► origin          asked after the nodes; what it does not have it fetches for whoever asks
-//!   lend    NodeCache ──miss──► Fleet ──► nodes, depots, the origin     one of the nodes; keeps copies of what it tracks
+//!   depot   NodeCache ──miss──► origin     asked after the nodes; fetches a missing blob for the asking node
+//!   lend    NodeCache ──miss──► Fleet ──► nodes, depots, the origin
+//!                                          one of the nodes; keeps copies of the blobs that it tracks
 //! ```
 //!
-//! Both end with a signal, keep a lock and a socket in their folder, and answer there what they did ([`super::lent`]).
+//! Both end with a signal. Both keep a lock and a control socket in their folder, and report their figures
+//! there ([`super::lent`]).
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -37,22 +40,22 @@ use crate::sys::Memory;
 use crate::volume_dir::private_folder;
 use crate::{limits, log, origins};
 
-/// With what a disk is lent.
+/// The options for lending a disk.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The origin whose published trees the fleet reads.
     pub origin: String,
     /// How it is reached.
     pub reach: Reach,
-    /// The folder of its cache; made if it is absent.
+    /// The folder of its cache. Created if it is absent.
     pub cache: PathBuf,
-    /// Bytes of the disk for blobs, like `500G`; most of what is free without it.
+    /// Bytes of the disk for blobs, like `500G`. The default is most of the free space.
     pub size: Option<String>,
-    /// Which fleet.
+    /// The fleet to join.
     pub fleet: FleetOptions,
 }
 
-/// What such a node is called: as a subject, and with an article.
+/// The name of such a node: as a subject, and with an article.
 fn words(role: Role) -> (&'static str, &'static str) {
     match role {
         Role::Depot => ("depot", "a depot"),
@@ -60,26 +63,26 @@ fn words(role: Role) -> (&'static str, &'static str) {
     }
 }
 
-/// A disk that is lent, and answers on its control socket.
+/// A disk that is being lent, with a control socket.
 pub struct Lending {
     listener: Listener,
     node: Arc<Lent>,
 }
 
 impl Lending {
-    /// Begins to serve.
+    /// Starts serving.
     pub fn start(options: &Options, role: Role) -> Result<Lending> {
         let node = Arc::new(Lent::open(options, role)?);
         let listener = Listener::start(Ear::of_source(&node.folder), node.clone())?;
         Ok(Lending { listener, node })
     }
 
-    /// What it is called, with an article.
+    /// Its name with an article.
     pub fn what(&self) -> &'static str {
         words(self.node.role).1
     }
 
-    /// Where the fleet reaches it; empty while it listens nowhere.
+    /// The address for the fleet. Empty while it does not listen.
     pub fn address(&self) -> String {
         self.node.fleet.address().map(|address| address.to_string()).unwrap_or_default()
     }
@@ -100,12 +103,12 @@ struct Lent {
     began: Instant,
     fleet: Arc<Fleet>,
     cache: Arc<NodeCache>,
-    /// The origin, if it is behind a network.
+    /// The origin, if it is remote.
     remote: Option<Arc<Remote>>,
     _locks: [File; 2],
 }
 
-/// Refuses what cannot come to anything, before anything is made: the fleet's options are what is wrong most often.
+/// Checks the options before anything is created. The fleet's options are the most frequent mistake.
 fn check(options: &Options, role: Role) -> Result<Option<u64>> {
     let size = options.size.as_deref().map(|text| {
         parse_size(text).filter(|size| *size >= 64 << 20).ok_or_else(|| {
@@ -146,7 +149,7 @@ impl Lent {
         let folder = crate::mounts::absolute(&options.cache)?;
         private_folder(&folder)?;
         let locks = lock(&folder)?;
-        // Nobody reads here: as long as those who do wait elsewhere.
+        // Nothing reads on this node, so the time limit is the default of reads elsewhere.
         let joined =
             super::join(&options.fleet, role, role == Role::Node, &folder, volume, origin.clone(), DEADLINE)?;
         let fits = |size: std::io::Result<u64>| size.at("use", &folder);
@@ -155,7 +158,7 @@ impl Lent {
         let parts = NodeParts {
             folder: blobs,
             index: folder.join("cache.idx"),
-            // A depot is asked after the nodes: what it does not have it gets from the origin and nowhere else.
+            // Other nodes are asked before a depot. So a depot fetches missing blobs only from the origin.
             remote: if role == Role::Depot { origin } else { joined.fleet.clone() },
             pending: Arc::new(StoresNothing),
             may_delete: None,
@@ -207,7 +210,7 @@ impl Lent {
     }
 }
 
-/// Whose trees the origin holds.
+/// The volume whose trees the origin holds.
 fn volume_of(origin: &dyn Origin, name: &str) -> Result<[u8; 16]> {
     let owner = ::tree::Owner::read(origin)
         .map_err(|error| crate::publisher::failure(format!("cannot use {name}"), error))?;
@@ -217,7 +220,8 @@ fn volume_of(origin: &dyn Origin, name: &str) -> Result<[u8; 16]> {
     })
 }
 
-/// The folder's two locks: its own, by which it is known, and the one that a mount takes that has its cache there.
+/// The folder's two locks: its own, which identifies the folder, and the one that a mount takes for a cache
+/// there.
 fn lock(folder: &Path) -> Result<[File; 2]> {
     let hold = |name: &str| {
         tree::hold(&folder.join(name))?.ok_or_else(|| {

@@ -1,4 +1,4 @@
-//! What a command learns of a node without a mount, by its folder: a depot, or a lender.
+//! What a command learns about a node without a mount (a depot or a lender) from its folder.
 
 use std::path::Path;
 
@@ -8,16 +8,16 @@ use serde::de::DeserializeOwned;
 
 use crate::control;
 
-/// The file by which such a folder is known.
+/// The file that identifies such a folder.
 pub const LOCK: &str = "depot.lock";
 
-/// Whether it is such a folder.
+/// Whether this is such a folder.
 pub fn is_one(place: &Path) -> bool {
-    // A path on a mount is none, and on one that does not answer nothing can be looked at.
+    // A path on a mount is not one. A path on a mount that does not answer must not be touched.
     crate::mounts::entered(place).is_none() && place.join(LOCK).is_file()
 }
 
-/// Asks the node that has the folder.
+/// Sends a request to the node that uses the folder.
 pub fn ask<T: DeserializeOwned>(place: &Path, request: &Request) -> Result<T> {
     control::ask(&Ear::of_source(place), request, &mut |_| ()).map_err(|failure| match &*failure.code {
         "no-answer" => {

@@ -1,5 +1,6 @@
-//! Looking at a fleet from outside: one of its nodes is asked who is there. Whoever asks is no member, and nobody hears of it but the one
-//! who is asked. The secret is enough; which volume the fleet reads need not be known.
+//! Looking at a fleet from outside: asks one of its nodes for the list of nodes. The caller does not join the
+//! fleet, and only the node that it asks learns of it. It needs the secret, but not the volume that the fleet
+//! reads.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -19,14 +20,14 @@ use peer::tls::Tls;
 use super::options::{FleetOptions, TlsOptions};
 use super::shown;
 
-/// A node that does not greet within this is not there.
+/// The time limit for a node's greeting.
 const GREETING: Duration = Duration::from_secs(3);
-/// A page of the list comes within this, greeting included.
+/// The time limit for one page of the list, greeting included.
 const PAGE: Duration = Duration::from_secs(6);
-/// So many addresses are tried, all at once.
+/// At most this many addresses are tried, all in parallel.
 const ADDRESSES: usize = 16;
 
-/// Asks the first of these nodes that answers. `join`: `HOST:PORT,...`.
+/// Asks the first of these nodes that answers. `join` is `HOST:PORT,...`.
 pub fn look(join: &str, secret_file: Option<&Path>, tls: &TlsOptions) -> Result<Vec<PeerRow>> {
     let secret = FleetOptions::secret_in(secret_file)?;
     let tls = tls.load()?;
@@ -90,7 +91,7 @@ fn addresses(contacts: &[Contact]) -> Result<Vec<SocketAddr>> {
     }
 }
 
-/// A transport that only asks.
+/// A transport that only sends requests.
 fn start(secret: &Secret, tls: Option<Tls>) -> Result<Net> {
     let options = Options {
         identity: Identity { node: NodeId::random(), role: Role::Node, volume: [0; 16] },
@@ -101,12 +102,13 @@ fn start(secret: &Secret, tls: Option<Tls>) -> Result<Net> {
         limits: peer::net::Limits { handshake: GREETING, threads: 1, ..Default::default() },
         without: Default::default(),
     };
-    // What it has to say comes with the answers.
+    // Its messages are also in the answers, so they are not logged.
     Net::start(options, Arc::new(NoService), Arc::new(|_: &str| ()))
         .map_err(|error| Failure::new("not-reached", "cannot ask the fleet").why(error.to_string()))
 }
 
-/// Which failure is worth telling: one that says what differs before one that only says that nobody was there.
+/// Chooses the failure to report. One that names a difference comes before one that says only that no node
+/// answered.
 fn failure(join: &str, failed: Vec<(SocketAddr, Fail)>) -> Failure {
     let strange = failed.iter().find(|(_, fail)| matches!(fail, Fail::Stranger { .. }));
     let Some((address, fail)) = strange.or(failed.first()) else {
@@ -114,7 +116,7 @@ fn failure(join: &str, failed: Vec<(SocketAddr, Fail)>) -> Failure {
     };
     match fail {
         Fail::Stranger { why, .. } => {
-            // It says itself what to do, but for where the secret is named.
+            // The reason itself says what to do, except where to name the secret.
             let failure =
                 Failure::new("refused", format!("the node at {address} does not let this one in: {why}"));
             if why.contains("secret") {
@@ -133,7 +135,7 @@ fn failure(join: &str, failed: Vec<(SocketAddr, Fail)>) -> Failure {
     }
 }
 
-/// Nobody can ask one who does not listen.
+/// Serves nothing: no node can send a request to one that does not listen.
 struct NoService;
 
 impl Service for NoService {

@@ -1,4 +1,4 @@
-//! What is typed of a fleet, and what does not go together.
+//! The options of a fleet, and which of them exclude each other.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -11,27 +11,28 @@ use peer::members::Contact;
 use peer::secret::Secret;
 use peer::tls::Tls;
 
-/// The share of a node that says nothing.
+/// The default weight of a node.
 pub const WEIGHT: u16 = 100;
 
-/// With what connections to other nodes are encrypted.
+/// The certificates that encrypt connections to other nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TlsOptions {
-    /// Encrypt what goes over connections to other nodes: this node's certificate, PEM; all nodes do, or none.
+    /// This node's certificate, PEM. It encrypts connections to other nodes. Either all nodes of a fleet do
+    /// so, or none.
     pub tls_cert: Option<PathBuf>,
-    /// The key to it.
+    /// The certificate's private key.
     pub tls_key: Option<PathBuf>,
-    /// The certificate of the fleet's CA: who shows one that it signed is let in.
+    /// The certificate of the fleet's CA. Nodes with a certificate signed by it are accepted.
     pub tls_ca: Option<PathBuf>,
 }
 
 impl TlsOptions {
-    /// Whether any of it was said.
+    /// Whether any of the options is set.
     fn is_named(&self) -> bool {
         self.tls_cert.is_some() || self.tls_key.is_some() || self.tls_ca.is_some()
     }
 
-    /// What the files hold; none where none was named.
+    /// Reads the files. None if no file is named.
     pub fn load(&self) -> Result<Option<Tls>> {
         match (&self.tls_cert, &self.tls_key, &self.tls_ca) {
             (None, None, None) => Ok(None),
@@ -52,19 +53,19 @@ impl TlsOptions {
 /// How a node takes part in a fleet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FleetOptions {
-    /// Join a fleet by any of its nodes; a name may have many addresses.
+    /// Join a fleet through any of its nodes. A name may have many addresses.
     pub join: Option<String>,
-    /// Where the fleet reaches this node, TCP and UDP.
+    /// The address for the fleet, TCP and UDP.
     pub listen: Option<SocketAddr>,
-    /// Where the others reach it, if that is not where it listens.
+    /// The address for other nodes, if it differs from `listen`.
     pub advertise: Option<SocketAddr>,
     /// The file with the fleet's secret.
     pub secret_file: Option<PathBuf>,
-    /// With what connections to other nodes are encrypted.
+    /// The certificates that encrypt connections to other nodes.
     pub tls: TlsOptions,
-    /// Where this node is: nodes of one zone give blobs to one another.
+    /// The zone of this node. Nodes of one zone send blobs to one another.
     pub zone: Option<String>,
-    /// This node's share of the fleet's bookkeeping, relative to the others'; 0 for none.
+    /// This node's share of the fleet's bookkeeping, relative to other nodes. 0 for none.
     pub weight: u16,
     /// How bytes from other nodes are checked.
     pub verify: Verify,
@@ -89,17 +90,17 @@ impl Default for FleetOptions {
 }
 
 impl FleetOptions {
-    /// Whether it is to take part at all.
+    /// Whether the node takes part in a fleet.
     pub fn is_on(&self) -> bool {
         self.join.is_some() || self.listen.is_some()
     }
 
-    /// What is said although it takes no part: of no use, and perhaps a mistake.
+    /// Refuses options that have no effect without a fleet, because they may be a mistake.
     pub fn check(&self) -> Result<()> {
         let chosen =
             self.weight != WEIGHT || self.verify != Verify::default() || self.find != Finding::default();
         let named = self.secret_file.is_some() || self.advertise.is_some() || self.tls.is_named();
-        // A zone is where a machine is, and may be said for all of its mounts.
+        // A zone describes the machine, so it may be set for all of its mounts.
         if self.is_on() || !named && !chosen {
             return Ok(());
         }
@@ -108,12 +109,12 @@ impl FleetOptions {
             .next("or begin one: --listen ADDRESS:PORT"))
     }
 
-    /// What all nodes know.
+    /// The secret that all nodes know.
     pub fn secret(&self) -> Result<Secret> {
         FleetOptions::secret_in(self.secret_file.as_deref())
     }
 
-    /// The same from a file, if one was named.
+    /// Reads the secret from a file, if one is named.
     pub fn secret_in(file: Option<&Path>) -> Result<Secret> {
         let Some(file) = file else {
             return Err(Failure::usage("a fleet has a secret, and none was named")
@@ -127,12 +128,12 @@ impl FleetOptions {
         })
     }
 
-    /// Whom it joins by.
+    /// The nodes through which it joins.
     pub fn contacts(&self) -> Result<Vec<Contact>> {
         Contact::parse(self.join.as_deref().unwrap_or("")).map_err(|error| Failure::usage(error.to_string()))
     }
 
-    /// Where it listens: not beyond this machine unless somebody says so.
+    /// The address to listen at. By default only this machine can reach it.
     pub fn listen(&self, contacts: &[Contact]) -> Result<SocketAddr> {
         if let Some(listen) = self.listen {
             if listen.ip().is_unspecified() && self.advertise.is_none() {
@@ -158,7 +159,7 @@ impl FleetOptions {
         Ok(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0))
     }
 
-    /// Where it is.
+    /// The zone of this node.
     pub fn zone(&self) -> Result<Zone> {
         let named = self.zone.as_deref().map(Zone::new).transpose();
         named.map(Option::unwrap_or_default).map_err(|error| Failure::usage(error.to_string()))

@@ -1,4 +1,4 @@
-//! A fleet as it is shown: who is there, and where bytes came from.
+//! A fleet in a status: its nodes, and where bytes came from.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use cache::NodeCache;
 use peer::fleet::Fleet;
 use peer::id::{Role, Seen};
 
-/// A node, as it is shown.
+/// A node as a row of the list.
 pub fn peer(seen: &Seen) -> PeerRow {
     let member = &seen.member;
     PeerRow {
@@ -32,7 +32,7 @@ pub fn peer(seen: &Seen) -> PeerRow {
     }
 }
 
-/// The figures of a node now.
+/// The current figures of a node.
 pub fn of(fleet: &Fleet, cache: &Arc<NodeCache>) -> FleetStatus {
     let (counts, net, near) = (fleet.counts(), fleet.net_counts(), cache.stats());
     let seen = fleet.seen();

@@ -1,16 +1,17 @@
-//! Which record of a published tree is used: one that is signed by a key that is accepted here, and no older than what was seen here.
+//! Which record of a published tree is used: one that is signed by a key accepted here, and not older than
+//! one seen here.
 //!
 //! ```text
-//!   CACHE/known/ORIGIN-HASH        a file for each origin (tree::known): the keys of the first use, and what
-//!                                  the newest record of each name was
-//!   CACHE/known/ORIGIN-HASH@NAME   that record itself, as it is signed, of a tree behind a network
+//!   CACHE/known/ORIGIN-HASH        one file for each origin (tree::known): the keys of the first use, and
+//!                                  the newest record of each name
+//!   CACHE/known/ORIGIN-HASH@NAME   that signed record itself, for a tree in a remote origin
 //! ```
 //!
-//! CACHE is the folder of `--cache`, else the user's. A record is written down, durably, before anybody sees its tree; so
-//! what a mount shows never goes back, also across restarts. The record itself is what a mount begins with
-//! while the store is away ([`last`]): exactly the newest that was seen, with its signature checked again.
-//! A person can accept another key (`--key`) or an older record
-//! (`--accept-older`) by mounting once with it.
+//! CACHE is the folder of `--cache`, otherwise the user's cache folder. A record is stored durably before its
+//! tree is shown. So a mount never goes back to an older tree, even across restarts. While the store is away,
+//! a mount starts from the stored record ([`last`]). That is exactly the newest one that was seen, and its
+//! signature is checked again. A user can accept another key (`--key`) or an older record (`--accept-older`)
+//! by mounting once with that option.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -33,25 +34,25 @@ use crate::publisher;
 use crate::publisher::Publisher;
 use crate::volume_dir::{Home, VolumeDir, cache_folder, private_folder};
 
-/// Another process holds the lock for a write to the disk and no longer.
+/// How long to wait for the lock. Another process holds it only while it writes to the disk.
 const LOCKED: Duration = Duration::from_secs(10);
-/// The code of the failure "a newer record was seen".
+/// The code of the failure that a newer record was seen.
 const OLDER: &str = "older-record";
 
-/// What a person says of it.
+/// The records that a user accepts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Accept {
-    /// Accept only what is signed by this key, in hexadecimal digits.
+    /// Accept only records signed by this key, in hexadecimal digits.
     pub key: Option<String>,
     /// Accept a record although a newer one was seen.
     pub accept_older: bool,
 }
 
-/// Why a record was not had.
+/// Why a record could not be used.
 pub enum Unread {
     /// The store is away, or refuses.
     Away(Failure),
-    /// It was read and is not to be used, or something here is in the way.
+    /// The record was read and must not be used, or a problem on this machine prevents its use.
     Refused(Failure),
 }
 
@@ -69,19 +70,20 @@ impl From<Unread> for Failure {
     }
 }
 
-/// What could not be read of a tree's records.
+/// The reason for an error while reading a tree's record.
 fn unread(named: &Named, error: TreeError) -> Unread {
     let is_away = matches!(&error, TreeError::Blob(BlobError::Unavailable(_) | BlobError::Refused(_)));
     let failure = named.failure(error);
     if is_away { Unread::Away(failure) } else { Unread::Refused(failure) }
 }
 
-/// Reads what is published under the name, and refuses what is not to be trusted. `older`: also what is older than what was seen.
+/// Reads the record published under the name, and refuses one that is not to be trusted. With `older`,
+/// accepts a record that is older than one that was seen.
 pub fn read(named: &Named, origin: &dyn Origin, older: bool) -> Result<Root> {
     Ok(try_read(named, origin, older)?)
 }
 
-/// The same, which tells a store that is away from a record that is not to be used.
+/// The same with an error that tells a store that is away from a record that must not be used.
 pub fn try_read(named: &Named, origin: &dyn Origin, older: bool) -> std::result::Result<Root, Unread> {
     let place = Place::of(named)?;
     let mut retried = false;
@@ -90,15 +92,16 @@ pub fn try_read(named: &Named, origin: &dyn Origin, older: bool) -> std::result:
         let (root, record) = read.map_err(|error| unread(named, error))?;
         match place.admit(named, origin, (&root, &record), older) {
             Ok(()) => return Ok(root),
-            // Another mount of this machine may have seen a newer one since this one was read: then that one comes now.
+            // Another mount on this machine may have seen a newer record since this one was read. A second
+            // read then returns it.
             Err(Unread::Refused(failure)) if failure.code == OLDER && !retried => retried = true,
             Err(unread) => return Err(unread),
         }
     }
 }
 
-/// The newest record of the tree that was seen here, if this node has it. One that is damaged, or is not
-/// that one, counts as none.
+/// The newest record of the tree that was seen here, if this node has it. None if it is damaged or is another
+/// record.
 pub fn last(named: &Named) -> Option<Root> {
     let place = Place::of(named).ok()?;
     let known = place.load().ok()??;
@@ -127,7 +130,7 @@ fn read_record(file: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Where it is kept what is known of an origin.
+/// The files with the knowledge about an origin.
 struct Place {
     folder: PathBuf,
     file: PathBuf,
@@ -140,8 +143,8 @@ impl Place {
         Ok(Place { folder, file })
     }
 
-    /// Where the newest record of a name is, as it was signed. No name of an origin's file has the mark in
-    /// it.
+    /// The file with the newest record of a name, with its signature. No file name of an origin contains the
+    /// mark.
     fn record(&self, named: &Named) -> PathBuf {
         let mut file = self.file.clone().into_os_string();
         file.push(format!("@{}", named.name));
@@ -157,7 +160,8 @@ impl Place {
     ) -> std::result::Result<(), Unread> {
         let lock = match self.lock() {
             Ok(lock) => lock,
-            // A tree on this machine needs no cache folder, and there may be no room for one: a first use cannot be told from a later one.
+            // A tree on this machine needs no cache folder, and there may be no space for one. Then a first
+            // use cannot be told from a later one.
             Err(failure) if named.is_near() && !self.file.exists() => {
                 log::warn(&format!(
                     "the key and the number of {named} cannot be remembered, so a change would not be noticed: {}; \
@@ -202,13 +206,13 @@ impl Place {
         Ok(())
     }
 
-    /// The folder, locked: mounts of one machine share it.
+    /// Locks the folder, which the mounts of one machine share.
     fn lock(&self) -> Result<File> {
         private_folder(&self.folder)?;
         let folder = File::open(&self.folder).at("open", &self.folder)?;
         let until = base::time::monotonic() + LOCKED;
         loop {
-            // SAFETY: flock(2) on a descriptor that `folder` keeps open.
+            // SAFETY: `folder` keeps the descriptor open during flock(2).
             if unsafe { libc::flock(folder.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
                 return Ok(folder);
             }
@@ -227,7 +231,7 @@ impl Place {
         }
     }
 
-    /// None: nothing is known yet.
+    /// The stored knowledge. None if there is none yet.
     fn load(&self) -> Result<Option<Known>> {
         let file = match File::open(&self.file) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -244,8 +248,7 @@ impl Place {
         })
     }
 
-    /// Keeps the record itself, for mounts while the store is away. `say`: whether a line says that it
-    /// cannot be kept.
+    /// Stores the record itself, for mounts while the store is away. With `say`, logs a failure to do so.
     fn keep(&self, named: &Named, record: &[u8], say: bool) {
         let file = self.record(named);
         if named.is_near() || read_record(&file).is_ok_and(|kept| kept == record) {
@@ -261,7 +264,7 @@ impl Place {
         }
     }
 
-    /// Replaces a file as a whole, durably.
+    /// Replaces a whole file durably.
     fn write(&self, file: &Path, bytes: &[u8]) -> Result<()> {
         let mut new = file.to_owned().into_os_string();
         new.push("+new");
@@ -310,8 +313,8 @@ impl Place {
     }
 }
 
-/// Whether the key is that of a volume of this user's on this machine that keeps its blobs in this origin: restored, or made anew in the old one's
-/// place. Nobody else can sign with it.
+/// Whether the key belongs to a volume of this user on this machine that keeps its blobs in this origin, such
+/// as one that was restored or created in place of the old one. Nobody else can sign with it.
 fn is_ours(owner: &Owner, key: &PublicKey, home: &Home) -> bool {
     let Some((machine, folder)) = owner.note.split_once(':') else { return false };
     if machine != publisher::host() {
@@ -350,7 +353,7 @@ mod tests {
             rig
         }
 
-        /// The origin says that these sign in it.
+        /// Makes the origin name these keys as the signers.
         fn own(&self, generation: u64, seeds: &[u8]) {
             let keys = seeds.iter().map(|seed| signer(*seed).key()).collect();
             let note = "elsewhere:/srv/v".to_owned();
@@ -391,7 +394,8 @@ mod tests {
         Signer::from_seed(&[seed; 32]).unwrap()
     }
 
-    /// Anybody who may write to the bucket could replace the owner's record, and with it the key that signs.
+    /// Anyone with write access to the bucket could replace the owner's record, and with it the key that
+    /// signs.
     #[test]
     fn regression_a_replaced_owner_is_refused_until_its_key_is_accepted() {
         let rig = Rig::new();
@@ -419,7 +423,7 @@ mod tests {
         assert_eq!(rig.read(None, false), Ok(6));
     }
 
-    /// A record that was put back took a mount with it; nothing was remembered beyond a restart.
+    /// An old record that was put back moved a mount back to it. Nothing was remembered across a restart.
     #[test]
     fn regression_what_was_seen_never_goes_back_by_itself() {
         let rig = Rig::new();

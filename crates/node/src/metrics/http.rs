@@ -1,20 +1,21 @@
-//! As much of HTTP as a page of figures needs: GET /metrics, one caller after the other, every read and write bounded in length and time.
+//! The part of HTTP that a page of figures needs: GET /metrics, one caller at a time. Every read and write is
+//! bounded in length and time.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
-/// A request's head is never longer than this.
+/// The largest head of a request.
 const HEAD_MAX: usize = 8 << 10;
-/// A caller has so long to ask, and to take the answer.
+/// The time that a caller has to ask, and to take the answer.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Answers for ever. `page` makes the page.
+/// Answers forever. `page` renders the page.
 pub fn serve(door: &TcpListener, page: &dyn Fn() -> String) {
     for caller in door.incoming() {
         match caller {
             Ok(caller) => answer(&caller, page),
-            // No descriptor is left, or the like: it may pass.
+            // For example, no descriptor is left. That may pass.
             Err(_) => std::thread::sleep(Duration::from_millis(100)),
         }
     }
@@ -31,12 +32,12 @@ fn answer(mut caller: &TcpStream, page: &dyn Fn() -> String) {
          Connection: close\r\n\r\n{body}",
         body.len()
     );
-    // One who does not take his answer has none.
+    // A caller that does not take its answer gets none.
     let _ = caller.write_all(text.as_bytes());
     let _ = caller.shutdown(std::net::Shutdown::Write);
 }
 
-/// The first line of a request, once its head has come whole.
+/// The first line of a request, once its head is complete.
 fn head(mut caller: &TcpStream) -> Option<String> {
     let until = base::time::monotonic() + PATIENCE;
     let mut head = Vec::new();
@@ -72,7 +73,7 @@ mod tests {
 
     fn ask(address: std::net::SocketAddr, text: &[u8]) -> String {
         let mut stream = TcpStream::connect(address).unwrap();
-        // A caller that says too much may be hung up on before he has said it all.
+        // The server may hang up on a caller that sends too much before everything is sent.
         let _ = stream.write_all(text);
         let mut answer = Vec::new();
         let _ = stream.read_to_end(&mut answer);
@@ -100,7 +101,7 @@ mod tests {
             stream.read_to_string(&mut answer).unwrap();
             assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{request:?}: {answer}");
         }
-        // One who says nothing does not keep the next from his answer for long, and one who says too much is hung up on.
+        // A silent caller does not delay the next one for long. A caller that sends too much is disconnected.
         let silent = TcpStream::connect(address).unwrap();
         ask(address, &vec![b'x'; 100 << 10]);
         assert!(ask(address, b"GET /metrics HTTP/1.1\r\n\r\n").contains("figures"));

@@ -1,4 +1,4 @@
-//! The page itself: the text format of Prometheus, 0.0.4.
+//! The page, in the text format of Prometheus, version 0.0.4.
 
 use std::fmt::Write;
 
@@ -11,10 +11,10 @@ use fuse::watch::Histogram;
 use crate::mount::Mount;
 use crate::opened::Node;
 
-/// The ends of the histograms' buckets: powers of two of nanoseconds, from 1 us to 17 s.
+/// The bounds of the histograms' buckets: powers of two of nanoseconds, from 1 us to 17 s.
 const POWERS: std::ops::RangeInclusive<u32> = 10..=34;
 
-/// The text in the making.
+/// The text under construction.
 struct Page(String);
 
 impl Page {
@@ -52,7 +52,7 @@ impl Page {
     }
 }
 
-/// The page now.
+/// Renders the page.
 pub fn render(node: &dyn Mount, session: &Session) -> String {
     let mut page = Page(String::with_capacity(16 << 10));
     page.metric("covey_build_info");
@@ -91,7 +91,7 @@ fn volume(page: &mut Page, node: &dyn Mount) {
     let by = [("names", sources.names), ("cache", sources.open), ("origin", sources.blobs)];
     page.labelled("covey_reads_total", "source", by.map(|(source, reads)| (source, reads.count)));
     page.labelled("covey_read_bytes_total", "source", by.map(|(source, reads)| (source, reads.bytes)));
-    // Names that cannot be read leave their figures out: an absent figure is better than a wrong one.
+    // If the metadata cannot be read, its figures are left out. A missing figure is better than a wrong one.
     let Ok(stats) = node.shown().stats() else { return };
     for (name, value) in [
         ("covey_written_bytes_total", stats.written_bytes),
@@ -113,7 +113,7 @@ fn volume(page: &mut Page, node: &dyn Mount) {
     }
 }
 
-/// What only a node of a fleet has.
+/// The metrics of a node of a fleet.
 fn fleet(page: &mut Page, fleet: &FleetStatus) {
     page.value("covey_fleet_nodes", fleet.nodes);
     page.value("covey_fleet_depots", fleet.depots);
@@ -129,7 +129,7 @@ fn fleet(page: &mut Page, fleet: &FleetStatus) {
     page.value("covey_fleet_received_bytes_total", fleet.received_bytes);
 }
 
-/// What only a volume with a far origin has.
+/// The metrics of a volume with a remote origin.
 fn uploads(page: &mut Page, uploads: &UploadStatus) {
     let failing = u64::from(uploads.trouble.is_some());
     for (name, value) in [
@@ -148,7 +148,7 @@ fn uploads(page: &mut Page, uploads: &UploadStatus) {
     }
 }
 
-/// What only a far origin has, a volume's or a published tree's; without one its metrics are absent.
+/// The metrics of a remote origin, for a volume or a published tree. Without one they are absent.
 fn far_origin(page: &mut Page, far: &FarStatus) {
     let FarStatus { cache, requests, .. } = far;
     for (name, value) in [
@@ -188,7 +188,8 @@ fn far_origin(page: &mut Page, far: &FarStatus) {
 
 fn process(page: &mut Page) {
     let text = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // The name, in parentheses, may hold anything; numbers follow the last of them, the third field first.
+    // The name, in parentheses, may hold any character. Numbers follow the last parenthesis, beginning with
+    // the third field.
     let fields: Vec<u64> = text
         .rsplit_once(')')
         .map(|(_, rest)| rest.split_whitespace().map(|field| field.parse().unwrap_or(0)).collect())
@@ -204,7 +205,7 @@ fn process(page: &mut Page) {
     let open = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
     page.value("process_open_fds", open);
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is a living value of the type that getrlimit(2) fills.
+    // SAFETY: `limit` is a live value of the type that getrlimit(2) fills.
     unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) };
     page.value("process_max_fds", limit.rlim_cur);
     let boot = std::fs::read_to_string("/proc/stat").unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Copying by names only, for a caller.
+//! Clones a file or folder for a caller. Only metadata is copied.
 
 use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
@@ -14,10 +14,10 @@ use fs::Errno;
 use super::Node;
 use crate::errno::errno_failure;
 
-/// A clone, and the name that the kernel has to look at again.
+/// The result of a clone, and the name that the kernel must look up again.
 #[derive(Debug)]
 pub struct Cloned {
-    /// For the user.
+    /// The figures for the user.
     pub summary: CloneSummary,
     /// The folder of the new name.
     pub parent: Ino,
@@ -26,7 +26,7 @@ pub struct Cloned {
 }
 
 impl Node {
-    /// Makes `to` a copy of `from` by names only; both are below the root.
+    /// Makes `to` a copy of `from` by copying only metadata. Both paths are relative to the root.
     pub fn clone_tree(&self, from: &Path, to: &Path, tick: &mut dyn FnMut(Tick)) -> Result<Cloned> {
         let started = base::time::monotonic();
         let shown = |path: &Path| format!("/{}", path.display());

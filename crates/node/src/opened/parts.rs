@@ -1,4 +1,4 @@
-//! The parts of a volume: what its folder holds, put together, and how a new one is filled.
+//! The parts of a volume: its folder's contents, put together, and how a new volume is filled.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::origins::{of_volume, origin_failure, spec};
 use crate::refused::open_failure;
 use crate::volume_dir::{Holder, Lock, VolumeDir};
 
-/// A new volume is its maker's.
+/// The user who creates a volume owns it.
 pub fn format_request() -> FormatRequest {
     // SAFETY: getegid(2) takes nothing and cannot fail.
     let gid = unsafe { libc::getegid() };
@@ -35,7 +35,7 @@ fn parts(store: Arc<dyn MetaStore>, packs: Arc<dyn PackStore>, origin: Arc<dyn O
     Parts { store, packs, source, origin }
 }
 
-/// Of a volume in memory.
+/// The parts of a volume in memory.
 pub fn memory_parts(rows: Arc<meta::Memory>) -> Parts {
     let origin: Arc<dyn Origin> = Arc::new(origin::Memory::new());
     parts(rows, Arc::new(MemoryPacks::new(origin.clone())), origin)
@@ -43,25 +43,25 @@ pub fn memory_parts(rows: Arc<meta::Memory>) -> Parts {
 
 /// The parts of a volume in a folder.
 pub struct Opened {
-    /// As the volume takes them.
+    /// The parts for the volume.
     pub parts: Parts,
-    /// In front of its names.
+    /// The journal in front of its metadata.
     pub journal: Arc<Journal>,
-    /// With an origin behind a network.
+    /// The remote side, if the origin is remote.
     pub far: Option<Far>,
-    /// What opening found in the log.
+    /// What recovery found in the log.
     pub recovered: Recovered,
     /// The claim on the origin, if the volume is opened for writing.
     pub writer: Option<Writer>,
 }
 
-/// An origin, and what is before it if it is far away.
+/// An origin, with the cache in front of it if it is remote.
 enum Side {
     Near(Arc<dyn Origin>, Option<Writer>),
     Far(Far),
 }
 
-/// Opens them.
+/// Opens the parts.
 pub fn folder_parts(dir: &VolumeDir, options: &NodeOptions) -> Result<Opened> {
     let read_only = options.read_only || options.frozen;
     let access = if read_only { Access::ReadOnly } else { Access::ReadWrite };
@@ -76,7 +76,7 @@ pub fn folder_parts(dir: &VolumeDir, options: &NodeOptions) -> Result<Opened> {
         spec => Side::Near(spec.open(access).map_err(origin_failure)?, None),
     };
     if !read_only {
-        // Before anything is written that a program of before does not know.
+        // Before the first write that an older program does not understand.
         dir.upgrade()?;
     }
     let opened = with_journal(dir, side, options.commit, options.salvage.clone())?;
@@ -112,18 +112,18 @@ fn with_journal(
     Ok(Opened { parts: parts(journal.clone(), packs, origin), journal, far, recovered, writer })
 }
 
-/// Makes the log of a volume whose names are there already.
+/// Creates the log of a volume whose metadata already exists.
 pub fn make_journal(dir: &VolumeDir, origin: Arc<dyn Origin>) -> Result<()> {
     let Opened { journal, .. } = with_journal(dir, Side::Near(origin, None), Duration::from_secs(1), None)?;
     journal.close().map_err(|error| open_failure(dir.path(), OpenError::Store(error)))
 }
 
-/// Opens the names of a volume over an origin that is only looked at. The volume's lock is held by the caller.
+/// Opens the metadata of a volume over an origin that is only read. The caller holds the volume's lock.
 pub fn open_names(dir: &VolumeDir, origin: Arc<dyn Origin>) -> Result<Arc<Journal>> {
     Ok(with_journal(dir, Side::Near(origin, None), Duration::from_secs(1), None)?.journal)
 }
 
-/// Fills a new volume's folder: origin, names.
+/// Fills a new volume's folder: origin and metadata.
 pub fn fill(dir: &VolumeDir) -> Result<()> {
     let id = &dir.format().id;
     let spec = spec(dir)?;
@@ -131,7 +131,7 @@ pub fn fill(dir: &VolumeDir) -> Result<()> {
         Spec::Remote(spec) => Side::Far(Far::format(dir, spec)?),
         spec => Side::Near(spec.format(id).map_err(origin_failure)?, None),
     };
-    // A marker whose volume came to nothing would be in the way of the next attempt.
+    // The marker of a failed volume would prevent the next attempt.
     fill_names(dir, side).inspect_err(|_| spec.folder().into_iter().for_each(Folder::unmake))
 }
 
@@ -150,15 +150,15 @@ fn id_bytes(text: &str) -> Option<[u8; 16]> {
     u128::from_str_radix(text, 16).ok().map(u128::to_be_bytes)
 }
 
-/// The parts of a volume that is to be checked, with nothing done to it but what its log asks for.
+/// The parts of a volume for a check. Opening changes nothing except for replaying its log.
 pub struct Bare {
     /// Its parts.
     pub parts: Parts,
-    /// In front of its names.
+    /// The journal in front of its metadata.
     pub journal: Arc<Journal>,
-    /// What was lost of its log, if that was salvaged.
+    /// What was lost of its log, if the log was salvaged.
     pub damage: Option<Damage>,
-    /// The claim on the origin, where it is to be changed.
+    /// The claim on the origin, if the check may change it.
     pub writer: Option<Writer>,
     far: Option<Far>,
     _lock: Lock,
@@ -171,7 +171,7 @@ impl Drop for Bare {
     }
 }
 
-/// Opens the parts of a volume and not the volume itself. `salvage`: see [`NodeOptions::salvage`].
+/// Opens the parts of a volume, but not the volume itself. For `salvage` see [`NodeOptions::salvage`].
 pub fn open_bare(
     dir: &VolumeDir,
     does: &'static str,
@@ -187,7 +187,7 @@ pub fn open_bare(
     Ok(Bare { parts, journal, damage: recovered.damage, writer, far, _lock: lock })
 }
 
-/// What a crash had left, in one line; nothing after an orderly end.
+/// One line about the remains of a crash. None after an orderly end.
 fn recovery_line(found: &Recovered) -> Option<String> {
     if found.replayed == 0 && found.cut == 0 && found.restored == 0 {
         return None;

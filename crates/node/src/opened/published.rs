@@ -1,8 +1,8 @@
-//! A published tree becomes an open volume: its root, its cache, and the first of its nodes.
+//! Opens a published tree as a volume: its root, its cache, and its first tree nodes.
 //!
-//! What this node has of it is enough: while the store is away, or refuses, a tree that was mounted here
-//! before is opened from the newest root that was seen here ([`Named::far_root`]), with the names and blobs
-//! that are on this disk. The store is looked for in the background.
+//! The data on this node is enough. If a tree was mounted here before, it opens even while the store is away
+//! or refuses. It then uses the newest root that was seen here ([`Named::far_root`]), and the metadata and
+//! blobs on this disk. Meanwhile the node tries to reach the store in the background.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -26,10 +26,10 @@ use crate::log;
 use crate::options::NodeOptions;
 use crate::refused::open_failure;
 
-/// Opening the names takes no longer while the origin is away: what is on this disk is had at once.
+/// The time limit for opening the metadata while the origin is away. Data on this disk is available at once.
 const OPENING: Duration = Duration::from_secs(2);
 
-/// What a tree is read from.
+/// The sources of a tree.
 struct Side {
     root: Root,
     from: ReadFrom,
@@ -39,7 +39,7 @@ struct Side {
 }
 
 impl Node {
-    /// Opens a published tree: reads its root, and the first of its nodes.
+    /// Opens a published tree: reads its root and its first tree nodes.
     pub(super) fn open_published(named: &Named, options: &NodeOptions) -> Result<Node> {
         let options = NodeOptions { read_only: true, frozen: true, ..options.clone() };
         let (side, (volume, follow)) = match named.is_near() {
@@ -70,7 +70,7 @@ impl Node {
         })
     }
 
-    /// What the person who mounts it is told, of a tree that is shown without its origin.
+    /// The remark for the user about a tree that is shown without its origin.
     pub fn remark(&self) -> Option<String> {
         let away = self.tree_cache()?.away()?;
         let tree = api::source::tree(&self.name)?;
@@ -85,8 +85,8 @@ fn near(named: &Named, options: &NodeOptions) -> Result<(Side, Shown)> {
     Ok((side, shown))
 }
 
-/// With the first cache that no other mount has. While the origin is away it is one that has the names, if
-/// any has.
+/// Opens the tree with the first cache that no other mount uses. While the origin is away, takes one that has
+/// the metadata, if there is one.
 fn far(named: &Named, options: &NodeOptions) -> Result<(Side, Shown)> {
     let limits = crate::far::limits(&options.far, options.deadline);
     let FarRoot { root, remote, away } = named.far_root(limits)?;
@@ -146,8 +146,8 @@ fn not_here(named: &Named, why: &str, failure: &Failure) -> Failure {
         .next("mount it when the origin serves again")
 }
 
-/// The origin was seen again. A mount that does not follow stays with its tree, and says so if there is a
-/// newer one.
+/// Called when the origin is reached again. A mount that does not follow the name keeps its tree, and logs
+/// whether there is a newer one.
 fn back(named: &Named, shown: &Root, remote: &Remote) {
     if named.follow.is_some() {
         return;

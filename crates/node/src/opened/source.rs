@@ -1,4 +1,4 @@
-//! What can be opened, by the word that names it.
+//! The sources that can be opened, and how each is written.
 
 use std::path::{Path, PathBuf};
 
@@ -7,12 +7,12 @@ use api::error::{Failure, Result};
 use crate::frozen::{self, Named};
 use crate::volume_dir::VolumeDir;
 
-/// What is to be opened.
+/// A source to open.
 #[derive(Debug)]
 pub enum Source {
-    /// `mem:`: a volume that begins empty and ends with the process.
+    /// `mem:`: a volume that starts empty and ends with the process.
     Memory,
-    /// `corpus:`: deterministic random files, no volume at all.
+    /// `corpus:`: deterministic random files without a volume.
     Corpus(corpus::Spec),
     /// `ORIGIN@NAME`: a published tree.
     Published(Named),
@@ -21,7 +21,7 @@ pub enum Source {
 }
 
 impl Source {
-    /// What has no folder, by its word: `mem:`, `corpus:...`, `ORIGIN@NAME`; `None` for a folder's name.
+    /// A source without a folder: `mem:`, `corpus:...`, `ORIGIN@NAME`. `None` for the name of a folder.
     pub fn by_word(text: &Path) -> Result<Option<Source>> {
         Ok(match text.to_str() {
             Some("mem:") => Some(Source::Memory),
@@ -31,7 +31,7 @@ impl Source {
         })
     }
 
-    /// The folder, if it is one.
+    /// The folder, if the source is one.
     pub fn dir(&self) -> Option<&VolumeDir> {
         match self {
             Source::Memory | Source::Corpus(_) | Source::Published(_) => None,
@@ -39,7 +39,8 @@ impl Source {
         }
     }
 
-    /// Whether somebody else made the files: their set-user-id bits and device nodes count only if the person who mounts says so.
+    /// Whether another user made the files. Their set-user-id bits and device nodes are ignored unless the
+    /// mounting user asks for them.
     pub fn is_foreign(&self) -> bool {
         match self {
             Source::Published(_) | Source::Corpus(_) => true,
@@ -47,7 +48,7 @@ impl Source {
         }
     }
 
-    /// How it is written on a command line.
+    /// The source as written on a command line.
     pub fn name(&self) -> PathBuf {
         match self {
             Source::Memory => "mem:".into(),
@@ -57,7 +58,7 @@ impl Source {
         }
     }
 
-    /// Where a daemon in the background writes.
+    /// The log of a daemon in the background.
     pub fn log(&self) -> Option<PathBuf> {
         match self {
             Source::Published(tree) => crate::far::tree::log(tree.cache.as_deref(), &tree.to_string()),
@@ -66,7 +67,7 @@ impl Source {
     }
 }
 
-/// What a text that begins with `corpus:` means.
+/// Parses a text that begins with `corpus:`.
 fn corpus_of(text: &str) -> Result<corpus::Spec> {
     text.parse().map_err(|error: corpus::SpecError| {
         Failure::usage(format!("there is no corpus {text}"))

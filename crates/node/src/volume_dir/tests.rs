@@ -33,7 +33,8 @@ fn what_is_no_volume_is_refused() {
     assert_eq!(VolumeDir::open(&temp.path().join("thesis.tex")).unwrap_err().code, "not-a-volume");
 }
 
-/// Any user who could write to the folder could take the lock away, and any who could read the lock could hold it.
+/// Any user who could write to the folder could remove the lock. Any user who could read the lock could hold
+/// it.
 #[test]
 fn regression_others_neither_write_nor_lock() {
     let temp = tempfile::tempdir().unwrap();
@@ -89,7 +90,7 @@ fn only_one_holds_it_and_is_named() {
     assert!(!volume.wait_free(Duration::from_millis(30)).unwrap());
     drop(lock);
     assert!(volume.wait_free(Duration::ZERO).unwrap());
-    // A daemon whose mount is gone is about to let go.
+    // A daemon whose mount is gone is about to release the lock.
     let closing = volume.lock(&Holder { mountpoint: Some("/mnt/x".into()), ..me() }).unwrap();
     let waiting = std::thread::spawn(move || volume.lock(&me()).map(drop));
     std::thread::sleep(Duration::from_millis(100));

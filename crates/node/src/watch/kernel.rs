@@ -1,9 +1,11 @@
-//! When the kernel sent each request and when it was done with the answer: its own tracepoints `fuse_request_send` and
-//! `fuse_request_end`, which name requests by the number that the daemon sees, too.
+//! When the kernel sent each request, and when it was done with the answer. The source is the kernel's
+//! tracepoints `fuse_request_send` and `fuse_request_end`. They identify a request by the number that the
+//! daemon sees, too.
 //!
-//! They are read from an instance of the kernel's tracing that is ours alone: other tracing is not disturbed, the events are this
-//! mount's only (a filter in the kernel), and the clock is the one by which the daemon measures. tracefs is mounted where nobody sees
-//! it, and goes with its descriptor. The instance is removed at the end; one that a killed daemon left is removed by the next.
+//! The events are read from a private instance of the kernel's tracing, so other tracing is not disturbed. A
+//! filter in the kernel limits the events to this mount. The clock is the one that the daemon uses. tracefs
+//! is mounted without a mountpoint and goes away with its descriptor. The instance is removed at the end. The
+//! next daemon removes an instance that a killed daemon left.
 
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
@@ -17,26 +19,27 @@ use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, 
 
 use super::pages::{self, number, word};
 
-/// The buffer of each CPU, in KiB: some 20,000 events.
+/// The buffer of each CPU, in KiB. It holds about 20,000 events.
 const BUFFER_KIB: u32 = 1024;
-/// Requests that are remembered, at most.
+/// The largest number of requests to remember.
 const REMEMBERED: usize = 128 << 10;
 const EVENTS: [&str; 2] = ["fuse_request_send", "fuse_request_end"];
 const PREFIX: &str = "covey-";
-/// Of the numbers of requests, which go up by two, those without these bits are the share that is listened to where there are too many: 512 in a
-/// row of every 4,096. In a row, because programs repeat themselves: of every eighth request all might be of one kind.
+/// When there are too many events, the kernel reports only requests whose number has none of these bits.
+/// Numbers go up by two, so these are 512 consecutive requests of every 4,096. They are consecutive because
+/// programs repeat themselves: every eighth request might always be of one kind.
 const LEFT_OUT: u64 = 0x1c00;
-/// So many times as many come.
+/// There are this many times as many requests as the kernel reports.
 pub const SHARE: u64 = 8;
 
-/// Where the numbers stand in an event.
+/// The offsets of the numbers in an event.
 struct Layout {
     id: u16,
     connection: usize,
     unique: usize,
 }
 
-/// What the kernel says of one mount's requests, until it is dropped.
+/// The kernel's events about one mount's requests. Dropping it ends the tracing.
 pub struct Kernel {
     instance: PathBuf,
     cpus: Vec<File>,
@@ -53,17 +56,17 @@ pub struct Kernel {
 /// The kernel's times of one request, in nanoseconds of the monotonic clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// It was put into the queue.
+    /// When the request entered the queue.
     pub sent: Option<u64>,
-    /// The kernel had the answer and woke whoever waited.
+    /// When the kernel had the answer and woke the waiting program.
     pub ended: Option<u64>,
 }
 
 impl Kernel {
-    /// Begins to listen to the mount with this device number.
+    /// Starts listening to the mount with this device number.
     ///
     /// # Errors
-    /// Why that cannot be, in words.
+    /// The reason why the kernel's trace cannot be used, in words.
     pub fn start(dev: u64) -> Result<Kernel, String> {
         if api::caller::euid() != 0 {
             return Err("only a daemon that runs as root may read the kernel's trace".into());
@@ -79,7 +82,7 @@ impl Kernel {
         let instance = root.join(format!("instances/{PREFIX}{}-{number}", std::process::id()));
         let failed = |error: io::Error| format!("the kernel's trace cannot be set up ({error})");
         fs::create_dir(&instance).map_err(failed)?;
-        // The kernel's own form of a device number.
+        // The kernel packs a device number in its own way.
         let connection = libc::major(dev) << 20 | libc::minor(dev);
         let listening = listen(&instance, connection).and_then(|cpus| {
             let layout = |name| layout(&instance.join("events/fuse").join(name).join("format"));
@@ -104,20 +107,20 @@ impl Kernel {
         }
     }
 
-    /// From now on the kernel speaks of all requests, or of [a share](is_in_share) of them: each costs the program that waits for it
-    /// most of a microsecond.
+    /// Makes the kernel report all requests, or only [a share](is_in_share) of them. Each event costs the
+    /// program that waits for the request almost a microsecond.
     ///
     /// # Errors
-    /// What the system says; then it is as before.
+    /// The error of the system call. The setting then stays as it was.
     pub fn speak_of_all(&self, all: bool) -> io::Result<()> {
         choose(&self.instance, self.connection, all)
     }
 
-    /// Takes in what the kernel has written since the last time.
+    /// Reads the events that the kernel has written since the last call.
     pub fn listen(&mut self) {
         let Kernel { cpus, send, end, connection, sent, ended, page, .. } = self;
         for cpu in cpus {
-            // A full page is followed by others; the end is EAGAIN.
+            // More pages may follow a full one. EAGAIN marks the end.
             while let Ok(len @ 1..) = cpu.read(page) {
                 pages::events(&page[..len], &mut |time, data| {
                     let id = word(data, 0).map(|word| word as u16);
@@ -127,7 +130,7 @@ impl Kernel {
                         _ => return,
                     };
                     let ours = word(data, layout.connection) == Some(*connection);
-                    // Older kernels give the number only after this event: then it is 0.
+                    // Older kernels assign the number only after this event. Then the event holds 0.
                     if let Some(unique @ 1..) = number(data, layout.unique).filter(|_| ours) {
                         times.insert(unique, time);
                     }
@@ -141,7 +144,7 @@ impl Kernel {
         }
     }
 
-    /// What is known of a request; afterwards it is forgotten if that is all.
+    /// The times that are known of a request. Forgets them if both are known or if `last` is set.
     pub fn seen(&mut self, unique: u64, last: bool) -> Seen {
         let seen = Seen { sent: self.sent.get(&unique).copied(), ended: self.ended.get(&unique).copied() };
         if last || (seen.sent.is_some() && seen.ended.is_some()) {
@@ -168,19 +171,19 @@ fn forget_older_half(times: &mut HashMap<u64, u64>) {
     times.retain(|_, time| *time > middle);
 }
 
-/// Mounts tracefs without a place in the tree of folders.
+/// Mounts tracefs without a mountpoint.
 fn tracefs() -> io::Result<OwnedFd> {
     let new = fsopen("tracefs", FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_create(&new)?;
     Ok(fsmount(&new, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?)
 }
 
-/// Whether the kernel speaks of the request with this number where it does not of all.
+/// Whether the kernel reports the request with this number when it does not report all.
 pub fn is_in_share(unique: u64) -> bool {
     unique & LEFT_OUT == 0
 }
 
-/// Sets which requests the kernel speaks of.
+/// Sets which requests the kernel reports.
 fn choose(instance: &Path, connection: u32, all: bool) -> io::Result<()> {
     let share = if all { String::new() } else { format!(" && !(unique & {LEFT_OUT})") };
     EVENTS.iter().try_for_each(|name| {
@@ -205,7 +208,7 @@ fn listen(instance: &Path, connection: u32) -> io::Result<Vec<File>> {
     Ok(cpus)
 }
 
-/// Reads an event's number and the places of its fields.
+/// Reads an event's number and the offsets of its fields.
 fn layout(format: &Path) -> io::Result<Layout> {
     parse_layout(&fs::read_to_string(format)?)
         .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "its events have another form"))
@@ -220,7 +223,7 @@ fn parse_layout(text: &str) -> Option<Layout> {
     Some(Layout { id, connection: place("connection")?, unique: place("unique")? })
 }
 
-/// Removes what daemons left that were killed.
+/// Removes the instances of daemons that were killed.
 fn remove_stale(root: &Path) {
     let entries = fs::read_dir(root.join("instances")).into_iter().flatten().flatten();
     for entry in entries {

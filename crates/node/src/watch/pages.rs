@@ -2,13 +2,14 @@
 //!
 //! ```text
 //!   page:   time 8 │ length of what follows 8 (upper bits are flags) │ events
-//!   event:  kind 5 bits, time since the one before 27 bits │ ...
+//!   event:  kind 5 bits, time since the previous event 27 bits │ ...
 //!     1..=28  data of kind x 4 bytes          0   length of data + 4 in 4 bytes, then data
-//!     29      padding                         30  27 more bits of time in the next 4 bytes        31  absolute time, likewise
+//!     29      padding                         30  27 more bits of time in the next 4 bytes
+//!                                             31  absolute time, likewise
 //! ```
 //!
-//! Numbers are in the machine's own order. What makes no sense ends the page: the kernel is trusted to tell the truth, not to keep
-//! this layout for ever.
+//! Numbers are in the machine's byte order. Invalid data ends the page: the kernel is trusted to tell the
+//! truth, but not to keep this layout forever.
 
 /// Calls `each` with the time of every event of a page, in nanoseconds, and its data.
 pub fn events(page: &[u8], each: &mut dyn FnMut(u64, &[u8])) {
@@ -27,7 +28,7 @@ pub fn events(page: &[u8], each: &mut dyn FnMut(u64, &[u8])) {
         };
         match kind {
             30 => time = time.wrapping_add(delta + (u64::from(next) << 27)),
-            // The upper five bits of the page's own time hold for these, too.
+            // The upper five bits of the page's time apply to these events, too.
             31 => time = (time & (0x1f << 59)) | (delta + (u64::from(next) << 27)),
             _ => time = time.wrapping_add(delta),
         }
@@ -39,12 +40,12 @@ pub fn events(page: &[u8], each: &mut dyn FnMut(u64, &[u8])) {
     }
 }
 
-/// Four bytes at a place, as a number.
+/// The four bytes at an offset, as a number.
 pub fn word(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
 }
 
-/// Eight bytes at a place, as a number.
+/// The eight bytes at an offset, as a number.
 pub fn number(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
 }

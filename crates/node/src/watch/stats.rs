@@ -1,4 +1,4 @@
-//! Figures of a mount at intervals: what came in between two looks at counters that only grow.
+//! Figures of a mount at intervals: the difference between two readings of counters that only grow.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use serde_json::Value;
 use super::has_ended;
 use crate::mount::Mount;
 
-/// The kind that an operation is shown under.
+/// The kind under which an operation is counted.
 fn kind_of(op: &str) -> &'static str {
     match op {
         "READ" => "read",
@@ -87,7 +87,7 @@ impl Now {
     }
 }
 
-/// Sends a line per interval until the command has enough.
+/// Sends a line for each interval until the command stops it.
 pub(super) fn serve(
     node: &dyn Mount,
     session: &Session,

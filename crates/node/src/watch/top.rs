@@ -1,4 +1,4 @@
-//! What keeps a mount busy: operations, callers and files, the busiest of an interval.
+//! The busiest operations, callers and files of a mount, at intervals.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -18,11 +18,11 @@ use crate::mount::Mount;
 
 /// Rows of each table.
 const ROWS: usize = 10;
-/// Different callers or files that are told apart in an interval; the rest is left out.
+/// The largest number of different callers or files to count in an interval. Further ones are left out.
 const APART: usize = 64 << 10;
-/// A folder with more names than this is not searched for one.
+/// A folder with more names than this is not searched for a file's name.
 const NAMES_MAX: usize = 4096;
-/// Folders that are gone up from a file.
+/// The largest number of folders to climb from a file.
 const DEPTH_MAX: usize = 40;
 
 #[derive(Clone, Copy, Default)]
@@ -32,7 +32,7 @@ struct Sum {
     ns: u64,
 }
 
-/// Sums by something.
+/// Sums by key.
 struct Sums<K>(HashMap<K, Sum>);
 
 impl<K: Copy + Eq + Hash + Ord> Sums<K> {
@@ -56,7 +56,7 @@ impl<K: Copy + Eq + Hash + Ord> Sums<K> {
     }
 }
 
-/// Sends a table per interval until the command has enough.
+/// Sends a table for each interval until the command stops it.
 pub(super) fn serve(
     node: &dyn Mount,
     session: &Session,

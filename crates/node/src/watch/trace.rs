@@ -1,7 +1,8 @@
-//! Requests one by one: from the rings, joined with what the kernel says of them.
+//! Requests one by one, from the rings, joined with the kernel's events about them.
 //!
-//! A record waits a moment for the kernel's word on its end; one of which the kernel says nothing is shown without. What a request
-//! cost is counted by operation and part in histograms, so that a long trace takes no more memory than a short one.
+//! A record waits for a moment for the kernel's event about its end. Without the event it is shown without
+//! the kernel's times. Histograms count the time of requests by operation and part. So a long trace takes no
+//! more memory than a short one.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -21,12 +22,14 @@ use super::kernel::{self, Kernel, Seen};
 use super::{Callers, LOOK_EVERY, SIGN_OF_LIFE, has_ended, op_name};
 use crate::log;
 
-/// Lines sent at a time, at most: 20,000 a second. Percentiles count what is not shown, too.
+/// The largest number of lines in one batch, which is 20,000 lines a second. Percentiles also count requests
+/// that are not shown.
 const LINES_MAX: usize = 400;
-/// More than can be shown for so many looks in a row are too many, fewer for so many not any more.
+/// After this many batches in a row with more requests than can be shown, there are too many. After the
+/// second number of batches with fewer, there are no longer too many.
 const LOOKS_TOO_MANY: u32 = 5;
 const LOOKS_FEWER: u32 = 50;
-/// How long a record waits for the kernel's word.
+/// How long a record waits for the kernel's events.
 const PATIENCE_NS: u64 = 100_000_000;
 
 fn percentiles(hist: &Histogram) -> Option<Percentiles> {
@@ -34,7 +37,7 @@ fn percentiles(hist: &Histogram) -> Option<Percentiles> {
     (hist.count() > 0).then(|| Percentiles { p50: at(0.5), p90: at(0.9), p99: at(0.99), max: hist.max() })
 }
 
-/// The parts of a request's time, as they are named in a summary.
+/// The names of the parts of a request's time, as in a summary.
 const PARTS: [&str; 11] =
     ["total", "queue", "srv", "names", "blob", "cache", "peer", "origin", "wait", "own", "return"];
 
@@ -79,12 +82,12 @@ fn split(record: &Record, seen: Seen, reply_is_return: bool) -> Split {
 #[derive(Default)]
 struct Pace {
     fast: bool,
-    /// Looks in a row that say the contrary.
+    /// Batches in a row that contradict `fast`.
     against: u32,
 }
 
 impl Pace {
-    /// So many have come since the last look; whether it is otherwise from now on.
+    /// Counts a batch of this many requests. Returns whether the answer has changed.
     fn look(&mut self, came: usize) -> bool {
         let (contrary, enough) =
             if self.fast { (came < LINES_MAX / 2, LOOKS_FEWER) } else { (came > LINES_MAX, LOOKS_TOO_MANY) };
@@ -97,7 +100,7 @@ impl Pace {
     }
 }
 
-/// A look at the requests of one mount.
+/// The state of one trace of a mount.
 struct Look {
     watch: Arc<Watch>,
     _hold: Hold,
@@ -105,17 +108,18 @@ struct Look {
     every: u64,
     only: Option<u32>,
     kernel: Option<Kernel>,
-    /// Where the kernel need not speak of every request: how fast they come.
+    /// How fast requests come. None if the kernel must report every request.
     pace: Option<Pace>,
-    /// There was a time when it did not.
+    /// Whether the kernel reported only a share of the requests at some time.
     was_fast: bool,
-    /// Over /dev/fuse the kernel has the answer when the daemon's write(2) returns; over io_uring only it knows when.
+    /// Over /dev/fuse the kernel has the answer when the daemon's write(2) returns. Over io_uring only the
+    /// kernel knows when.
     reply_is_return: bool,
     waiting: VecDeque<Record>,
 }
 
 impl Look {
-    /// With `all`, what the kernel says of every request is wanted, however fast they come.
+    /// With `all`, the kernel reports every request, however fast requests come.
     fn begin(session: &Session, every: u32, only: Option<u32>, kernel: Option<Kernel>, all: bool) -> Look {
         let watch = session.watch();
         let hold = watch.record(every);
@@ -134,7 +138,7 @@ impl Look {
         }
     }
 
-    /// Gives what has come since the last time; `last`: without waiting for more.
+    /// Passes on the requests since the last call. With `last`, does not wait for further events.
     fn each(&mut self, last: bool, each: &mut dyn FnMut(&Record, &Split)) {
         let Look { watch, cursor, every, only, waiting, .. } = self;
         let mut came = 0;
@@ -167,7 +171,7 @@ impl Look {
             if ready || self.kernel.is_none() || (seen.sent.is_some() && seen.ended.is_some()) {
                 let mut split = split(&record, seen, self.reply_is_return);
                 if fast && seen == Seen::default() && !kernel::is_in_share(record.unique) {
-                    // Without the kernel's part it is no total that could stand beside the others'.
+                    // Without the kernel's part the total cannot be compared with other totals.
                     split[TOTAL] = None;
                 }
                 each(&record, &split);
@@ -179,12 +183,12 @@ impl Look {
     }
 }
 
-/// Whether the kernel traces both ends of such a request.
+/// Whether the kernel traces the beginning and the end of such a request.
 fn is_sent_and_ended(opcode: u32) -> bool {
     !matches!(opcode, op::FORGET | op::BATCH_FORGET | op::INTERRUPT)
 }
 
-/// Traces until the command has enough.
+/// Traces until the command stops it.
 pub(super) fn serve(
     session: &Session,
     every: u32,
@@ -296,8 +300,8 @@ fn summary(tallies: BTreeMap<u32, Tally>, took: Duration, lost: u64, kernel: Opt
     TraceSummary { seconds: took.as_secs_f64(), requests, lost, kernel, operations }
 }
 
-/// Writes a line to the log for every so many requests, as long as the mount lives: `COVEY_FUSE_TRACE_RATE`. What the daemon itself
-/// cannot see, the kernel's queue, is not in it.
+/// Writes a line to the log for every n-th request, as long as the mount lives: `COVEY_FUSE_TRACE_RATE`. The
+/// time in the kernel's queue is not included, because the daemon cannot see it.
 pub fn write_every(session: &Arc<Session>, every: u32) -> Result<()> {
     let session = Arc::clone(session);
     let spawned = base::thread::spawn("covey-trace", move || {
@@ -369,7 +373,8 @@ mod tests {
         assert_eq!((found.requests, found.operations[0].bytes, parts["total"].max), (1, 9, 65_000));
     }
 
-    /// Their daemon's time was taken for all of it: a median of 2 us where those with the kernel's word had 12.
+    /// The daemon's time of requests without the kernel's events was taken for their total. Their median was
+    /// 2 us, where the median of requests with the events was 12 us.
     #[test]
     fn regression_requests_that_the_kernel_leaves_out_have_no_total() {
         let mut left_out = split(&record(), Seen::default(), false);
