@@ -386,8 +386,8 @@ fn a_clock_that_jumps() {
         }
         assert_eq!(fleet.sum("/fleet/corrupt"), 0, "nor do bytes that it gives look wrong");
         say(format_args!("{seconds} s: {} errors of the node itself", report.errors()));
-        // Proof that the clock did jump: the store refuses a node that starts with it. The node mounts what it
-        // knows of the tree, and says why.
+        // Proof that the clock did jump: the store refuses a node that starts with it. The node mounts what
+        // it knows of the tree, and says why.
         fleet.nodes[1].end();
         fleet.nodes[1].spawn();
         fleet.nodes[1].await_mounted(WITHIN).unwrap();
