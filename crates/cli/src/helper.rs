@@ -81,7 +81,7 @@ pub fn run(words: &[OsString], perform: impl FnOnce(Vec<OsString>, bool) -> u8) 
     let (words, passed_over) = helper.words();
     if helper.verbose {
         for word in passed_over {
-            let word = shown(&word, Lines::One);
+            let word = shown(word, Lines::One);
             eprintln!("mount.covey: passed over the option {word}, which is not known");
         }
     }
