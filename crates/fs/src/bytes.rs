@@ -18,7 +18,7 @@ use meta::record::InodeRecord;
 
 use crate::errno::Error;
 use crate::packs::table::Place;
-use crate::packs::{OWN_PACK_APPEND_MIN, OWN_PACK_MIN, Slot, Writer};
+use crate::packs::{OWN_PACK_APPEND_MIN, OWN_PACK_MIN, Own, Slot, Writer};
 use crate::volume::Core;
 
 /// How often names are read when bytes are not where they say.
@@ -213,7 +213,11 @@ impl Core {
             let appends = from >= MIB && from >= size && len as u32 >= OWN_PACK_APPEND_MIN;
             // A large write that ends in this page: the rest of the page most likely follows.
             let goes_on = at == 0 && data.len() >= OWN_PACK_MIN as usize;
-            let own = len as u32 >= OWN_PACK_MIN || appends || goes_on;
+            let own = match len as u32 >= OWN_PACK_MIN || goes_on {
+                true => Own::Yes,
+                false if appends => Own::IfFew,
+                false => Own::No,
+            };
             let writer = Writer::Page { ino, page, at, base, own };
             let (slot, crc) = self.store_range(writer, &data[done..done + len])?;
             stored.pieces.push(Piece {

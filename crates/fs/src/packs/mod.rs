@@ -63,8 +63,8 @@ pub(crate) enum Writer {
         at: u32,
         /// Offset in the page at which a pack for this page would begin.
         base: u32,
-        /// The write may start a pack for this page.
-        own: bool,
+        /// Whether the write may start a pack for this page.
+        own: Own,
     },
     /// Compaction, and other code that moves bytes.
     Mover,
@@ -73,8 +73,20 @@ pub(crate) enum Writer {
 impl Writer {
     /// A page whose bytes are copied in order.
     pub(crate) fn whole_page(ino: Ino, page: u32, len: u32) -> Writer {
-        Writer::Page { ino, page, at: 0, base: 0, own: len >= OWN_PACK_MIN }
+        let own = if len >= OWN_PACK_MIN { Own::Yes } else { Own::No };
+        Writer::Page { ino, page, at: 0, base: 0, own }
     }
+}
+
+/// Whether a write may start a pack for its page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Own {
+    /// It is small.
+    No,
+    /// It is not large, but most likely more follows: only while few such packs are open.
+    IfFew,
+    /// It is part of a large write.
+    Yes,
 }
 
 #[derive(Default)]
@@ -150,7 +162,7 @@ impl Packs {
         let (pack, offset) = match Self::place(&state, writer, len) {
             Some(found) => found,
             None => {
-                let base = Self::begins_own(&state, writer, len);
+                let base = Self::begins_own(&state, writer);
                 let pack = Arc::new(OpenPack::new(begin()?, base, 0));
                 closed = self.begin_at(&mut state, writer, base.is_some(), pack.clone());
                 let offset = pack.fits(writer, len).unwrap_or(0);
@@ -179,24 +191,18 @@ impl Packs {
                 let own =
                     if state.own.is_empty() { None } else { state.own.get(&(ino, page)).and_then(fits) };
                 match own {
-                    None if Self::begins_own(state, writer, len).is_none() => {
-                        state.shared.as_ref().and_then(fits)
-                    }
+                    None if Self::begins_own(state, writer).is_none() => state.shared.as_ref().and_then(fits),
                     own => own,
                 }
             }
         }
     }
 
-    /// The offset in the page at which its own pack begins, if this write starts one. A write below 1 MiB
-    /// does so only while few such packs are open.
-    fn begins_own(state: &State, writer: Writer, len: u32) -> Option<u32> {
+    /// The offset in the page at which its own pack begins, if this write starts one.
+    fn begins_own(state: &State, writer: Writer) -> Option<u32> {
         match writer {
-            Writer::Page { base, own: true, .. }
-                if len >= OWN_PACK_MIN || state.own.len() < OWN_PACKS_MAX =>
-            {
-                Some(base)
-            }
+            Writer::Page { base, own: Own::Yes, .. } => Some(base),
+            Writer::Page { base, own: Own::IfFew, .. } if state.own.len() < OWN_PACKS_MAX => Some(base),
             _ => None,
         }
     }

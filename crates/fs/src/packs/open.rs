@@ -159,6 +159,7 @@ impl Drop for Slot {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Own;
     use super::*;
 
     #[test]
@@ -178,7 +179,7 @@ mod tests {
     #[test]
     fn a_pages_own_pack_gives_each_range_once_and_where_it_lies_in_the_page() {
         let pack = OpenPack::new(PackNo(1), Some(100), 0);
-        let page = |at| Writer::Page { ino: base::Ino(1), page: 0, at, base: 100, own: true };
+        let page = |at| Writer::Page { ino: base::Ino(1), page: 0, at, base: 100, own: Own::Yes };
         assert_eq!(pack.fits(page(50), 10), None, "before the pack's beginning");
         assert_eq!(pack.fits(page(150), 10), Some(50));
         pack.give(50, 10);
