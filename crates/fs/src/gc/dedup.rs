@@ -464,6 +464,8 @@ impl Core {
             Ok(change) => {
                 self.counters.dedup_hits.add(1);
                 self.counters.dedup_bytes.add(change.done);
+                // Its own copy is dead. A pack that is not full would be kept open until it is idle.
+                self.packs.close_own(ino, page);
                 Ok(Look::Done)
             }
             Err(Error::Refused(Refusal::ContentGone)) => Ok(Look::Later(0)),

@@ -285,6 +285,16 @@ impl Packs {
         out.into_iter().for_each(|pack| self.push_closed(state, pack));
     }
 
+    /// Closes the pack of this page, if there is one: nothing that it holds of the page is needed any more.
+    pub(crate) fn close_own(&self, ino: Ino, page: u32) {
+        let mut state = self.0.state.lock();
+        if let Some(pack) = state.own.remove(&(ino, page)) {
+            self.push_closed(&mut state, pack);
+            state.woken = true;
+            self.0.work.notify_one();
+        }
+    }
+
     /// Closes every open pack, so that all are sealed soon.
     pub(crate) fn close_all(&self) {
         let mut state = self.0.state.lock();
