@@ -89,7 +89,7 @@ struct Written {
 impl Written {
     /// A page that is examined as a whole, without waiting for it to be quiet.
     fn all() -> Written {
-        Written { bytes: BLOB_MAX, enough: 0, last: time::monotonic(), whole: false, synced: true }
+        Written { bytes: BLOB_MAX, enough: 0, last: time::monotonic(), whole: false, synced: false }
     }
 }
 

@@ -41,8 +41,11 @@ fn small_readers_of_one_blob_are_a_few_parts_and_the_whole() {
             });
         }
     });
-    // Three parts, and then three more requests for the gaps between and behind them.
-    assert_eq!((home.far.requests(), home.stats().whole_fetches), ((3 + 3, 0), 1));
+    // A few parts, and then one more request for each gap between and behind them. How many parts begin before
+    // the whole is wanted depends on which readers run first.
+    let ((requests, wholes), whole_fetches) = (home.far.requests(), home.stats().whole_fetches);
+    assert!((6..=10).contains(&requests), "{requests}");
+    assert_eq!((wholes, whole_fetches), (0, 1));
     assert_eq!(home.far.given.load(Ordering::SeqCst), MIB4 as u64);
 }
 
