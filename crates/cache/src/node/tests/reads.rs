@@ -41,8 +41,8 @@ fn small_readers_of_one_blob_are_a_few_parts_and_the_whole() {
             });
         }
     });
-    // A few parts, and then one more request for each gap between and behind them. How many parts begin before
-    // the whole is wanted depends on which readers run first.
+    // A few parts, and then one more request for each gap between and behind them. How many parts begin
+    // before the whole is wanted depends on which readers run first.
     let ((requests, wholes), whole_fetches) = (home.far.requests(), home.stats().whole_fetches);
     assert!((6..=10).contains(&requests), "{requests}");
     assert_eq!((wholes, whole_fetches), (0, 1));
