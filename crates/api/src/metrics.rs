@@ -82,7 +82,7 @@ pub const METRICS: &[(&str, &str, &str)] = &[
     (
         "covey_fleet_late_answers_total",
         "counter",
-        "Questions about who has a blob that were not answered in time.",
+        "Questions about which nodes hold a blob, not answered in time.",
     ),
     ("covey_fleet_direct_total", "counter", "Ranges given to readers by the loop that received them."),
     ("covey_fleet_failures_total", "counter", "Fetches from other nodes that failed."),

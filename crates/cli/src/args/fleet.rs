@@ -39,7 +39,7 @@ impl std::fmt::Display for Checked {
     }
 }
 
-/// How a node finds who has a blob.
+/// How a node finds the nodes that hold a blob.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Found {
     /// The blob's tracker knows.

@@ -87,7 +87,7 @@ struct Written {
 }
 
 impl Written {
-    /// A page that is examined as a whole, without waiting for it to be quiet.
+    /// A page that is examined as a whole, once it has been quiet.
     fn all() -> Written {
         Written { bytes: BLOB_MAX, enough: 0, last: time::monotonic(), whole: false, synced: false }
     }

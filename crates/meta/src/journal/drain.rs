@@ -201,7 +201,7 @@ const PART_BYTES: usize = 128 << 10;
 /// Applies rows within the reserve, which is released here and taken back by the caller.
 ///
 /// SQLite's own log is checkpointed after every few rows, so that little space suffices. The position changes
-/// with the last of them. Until then, rows of later records are partly there. Those records are durable in
+/// with the last of them. Until then, some rows of later records are present. Those records are durable in
 /// the log, so after a crash their rows are only written again.
 pub(super) fn apply_on_full_disk(
     sqlite: &Sqlite,
