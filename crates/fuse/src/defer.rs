@@ -34,6 +34,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
+use base::Deadline;
 use fs::Errno;
 use fs::api::Waiting;
 use parking_lot::{Condvar, Mutex};
@@ -55,6 +56,9 @@ const REPLACEMENTS: usize = 3;
 /// How long an idle worker stays.
 const IDLE: Duration = Duration::from_secs(10);
 
+/// Work that only reads has this many twelfths of the deadline. Its error says why, unlike the clock thread's.
+const WORK_TWELFTHS: u32 = 11;
+
 /// How often callers that had a signal are checked.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
@@ -67,6 +71,8 @@ pub struct PendingRequest {
     interrupted: AtomicBool,
     waiting: Option<Waiting>,
     since: Instant,
+    /// The end of work that only reads. The reader's error comes a little later, so the work can say why.
+    until: Deadline,
     state: AtomicU8,
     sink: Arc<dyn Sink>,
     late: Arc<LateReads>,
@@ -84,6 +90,11 @@ const WORKING: u8 = 1;
 const ORPHANED: u8 = 2;
 
 impl PendingRequest {
+    /// The deadline of the work for this request: see [`Deadline::scope`].
+    pub fn deadline(&self) -> Deadline {
+        self.until
+    }
+
     /// Takes the right to reply. Returns false if another party has it.
     pub fn claim(&self) -> bool {
         self.end(ANSWERED)
@@ -194,6 +205,11 @@ impl PendingTable {
             Wait::Short(short) => (earlier(short), true),
             _ => (now, false),
         };
+        // Work for a short wait goes on after the reply: the next read then finds what it fetched. So does a
+        // change, which is undone.
+        let bounded = matches!(waiting, Some(Waiting::Read { .. } | Waiting::Look)) && !again;
+        let until =
+            if bounded { Deadline::after(self.deadline * WORK_TWELFTHS / 12) } else { Deadline::NEVER };
         let (state, interrupted) = (AtomicU8::new(QUEUED), AtomicBool::new(false));
         let sink = Arc::clone(sink);
         let (pool, stage, late) = (OnceLock::new(), AtomicU8::new(NO_WORKER), Arc::clone(&self.late));
@@ -203,6 +219,7 @@ impl PendingTable {
             interrupted,
             waiting,
             since,
+            until,
             state,
             sink,
             late,

@@ -245,7 +245,7 @@ impl Dispatcher {
             (Op::Seek { .. }, Some(dirty)) => Some(dirty.push(sink, header.ino)),
             _ => None,
         };
-        let result = self.run(&header, &op, room);
+        let result = pending.deadline().scope(|| self.run(&header, &op, room));
         self.note_flushes(&header, &op, &result);
         let answered = self.0.watch.answering(span);
         invalidate_mode(&result, sink);

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use base::BlobId;
+use base::{BlobId, Deadline};
 use base::phase::{self, Phase};
 use base::size::BLOB_MAX;
 use blob::source::Onto;
@@ -119,7 +119,7 @@ impl Inner {
     /// Brings a blob here, from whatever source the fleet names.
     pub(super) fn obtain(self: &Arc<Inner>, id: &BlobId) -> Result<Whole, BlobError> {
         let _phase = phase::enter(Phase::Peer);
-        let until = base::time::monotonic() + self.deadline;
+        let until = base::time::monotonic() + self.left();
         if let Some(whole) = self.handed.lock().remove(id) {
             return Ok(whole);
         }
@@ -141,6 +141,11 @@ impl Inner {
                 )));
             }
         }
+    }
+
+    /// The time that the caller's request still has. A prefetch has none, and gets the fleet's.
+    pub(super) fn left(&self) -> Duration {
+        Deadline::current().within(self.deadline).left()
     }
 
     /// The source as it is counted and recorded. A tracker that is a depot sends its blobs like any node, but
@@ -227,7 +232,7 @@ impl Run {
                 pace = pace.with_busy_tracker();
             }
             let upstream = self.inner.upstream();
-            let deadline = self.inner.deadline;
+            let deadline = self.inner.left();
             Setup { own: self.inner.own, trackers, depots, upstream, pace, deadline }
         };
         let trackers = setup.trackers.clone();

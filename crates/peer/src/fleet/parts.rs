@@ -56,6 +56,9 @@ const FOLLOWING: usize = 8;
 /// seconds on a link of 200 Mbit/s. Fetching the whole instead of each late part would take twenty times as
 /// long.
 const STEP_MOST: Duration = Duration::from_secs(8);
+/// It is also at most this fraction of the time that the reader has. Two holders may be tried, then the whole
+/// blob.
+const STEP_FRACTION: u32 = 6;
 
 /// Where to get a part.
 #[derive(Debug, PartialEq, Eq)]
@@ -78,13 +81,13 @@ impl PartSource {
     fn of(answer: Option<Answer>, tracker: NodeId, own: NodeId, pace: &Pace) -> PartSource {
         let nodes = |nodes: &[Option<NodeId>]| {
             let others = nodes.iter().flatten().copied().filter(|node| *node != own).collect();
-            PartSource::Nodes(others, pace.peer.min(STEP_MOST))
+            PartSource::Nodes(others, pace.peer)
         };
         match answer {
             Some(Answer::Serve) => nodes(&[Some(tracker)]),
             Some(Answer::Go { first, second }) => nodes(&[Some(first), second]),
             Some(Answer::Wait { parent, .. }) => {
-                PartSource::Coming(parent, pace.stream.max(pace.origin).min(STEP_MOST))
+                PartSource::Coming(parent, pace.stream.max(pace.origin))
             }
             Some(Answer::Lease { lease, .. }) => PartSource::Lease(lease),
             Some(Answer::NotMine) => PartSource::Alone,
@@ -138,16 +141,17 @@ impl Inner {
     }
 
     /// How long nodes have for a part, and trackers to answer. The time grows with the number of wanted
-    /// parts.
+    /// parts. It is a fraction of what the reader still has, so that other sources can be tried.
     pub(super) fn pace(&self) -> Pace {
-        Pace::of(&self.latencies.lock(), self.parts.load(Ordering::Relaxed))
+        let most = (self.left() / STEP_FRACTION).min(STEP_MOST);
+        Pace::of(&self.latencies.lock(), self.parts.load(Ordering::Relaxed)).at_most(most)
     }
 
     /// From a blob in flight, as soon as the bytes are there. None: its fetch was given up.
     fn part_of_coming(&self, arriving: &Arc<Arriving>, wanted: Wanted) -> Result<Option<Part>, BlobError> {
         Counters::one(&self.counters.shared);
         let end = (wanted.offset + wanted.len).next_multiple_of(GROUP);
-        match arriving.wait_for(end, base::time::monotonic() + self.deadline) {
+        match arriving.wait_for(end, base::time::monotonic() + self.left()) {
             Ok(()) => Ok(part_of(arriving, wanted)),
             Err(Fail::Late(time)) => {
                 Err(BlobError::Unavailable(format!("{} did not arrive within {time:.0?}", wanted.id)))
@@ -305,7 +309,7 @@ impl Inner {
 
     /// From the depot. If it does not deliver in time, from the origin.
     fn part_from_depot(&self, depot: Option<NodeId>, wanted: Wanted) -> Result<Part, BlobError> {
-        let time = self.pace().depot.min(STEP_MOST);
+        let time = self.pace().depot;
         match depot.and_then(|depot| self.part_from(depot, wanted, time).ok()) {
             Some(part) => Ok(part),
             None => self.part_from_origin(wanted),

@@ -48,6 +48,10 @@
 //!   that names the current upstream, if the node that the first answer named has sent nothing yet.
 //! - When a peer sends its first byte, the other peers that have sent nothing are cancelled. Otherwise they
 //!   would send the same bytes over one link.
+//! - No hedging step is longer than [`STEPS`] allows, however long fetches take on this link. Otherwise a reader
+//!   with a short deadline would see an error although another source has the blob.
+//! - Once [`RESCUE`] says so, and nothing in flight will be here by the deadline, the origin is asked. The
+//!   exception is a blob that another node is fetching from there.
 //! - If many blobs share a link, one of them may stall although its sender is well. The sender is excluded
 //!   only after the time that all of them need on the link ([`Pace::share`]).
 //! - A plan starts **at most one** fetch from the origin, and says why ([`Why`]): the tracker said so, no
@@ -123,6 +127,13 @@ pub struct Pace {
     pub soon: Duration,
 }
 
+/// A hedging step takes at most this fraction of the deadline.
+const STEPS: u32 = 8;
+/// The origin is the last resort when less than this fraction of the deadline is left.
+const RESCUE: u32 = 3;
+/// It is considered again after this fraction of the deadline.
+const RESCUES: u32 = 30;
+
 /// Lower bound for hedging. Less is within a scheduling delay, or a queue of a dozen blobs.
 const PACE_LEAST: Duration = Duration::from_millis(25);
 const PACE_MOST: Duration = Duration::from_secs(10);
@@ -176,6 +187,14 @@ impl Pace {
         let soon = blob.checked_div(rate).map_or(Duration::ZERO, |time| Duration::from_micros(time / SOON));
         let soon = if soon < SOON_LEAST { Duration::ZERO } else { soon.min(SOON_MOST) };
         Pace { share: share.min(PACE_MOST), soon, ..self }
+    }
+
+    /// The same with no fetch expected to take longer than `most`.
+    #[must_use]
+    pub fn at_most(self, most: Duration) -> Pace {
+        let of = |step: Duration| step.min(most.max(PACE_LEAST));
+        let (peer, stream) = (of(self.peer), of(self.stream));
+        Pace { peer, stream, depot: of(self.depot), origin: of(self.origin), ..self }
     }
 
     /// The same if the first tracker is sending blobs to this node.
@@ -449,6 +468,8 @@ pub struct Plan {
     rounds: u32,
     /// Until then another node has the right to fetch the blob from the origin. No hedge goes there before.
     leased: u64,
+    /// When the origin is next considered as the last resort.
+    rescue: u64,
     /// How many times the plan was told to wait for a node other than the upstream and asks again; when, and
     /// which rank.
     patient: u32,
@@ -466,6 +487,7 @@ pub struct Plan {
 impl Plan {
     /// Begins at `now` (microseconds from any starting point) and returns the first actions.
     pub fn new(now: u64, setup: Setup) -> (Plan, Vec<Action>) {
+        let setup = Setup { pace: setup.pace.at_most(setup.deadline / STEPS), ..setup };
         let ranks = vec![Rank::default(); setup.trackers.len()];
         let mut plan = Plan {
             end: now.saturating_add(micros(setup.deadline)),
@@ -480,6 +502,7 @@ impl Plan {
             step: 0,
             rounds: 0,
             leased: 0,
+            rescue: now.saturating_add(micros(setup.deadline - setup.deadline / RESCUE)),
             patient: 0,
             again: None,
             more: false,
@@ -528,7 +551,8 @@ impl Plan {
         let silent = self.ranks.iter().filter_map(|rank| rank.until).min();
         let renew = self.leases.iter().filter(|lease| !lease.is_quiet).map(|lease| lease.renew).min();
         let again = self.again.map(|(at, _)| at);
-        [Some(self.end), silent, renew, again, Some(self.due)].into_iter().flatten().min()
+        let times = [Some(self.end), silent, renew, again, Some(self.due), Some(self.rescue)];
+        times.into_iter().flatten().min()
     }
 
     /// Whether it has ended.

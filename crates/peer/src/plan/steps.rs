@@ -318,6 +318,33 @@ impl Plan {
         if now >= self.due && !self.over {
             self.hedge(now, out);
         }
+        if now >= self.rescue && !self.over {
+            self.rescue(now, out);
+        }
+    }
+
+    /// The deadline is near. The origin is the last resort, and is considered a few times.
+    fn rescue(&mut self, now: u64, out: &mut Vec<Action>) {
+        self.rescue = now.saturating_add(micros(self.setup.deadline / RESCUES).max(1));
+        if now >= self.leased && self.could_rescue() && !self.will_arrive(now) {
+            self.origin(now, Why::Hedge, out);
+        }
+    }
+
+    /// Whether the origin was not asked, and no other node is fetching the blob from there.
+    fn could_rescue(&self) -> bool {
+        let far = |fetch: &Fetch| {
+            let passes_on = matches!(fetch.from, Source::Stream(_)) && fetch.state == State::Running;
+            fetch.from == Source::Origin || passes_on
+        };
+        !self.fetches.iter().any(far)
+    }
+
+    /// Whether a fetch in flight will bring the rest by the deadline.
+    fn will_arrive(&self, now: u64) -> bool {
+        let left = self.end.saturating_sub(now);
+        let in_time = |fetch: &Fetch| fetch.needs(now, Duration::ZERO).is_some_and(|needs| needs <= left);
+        self.fetches.iter().any(|fetch| fetch.state == State::Running && in_time(fetch))
     }
 
     /// If the bytes of a lease are arriving, the lease is requested again before it ends. If not, it may go

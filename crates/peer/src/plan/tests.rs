@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
+mod deadline;
 mod slack;
 
 const MS: u64 = 1_000;
