@@ -92,8 +92,8 @@ impl Reach {
 /// How the kernel's requests reach the daemon.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Transport {
-    /// How requests come: uring (FUSE over io_uring; root turns the kernel's switch on), classic (/dev/fuse),
-    /// or auto: uring where the switch is on
+    /// How requests come: auto (FUSE over io_uring where it can be had; as root it turns the kernel's switch
+    /// on), uring (that or no mount), or classic (/dev/fuse; leaves the switch alone)
     #[arg(
         id = "transport",
         long = "transport",

@@ -94,7 +94,7 @@ pub fn checks(path: Option<&Path>, named: Option<&OsString>) -> Vec<Check> {
     let mut checks = vec![kernel(), filesystem(), device(), rights()];
     checks.extend(allow_other());
     let machine = advice::Machine::here();
-    checks.push(uring());
+    checks.push(uring(machine.uring));
     checks.extend(machine::passthrough());
     checks.extend(advice::machine(&machine));
     checks.push(machine::clock());
@@ -263,15 +263,18 @@ fn allow_other() -> Option<Check> {
     })
 }
 
-fn uring() -> Check {
-    match fs::read_to_string("/sys/module/fuse/parameters/enable_uring") {
-        Ok(text) if text.trim() == "Y" => ok("io_uring", "FUSE over io_uring is on"),
-        Ok(_) => note(
+fn uring(switched_on: Option<bool>) -> Check {
+    match switched_on {
+        Some(true) => ok("io_uring", "FUSE over io_uring is on"),
+        Some(false) if may_mount() => {
+            ok("io_uring", "FUSE over io_uring is off on this host; the next mount of root turns it on")
+        }
+        Some(false) => note(
             "io_uring",
-            "FUSE over io_uring is off on this host; mounts use /dev/fuse",
-            "covey mount --transport uring ...   (as root; it turns on enable_uring, a switch for the whole host: quicker in nearly every way)",
+            "FUSE over io_uring is off on this host, and only root can turn it on; mounts use /dev/fuse, which is slower",
+            format!("echo Y > {}   (as root; then mount again)", fuse::uring::SWITCH),
         ),
-        Err(_) => ok("io_uring", "this kernel has no FUSE over io_uring; mounts use /dev/fuse"),
+        None => ok("io_uring", "this kernel has no FUSE over io_uring; mounts use /dev/fuse"),
     }
 }
 

@@ -48,8 +48,7 @@ pub fn clock() -> Check {
 /// Checks the limit of pinned memory. io_uring pins its buffers, and users without privileges can pin little.
 pub fn pinned_memory() -> Option<Check> {
     const ENOUGH: u64 = 8 << 20;
-    let switched_on =
-        fs::read_to_string("/sys/module/fuse/parameters/enable_uring").is_ok_and(|text| text.trim() == "Y");
+    let switched_on = fuse::uring::switched_on() == Some(true);
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `limit` is alive during the call, and its type is the one that getrlimit(2) fills.
     let status = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) };
