@@ -86,7 +86,6 @@ pub fn join(
         keeps,
         weight: options.weight,
         verify: options.verify,
-        finding: options.find,
         origin,
         // The fleet's error says why. So it must come before the reader's timeout, which says nothing.
         deadline: patience * 11 / 12,

@@ -22,15 +22,13 @@
 //!   `parts`: fetches a part. `questions`: merges questions. `service`: what the node does for other nodes.
 //!   `reporting`: tells trackers what the node has. `transit`: the table of in-flight blobs. `notes`,
 //!   [`groups`].
-//! - `finding`: how holders are found: by trackers or, for measurements, by a table on every node. [`warm`]:
-//!   asks depots to fetch before a reader does. `keeper`: a node that only lends its disk keeps a copy of
-//!   what it tracks.
+//! - [`warm`]: asks depots to fetch before a reader does. `keeper`: a node that only lends its disk keeps a
+//!   copy of what it tracks.
 
 mod activity;
 mod capacity;
 mod counters;
 mod driver;
-mod finding;
 pub mod groups;
 mod inflow;
 mod keeper;
@@ -79,7 +77,6 @@ use service::{Filling, Serving};
 use transit::Transit;
 
 pub use counters::FleetCounts;
-pub use finding::Finding;
 pub use groups::Groups;
 
 /// The time between two rounds of the periodic work. Notes wait this long, so that several go together.
@@ -118,8 +115,6 @@ pub struct FleetParts {
     pub weight: u16,
     /// How data from other nodes is verified.
     pub verify: Verify,
-    /// How it finds holders. It must be the same on all nodes of a fleet.
-    pub finding: Finding,
     /// The origin, where blobs are stored permanently.
     pub origin: Arc<dyn Origin>,
     /// How long a blob may take, from any source. Somewhat less than its readers wait.
@@ -172,7 +167,6 @@ struct Inner {
     own: NodeId,
     zone: Zone,
     role: Role,
-    finding: Finding,
     began: Instant,
     deadline: Duration,
     origin: Arc<dyn Origin>,
@@ -423,7 +417,6 @@ impl Inner {
             own,
             zone: parts.zone.clone(),
             role: parts.role,
-            finding: parts.finding,
             began: base::time::monotonic(),
             deadline: parts.deadline,
             origin: Arc::clone(&parts.origin),

@@ -125,7 +125,6 @@ impl Evil {
             keeps: false,
             weight: 100,
             verify: Default::default(),
-            finding: Default::default(),
             origin: Arc::new(origin::Memory::new()),
             deadline: Duration::from_secs(55),
             groups: Default::default(),

@@ -6,14 +6,18 @@
 use base::BlobId;
 
 use super::Inner;
-use super::finding::Finding;
 use crate::id::{NodeId, Role};
-use crate::message::{Note, What};
+use crate::message::{Group, Note, What};
 
 /// How many blobs a round are reported to new trackers.
 const REPORTED_A_ROUND: usize = 400;
 
 impl Inner {
+    /// The nodes to ask about a group, the first choice first.
+    pub(super) fn trackers(&self, group: Group) -> Vec<NodeId> {
+        self.placed.lock().trackers(group).to_vec()
+    }
+
     /// Notifies a tracker, which may be this node.
     pub(super) fn note(&self, tracker: NodeId, note: Note) {
         if tracker == self.own {
@@ -23,15 +27,15 @@ impl Inner {
         }
     }
 
-    /// Notifies the first tracker of a blob, or the nodes that listen instead. A depot reports nothing: nodes
-    /// find it by the blob's id.
+    /// Notifies the first tracker of a blob. A depot reports nothing: nodes find it by the blob's id.
     pub(super) fn note_first(&self, id: &BlobId, what: What) {
         if self.role == Role::Depot {
             return;
         }
         let group = self.groups.of(id);
-        for listener in self.listeners(group) {
-            self.note(listener, Note { group, blob: *id, what });
+        let first = self.trackers(group).first().copied();
+        if let Some(tracker) = first {
+            self.note(tracker, Note { group, blob: *id, what });
         }
     }
 
@@ -63,11 +67,7 @@ impl Inner {
         let (before, fresh) = (self.before.lock().clone(), self.fresh.lock().clone());
         for id in some {
             let group = self.groups.of(&id);
-            if self.finding == Finding::Table {
-                self.note_first(&id, What::Have);
-                continue;
-            }
-            let first = self.placed.lock().trackers(group).first().copied();
+            let first = self.trackers(group).first().copied();
             let was = before.as_ref().and_then(|before| before.trackers(group).first().copied());
             if let Some(tracker) = first.filter(|first| Some(*first) != was || fresh.contains(first)) {
                 self.note(tracker, Note { group, blob: id, what: What::Have });

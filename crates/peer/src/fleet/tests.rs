@@ -1,6 +1,5 @@
 //! Nodes on loopback over a store that counts: which node fetches what, and what readers get when parts fail.
 
-mod finding;
 mod keeper;
 mod parts;
 mod slack;
@@ -18,7 +17,7 @@ use blob::{BlobError, BlobFolder, BlobSource, Buffer, Origin, Part, Records, Sum
 use parking_lot::Mutex;
 
 use super::warm::NotWarmed;
-use super::{Finding, Fleet, FleetParts, Groups};
+use super::{Fleet, FleetParts, Groups};
 use crate::arriving::Verify;
 use crate::id::{Role, Zone};
 use crate::members::{Contact, NodeHome};
@@ -232,7 +231,6 @@ impl Node {
             keeps: false,
             weight: 100,
             verify: Verify::Blake3,
-            finding: Finding::Tracker,
             origin: store.clone(),
             deadline: Duration::from_secs(55),
             groups: Groups::new(),
