@@ -296,9 +296,6 @@ impl Fleet {
 
     /// The cache has evicted a blob.
     pub fn went(&self, id: &BlobId) {
-        if let Some(net) = self.inner.net() {
-            net.close_file(id);
-        }
         self.inner.transit.forget(id);
         self.inner.note_first(id, What::Gone);
     }
@@ -397,7 +394,6 @@ fn listen(parts: &FleetParts, inner: &Arc<Inner>) -> Result<(Net, UdpSocket), Fl
             listen: Some(parts.listen),
             verify: parts.verify,
             limits: net::Limits::default(),
-            without: net::Without::default(),
         };
         let service = Arc::new(Serving(Arc::downgrade(inner)));
         let net = Net::start(options, service, Arc::clone(&parts.report))?;

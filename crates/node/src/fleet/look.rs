@@ -100,7 +100,6 @@ fn start(secret: &Secret, tls: Option<Tls>) -> Result<Net> {
         listen: None,
         verify: Default::default(),
         limits: peer::net::Limits { handshake: GREETING, threads: 1, ..Default::default() },
-        without: Default::default(),
     };
     // Its messages are also in the answers, so they are not logged.
     Net::start(options, Arc::new(NoService), Arc::new(|_: &str| ()))

@@ -25,7 +25,6 @@ pub(crate) enum Reply {
     Listed(Listed),
     Filled(Filled),
     Roll(Roll),
-    Bytes(Vec<u8>),
     Groups(Sums, Vec<u8>),
     Done,
 }
@@ -193,10 +192,6 @@ pub(crate) fn filled(reply: Reply) -> Option<Filled> {
 
 pub(crate) fn roll(reply: Reply) -> Option<Roll> {
     if let Reply::Roll(roll) = reply { Some(roll) } else { None }
-}
-
-pub(crate) fn bytes(reply: Reply) -> Option<Vec<u8>> {
-    if let Reply::Bytes(bytes) = reply { Some(bytes) } else { None }
 }
 
 pub(crate) fn groups(reply: Reply) -> Option<(Sums, Vec<u8>)> {

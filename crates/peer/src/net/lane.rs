@@ -28,24 +28,6 @@ use crate::arriving::Arriving;
 use crate::frame::{self, HEADER, Header, Type};
 use crate::hello::Class;
 
-/// Called with a request's result.
-pub(crate) type Then = Box<dyn FnOnce(Result<Reply, Fail>) + Send>;
-
-/// Where a request's result goes.
-pub(crate) enum Waiter {
-    Slot(Arc<Slot>),
-    Then(Then),
-}
-
-impl Waiter {
-    pub(super) fn end(self, result: Result<Reply, Fail>) {
-        match self {
-            Waiter::Slot(slot) => slot.put(result),
-            Waiter::Then(then) => then(result),
-        }
-    }
-}
-
 /// Where bytes of blobs go.
 #[derive(Clone)]
 pub(crate) enum Sink {
@@ -53,57 +35,26 @@ pub(crate) enum Sink {
     None,
     /// The blob, and how many bytes of it have come from this source.
     Blob(Arc<Arriving>, Arc<AtomicU64>),
-    Range(Arc<Mutex<Gather>>),
-    /// A range that arrives in one small frame.
-    Small(Small),
+    Groups(Arc<Mutex<Gather>>),
 }
 
-/// A range of up to 64 KiB. It holds only what was requested, because thousands may be in flight.
-#[derive(Clone, Copy)]
-pub(crate) struct Small {
-    pub(crate) blob: BlobId,
-    pub(crate) offset: u32,
-    pub(crate) len: u32,
-}
-
-/// A range that is being assembled.
+/// Whole groups of a blob, with its sums, that are being assembled.
 pub(crate) struct Gather {
     pub(crate) blob: BlobId,
     /// The requested range.
     pub(crate) offset: u32,
     pub(crate) len: u32,
-    /// Where the bytes begin: at `offset`, or at the group around it.
+    /// Where the bytes begin: at the group around `offset`.
     pub(crate) from: u32,
     pub(crate) bytes: Vec<u8>,
-    /// The bytes are verified with these, if `hashed`.
     pub(crate) sums: Option<Sums>,
+    /// The bytes are also compared with the hashes of their groups.
     pub(crate) hashed: bool,
-    /// Whole groups are wanted, with the sums.
-    pub(crate) groups: bool,
 }
 
 impl Gather {
-    /// Verifies the bytes and returns the requested ones.
-    pub(super) fn finish(&mut self) -> Result<Reply, Fail> {
-        if self.groups {
-            return self.finish_groups();
-        }
-        if self.hashed {
-            let sums =
-                self.sums.as_ref().ok_or_else(|| Fail::Protocol("the sums did not come".to_owned()))?;
-            sums.check_group(self.from, &self.bytes).map_err(|wrong| Fail::Corrupt(wrong.to_string()))?;
-        }
-        let mut bytes = std::mem::take(&mut self.bytes);
-        bytes.drain(..((self.offset - self.from) as usize).min(bytes.len()));
-        bytes.truncate(self.len as usize);
-        if bytes.len() != self.len as usize {
-            return Err(Fail::Protocol("fewer bytes came than were asked for".to_owned()));
-        }
-        Ok(Reply::Bytes(bytes))
-    }
-
-    /// The same for whole groups, with the sums.
-    fn finish_groups(&mut self) -> Result<Reply, Fail> {
+    /// Verifies the bytes and returns them.
+    pub(super) fn finish_groups(&mut self) -> Result<Reply, Fail> {
         let protocol = |what: &str| Fail::Protocol(what.to_owned());
         let sums = self.sums.take().ok_or_else(|| protocol("the sums did not come"))?;
         let end = self.offset.saturating_add(self.len);
@@ -126,8 +77,8 @@ impl Gather {
 
 /// A request in flight.
 pub(super) struct Waits {
-    waiter: Waiter,
-    pub(super) sink: Sink,
+    slot: Arc<Slot>,
+    sink: Sink,
     until: Instant,
     time: Duration,
 }
@@ -143,7 +94,6 @@ pub(crate) struct Lane {
     pub(crate) class: Class,
     pub(crate) counters: Arc<Counters>,
     most: usize,
-    merge: bool,
     born: Instant,
     used_ms: AtomicU64,
     over: AtomicBool,
@@ -154,12 +104,11 @@ pub(crate) struct Lane {
 }
 
 impl Lane {
-    pub(crate) fn new(class: Class, counters: Arc<Counters>, most: usize, merge: bool) -> Arc<Lane> {
+    pub(crate) fn new(class: Class, counters: Arc<Counters>, most: usize) -> Arc<Lane> {
         Arc::new(Lane {
             class,
             counters,
             most,
-            merge,
             born: base::time::monotonic(),
             used_ms: AtomicU64::new(0),
             over: AtomicBool::new(false),
@@ -183,29 +132,32 @@ impl Lane {
         self.born.elapsed().saturating_sub(Duration::from_millis(self.used_ms.load(Ordering::Relaxed)))
     }
 
-    /// Sends a request. If that is not possible, the waiter comes back with the error.
+    /// Sends a request. Its result goes to the slot.
+    ///
+    /// # Errors
+    /// It cannot be sent, and the slot gets nothing.
     pub(crate) fn submit(
         &self,
         header: (Type, u8),
         payload: &[u8],
-        waiter: Waiter,
+        slot: &Arc<Slot>,
         sink: Sink,
         time: Duration,
-    ) -> Result<u32, (Waiter, Fail)> {
+    ) -> Result<u32, Fail> {
         let mut waiting = self.waiting.lock();
         if self.is_over() {
-            return Err((waiter, Fail::Gone("it ended just now".to_owned())));
+            return Err(Fail::Gone("it ended just now".to_owned()));
         }
         if waiting.all.len() >= self.most {
             self.counters.fail(&Fail::Busy);
-            return Err((waiter, Fail::Busy));
+            return Err(Fail::Busy);
         }
         let alone = waiting.all.is_empty();
         // At most `most` requests are in flight, so their numbers never collide.
         let request = waiting.next;
         waiting.next = request.wrapping_add(1);
         let now = base::time::monotonic();
-        waiting.all.insert(request, Waits { waiter, sink, until: now + time, time });
+        waiting.all.insert(request, Waits { slot: Arc::clone(slot), sink, until: now + time, time });
         let used = now.saturating_duration_since(self.born);
         self.used_ms.store(used.as_millis() as u64, Ordering::Relaxed);
         Counters::one(&self.counters.asked);
@@ -214,7 +166,7 @@ impl Lane {
         drop(waiting);
         out.extend_from_slice(&head.encode());
         out.extend_from_slice(payload);
-        let sent = if alone || !self.merge { self.write(&mut out) } else { Ok(false) };
+        let sent = if alone { self.write(&mut out) } else { Ok(false) };
         drop(out);
         Counters::one(&self.counters.frames_out);
         if alone || !matches!(sent, Ok(true)) {
@@ -265,22 +217,11 @@ impl Lane {
     }
 
     pub(super) fn end_one(&self, request: u32, result: Result<Reply, Fail>) {
-        if let Some(waits) = self.claim(request) {
-            self.end_claimed(waits, result);
-        }
-    }
-
-    /// Takes a request out. The caller must then end it. None: nobody waits for it any more.
-    pub(super) fn claim(&self, request: u32) -> Option<Waits> {
-        self.waiting.lock().all.remove(&request)
-    }
-
-    /// Ends a request that was taken out.
-    pub(super) fn end_claimed(&self, waits: Waits, result: Result<Reply, Fail>) {
+        let Some(waits) = self.waiting.lock().all.remove(&request) else { return };
         if let Err(fail) = &result {
             self.counters.fail(fail);
         }
-        waits.waiter.end(result);
+        waits.slot.put(result);
     }
 
     /// Ends requests whose time is over. True: others are left.
@@ -295,7 +236,7 @@ impl Lane {
         for (request, waits) in late.iter().zip(ended) {
             self.say(Type::Cancel, *request, &[]);
             Counters::one(&self.counters.late);
-            waits.waiter.end(Err(Fail::Late(waits.time)));
+            waits.slot.put(Err(Fail::Late(waits.time)));
         }
         left
     }
@@ -308,7 +249,7 @@ impl Lane {
         drop(waiting);
         for (_, waits) in all {
             self.counters.fail(why);
-            waits.waiter.end(Err(why.clone()));
+            waits.slot.put(Err(why.clone()));
         }
         self.wake.notify_one();
     }

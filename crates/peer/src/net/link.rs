@@ -129,23 +129,6 @@ impl Link {
         }
     }
 
-    /// Whether bytes can be sent from where they are ([`Link::send_parts`]).
-    pub(super) fn is_plain(&self) -> bool {
-        self.sealed.is_none()
-    }
-
-    /// The same with bytes from several places. Only for plain connections.
-    ///
-    /// # Safety
-    /// As [`socket::send_parts`].
-    pub(super) unsafe fn send_parts(&self, parts: &mut [libc::iovec]) -> io::Result<usize> {
-        if !self.is_plain() {
-            return Err(io::ErrorKind::Unsupported.into());
-        }
-        // SAFETY: the caller keeps the contract of `socket::send_parts`, which this function passes on.
-        unsafe { socket::send_parts(&self.stream, parts) }
-    }
-
     /// The same with a part of a file. 0: the file ends before it.
     pub(super) fn send_file(&self, file: &File, offset: u64, len: usize) -> io::Result<usize> {
         let Some(sealed) = &self.sealed else { return socket::send_file(&self.stream, file, offset, len) };
@@ -154,20 +137,6 @@ impl Link {
         let mut piece = vec![0; len.min(PIECE)];
         let got = file.read_at(&mut piece, offset)?;
         if got == 0 { Ok(0) } else { sealed.state.lock().write(&self.stream, &piece[..got], true) }
-    }
-
-    /// The same through a pipe. Under TLS nothing can be spliced, and the file is sent as usual.
-    pub(super) fn send_through(
-        &self,
-        pipe: &mut socket::Pipe,
-        file: &File,
-        offset: u64,
-        len: usize,
-    ) -> io::Result<usize> {
-        match &self.sealed {
-            None => pipe.send(&self.stream, file, offset, len),
-            Some(_) => self.send_file(file, offset, len),
-        }
     }
 
     /// Sends what was taken and has not left. False: some of it is still here.

@@ -2,11 +2,11 @@
 //!
 //! ```text
 //!   this node                                                            another node
-//!     Net::ask, notes, list,          one control connection
-//!     read_range (up to 64 KiB) ────► many small frames at once ───────► serve::control ──► Service
+//!                                     one control connection
+//!     Net::ask, notes, list     ────► many small frames at once ───────► serve::control ──► Service
 //!
-//!     Net::read_groups, fetch_into,   1 to 4 bulk connections
-//!     read_range (above)        ────► sums, then slices of 1 MiB ◄────── serve::bulk: sendfile from a file
+//!                                     1 to 4 bulk connections
+//!     Net::read_groups, fetch_into ─► sums, then slices of 1 MiB ◄────── serve::bulk: sendfile from a file
 //!                                     straight into the final buffer
 //! ```
 //!
@@ -15,11 +15,10 @@
 //! - [`call`]: a request in flight; no task runs for it. [`lane`]: the requesting end of a connection.
 //!   [`peers`]: all of these ends.
 //! - [`establish`]: how a connection begins. [`link`]: the established connection, plain or under TLS.
-//! - [`reader`]: the loop that reads the requesting end. [`listen`], [`serve`], [`small`], [`finished`]: the
+//! - [`reader`]: the loop that reads the requesting end. [`listen`], [`serve`], [`finished`]: the
 //!   serving end. [`service`]: the interface that the serving end calls. [`socket`]: the system calls.
-//! - Control connections, fetches and serving each run on their own threads. So large fetches do not delay a
-//!   4 KiB read, and a slow disk under the blobs that are served delays neither questions nor fetches.
-//! - [`opened`]: blobs that stay open because small ranges of them are requested.
+//! - Control connections, fetches and serving each run on their own threads. So large fetches do not delay
+//!   questions, and a slow disk under the blobs that are served delays neither questions nor fetches.
 //! - [`clients`]: what each other node uses of this one. [`suspicions`]: blobs whose copies are checked
 //!   because another node doubts them.
 //! - [`backlog`]: bytes that were requested from this node and have not been sent.
@@ -40,14 +39,12 @@ mod job;
 mod lane;
 mod link;
 mod listen;
-mod opened;
 mod outbox;
 mod peers;
 mod reader;
 mod serve;
 pub mod service;
 mod slice;
-mod small;
 mod socket;
 mod suspicions;
 #[cfg(test)]
@@ -82,8 +79,7 @@ use clients::Clients;
 use counters::Counters;
 pub use counters::Counts;
 pub use fail::Fail;
-use lane::{Gather, Lane, Sink, Small, Waiter};
-use opened::Opened;
+use lane::{Gather, Lane, Sink};
 use peers::Peers;
 use suspicions::Suspicions;
 use window::ReceiveWindow;
@@ -113,12 +109,10 @@ pub struct Options {
     pub tls: Option<Tls>,
     /// Where to listen. Port 0 takes a free one, none serves no other node.
     pub listen: Option<SocketAddr>,
-    /// How whole blobs and ranges above 64 KiB are verified. Smaller ranges are verified by their CRC.
+    /// How whole blobs and groups are verified.
     pub verify: Verify,
     /// Timeouts and bounds.
     pub limits: Limits,
-    /// What to leave out, to measure its effect.
-    pub without: Without,
 }
 
 /// Timeouts and bounds. The defaults are right for a data centre. Tests shorten them.
@@ -185,35 +179,6 @@ impl Default for Limits {
     }
 }
 
-/// How bodies of blobs leave this node.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Body {
-    /// From the file to the socket inside the kernel, by sendfile(2).
-    #[default]
-    Sendfile,
-    /// The same by splice(2), through a pipe.
-    Splice,
-    /// Read, then written.
-    Copy,
-}
-
-/// What to leave out. Only measurements set any of it.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Without {
-    /// Allow only one request at a time on a connection.
-    pub multiplexing: bool,
-    /// Write every frame by itself.
-    pub batching: bool,
-    /// Wake the receiver for every bit of data.
-    pub low_water: bool,
-    /// Compute CRCs from the bytes instead of combining known ones.
-    pub merging: bool,
-    /// Use one bulk connection, whatever the load.
-    pub growth: bool,
-    /// How bodies are sent.
-    pub body: Body,
-}
-
 /// Why the transport did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
@@ -235,12 +200,10 @@ pub(crate) struct Shared {
     greeter: Greeter,
     tls: Option<Tls>,
     limits: Limits,
-    without: Without,
     verify: Verify,
     service: Arc<dyn Service>,
     counters: Arc<Counters>,
     backlog: Arc<Backlog>,
-    opened: Opened,
     clients: Arc<Clients>,
     suspicions: Suspicions,
     peers: Peers,
@@ -309,14 +272,6 @@ fn runtime(name: &str, threads: usize, helpers: usize) -> Result<Runtime, StartE
         .map_err(StartError::Threads)
 }
 
-/// Closes files that are no longer requested.
-async fn tidy(shared: Arc<Shared>) {
-    loop {
-        tokio::time::sleep(opened::KEPT / 10).await;
-        shared.opened.tidy();
-    }
-}
-
 impl Net {
     /// Starts the threads, and listens if [`Options::listen`] is set.
     ///
@@ -331,12 +286,10 @@ impl Net {
             greeter: Greeter::new(options.identity, &options.secret, options.limits.handshake),
             tls: options.tls,
             limits: options.limits,
-            without: options.without,
             verify: options.verify,
             service,
             counters: Arc::default(),
             backlog: Arc::default(),
-            opened: Opened::default(),
             clients: Arc::default(),
             suspicions: Suspicions::default(),
             peers: Peers::default(),
@@ -354,7 +307,6 @@ impl Net {
             let _inside = control.enter();
             let listener = TcpListener::from_std(listener).map_err(failed)?;
             control.spawn(listen::listen(Arc::clone(&shared), listener, serving.handle().clone()));
-            control.spawn(tidy(Arc::clone(&shared)));
         }
         let [control, bulk, serving] = [control, bulk, serving].map(Some);
         Ok(Net(Arc::new(Inner { shared, address, control, bulk, serving, handles })))
@@ -442,9 +394,9 @@ impl Net {
             Err(fail) => return Call::failed(fail),
         };
         let slot = Arc::new(Slot::default());
-        match lane.submit(header, payload, Waiter::Slot(Arc::clone(&slot)), sink, time) {
+        match lane.submit(header, payload, &slot, sink, time) {
             Ok(request) => Call::new(slot, take, (lane, request), began, time),
-            Err((_, fail)) => Call::failed(fail),
+            Err(fail) => Call::failed(fail),
         }
     }
 
@@ -476,20 +428,6 @@ impl Net {
         self.submit(peer, Class::Bulk, (Type::Get, flags), &get.encode(), sink, time, call::done)
     }
 
-    /// Reads a range of a blob: up to 64 KiB on the control connection, more on a bulk one. The bytes are
-    /// verified as [`Options::verify`] says.
-    pub fn read_range(
-        &self,
-        peer: Peer,
-        blob: &BlobId,
-        offset: u32,
-        len: u32,
-        time: Duration,
-    ) -> Call<Vec<u8>> {
-        let (class, flags, get, sink) = self.range(*blob, offset, len);
-        self.submit(peer, class, (Type::Get, flags), &get.encode(), sink, time, call::bytes)
-    }
-
     /// Reads the groups of a blob that cover a range, and the blob's sums. This is less than the blob but
     /// verified like all of it ([`Options::verify`]), so the result may be kept and passed on. `len` is at
     /// least 1.
@@ -505,55 +443,10 @@ impl Net {
         let end = offset.saturating_add(len).min(BLOB_MAX);
         let get = Get { blob: *blob, offset: from, len: end.next_multiple_of(GROUP).saturating_sub(from) };
         let hashed = self.0.shared.verify == Verify::Blake3;
-        let gather =
-            Gather { blob: *blob, offset, len, from, bytes: Vec::new(), sums: None, hashed, groups: true };
-        let sink = Sink::Range(Arc::new(Mutex::new(gather)));
+        let gather = Gather { blob: *blob, offset, len, from, bytes: Vec::new(), sums: None, hashed };
+        let sink = Sink::Groups(Arc::new(Mutex::new(gather)));
         let header = (Type::Get, WITH_SUMS);
         self.submit(peer, Class::Bulk, header, &get.encode(), sink, time, call::groups)
-    }
-
-    /// Like [`Net::read_range`], but the loop that reads the connection calls `then` with the result (or this
-    /// thread does, if it fails at once). It is the cheapest way with thousands of requests in flight. `then`
-    /// must not wait for anything.
-    pub fn read_range_then(
-        &self,
-        peer: Peer,
-        range: (BlobId, u32, u32),
-        time: Duration,
-        then: impl FnOnce(Result<Vec<u8>, Fail>) + Send + 'static,
-    ) {
-        let (class, flags, get, sink) = self.range(range.0, range.1, range.2);
-        let lane = match self.lane(peer, class) {
-            Ok(lane) => lane,
-            Err(fail) => return then(Err(fail)),
-        };
-        let other = || Fail::Protocol("the answer is one to another question".to_owned());
-        let end =
-            move |done: Result<call::Reply, Fail>| then(done.and_then(|r| call::bytes(r).ok_or_else(other)));
-        let waiter = Waiter::Then(Box::new(end));
-        if let Err((waiter, fail)) = lane.submit((Type::Get, flags), &get.encode(), waiter, sink, time) {
-            waiter.end(Err(fail));
-        }
-    }
-
-    fn range(&self, blob: BlobId, offset: u32, len: u32) -> (Class, u8, Get, Sink) {
-        if len <= frame::SMALL_MAX {
-            let small = Small { blob, offset, len };
-            return (Class::Control, 0, Get { blob, offset, len }, Sink::Small(small));
-        }
-        let hashed = self.0.shared.verify == Verify::Blake3;
-        let from = if hashed { offset - offset % GROUP } else { offset };
-        let end = offset.saturating_add(len).min(BLOB_MAX + 1);
-        let to = if hashed { end.next_multiple_of(GROUP).min(BLOB_MAX) } else { end };
-        let get = Get { blob, offset: from, len: to.saturating_sub(from) };
-        let gather = Gather { blob, offset, len, from, bytes: Vec::new(), sums: None, hashed, groups: false };
-        let flags = if hashed { WITH_SUMS } else { 0 };
-        (Class::Bulk, flags, get, Sink::Range(Arc::new(Mutex::new(gather))))
-    }
-
-    /// A blob is no longer here. Closes its file if it is open.
-    pub fn close_file(&self, id: &BlobId) {
-        self.0.shared.opened.remove(id);
     }
 
     /// Ends all connections to a node that has left.

@@ -36,7 +36,7 @@ impl Peers {
         class: Class,
         on: &Handle,
     ) -> Result<Arc<Lane>, Fail> {
-        let (limits, without) = (&shared.limits, &shared.without);
+        let limits = &shared.limits;
         let mut peers = self.0.lock();
         if shared.is_closed() {
             return Err(Fail::Closed);
@@ -53,9 +53,8 @@ impl Peers {
             }
         }
         let (window, most) = match class {
-            _ if without.multiplexing => (1, limits.requests),
             Class::Control | Class::Look => (usize::MAX, 1),
-            Class::Bulk => (limits.window, if without.growth { 1 } else { limits.bulk }),
+            Class::Bulk => (limits.window, limits.bulk),
         };
         if let Some((busy, lane)) = best
             && (busy < window || count >= most)
@@ -68,7 +67,7 @@ impl Peers {
             return Err(why.clone());
         }
         let counters = Arc::clone(&shared.counters);
-        let lane = Lane::new(class, counters, limits.requests, !without.batching);
+        let lane = Lane::new(class, counters, limits.requests);
         known.lanes.push(Arc::clone(&lane));
         on.spawn(run(Arc::clone(shared), Arc::clone(&lane), peer));
         Ok(lane)
@@ -137,7 +136,7 @@ async fn run(shared: Arc<Shared>, lane: Arc<Lane>, peer: Peer) {
             Counters::one(&shared.counters.made);
             let stream = Arc::new(stream);
             let _ = lane.stream.set(Arc::clone(&stream));
-            ends.1 = Reader::new(lane, stream, !shared.without.low_water, (Arc::clone(&shared.window), trip))
+            ends.1 = Reader::new(lane, stream, (Arc::clone(&shared.window), trip))
                 .run(&shared.limits)
                 .await;
         }

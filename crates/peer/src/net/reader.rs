@@ -74,7 +74,6 @@ pub(super) struct Reader {
     end: usize,
     body: Option<Body>,
     mark: u32,
-    low_water: bool,
     pace: Pace,
     /// The bound on what is in flight to this node, and the round-trip time when the connection was made.
     window: (Arc<ReceiveWindow>, Duration),
@@ -90,7 +89,6 @@ impl Reader {
     pub(super) fn new(
         lane: Arc<Lane>,
         stream: Arc<Link>,
-        low_water: bool,
         window: (Arc<ReceiveWindow>, Duration),
     ) -> Reader {
         // Small on bulk connections, where bodies are received elsewhere.
@@ -103,7 +101,6 @@ impl Reader {
             end: 0,
             body: None,
             mark: 1,
-            low_water,
             pace: Pace::default(),
             window,
             heard: base::time::monotonic(),
@@ -182,7 +179,7 @@ impl Reader {
         let left = self.body.as_ref().map_or(1, |body| body.header.length - body.done);
         let first = self.body.as_ref().is_none_or(|body| body.header.offset == 0);
         let most = if self.pace.is_quick(self.heard) && !first { HIGH_WATER } else { LOW_WATER };
-        let mark = if self.low_water { left.clamp(1, most) } else { 1 };
+        let mark = left.clamp(1, most);
         if mark != self.mark {
             let begins = mark > self.mark;
             self.mark = mark;
@@ -233,9 +230,10 @@ impl Reader {
         while let Some(head) = self.buffer[self.start..self.end].first_chunk::<HEADER>() {
             let header = Header::decode(head).map_err(protocol)?;
             let body = self.start + HEADER;
-            if header.kind == Type::Data && self.lane.class == Class::Bulk {
+            if header.kind == Type::Data {
                 let sink = self.lane.sink(header.request);
-                if sink.is_none() && !self.lane.has_asked(header.request) {
+                let asked = sink.is_some() || self.lane.has_asked(header.request);
+                if self.lane.class != Class::Bulk || !asked {
                     return Err(Fail::Protocol("bytes came that were not asked for".to_owned()));
                 }
                 self.start = body;
@@ -255,15 +253,9 @@ impl Reader {
                 return Ok(());
             }
             let payload = &self.buffer[body..end];
-            let right = header.check(payload);
-            if right.is_err() && header.kind != Type::Data {
-                return right.map_err(protocol);
-            }
+            header.check(payload).map_err(protocol)?;
             Counters::one(&self.lane.counters.frames_in);
-            match header.kind {
-                Type::Data => take_range(&self.lane, &header, payload, right.is_ok())?,
-                _ => take(&self.lane, &header, payload)?,
-            }
+            take(&self.lane, &header, payload)?;
             self.start = end;
         }
         Ok(())
@@ -271,7 +263,7 @@ impl Reader {
 
     /// Takes the part of a body that is already in the buffer.
     fn begin_body(&mut self) {
-        if let Some(Body { header, sink: Some(Sink::Range(gather)), .. }) = &self.body {
+        if let Some(Body { header, sink: Some(Sink::Groups(gather)), .. }) = &self.body {
             let mut gather = gather.lock();
             let fits = gather.from as usize + gather.bytes.len() == header.offset as usize;
             let most = gather.len as usize + 2 * base::size::GROUP as usize;
@@ -336,7 +328,7 @@ impl Reader {
                     }
                 }
             }
-            Some(Sink::Range(gather)) => {
+            Some(Sink::Groups(gather)) => {
                 let mut gather = gather.lock();
                 let room = gather.bytes.spare_capacity_mut();
                 let most = left.min(room.len());
@@ -397,7 +389,7 @@ impl Reader {
                 let cut = || Fail::Protocol("the answer ended before the blob".to_owned());
                 lane.end_one(header.request, whole.then_some(Reply::Done).ok_or_else(cut));
             }
-            Some(Sink::Range(gather)) => {
+            Some(Sink::Groups(gather)) => {
                 let mut gather = gather.lock();
                 let from = gather.bytes.len() - (header.length as usize).min(gather.bytes.len());
                 if crc32c(&gather.bytes[from..]) != header.crc {
@@ -407,7 +399,7 @@ impl Reader {
                         Err(Fail::Corrupt("the CRC of a range is wrong".to_owned())),
                     );
                 } else if last {
-                    let done = gather.finish();
+                    let done = gather.finish_groups();
                     if matches!(done, Err(Fail::Corrupt(_))) {
                         lane.say(Type::Suspect, header.request, &gather.blob.0);
                     }
@@ -438,7 +430,7 @@ fn take(lane: &Lane, header: &Header, payload: &[u8]) -> Result<(), Fail> {
                     Ok(()) => return Ok(()),
                     Err(fail) => Err(fail),
                 },
-                (Some(Sink::Range(gather)), Ok(sums)) => {
+                (Some(Sink::Groups(gather)), Ok(sums)) => {
                     let mut gather = gather.lock();
                     if sums.id() == gather.blob {
                         gather.sums = Some(sums);
@@ -462,32 +454,6 @@ fn take(lane: &Lane, header: &Header, payload: &[u8]) -> Result<(), Fail> {
         _ => return Err(Fail::Protocol(format!("{:?} is nothing that answers", header.kind))),
     };
     lane.end_one(header.request, reply);
-    Ok(())
-}
-
-/// A whole range in one small frame. An answer that has no waiter any more is ignored.
-fn take_range(lane: &Lane, header: &Header, payload: &[u8], right: bool) -> Result<(), Fail> {
-    let Some(waits) = lane.claim(header.request) else {
-        let asked = lane.has_asked(header.request);
-        return asked
-            .then_some(())
-            .ok_or_else(|| Fail::Protocol("bytes came that were not asked for".to_owned()));
-    };
-    let reply = match &waits.sink {
-        Sink::Small(small) if !right => {
-            lane.say(Type::Suspect, header.request, &small.blob.0);
-            Err(Fail::Corrupt("the CRC of a range is wrong".to_owned()))
-        }
-        Sink::Small(small) if header.offset != small.offset || header.length != small.len => {
-            Err(Fail::Protocol("another range came than was asked for".to_owned()))
-        }
-        Sink::Small(_) => {
-            Counters::add(&lane.counters.blob_bytes_in, payload.len() as u64);
-            Ok(Reply::Bytes(payload.to_vec()))
-        }
-        _ => Err(Fail::Protocol("bytes came as an answer to something else".to_owned())),
-    };
-    lane.end_claimed(waits, reply);
     Ok(())
 }
 

@@ -3,13 +3,12 @@
 //!
 //! ```text
 //!   requests ──► small: into `out`, many answers in one write
-//!           │        └── not in the page cache: read by a helper thread, into `finished`
+//!           │        └── lists and fills: by other threads, into `finished`
 //!           └──► bodies: header with MSG_MORE, then sendfile; slices of up to 1 MiB, four requests in turns
 //! ```
 //!
 //! One thread serves all control connections, so nothing on it waits for a disk. Bodies belong on bulk
-//! connections, which have their own threads. A small range is answered on a control connection only if it is
-//! in memory.
+//! connections, which have their own threads.
 //!
 //! Short and long replies alternate: one that a single slice ends, then one that needs more. So a part of a
 //! blob that a program waits for does not queue behind whole blobs, nor a blob behind all parts.
@@ -34,15 +33,12 @@ use super::clients::ClientConnection;
 use super::finished::Finished;
 use super::job::Job;
 use super::link::Link;
-use super::opened::Open;
 use super::outbox::Outbox;
 use super::service::{Content, Filled, Unfilled};
 use super::slice::{Slice, slice_end};
-use super::small::Range;
-use super::socket::Pipe;
-use super::{Body, Shared, Without, suspicions};
+use super::{Shared, suspicions};
 use crate::frame::{self, ErrorKind, Get, HEADER, Header, ListAsk, Texted, Type};
-use crate::frame::{PART, SMALL_MAX, WITH_SUMS};
+use crate::frame::{PART, WITH_SUMS};
 use crate::hello::{Class, Other};
 use crate::id::NodeId;
 use crate::message::Ask;
@@ -56,7 +52,7 @@ const PIECE: u32 = 128 << 10;
 const OUT_MAX: usize = 256 << 10;
 /// After this many reads, other connections get their turn.
 const TURN: usize = 4;
-/// While helper threads work on this many ranges and lists of one connection, no requests are taken.
+/// While helper threads work on this many lists and fills of one connection, no requests are taken.
 const SLOW_MAX: usize = 32;
 
 pub(super) struct Serving {
@@ -74,11 +70,9 @@ pub(super) struct Serving {
     long_went: bool,
     bell: Arc<Notify>,
     finished: Arc<Mutex<Finished>>,
-    /// Ranges and lists that helper threads work on, or that are in `finished`.
+    /// Lists and fills that other threads work on, or that are in `finished`.
     slow: usize,
     heard: Instant,
-    /// The pipe for bodies with [`Body::Splice`].
-    pipe: Option<Pipe>,
 }
 
 /// The progress of sending.
@@ -111,15 +105,11 @@ impl Serving {
             finished: Arc::default(),
             slow: 0,
             heard: base::time::monotonic(),
-            pipe: None,
         }
     }
 
     /// Serves until the connection ends.
     pub(super) async fn run(mut self) -> io::Result<()> {
-        if self.shared.without.body == Body::Splice {
-            self.pipe = Some(Pipe::new()?);
-        }
         let limits = self.shared.limits;
         let idle = limits.control_idle.max(limits.bulk_idle) + 2 * limits.quiet;
         loop {
@@ -330,15 +320,11 @@ impl Serving {
 
     fn get(&mut self, header: &Header, get: Get) {
         let (request, sums) = (header.request, header.flags & WITH_SUMS != 0);
-        if self.other.class == Class::Control && (sums || get.len > SMALL_MAX) {
-            return self.error(request, ErrorKind::Bad, "more than 64 KiB belongs on a bulk connection");
+        if self.other.class == Class::Control {
+            return self.error(request, ErrorKind::Bad, "bytes of blobs belong on a bulk connection");
         }
         if self.jobs.len() >= self.shared.limits.requests {
             return self.error(request, ErrorKind::Busy, "too many requests on this connection");
-        }
-        let small = !sums && get.len <= SMALL_MAX;
-        if small && let Some(open) = self.shared.opened.get(&get.blob) {
-            return self.small(request, get, &open);
         }
         let limits = &self.shared.limits;
         let promised = self.shared.clients.body(&self.connection.client, limits.bodies, limits.bodies_each);
@@ -348,13 +334,8 @@ impl Serving {
         let Some(content) = self.shared.service.content(&get.blob) else {
             return self.error(request, ErrorKind::Missing, "the blob is not here");
         };
-        match &content {
-            Content::Held(held) if small => {
-                let open = self.shared.opened.put(get.blob, held.clone());
-                return self.small(request, get, &open);
-            }
-            Content::Held(_) => {}
-            Content::Arriving(arriving) => arriving.ring(&self.bell),
+        if let Content::Arriving(arriving) = &content {
+            arriving.ring(&self.bell);
         }
         let share = BacklogShare::new(&self.shared.backlog);
         let mut job = Job {
@@ -370,54 +351,6 @@ impl Serving {
         };
         job.update_share();
         self.jobs.push_back(job);
-    }
-
-    /// A small range of a file: at once if it is in memory, otherwise by a helper thread.
-    fn small(&mut self, request: u32, get: Get, open: &Arc<Open>) {
-        let total = open.held.sums.size();
-        let Some((start, end)) = get.range(total).filter(|(start, end)| start < end) else {
-            return self.error(request, ErrorKind::Range, "the range is not in the blob");
-        };
-        let range = Range { request, offset: start, total };
-        if self.lends()
-            && let Some(lent) = open.lend(start, end)
-        {
-            range.put_head(self.out.end(), &self.shared, &lent);
-            return self.out.lend(lent);
-        }
-        // The bytes are read into the send buffer, and their header is written before them afterwards.
-        let out = self.out.end();
-        let at = out.len();
-        out.extend_from_slice(&[0; HEADER]);
-        match open.now(start, end, out) {
-            Ok(true) => return range.head_at(at, out, &self.shared),
-            Ok(false) => out.truncate(at),
-            Err(_) => {
-                out.truncate(at);
-                range.put_damaged(out);
-                return self.damaged(&get.blob);
-            }
-        }
-        let (finished, bell) = (Arc::clone(&self.finished), Arc::clone(&self.bell));
-        let (shared, open) = (Arc::clone(&self.shared), Arc::clone(open));
-        self.slow_began();
-        tokio::task::spawn_blocking(move || {
-            let read = open.later(start, end);
-            finished.lock().end(|frames| match &read {
-                Ok(bytes) => range.put(frames, &shared, bytes),
-                Err(_) => range.put_damaged(frames),
-            });
-            bell.notify_one();
-            if read.is_err() {
-                suspicions::suspect(&shared, get.blob, None);
-            }
-        });
-    }
-
-    /// Whether ranges may be sent from where they are.
-    fn lends(&self) -> bool {
-        let Without { merging, body, .. } = self.shared.without;
-        self.stream.is_plain() && !merging && body != Body::Copy && self.shared.opened.lends()
     }
 
     /// The bytes here are damaged.
@@ -470,18 +403,10 @@ impl Serving {
             match self.out.send(&self.stream) {
                 Ok(sent) => {
                     super::Counters::one(&self.shared.counters.writes);
-                    super::Counters::add(&self.shared.counters.bytes_out, sent.bytes as u64);
-                    if sent.waited {
-                        self.shared.opened.is_short();
-                    }
+                    super::Counters::add(&self.shared.counters.bytes_out, sent as u64);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
-                Err(error) => {
-                    if error.raw_os_error() == Some(libc::EFAULT) {
-                        self.out.lent().into_iter().for_each(|blob| self.damaged(&blob));
-                    }
-                    return Err(error);
-                }
+                Err(error) => return Err(error),
             }
         }
         self.stream.is_flushed()
@@ -559,10 +484,7 @@ impl Serving {
             let sent = match &job.content {
                 Content::Held(held) => {
                     let at = held.offset + u64::from(slice.from);
-                    match &mut self.pipe {
-                        Some(pipe) => self.stream.send_through(pipe, &held.file, at, left)?,
-                        None => self.stream.send_file(&held.file, at, left)?,
-                    }
+                    self.stream.send_file(&held.file, at, left)?
                 }
                 Content::Arriving(arriving) => {
                     self.stream.try_write(arriving.bytes(slice.from..slice.end).unwrap_or(&[]))?

@@ -1,15 +1,16 @@
 //! A slice of a body: where it ends, and the header that goes before it.
 
 use std::io;
+use std::os::unix::fs::FileExt;
 
 use base::size::SEGMENT;
 use blob::Sums;
 use blob::sums::crc32c;
 
-use super::opened::part;
+use super::Shared;
 use super::service::Content;
-use super::{Body, Shared};
 use crate::frame::{Header, LAST, SLICE, Type};
+use crate::seam::Held;
 
 /// A slice whose header has been made.
 pub(super) struct Slice {
@@ -33,9 +34,8 @@ impl Slice {
         sums: &Sums,
         (at, stop, end): (u32, u32, u32),
     ) -> io::Result<Slice> {
-        let merged = if shared.without.merging { None } else { sums.crc_of(at, stop) };
         let (mut from, mut copied, mut head) = (at, Vec::new(), Vec::new());
-        let crc = match merged {
+        let crc = match sums.crc_of(at, stop) {
             Some(crc) => crc,
             None if stop == at => 0,
             None => {
@@ -49,10 +49,6 @@ impl Slice {
         let header =
             Header { flags, backlog, offset, length, crc, total, ..Header::bare(Type::Data, request) };
         head.extend_from_slice(&header.encode());
-        if shared.without.body == Body::Copy && from < stop {
-            copied = part_of(content, from, stop)?;
-            from = stop;
-        }
         head.extend_from_slice(&copied);
         Ok(Slice { head, sent: 0, from, end: stop })
     }
@@ -79,4 +75,18 @@ fn part_of(content: &Content, start: u32, end: u32) -> io::Result<Vec<u8>> {
             .map(<[u8]>::to_vec)
             .ok_or_else(|| io::Error::other("it is not here yet")),
     }
+}
+
+/// Bytes of a blob's file, verified by the whole segments around them.
+///
+/// # Errors
+/// The file cannot be read, or its bytes are damaged.
+fn part(held: &Held, start: u32, end: u32) -> io::Result<Vec<u8>> {
+    let (from, to) = (start - start % SEGMENT, end.next_multiple_of(SEGMENT).min(held.sums.size()));
+    let mut bytes = vec![0; (to - from) as usize];
+    held.file.read_exact_at(&mut bytes, held.offset + u64::from(from))?;
+    held.sums.check(from, &bytes).map_err(io::Error::other)?;
+    bytes.truncate((end - from) as usize);
+    bytes.drain(..(start - from) as usize);
+    Ok(bytes)
 }

@@ -4,8 +4,7 @@ use std::ffi::CStr;
 use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::ptr;
+use std::os::fd::AsRawFd;
 
 use tokio::io::Interest;
 use tokio::net::TcpStream;
@@ -32,32 +31,6 @@ pub(crate) fn send_more(stream: &TcpStream, bytes: &[u8]) -> io::Result<usize> {
     })
 }
 
-/// Sends bytes from several places, in order. If a place cannot be read (a mapping of a file whose disk
-/// fails), only what is before it is sent. If nothing could be read, that is an error.
-///
-/// # Safety
-/// Each place is memory or a mapping that exists until this returns. Its bytes may change or be unreadable.
-pub(crate) unsafe fn send_parts(stream: &TcpStream, parts: &mut [libc::iovec]) -> io::Result<usize> {
-    stream.try_io(Interest::WRITABLE, || {
-        // SAFETY: all zeros is a valid header without an address and without control data.
-        let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
-        (header.msg_iov, header.msg_iovlen) = (parts.as_mut_ptr(), parts.len() as _);
-        // SAFETY: the descriptor is open while `stream` is borrowed. The kernel reads `parts` and the places
-        // in it, which exist by this function's contract.
-        count(unsafe { libc::sendmsg(stream.as_raw_fd(), &raw const header, libc::MSG_NOSIGNAL) })
-    })
-}
-
-/// How many major page faults this thread has had: it waited for a disk because memory was not there.
-pub(crate) fn waits_for_disk() -> i64 {
-    let mut usage = MaybeUninit::<libc::rusage>::zeroed();
-    // SAFETY: the kernel writes one `rusage` at the place, which is all zeros before. Both are valid values.
-    unsafe {
-        libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr());
-        usage.assume_init().ru_majflt
-    }
-}
-
 /// Sends a part of a file from the page cache, or from the disk if it is not there. 0: the file ends before
 /// it.
 pub(crate) fn send_file(stream: &TcpStream, file: &File, offset: u64, len: usize) -> io::Result<usize> {
@@ -67,99 +40,6 @@ pub(crate) fn send_file(stream: &TcpStream, file: &File, offset: u64, len: usize
         // kernel advances.
         count(unsafe { libc::sendfile(stream.as_raw_fd(), file.as_raw_fd(), &raw mut offset, len) })
     })
-}
-
-/// A pipe between files and one socket. The next [`Pipe::send`] begins with what is still in the pipe, so a
-/// part of a file must be finished before another begins.
-pub(crate) struct Pipe {
-    out: OwnedFd,
-    into: OwnedFd,
-    held: usize,
-}
-
-/// The size to which a pipe is set, in bytes.
-const PIPE: i32 = 1 << 20;
-
-impl Pipe {
-    pub(crate) fn new() -> io::Result<Pipe> {
-        let mut ends: [RawFd; 2] = [-1; 2];
-        // SAFETY: the kernel writes two descriptors into an array of two.
-        if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC | libc::O_NONBLOCK) } < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: both were opened just now and have no other owner.
-        let [out, into] = ends.map(|end| unsafe { OwnedFd::from_raw_fd(end) });
-        // SAFETY: the descriptor is open. If this size is not allowed, the pipe keeps its size and only needs
-        // more turns.
-        unsafe { libc::fcntl(into.as_raw_fd(), libc::F_SETPIPE_SZ, PIPE) };
-        Ok(Pipe { out, into, held: 0 })
-    }
-
-    /// Like [`send_file`], by splice(2) into the pipe and out of it.
-    pub(crate) fn send(
-        &mut self,
-        stream: &TcpStream,
-        file: &File,
-        offset: u64,
-        len: usize,
-    ) -> io::Result<usize> {
-        let flags = libc::SPLICE_F_MOVE | libc::SPLICE_F_NONBLOCK;
-        if self.held == 0 {
-            let mut offset =
-                i64::try_from(offset).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
-            let (from, into) = (file.as_raw_fd(), self.into.as_raw_fd());
-            // SAFETY: both descriptors are open while they are borrowed. `offset` is a local number that the
-            // kernel advances.
-            self.held =
-                count(unsafe { libc::splice(from, &raw mut offset, into, ptr::null_mut(), len, flags) })?;
-        }
-        if self.held == 0 {
-            return Ok(0);
-        }
-        let (held, more) = (self.held, if self.held < len { libc::SPLICE_F_MORE } else { 0 });
-        let sent = stream.try_io(Interest::WRITABLE, || {
-            let (from, into) = (self.out.as_raw_fd(), stream.as_raw_fd());
-            // SAFETY: both descriptors are open while they are borrowed, and neither has an offset.
-            count(unsafe { libc::splice(from, ptr::null_mut(), into, ptr::null_mut(), held, flags | more) })
-        })?;
-        self.held -= sent;
-        Ok(sent)
-    }
-}
-
-/// Appends `len` bytes of a file to `out`, as [`read_now`] does. False: nothing was appended.
-pub(crate) fn append_now(file: &File, out: &mut Vec<u8>, len: usize, offset: u64) -> io::Result<bool> {
-    out.reserve(len);
-    let read = read_now(file, &mut out.spare_capacity_mut()[..len], offset)?;
-    if read {
-        // SAFETY: `reserve` made the space, and the kernel has written all `len` bytes of it.
-        unsafe { out.set_len(out.len() + len) };
-    }
-    Ok(read)
-}
-
-/// Fills `room` from the page cache. False: some of it is not there, or the filesystem cannot say. Then the
-/// contents of `room` are meaningless.
-pub(crate) fn read_now(file: &File, room: &mut [MaybeUninit<u8>], offset: u64) -> io::Result<bool> {
-    let mut done = 0;
-    while done < room.len() {
-        let at = i64::try_from(offset + done as u64).map_err(|_| io::ErrorKind::InvalidInput)?;
-        let rest = &mut room[done..];
-        let part = libc::iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() };
-        // SAFETY: the descriptor is open while `file` is borrowed. There is one part, which the kernel fills
-        // up to its length.
-        let got = count(unsafe { libc::preadv2(file.as_raw_fd(), &raw const part, 1, at, libc::RWF_NOWAIT) });
-        match got {
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(got) => done += got,
-            Err(error) => match error.raw_os_error() {
-                Some(libc::EAGAIN | libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL) => return Ok(false),
-                Some(libc::EINTR) => {}
-                _ => return Err(error),
-            },
-        }
-    }
-    Ok(true)
 }
 
 fn option(stream: &TcpStream, level: i32, name: i32, value: u32) {

@@ -100,7 +100,6 @@ fn work(shared: &Shared) {
         let believed = by.is_none_or(|client| !client.is_wrong_too_often());
         let mut sound = false;
         if believed {
-            shared.opened.remove(&blob);
             Counters::one(&shared.counters.compared);
             sound = shared.service.suspect(&blob) == CopyState::Sound;
         }

@@ -102,7 +102,6 @@ fn options() -> Options {
         listen: Some("127.0.0.1:0".parse().unwrap()),
         verify: Verify::Blake3,
         limits: Limits { half_open_each: 512, threads: 1, ..Limits::default() },
-        without: Without::default(),
     }
 }
 
@@ -123,6 +122,13 @@ fn pair(change: impl Fn(&mut Options)) -> (Net, Net, Arc<Shelf>, Peer) {
     (here, there, shelf, peer)
 }
 
+/// Reads a range, as a part of its groups.
+fn read(net: &Net, peer: Peer, id: &BlobId, offset: u32, len: u32) -> Result<Vec<u8>, Fail> {
+    let (_, groups) = net.read_groups(peer, id, offset, len, TIME).wait()?;
+    let from = (offset % GROUP) as usize;
+    Ok(groups[from..from + len as usize].to_vec())
+}
+
 fn until(what: &str, mut done: impl FnMut() -> bool) {
     let begun = base::time::monotonic();
     while !done() {
@@ -133,13 +139,8 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
 
 #[test]
 fn ranges_and_whole_blobs_come_byte_for_byte() {
-    let ways = [(Verify::Blake3, Body::Sendfile), (Verify::Crc, Body::Copy), (Verify::Blake3, Body::Splice)];
-    for (verify, body) in ways {
-        let (here, _there, shelf, peer) = pair(|options| {
-            options.verify = verify;
-            options.without.body = body;
-            options.without.merging = body == Body::Copy;
-        });
+    for verify in [Verify::Blake3, Verify::Crc] {
+        let (here, _there, shelf, peer) = pair(|options| options.verify = verify);
         for (seed, size) in [0, 1, 4096, 65_536, 65_537, 1_000_003, 4 << 20].into_iter().enumerate() {
             let bytes = noise(size, seed as u64);
             let id = shelf.keep(&bytes);
@@ -163,12 +164,6 @@ fn ranges_and_whole_blobs_come_byte_for_byte() {
                 assert!(
                     sums == Sums::of(&bytes) && groups == bytes[from..until],
                     "{len} at {offset} of {size}"
-                );
-                let got = here.read_range(peer, &id, offset as u32, len as u32, TIME).wait();
-                assert!(
-                    got.as_deref() == Ok(&bytes[offset..offset + len]),
-                    "{len} at {offset} of {size}: {:?}",
-                    got.map(|g| g.len())
                 );
             }
         }
@@ -199,8 +194,7 @@ fn questions_notes_and_lists_are_answered() {
     // All of it used one connection.
     assert_eq!(here.counters().made, 1);
     let nobody = BlobId([5; 32]);
-    assert_eq!(here.read_range(peer, &nobody, 0, 1, TIME).wait(), Err(Fail::Missing));
-    assert!(matches!(here.read_range(peer, &id, 2, 2, TIME).wait(), Err(Fail::Protocol(_))));
+    assert_eq!(read(&here, peer, &nobody, 0, 1), Err(Fail::Missing));
     for (offset, len) in [(2, 2), (3, 1), (70_000, 1)] {
         let got = here.read_groups(peer, &id, offset, len, TIME).wait();
         assert!(matches!(got, Err(Fail::Protocol(_))), "{len} at {offset}: {got:?}");
@@ -281,11 +275,7 @@ fn wrong_bytes_are_never_passed_on_and_the_sender_is_told() {
         assert!(matches!(fine.wait(), Err(Fail::Corrupt(_))));
         assert_eq!(arriving.verified(), 655_360, "what came before it stays");
         assert_eq!(beside.wait(), Ok(()), "the next blob on the connection is not harmed");
-        assert!(matches!(
-            here.read_range(peer, &id, 600_000, 200_000, TIME).wait(),
-            Err(Fail::Corrupt(_) | Fail::Damaged)
-        ));
-        assert_eq!(here.read_range(peer, &id, 699_000, 4096, TIME).wait(), Err(Fail::Damaged));
+        assert!(matches!(read(&here, peer, &id, 600_000, 200_000), Err(Fail::Corrupt(_))));
         until("the sender is told", || shelf.suspects.lock().contains(&id));
         // Another node has the right bytes: the rest comes from there.
         let (_other, other_shelf) = start(options());
@@ -371,7 +361,7 @@ fn garbage_other_versions_and_slow_strangers_are_turned_away() {
     let (here, _) = start(options());
     let id = shelf.keep(b"still here");
     let peer = Peer { address, node: None };
-    assert_eq!(here.read_range(peer, &id, 0, 10, TIME).wait(), Ok(b"still here".to_vec()));
+    assert_eq!(read(&here, peer, &id, 0, 10), Ok(b"still here".to_vec()));
     drop(silent);
 }
 
@@ -382,7 +372,7 @@ fn a_peer_that_says_nothing_costs_the_deadline_and_no_more() {
     let peer = Peer { address: listener.local_addr().unwrap(), node: None };
     let begun = base::time::monotonic();
     let time = Duration::from_millis(150);
-    assert_eq!(here.read_range(peer, &BlobId([1; 32]), 0, 10, time).wait(), Err(Fail::Late(time)));
+    assert_eq!(here.notes(peer, &[], time).wait(), Err(Fail::Late(time)));
     assert!(begun.elapsed() < Duration::from_secs(2));
     drop(listener);
     let nobody = Peer { address: "127.0.0.1:1".parse().unwrap(), node: None };
@@ -411,10 +401,7 @@ fn what_is_given_up_leaves_nothing_behind() {
     assert!(here.counters().cancelled >= 20);
     drop(there);
     until("a lost node is noticed", || {
-        matches!(
-            here.read_range(peer, &id, 0, 10, TIME).wait(),
-            Err(Fail::Gone(_) | Fail::Unreachable { .. })
-        )
+        matches!(read(&here, peer, &id, 0, 10), Err(Fail::Gone(_) | Fail::Unreachable { .. }))
     });
 }
 
@@ -450,20 +437,21 @@ fn two_hundred_nodes_and_a_greedy_one_are_all_served() {
         })
         .collect();
     let begun: Instant = base::time::monotonic();
-    assert_eq!(here.read_range(peer, &id, 4096, 4096, TIME).wait().unwrap(), bytes[4096..8192]);
+    here.notes(peer, &[], TIME).wait().unwrap();
     let small = begun.elapsed();
     let ended = greedy.iter().filter(|(call, _)| call.is_over()).count();
-    println!("4 KiB beside a greedy reader: {small:?}, {ended} of 24 blobs were done");
+    println!("a question beside a greedy reader: {small:?}, {ended} of 24 blobs were done");
     assert!(here.counters().made <= 5, "at most four bulk connections");
     for (call, _) in greedy {
         call.wait().unwrap();
     }
     // One connection each, as with 200 nodes.
-    let many = Without { multiplexing: true, ..Without::default() };
-    let (crowd, _) = start(Options { without: many, ..options() });
-    let calls: Vec<_> = (0..200).map(|_| crowd.read_range(peer, &id, 0, 4096, TIME)).collect();
+    let mut many = options();
+    (many.limits.bulk, many.limits.window) = (200, 1);
+    let (crowd, _) = start(many);
+    let calls: Vec<_> = (0..200).map(|_| crowd.read_groups(peer, &id, 0, 4096, TIME)).collect();
     for call in calls {
-        assert_eq!(call.wait().unwrap(), bytes[..4096]);
+        assert_eq!(call.wait().unwrap().1, bytes[..64 << 10]);
     }
     assert_eq!(crowd.counters().made, 200);
 }

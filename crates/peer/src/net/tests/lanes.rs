@@ -17,8 +17,8 @@ fn fetch(net: &Net, peer: Peer, source: &Arriving) -> Call<()> {
 
 #[test]
 fn bulk_connections_grow_with_what_is_under_way_from_one_to_four() {
-    for (growth, most) in [(false, 4), (true, 1)] {
-        let (here, there, shelf, peer) = pair(|options| options.without.growth = growth);
+    for most in [4, 1] {
+        let (here, there, shelf, peer) = pair(|options| options.limits.bulk = most as usize);
         let bytes = noise(100_000, 1);
         let source = coming(&shelf, &bytes);
         let mut calls = Vec::new();
@@ -56,43 +56,19 @@ fn hold(net: &Net) -> Sender<()> {
 #[test]
 fn many_small_requests_and_answers_share_few_writes() {
     const MANY: u32 = 500;
-    for batching in [false, true] {
-        let (here, there, shelf, peer) = pair(|options| options.without.batching = batching);
-        let bytes = noise(200_000, 2);
-        let id = shelf.keep(&bytes);
-        here.greet(peer, TIME).wait().unwrap();
-        let writes = || [here.counters().writes, there.counters().writes];
-        let few = |before: [u64; 2], what: &str| {
-            let [asked, answered] = [0, 1].map(|at| writes()[at] - before[at]);
-            println!("{MANY} {what}, batching {}: {asked} writes, {answered} of answers", !batching);
-            if batching {
-                assert_eq!(asked, u64::from(MANY), "each by itself");
-            } else {
-                let few = u64::from(MANY / 10);
-                assert!(asked <= few && answered <= few, "{what}: {asked}, {answered}");
-            }
-        };
-        // Copied ranges and, once compared, ranges that are sent from where they are.
-        for len in [100, 4096] {
-            here.read_range(peer, &id, 0, 64 << 10, TIME).wait().unwrap();
-            let (before, held) = (writes(), hold(&here));
-            let at = |n: u32| n % 16 * len;
-            let calls: Vec<_> = (0..MANY).map(|n| here.read_range(peer, &id, at(n), len, TIME)).collect();
-            drop(held);
-            for (n, call) in calls.into_iter().enumerate() {
-                let from = at(n as u32) as usize;
-                assert_eq!(call.wait().unwrap(), bytes[from..from + len as usize]);
-            }
-            few(before, &format!("ranges of {len}"));
-        }
-        let (before, held) = (writes(), hold(&here));
-        let calls: Vec<_> = (0..MANY).map(|_| here.notes(peer, &[], TIME)).collect();
-        drop(held);
-        for call in calls {
-            call.wait().unwrap();
-        }
-        few(before, "notes");
+    let (here, there, _, peer) = pair(|_| {});
+    here.greet(peer, TIME).wait().unwrap();
+    let writes = || [here.counters().writes, there.counters().writes];
+    let (before, held) = (writes(), hold(&here));
+    let calls: Vec<_> = (0..MANY).map(|_| here.notes(peer, &[], TIME)).collect();
+    drop(held);
+    for call in calls {
+        call.wait().unwrap();
     }
+    let [asked, answered] = [0, 1].map(|at| writes()[at] - before[at]);
+    println!("{MANY} notes: {asked} writes, {answered} of answers");
+    let few = u64::from(MANY / 10);
+    assert!(asked <= few && answered <= few, "{asked}, {answered}");
 }
 
 /// Their answers are more than the other end buffers at a time. It continues with the requests that it has
@@ -100,14 +76,20 @@ fn many_small_requests_and_answers_share_few_writes() {
 #[test]
 pub(super) fn large_answers_to_what_was_asked_at_once_come_without_a_pause() {
     let (here, _there, shelf, peer) = pair(|_| {});
-    let bytes = noise(64 << 10, 3);
-    let id = shelf.keep(&bytes);
+    // The ids of 2,000 blobs take almost 64 KiB.
+    let one = shelf.keep(b"one of them");
+    let content = shelf.content(&one).unwrap();
+    for n in 1..2000u16 {
+        let mut id = [0; 32];
+        id[..2].copy_from_slice(&n.to_le_bytes());
+        shelf.blobs.lock().insert(BlobId(id), content.clone());
+    }
     here.greet(peer, TIME).wait().unwrap();
     let held = hold(&here);
-    let calls: Vec<_> = (0..100).map(|_| here.read_range(peer, &id, 0, 64 << 10, TIME)).collect();
+    let calls: Vec<_> = (0..100).map(|_| here.list(peer, Prefix::ALL, TIME)).collect();
     drop(held);
     for call in calls {
-        assert!(call.wait().unwrap() == bytes);
+        assert_eq!(call.wait().unwrap().blobs.len(), 2000);
     }
 }
 
@@ -118,15 +100,11 @@ fn more_requests_than_are_allowed_come_back_busy_at_once() {
         let _ = tokio::io::copy(&mut stream, &mut tokio::io::sink()).await;
     });
     let (here, _) = start(options());
-    let id = BlobId([1; 32]);
-    let ask = || here.read_range(peer, &id, 0, 10, TIME);
+    let ask = || here.notes(peer, &[], TIME);
     let mut calls: Vec<_> = (0..Limits::default().requests).map(|_| ask()).collect();
     assert_eq!(calls.len(), 1024, "as docs/PROTOCOL.md says");
     assert_eq!(ask().wait(), Err(Fail::Busy));
-    let (ends, end) = channel();
-    here.read_range_then(peer, (id, 0, 10), TIME, move |end| ends.send(end).unwrap());
-    assert_eq!(end.try_recv(), Ok(Err(Fail::Busy)));
-    assert_eq!(here.counters().busy, 2);
+    assert_eq!(here.counters().busy, 1);
     assert!(calls.iter().all(|call| !call.is_over()), "the others are unharmed");
     // Room for one.
     drop(calls.pop());
@@ -142,7 +120,7 @@ fn more_requests_than_the_other_end_allows_are_answered_busy() {
     let (there, shelf) = start(few);
     let peer = Peer { address: there.address().unwrap(), node: None };
     let mut one = options();
-    one.without.growth = true;
+    one.limits.bulk = 1;
     let (here, _) = start(one);
     let bytes = noise(100_000, 3);
     let source = coming(&shelf, &bytes);

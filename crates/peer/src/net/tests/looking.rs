@@ -57,10 +57,10 @@ fn a_connection_for_looking_can_do_nothing_else() {
     let id = shelf.keep(&noise(1000, 1));
     // No node of this program would do it: a request for bytes on a connection that is for the members only.
     let get = Get { blob: id, offset: 0, len: 100 };
-    let refused = here.call(peer, Class::Look, Type::Get, &get.encode(), TIME, call::bytes).wait();
+    let refused = here.call(peer, Class::Look, Type::Get, &get.encode(), TIME, call::done).wait();
     assert!(matches!(refused, Err(Fail::Gone(_))), "{refused:?}");
     assert_eq!(there.counters().blob_bytes_out, 0);
-    assert_eq!(here.read_range(peer, &id, 0, 100, TIME).wait().unwrap().len(), 100);
+    assert_eq!(read(&here, peer, &id, 0, 100).unwrap().len(), 100);
     // A node whose service fetches for no other node says so.
     let refused = here.fill(peer, &id, TIME).wait();
     assert_eq!(refused, Err(Fail::Unable("this node is no depot".to_owned())));

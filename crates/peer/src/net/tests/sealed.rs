@@ -38,7 +38,6 @@ again! {
     faults::connections_that_are_not_used_end_and_come_back,
     faults::what_others_wait_for_is_counted_in_mebibytes,
     faults::bodies_do_not_travel_on_a_control_connection,
-    faults::a_cold_small_range_is_read_by_a_helper_and_is_the_same,
     fair::regression_small_reads_do_not_wait_for_a_stream_of_whole_blobs,
     flood::a_client_that_reads_no_answers_costs_one_buffer,
     flood::regression_unread_lists_are_bounded_too,

@@ -50,7 +50,7 @@ pub(super) fn a_request_that_makes_no_sense_ends_its_connection_with_a_line_and_
     let (here, _) = start(options());
     let peer = Peer { address, node: None };
     let goes_on = || {
-        assert_eq!(here.read_range(peer, &id, 9, 9, TIME).wait().unwrap(), bytes[9..18]);
+        here.notes(peer, &[], TIME).wait().unwrap();
         here.fetch_into(peer, &Arriving::new(id, Verify::Crc), TIME).wait().unwrap();
     };
     goes_on();
@@ -95,11 +95,10 @@ pub(super) fn a_request_that_makes_no_sense_ends_its_connection_with_a_line_and_
 pub(super) fn a_connection_that_ends_within_a_request_just_ends() {
     let (there, shelf) = start(options());
     let address = there.address().unwrap();
-    let id = shelf.keep(b"still here");
     let (here, _) = start(options());
     let peer = Peer { address, node: None };
     here.greet(peer, TIME).wait().unwrap();
-    let whole = framed(Type::Get, 1, &Get { blob: id, offset: 0, len: 10 }.encode());
+    let whole = framed(Type::Get, 1, &Get { blob: BlobId([1; 32]), offset: 0, len: 10 }.encode());
     for class in [Class::Control, Class::Bulk] {
         for cut in [0, 1, HEADER - 1, HEADER, HEADER + 1, whole.len() - 1] {
             // A complete request before it may be answered.
@@ -109,7 +108,7 @@ pub(super) fn a_connection_that_ends_within_a_request_just_ends() {
             until("it is closed", || there.counters().open == 1);
         }
     }
-    assert_eq!(here.read_range(peer, &id, 0, 10, TIME).wait(), Ok(b"still here".to_vec()));
+    here.notes(peer, &[], TIME).wait().unwrap();
     assert_eq!((here.counters().made, shelf.lines.lock().len()), (1, 0));
 }
 
@@ -121,7 +120,7 @@ pub(super) fn a_request_that_comes_in_pieces_is_answered() {
     let whole = framed(Type::Get, 1, &Get { blob: id, offset: 0, len: 10 }.encode());
     let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let asking = async {
-        let mut stream = faults::by_hand(address, Class::Control).await;
+        let mut stream = faults::by_hand(address, Class::Bulk).await;
         for cut in [1, HEADER - 1, HEADER, HEADER + 1, whole.len() - 1] {
             stream.write_all(&whole[..cut]).await.unwrap();
             stream.flush().await.unwrap();
@@ -181,11 +180,12 @@ pub(super) fn an_answer_that_makes_no_sense_ends_its_connection_and_no_other() {
     let (there, shelf) = start(options());
     let good = Peer { address: there.address().unwrap(), node: None };
     let id = shelf.keep(b"still here");
-    let too_long: (&str, Wrong) = ("too long for this connection", |request| data(request, 0, SLICE));
+    let too_long: (&str, Wrong) =
+        ("too long for this connection", |request| odd(Type::Listed as u8, request, 60_000));
     let (here, _) = start(options());
     here.greet(good, TIME).wait().unwrap();
     for class in [Class::Control, Class::Bulk] {
-        let own = if class == Class::Control { &[too_long][..] } else { &[] };
+        let own = if class == Class::Bulk { &[too_long][..] } else { &[] };
         for (word, answer) in EVERYWHERE.iter().chain(own) {
             let (peer, closed) = answers(*answer, false);
             let ask = || match class {
@@ -199,43 +199,34 @@ pub(super) fn an_answer_that_makes_no_sense_ends_its_connection_and_no_other() {
             }
             closed.recv_timeout(TIME).expect("this end has closed it");
         }
-        assert_eq!(here.read_range(good, &id, 0, 10, TIME).wait(), Ok(b"still here".to_vec()));
+        here.notes(good, &[], TIME).wait().unwrap();
     }
     assert_eq!(there.counters().accepted, 1, "over the same connection");
 }
 
-/// The requester learns that the answer was for something else. The next one may be right.
+/// The requester learns that the bytes are of another place. The next request on the connection is unharmed.
 #[test]
 pub(super) fn bytes_of_another_place_end_their_request_only() {
-    let wrong: [(&str, Wrong); 2] = [
-        ("another range", |request| [data(request, 3, 4), vec![0; 4]].concat()),
-        ("something else", |request| [data(request, 0, 4), vec![0; 4]].concat()),
-    ];
-    for (at, (word, answer)) in wrong.into_iter().enumerate() {
-        let (peer, _closed) = answers(
-            move |request| {
-                let mut out = answer(request);
-                // The header's CRC is that of no bytes, as if they were right.
-                let head = Header::decode(out.first_chunk().unwrap()).unwrap();
-                let right = Header { crc: blob::sums::crc32c(&out[HEADER..]), ..head };
-                out[..HEADER].copy_from_slice(&right.encode());
-                out.extend(framed(Type::Done, request + 1, &[]));
-                out
-            },
-            false,
-        );
-        let (here, _) = start(options());
-        let end = if at == 0 {
-            let first = here.read_range(peer, &BlobId([1; 32]), 0, 4, TIME);
-            let second = here.notes(peer, &[], TIME);
-            (first.wait().map(drop), second.wait())
-        } else {
-            let (first, second) = (here.notes(peer, &[], TIME), here.notes(peer, &[], TIME));
-            (first.wait(), second.wait())
-        };
-        assert!(matches!(&end.0, Err(Fail::Protocol(why)) if why.contains(word)), "{word}: {end:?}");
-        assert_eq!(end.1, Ok(()), "{word}");
-    }
+    let (peer, _closed) = answers(
+        move |request| {
+            let bytes = [0; 4];
+            let crc = blob::sums::crc32c(&bytes);
+            let head = Header::decode(data(request, 3, 4).first_chunk().unwrap()).unwrap();
+            let mut out = Header { crc, ..head }.encode().to_vec();
+            out.extend(bytes);
+            out.extend(framed(Type::Error, request + 1, &[1]));
+            out
+        },
+        false,
+    );
+    let mut one = options();
+    one.limits.bulk = 1;
+    let (here, _) = start(one);
+    let ask = || here.read_groups(peer, &BlobId([1; 32]), 0, 4, TIME);
+    let (first, second) = (ask(), ask());
+    let end = first.wait();
+    assert!(matches!(&end, Err(Fail::Protocol(why)) if why.contains("another place")), "{end:?}");
+    assert_eq!(second.wait(), Err(Fail::Missing));
 }
 
 #[test]
