@@ -32,18 +32,3 @@ pub trait Holdings: Send + Sync {
     /// knew.
     fn list(&self, each: &mut dyn FnMut(&BlobId) -> bool);
 }
-
-/// An implementation without any blobs.
-pub struct Nothing;
-
-impl Holdings for Nothing {
-    fn open(&self, _: &BlobId) -> Option<Held> {
-        None
-    }
-
-    fn suspect(&self, _: &BlobId) -> CopyState {
-        CopyState::Absent
-    }
-
-    fn list(&self, _: &mut dyn FnMut(&BlobId) -> bool) {}
-}
