@@ -494,11 +494,7 @@ pub fn forget_below(path: &Path) -> Result<()> {
 ///
 /// # Errors
 /// It cannot be mounted.
-pub fn serve_null(
-    mountpoint: &Path,
-    transport: fuse::Transport,
-    readers: usize,
-) -> Result<()> {
+pub fn serve_null(mountpoint: &Path, transport: fuse::Transport, readers: usize) -> Result<()> {
     let null = Arc::new(fuse::null::Null::new());
     let options = fuse::Options { transport, readers, ..fuse::Options::default() };
     let session = fuse::Session::mount(null, mountpoint, options)?;

@@ -1,7 +1,7 @@
 //! The parameters of the world, and the ids of its nodes and blobs. Times are microseconds, sizes bytes.
 
 use base::BlobId;
-use peer::dice::Dice;
+use base::dice::Dice;
 use peer::id::NodeId;
 use peer::message::Group;
 

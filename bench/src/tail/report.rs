@@ -188,11 +188,7 @@ impl Report {
                     cells.push(format!("{:+.1}", call[1] - base[1]));
                 }
                 cells.push(format!("{:.0}", own.rate));
-                cells.push(if MEANT.contains(&name) {
-                    verdict(times)
-                } else {
-                    "-".into()
-                });
+                cells.push(if MEANT.contains(&name) { verdict(times) } else { "-".into() });
                 let _ = writeln!(table, "| {} |", cells.join(" | "));
             }
         }

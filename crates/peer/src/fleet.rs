@@ -25,8 +25,8 @@
 //! - [`warm`]: asks depots to fetch before a reader does. `keeper`: a node that only lends its disk keeps a
 //!   copy of what it tracks.
 
-mod activity;
-mod capacity;
+pub mod activity;
+pub mod capacity;
 mod counters;
 mod driver;
 pub mod groups;

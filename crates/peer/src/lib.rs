@@ -16,7 +16,6 @@
 //! - [`placement`]: which nodes track a group, and which depots keep a blob.
 //! - [`tracker`]: answers which nodes have a blob and which node should fetch it.
 //! - [`plan`]: the requester's side: which tracker to ask, where to fetch, when to hedge.
-//! - [`dice`]: pseudo-random numbers from a seed.
 //! - [`secret`]: what a node must know to belong to the fleet.
 //! - [`tls`]: which certificates are accepted when connections are encrypted.
 //! - [`net`]: the transport: connections, requests, serving. [`frame`] and [`hello`]: what is sent on a
@@ -29,7 +28,6 @@
 //! simulation runs the same code.
 
 pub mod arriving;
-pub mod dice;
 pub mod fleet;
 pub mod frame;
 pub mod hello;

@@ -18,9 +18,9 @@ use std::collections::HashMap;
 
 use base::BlobId;
 
-use crate::dice::mix;
 use crate::id::{Member, NodeId, Role, Zone};
 use crate::message::Group;
+use base::dice::mix;
 
 /// The number of trackers of a group. The first is asked, the others when it is silent.
 pub const TRACKERS: usize = 3;

@@ -93,8 +93,7 @@ impl FleetOptions {
 
     /// Refuses options that have no effect without a fleet, because they may be a mistake.
     pub fn check(&self) -> Result<()> {
-        let chosen =
-            self.weight != WEIGHT || self.verify != Verify::default();
+        let chosen = self.weight != WEIGHT || self.verify != Verify::default();
         let named = self.secret_file.is_some() || self.advertise.is_some() || self.tls.is_named();
         // A zone describes the machine, so it may be set for all of its mounts.
         if self.is_on() || !named && !chosen {

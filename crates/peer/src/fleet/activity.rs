@@ -51,11 +51,11 @@ struct Nodes {
 
 /// When each node last sent something, in the plans' microseconds, and which sends the most.
 #[derive(Debug, Default)]
-pub(super) struct Activity(Mutex<Nodes>);
+pub struct Activity(Mutex<Nodes>);
 
 impl Activity {
     /// Counts bytes of any blob from the node.
-    pub(super) fn heard(&self, now: u64, node: NodeId, bytes: u64) {
+    pub fn heard(&self, now: u64, node: NodeId, bytes: u64) {
         let Nodes { all, most } = &mut *self.0.lock();
         if all.len() >= MOST && !all.contains_key(&node) {
             let mut times: Vec<u64> = all.values().map(|heard| heard.at).collect();
@@ -75,7 +75,7 @@ impl Activity {
 
     /// The upstream: the node that sent the most recently, if it sent more than a single blob and a fair
     /// share of `rate`, the link's capacity (bytes a second). Staying with a node must be worthwhile.
-    pub(super) fn upstream(&self, now: u64, rate: u64) -> Option<NodeId> {
+    pub fn upstream(&self, now: u64, rate: u64) -> Option<NodeId> {
         let nodes = self.0.lock();
         let least = u64::from(BLOB_MAX).max(rate / FAIR);
         let sends = |node: &NodeId| {
@@ -86,12 +86,12 @@ impl Activity {
     }
 
     /// When it last sent something, if known.
-    pub(super) fn last(&self, node: NodeId) -> Option<u64> {
+    pub fn last(&self, node: NodeId) -> Option<u64> {
         self.0.lock().all.get(&node).map(|heard| heard.at)
     }
 
     /// Whether it is sending now.
-    pub(super) fn is_fresh(&self, now: u64, node: NodeId) -> bool {
+    pub fn is_fresh(&self, now: u64, node: NodeId) -> bool {
         self.last(node).is_some_and(|last| now < last.saturating_add(FRESH))
     }
 }

@@ -31,12 +31,12 @@ struct Counted {
 
 /// See the module. Times are those of the plans, in microseconds.
 #[derive(Debug, Default)]
-pub(super) struct Capacity(Mutex<Counted>);
+pub struct Capacity(Mutex<Counted>);
 
 impl Capacity {
     /// Counts received bytes of blobs. Returns the link's capacity ([`Capacity::rate`]) if it was measured
     /// anew.
-    pub(super) fn came(&self, now: u64, bytes: u64) -> Option<u64> {
+    pub fn came(&self, now: u64, bytes: u64) -> Option<u64> {
         let mut counted = self.0.lock();
         counted.bytes += bytes;
         let time = now.saturating_sub(counted.since);
@@ -50,18 +50,18 @@ impl Capacity {
     }
 
     /// How many blobs to prefetch at a time.
-    pub(super) fn prefetches(&self) -> usize {
+    pub fn prefetches(&self) -> usize {
         ((self.rate() / PREFETCHED / u64::from(BLOB_MAX)) as usize).max(PREFETCHES_LEAST)
     }
 
     /// Less than half of the capacity was used recently, so a slow sender is slow for a reason of its own.
-    pub(super) fn is_slack(&self) -> bool {
+    pub fn is_slack(&self) -> bool {
         let counted = self.0.lock();
         counted.last < counted.most / 2
     }
 
     /// Bytes a second. 0 before anything is known.
-    pub(super) fn rate(&self) -> u64 {
+    pub fn rate(&self) -> u64 {
         self.0.lock().most
     }
 }

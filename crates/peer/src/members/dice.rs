@@ -3,24 +3,22 @@
 
 use std::convert::Infallible;
 
+use base::dice;
 use rand_core::TryRng;
 
-use crate::dice::{STEP, mix};
-
-/// SplitMix64: a counter whose values are mixed.
+/// The generator in the form that foca needs.
 #[derive(Clone, Debug)]
-pub struct Dice(u64);
+pub struct Dice(dice::Dice);
 
 impl Dice {
     /// The same seed gives the same numbers.
     pub fn new(seed: u64) -> Dice {
-        Dice(seed)
+        Dice(dice::Dice::counting_from(seed))
     }
 
     /// The next number.
     pub fn throw(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(STEP);
-        mix(self.0)
+        self.0.roll()
     }
 
     /// A number below `end`, or 0 if `end` is 0.
@@ -48,10 +46,7 @@ impl TryRng for Dice {
     }
 
     fn try_fill_bytes(&mut self, to: &mut [u8]) -> Result<(), Infallible> {
-        for chunk in to.chunks_mut(8) {
-            let bytes = self.throw().to_le_bytes();
-            chunk.copy_from_slice(&bytes[..chunk.len()]);
-        }
+        self.0.fill(to);
         Ok(())
     }
 }

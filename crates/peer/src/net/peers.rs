@@ -136,9 +136,7 @@ async fn run(shared: Arc<Shared>, lane: Arc<Lane>, peer: Peer) {
             Counters::one(&shared.counters.made);
             let stream = Arc::new(stream);
             let _ = lane.stream.set(Arc::clone(&stream));
-            ends.1 = Reader::new(lane, stream, (Arc::clone(&shared.window), trip))
-                .run(&shared.limits)
-                .await;
+            ends.1 = Reader::new(lane, stream, (Arc::clone(&shared.window), trip)).run(&shared.limits).await;
         }
         Err(fail) => {
             Counters::one(&shared.counters.unreachable);

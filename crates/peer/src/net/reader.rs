@@ -86,11 +86,7 @@ fn gone(error: io::Error) -> Fail {
 }
 
 impl Reader {
-    pub(super) fn new(
-        lane: Arc<Lane>,
-        stream: Arc<Link>,
-        window: (Arc<ReceiveWindow>, Duration),
-    ) -> Reader {
+    pub(super) fn new(lane: Arc<Lane>, stream: Arc<Link>, window: (Arc<ReceiveWindow>, Duration)) -> Reader {
         // Small on bulk connections, where bodies are received elsewhere.
         let size = if lane.class == Class::Bulk { 8 << 10 } else { 2 * READ };
         Reader {

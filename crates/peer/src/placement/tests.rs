@@ -3,7 +3,7 @@ use std::collections::HashMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::dice::Dice;
+use base::dice::Dice;
 
 fn name(dice: &mut Dice) -> NodeId {
     let both = [dice.roll().to_be_bytes(), dice.roll().to_be_bytes()];

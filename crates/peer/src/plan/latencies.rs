@@ -6,6 +6,8 @@
 
 use std::time::Duration;
 
+use base::scale;
+
 /// Where a fetch went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Tier {
@@ -19,10 +21,8 @@ pub enum Tier {
     Origin,
 }
 
-/// Buckets for each doubling.
-const STEPS: u32 = 8;
 /// The scale ends at 2^32 microseconds, more than an hour.
-const BUCKETS: usize = 32 * STEPS as usize;
+const BUCKETS: usize = 32 * scale::STEPS;
 /// At this total all counts are halved.
 const FULL: u32 = 2_048;
 /// With fewer samples than this, a p99 is only the longest that was seen. It may raise the assumed value and
@@ -62,12 +62,7 @@ impl Window {
             return longest.map_or(self.assumed, |longest| longest.max(self.assumed));
         }
         let rank = (u64::from(self.total) * u64::from(per_mille)).div_ceil(1_000);
-        let mut seen = 0;
-        let at = self.counts.iter().position(|count| {
-            seen += u64::from(*count);
-            seen >= rank
-        });
-        end_of(at.unwrap_or(BUCKETS - 1))
+        end_of(scale::bucket_of_rank(&self.counts[..], rank).unwrap_or(BUCKETS - 1))
     }
 
     /// Like [`Window::p99`], but at least `least` while little is known.
@@ -86,18 +81,13 @@ impl Window {
     }
 }
 
-/// Finds the bucket without floating point: the doubling, then the steps within it, taken as equally wide.
 fn bucket(took: Duration) -> usize {
-    let micros = u32::try_from(took.as_micros()).unwrap_or(u32::MAX).max(1);
-    let doubling = micros.ilog2();
-    let within = (u64::from(micros) << 3 >> doubling) as u32 - STEPS;
-    (doubling * STEPS + within) as usize
+    scale::step(u64::from(u32::try_from(took.as_micros()).unwrap_or(u32::MAX)))
 }
 
 /// The upper end of a bucket.
 fn end_of(bucket: usize) -> Duration {
-    let (doubling, within) = (bucket as u32 / STEPS, bucket as u32 % STEPS);
-    Duration::from_micros((u64::from(STEPS + within + 1) << doubling) / u64::from(STEPS))
+    Duration::from_micros(scale::end(bucket))
 }
 
 /// The windows of all tiers.

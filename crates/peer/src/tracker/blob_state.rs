@@ -17,7 +17,7 @@
 use std::collections::HashMap;
 
 use super::names::{NOBODY, Names, No};
-use crate::dice::Dice;
+use base::dice::Dice;
 
 /// This many nodes at once take a blob from one node.
 pub const SLOTS: u16 = 4;

@@ -58,10 +58,10 @@ use std::time::Duration;
 
 use base::BlobId;
 
-use crate::dice::Dice;
 use crate::id::NodeId;
 use crate::message::{Answer, Ask, Note, What};
 use crate::plan::Window;
+use base::dice::Dice;
 use blob_state::{BlobState, FETCHING, Lease, Pick, Requester};
 use names::{NOBODY, Names, No};
 
