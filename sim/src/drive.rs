@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use cache::residency::Cost;
-use peer::id::NodeId;
-use peer::message::{Answer, Ask, NOTES_MAX, Note, What};
-use peer::plan::{Action, Event as Happened, Failure, Pace, Plan, Setup, Source, Tier, Why};
+use fleet::plan::{Action, Event as Happened, Failure, Pace, Plan, Setup, Source, Tier, Why};
+use net::id::NodeId;
+use net::message::{Answer, Ask, NOTES_MAX, Note, What};
 
 use crate::model::{BLOB, GATHER, GATHER_GONE, HALF_TRIP, blob_id, blob_no, node_id, node_no};
 use crate::world::{Event, Job, Question, World};
@@ -287,7 +287,7 @@ impl World {
             let fits = |other: &&mut Question| {
                 (other.from, other.to, other.rank, other.group) == (from, to, rank, group)
                     && other.not == not
-                    && other.blobs.len() < peer::message::ASK_MAX
+                    && other.blobs.len() < net::message::ASK_MAX
             };
             match open.iter_mut().find(fits) {
                 Some(question) => question.blobs.push(blob),

@@ -2,8 +2,8 @@
 
 use base::BlobId;
 use base::dice::Dice;
-use peer::id::NodeId;
-use peer::message::Group;
+use net::id::NodeId;
+use net::message::Group;
 
 /// A blob's size.
 pub const BLOB: u64 = 4 << 20;

@@ -1,6 +1,6 @@
 //! Bytes of blobs: requests, streams, and interruptions.
 
-use peer::plan::{Event as Happened, Source};
+use fleet::plan::{Event as Happened, Source};
 
 use crate::model::{BLOB, GET_RATE, GIVE_UP, HALF_TRIP, PIECE, ZONE_RATE, first_byte, node_no, takes};
 use crate::world::{Event, Flow, Key, World};

@@ -7,13 +7,13 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
 use base::dice::Dice;
-use peer::fleet::activity::Activity;
-use peer::fleet::capacity::Capacity;
-use peer::id::{Member, NodeId, Role, Zone};
-use peer::message::{Answer, Group, Note};
-use peer::placement::{Placed, Placement};
-use peer::plan::{Latencies, Plan, Silence, Source};
-use peer::tracker::{Limits, Tracker};
+use fleet::node::activity::Activity;
+use fleet::node::capacity::Capacity;
+use fleet::placement::{Placed, Placement};
+use fleet::plan::{Latencies, Plan, Silence, Source};
+use fleet::tracker::{Limits, Tracker};
+use net::id::{Member, NodeId, Role, Zone};
+use net::message::{Answer, Group, Note};
 
 use crate::cache::Cache;
 use crate::gossip::Gossip;

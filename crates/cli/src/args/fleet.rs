@@ -4,9 +4,9 @@ use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use net::arriving::Verify;
 use node::fleet::lender;
 use node::fleet::options::{FleetOptions, TlsOptions, WEIGHT};
-use peer::arriving::Verify;
 
 use super::Reach;
 

@@ -4,11 +4,11 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use api::error::{Failure, Result};
-use peer::arriving::Verify;
-use peer::id::Zone;
-use peer::members::Contact;
-use peer::secret::Secret;
-use peer::tls::Tls;
+use fleet::members::Contact;
+use net::arriving::Verify;
+use net::id::Zone;
+use net::secret::Secret;
+use net::tls::Tls;
 
 /// The default weight of a node.
 pub const WEIGHT: u16 = 100;
