@@ -305,7 +305,6 @@ fn node_options(plan: &Plan, mountpoint: &Path) -> NodeOptions {
 
 fn session_options(plan: &Plan, node: &dyn Mount) -> fuse::Options {
     let options = &plan.options;
-    let defaults = fuse::Options::default();
     fuse::Options {
         mount: fuse::MountFlags {
             source: node.name(),
@@ -321,9 +320,8 @@ fn session_options(plan: &Plan, node: &dyn Mount) -> fuse::Options {
         aside: plan.transport.aside,
         deadline: options.deadline,
         read_ahead_kib: Some(options.read_ahead_kib.unwrap_or_else(|| read_ahead(options, node))),
-        workers: limits::workers(defaults.workers),
+        workers: limits::workers(fuse::Options::default().workers),
         log: log::sink(),
-        ..defaults
     }
 }
 
