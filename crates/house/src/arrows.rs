@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! base < blob < meta < fs < fuse, corpus < node
-//! base < blob < cache, origin < node      base < blob < net < fleet < node      base < blob < meta < tree < node
+//! base < blob < cache, origin < node      base < blob < net < fleet < node
+//! base < blob < meta < tree < node
 //! base < api < node < cli      base < archive < cli
 //! ```
 //!
