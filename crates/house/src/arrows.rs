@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! base < blob < meta < fs < fuse, corpus < node
-//! base < blob < cache, origin, peer < node      base < blob < meta < tree < node
+//! base < blob < cache, origin < node      base < blob < net < fleet < node
+//! base < blob < meta < tree < node
 //! base < api < node < cli      base < archive < cli
 //! ```
 //!
@@ -24,16 +25,20 @@ pub const ARROWS: &[(&str, &[&str])] = &[
     ("origin", &["base", "blob"]),
     ("fs", &["base", "blob", "meta"]),
     ("tree", &["base", "blob", "meta"]),
-    ("peer", &["base", "blob"]),
+    ("net", &["base", "blob"]),
+    ("fleet", &["base", "blob", "net"]),
     ("corpus", &["base", "fs"]),
     ("fuse", &["base", "fs"]),
     ("api", &["base"]),
-    ("node", &["base", "blob", "meta", "tree", "cache", "origin", "peer", "fs", "corpus", "fuse", "api"]),
+    (
+        "node",
+        &["base", "blob", "meta", "tree", "cache", "origin", "net", "fleet", "fs", "corpus", "fuse", "api"],
+    ),
     (
         "cli",
         &[
-            "base", "archive", "blob", "meta", "tree", "cache", "origin", "peer", "fs", "corpus", "fuse",
-            "api", "node",
+            "base", "archive", "blob", "meta", "tree", "cache", "origin", "net", "fleet", "fs", "corpus",
+            "fuse", "api", "node",
         ],
     ),
     ("house", &[]),
