@@ -7,8 +7,8 @@
 //! ```
 //!
 //! The control socket of a volume in a folder lies in that folder, which only its owner may enter. The socket
-//! of any other mount lies in a folder of the system ([`address`]). In both cases the daemon asks the kernel for
-//! the caller's user and serves only root and its own user. Each caller has its own thread: requests are
+//! of any other mount lies in a folder of the system ([`address`]). In both cases the daemon asks the kernel
+//! for the caller's user and serves only root and its own user. Each caller has its own thread: requests are
 //! rare, and a long one (a garbage collection) must not delay `status`.
 //!
 //! After [`Request::Watch`] the daemon sends notes until the command sends `stop` or closes its end.

@@ -4,7 +4,7 @@
 //!   VOLUME/lock ── held          covey.json ── format, origin
 //!   meta/ ──► journal over SQLite ──┐
 //!   open/ ──► DiskPacks ────────────┼──► Volume ──► a mount, an import, fsck, ...
-//!   origin (blobs/) ────────────────┘          a remote one has a cache and uploads in front (remote_side.rs)
+//!   origin (blobs/) ────────────────┘          remote_side.rs: a cache and uploads in front
 //! ```
 //!
 //! A volume in memory has the same parts, all in memory. Everything is opened in this order and closed in the
