@@ -56,7 +56,7 @@ pub enum Phase {
     /// Open packs; counted each.
     OpenPacks,
     /// What the origin holds; counted in blobs.
-    Strays,
+    Unreferenced,
 }
 
 /// The progress of a check.
@@ -350,7 +350,7 @@ impl Check<'_, '_> {
                     return false;
                 }
             }
-            self.callbacks.done(Phase::Strays, seen);
+            self.callbacks.done(Phase::Unreferenced, seen);
             true
         })?;
         failed.map_or(Ok(()), |error| Err(error.into()))
@@ -405,7 +405,7 @@ pub fn repair(parts: &Parts, finding: &Finding) -> Result<bool, OpenError> {
 
 /// What a repair does with blobs that nothing refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Strays {
+pub enum Unreferenced {
     /// They are deleted: this volume owns the origin, and its rows hold what is published there.
     Remove,
     /// They stay: it is unknown whether another volume needs them.
@@ -420,7 +420,7 @@ pub enum Strays {
 pub fn check_and_repair(
     parts: &Parts,
     depth: Depth,
-    strays: Strays,
+    strays: Unreferenced,
     found: &mut dyn FnMut(&Finding, bool),
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Summary, OpenError> {
@@ -434,7 +434,7 @@ pub fn check_and_repair(
             check(parts, depth, &mut Callbacks { found: &mut |finding| findings.push(finding), progress })?;
         let mut repaired = 0;
         for finding in &findings {
-            let kept = strays == Strays::Keep && matches!(finding, Finding::StrayBlob { .. });
+            let kept = strays == Unreferenced::Keep && matches!(finding, Finding::StrayBlob { .. });
             let done = pass < PASSES && !kept && repair(parts, finding)?;
             repaired += u64::from(done);
             if done || !reported.contains(finding) {

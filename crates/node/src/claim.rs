@@ -25,7 +25,7 @@ use api::text::{seconds_since, utc};
 use blob::{BlobError, BlobSource, Origin};
 use meta::MetaStore;
 use origin::claim::decide::Wish;
-use origin::claim::keeper::{ClaimError, Opened, Who};
+use origin::claim::keeper::{ClaimError, Claimant, Opened};
 use origin::claim::{Claim, Guarded, Keeper, Kind, Refusal, SETTLE, Standing};
 use tree::root::{self, Root};
 use tree::{Owner, Tree, TreeError};
@@ -111,7 +111,7 @@ impl Writer {
     }
 
     fn with(dir: &VolumeDir, bare: Arc<dyn Origin>, local: bool, private: bool, take_over: bool) -> Writer {
-        let who = Who { volume: publisher::volume_id(dir), place: publisher::place_of(dir) };
+        let who = Claimant { volume: publisher::volume_id(dir), place: publisher::place_of(dir) };
         let file = Box::new(ClaimFile::new(&dir.claim(), private));
         let keeper = Keeper::new(bare.clone(), file, who, local);
         Writer {

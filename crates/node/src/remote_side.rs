@@ -28,7 +28,7 @@ use api::text::{bytes, count};
 use base::Deadline;
 use blob::{Origin, PackStore};
 use cache::{
-    CacheOptions, DiskPacks, Evict, NodeCache, NodeParts, Pending, Pinned, Roomy, UploadOptions, Uploads,
+    CacheOptions, DiskPacks, Evict, NodeCache, NodeParts, Pending, Pinned, SharedDisk, UploadOptions, Uploads,
 };
 use fs::volume::{Fsync, Options};
 use meta::{Journal, Names};
@@ -149,7 +149,7 @@ impl RemoteSide {
 
     /// The node's open packs, on the disk that they share with the cache.
     pub fn packs(&self, packs: DiskPacks) -> Arc<dyn PackStore> {
-        Arc::new(Roomy::new(packs, self.cache.clone(), self.floor))
+        Arc::new(SharedDisk::new(packs, self.cache.clone(), self.floor))
     }
 
     /// The claim on the origin.

@@ -19,7 +19,8 @@ fn check(world: &World, depth: Depth) -> Vec<Finding> {
 fn repair(world: &World) -> (usize, usize) {
     let (mut mended, mut left) = (0, 0);
     let mut found = |_: &Finding, done: bool| if done { mended += 1 } else { left += 1 };
-    fsck::check_and_repair(&world.parts, Depth::Full, fsck::Strays::Remove, &mut found, &mut |_| {}).unwrap();
+    fsck::check_and_repair(&world.parts, Depth::Full, fsck::Unreferenced::Remove, &mut found, &mut |_| {})
+        .unwrap();
     (mended, left)
 }
 
