@@ -3,7 +3,7 @@
 //! ```text
 //! base < blob < meta < fs < fuse, corpus < node
 //! base < blob < cache, origin, peer < node      base < blob < meta < tree < node
-//! base < api < node < cli      base < archive < cli
+//! base < api < archive < node < cli      meta < fs < archive
 //! ```
 //!
 //! So `fs` sees neither cache nor origin, which never see each other: only `node` and what is above it choose
@@ -17,7 +17,6 @@ use crate::source::{Source, is_word};
 /// Crate, and the crates it may depend on. A new crate gets a row here first, and a place in ARCHITECTURE.md.
 pub const ARROWS: &[(&str, &[&str])] = &[
     ("base", &[]),
-    ("archive", &["base"]),
     ("blob", &["base"]),
     ("meta", &["base", "blob"]),
     ("cache", &["base", "blob"]),
@@ -28,7 +27,14 @@ pub const ARROWS: &[(&str, &[&str])] = &[
     ("corpus", &["base", "fs"]),
     ("fuse", &["base", "fs"]),
     ("api", &["base"]),
-    ("node", &["base", "blob", "meta", "tree", "cache", "origin", "peer", "fs", "corpus", "fuse", "api"]),
+    ("archive", &["base", "meta", "fs", "api"]),
+    (
+        "node",
+        &[
+            "base", "archive", "blob", "meta", "tree", "cache", "origin", "peer", "fs", "corpus", "fuse",
+            "api",
+        ],
+    ),
     (
         "cli",
         &[
