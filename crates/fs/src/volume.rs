@@ -340,7 +340,9 @@ impl Volume {
             volume.start("covey-sweep", Core::sweeper)?;
             volume.start("covey-reap", Core::reaper)?;
         }
-        if !core.options.read_only && !core.options.near {
+        if !core.options.read_only && core.options.near {
+            volume.start("covey-dedup", Core::deduper)?;
+        } else if !core.options.read_only {
             // Not joined: it may be waiting for a network.
             let deduper = core.clone();
             base::thread::spawn("covey-dedup", move || deduper.deduper()).map_err(OpenError::Thread)?;
@@ -389,6 +391,7 @@ impl Volume {
         self.core.stopping.store(true, Ordering::Release);
         self.core.packs.stop();
         self.core.sweep.stop();
+        self.core.fresh.close();
         self.core.streams.later.close();
         self.core.reaper.stop();
         for thread in self.threads.lock().drain(..) {

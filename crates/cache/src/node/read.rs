@@ -5,7 +5,7 @@
 //! blobs are fetched whole. If the whole is wanted and parts are here, only the rest is fetched
 //! ([`super::rest`]). A whole blob goes to all waiters and then to the disk. Parts stay in memory. The origin
 //! decides where a part comes from, and whether a node must fetch the rest for others. In a fleet,
-//! `peer::fleet::parts` decides that.
+//! `fleet::node::parts` decides that.
 //!
 //! The folder verifies bytes from the disk. The code that fetches from the origin verifies the bytes against
 //! the blob's name, and this module verifies them against their sums. So the cache writes nothing to the disk

@@ -22,9 +22,9 @@ use api::status::fleet::LentStatus;
 use api::watch::Wish;
 use blob::Origin;
 use cache::{CacheOptions, Evict, NodeCache, NodeParts, StoresNothing};
+use fleet::node::Fleet;
+use net::id::Role;
 use origin::{Access, Remote};
-use peer::fleet::Fleet;
-use peer::id::Role;
 use serde_json::Value;
 
 use super::lent::LOCK;
