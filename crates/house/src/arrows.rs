@@ -33,8 +33,8 @@ pub const ARROWS: &[(&str, &[&str])] = &[
     (
         "node",
         &[
-            "base", "archive", "blob", "meta", "tree", "cache", "origin", "net", "fleet", "fs", "corpus", "fuse",
-            "api",
+            "base", "archive", "blob", "meta", "tree", "cache", "origin", "net", "fleet", "fs", "corpus",
+            "fuse", "api",
         ],
     ),
     (

@@ -430,12 +430,12 @@ impl Core {
 
     /// Whether reading these pieces would wait for a network.
     fn is_remote(&self, pieces: &[Extent]) -> Result<bool, Error> {
-        if self.options.near {
+        if self.options.local {
             return Ok(false);
         }
         for piece in pieces {
             if let Some(Place::Blob(blob)) = self.place_of(piece.pack)?
-                && !self.parts.source.is_near(&blob)
+                && !self.parts.source.is_local(&blob)
             {
                 return Ok(true);
             }
