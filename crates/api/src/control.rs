@@ -97,11 +97,40 @@ pub enum Request {
     },
     /// List the nodes of the fleet. The answer is a list of `PeerRow`.
     Peers,
+    /// Import what the command sends. The daemon first sends a note, [`Ready`]. Then the command sends the
+    /// items as bytes (`archive::import::wire`), and shuts its end down. The answer is an `Imported`.
+    Import(ImportOrder),
     /// Watch the mount until the command sends `stop`.
     Watch {
         /// What to watch.
         wish: Wish,
     },
+}
+
+/// Where an import goes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImportOrder {
+    /// The form of the bytes that follow.
+    pub form: u32,
+    /// The mountpoint as the command sees it.
+    pub mountpoint: RawPath,
+    /// An existing folder, below the volume's root.
+    pub folder: RawPath,
+    /// Its inode number as the command sees it.
+    pub ino: u64,
+    /// A folder to create in it, into which the import goes. None: it goes into the folder itself.
+    pub new: Option<RawPath>,
+    /// Replace existing files.
+    pub overwrite: bool,
+    /// The command's file mode mask.
+    pub umask: u32,
+}
+
+/// The note with which a daemon accepts an import.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ready {
+    /// The inode number of the folder that it goes to.
+    pub ino: u64,
 }
 
 /// The progress of a long operation.
@@ -133,6 +162,11 @@ pub trait Serve: Send + Sync {
 
     /// Serves a [`Wish`] until the caller stops it.
     fn watch(&self, wish: &Wish, wire: &Wire<'_>) -> Result<serde_json::Value>;
+
+    /// Imports what the caller sends.
+    fn import(&self, _: &ImportOrder, _: &Wire<'_>) -> Result<serde_json::Value> {
+        Err(Failure::usage("this daemon has no volume to import into"))
+    }
 }
 
 /// What the daemon received from a command that watches.
@@ -146,7 +180,7 @@ pub enum Heard {
     Gone,
 }
 
-/// The daemon's end of a connection to a command that watches.
+/// The daemon's end of a connection to a command that watches, or that sends an import.
 pub struct Wire<'a> {
     stream: &'a UnixStream,
     /// `stop` arrived together with the request.
@@ -154,6 +188,26 @@ pub struct Wire<'a> {
 }
 
 impl Wire<'_> {
+    /// The end of a connection that another part of the program serves.
+    pub fn on(stream: &UnixStream) -> Wire<'_> {
+        Wire { stream, stopped: false }
+    }
+
+    /// The connection, to receive bytes.
+    pub fn stream(&self) -> &UnixStream {
+        self.stream
+    }
+
+    /// The user and the process at the other end.
+    pub fn caller(&self) -> io::Result<libc::ucred> {
+        caller::of(self.stream)
+    }
+
+    /// Sends progress. False if the command does not receive it.
+    pub fn tick(&self, tick: Tick) -> bool {
+        send(self.stream, &Reply::Progress(tick)).is_ok()
+    }
+
     /// Sends a note. False if the command does not receive it.
     pub fn note(&self, value: &impl Serialize) -> bool {
         let value = serde_json::to_value(value).unwrap_or_default();
@@ -272,6 +326,7 @@ fn answer(stream: &UnixStream, serve: &dyn Serve) {
     }
     let outcome = match serde_json::from_str(&line) {
         Ok(Request::Watch { wish }) => serve.watch(&wish, &Wire { stream, stopped }),
+        Ok(Request::Import(order)) => serve.import(&order, &Wire { stream, stopped }),
         Ok(request) => serve.serve(request, &mut |tick| send(&Reply::Progress(tick))),
         Err(error) => Err(Failure::usage("this daemon does not know that request").why(error.to_string())),
     };

@@ -144,7 +144,7 @@ fn split(text: &Path) -> Option<(PathBuf, PathBuf)> {
     let at = (0..bytes.len())
         .find(|&at| bytes[at..].starts_with(b":/") && part(&bytes[..at]).join("covey.json").is_file())?;
     let inner = part(&bytes[at + 1..]);
-    Some((part(&bytes[..at]), crate::import::inside(&inner)?))
+    Some((part(&bytes[..at]), archive::import::inside(&inner)?))
 }
 
 /// The part that is the volume if the text means `VOLUME:/PATH`.

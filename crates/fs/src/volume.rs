@@ -407,6 +407,12 @@ impl Volume {
         self.core.revoked.store(true, Ordering::Release);
     }
 
+    /// How many references the kernel and other callers hold to this inode. A caller that obtains one later
+    /// sees everything that was done before this call.
+    pub fn references(&self, ino: Ino) -> u64 {
+        self.core.refs.of(ino)
+    }
+
     /// The volume's identity.
     ///
     /// # Errors

@@ -22,6 +22,7 @@
 //!   metrics.rs      figures for Prometheus
 //!   status.rs       a volume's figures
 //!   info.rs         what a file consists of
+//!   import.rs       imports into a mounted volume
 //!   corpus.rs       a mounted corpus
 //!   refused.rs      failures for operations that cannot be done
 //!   errno.rs        error numbers as failures
@@ -46,6 +47,7 @@ pub mod errno;
 pub mod fleet;
 pub mod follow;
 pub mod frozen;
+mod import;
 pub mod info;
 pub mod limits;
 pub mod log;

@@ -24,12 +24,6 @@ pub fn no_fleet(name: &str) -> Failure {
         .next("mount a published tree with --join HOST:PORT, or begin a fleet with --listen ADDRESS:PORT")
 }
 
-/// The path exists already.
-pub fn exists(path: &Path) -> Failure {
-    Failure::new("exists", format!("{} is there already", path.display()))
-        .next("name another place, or replace what is there with --overwrite")
-}
-
 /// Why a volume could not be opened.
 pub fn open_failure(path: &Path, error: OpenError) -> Failure {
     let shown = path.display();

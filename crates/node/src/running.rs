@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use api::control::{ControlAddress, Listener, Request, Serve, Tick, Wire};
+use api::control::{ControlAddress, ImportOrder, Listener, Request, Serve, Tick, Wire};
 use api::error::{Failure, Result};
 use api::status::{Mode, Served, Status};
 use api::watch::Wish;
@@ -31,7 +31,7 @@ use crate::opened::{Node, Source};
 use crate::options::{MountOptions, NodeOptions};
 use crate::sys::Trimmer;
 use crate::watch::{self, Shown};
-use crate::{limits, log, metrics, mounts, notify, origins};
+use crate::{import, limits, log, metrics, mounts, notify, origins};
 
 /// A mount to create.
 #[derive(Debug)]
@@ -479,13 +479,21 @@ impl Serve for Daemon {
                 serde_json::to_value(cloned.summary)
             }
             Request::Peers => serde_json::to_value(self.node.peers()?),
-            Request::Watch { .. } => return Err(Failure::usage("this is not answered at once")),
+            Request::Watch { .. } | Request::Import(_) => {
+                return Err(Failure::usage("this is not answered at once"));
+            }
         };
         value.map_err(|error| Failure::new("io", "the answer cannot be written").why(error.to_string()))
     }
 
     fn watch(&self, wish: &Wish, wire: &Wire<'_>) -> Result<Value> {
         watch::serve(&*self.node, &self.session, wish, wire)
+    }
+
+    fn import(&self, order: &ImportOrder, wire: &Wire<'_>) -> Result<Value> {
+        let imported = import::serve(&*self.node, &self.session, order, wire)?;
+        serde_json::to_value(imported)
+            .map_err(|error| Failure::new("io", "the answer cannot be written").why(error.to_string()))
     }
 }
 

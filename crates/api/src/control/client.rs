@@ -92,6 +92,11 @@ impl Asked {
         self.stream.try_clone().map(Stopper).map_err(|error| lost(self.known, &self.address, error, CONNECT))
     }
 
+    /// The connection, to send what follows the request.
+    pub fn stream(&self) -> Result<UnixStream> {
+        self.stream.try_clone().map_err(|error| lost(self.known, &self.address, error, CONNECT))
+    }
+
     /// Waits for the answer, and passes on progress and notes until then.
     pub fn hear<T: DeserializeOwned>(
         &self,

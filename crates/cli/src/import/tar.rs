@@ -16,7 +16,9 @@ use archive::read::{Reader, is_header};
 use base::Must;
 use node::sys::people;
 
-use crate::import::{Feed, Hangup, Item, Kind, Source, Step, inside};
+use archive::import::{Item, Kind, Step, inside};
+
+use crate::import::{Feed, Hangup, Source};
 
 type Bytes = Box<dyn Read + Send>;
 
