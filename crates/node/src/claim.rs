@@ -335,7 +335,7 @@ pub fn not_now(dir: &VolumeDir) -> Failure {
 /// Waits until the last request of a writer whose end was not seen must have arrived.
 pub fn settle(before: Option<&Claim>) {
     if before.is_some_and(|before| before.kind != Kind::Closed) {
-        log::line("waiting until a writer that may still be there has noticed");
+        log::line("waiting until an earlier writer, which may still run, has noticed the new claim");
         std::thread::sleep(SETTLE);
     }
 }

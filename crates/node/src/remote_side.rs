@@ -278,7 +278,7 @@ fn reach(
             let unseen = Remote::open_unseen(spec, &environment, limits, access, &dir.format().id);
             let remote = unseen.map_err(crate::origins::origin_failure)?;
             log::warn(&format!(
-                "the origin cannot be used now: {what}; going on with what is on this node; it is looked for, and used when it serves again"
+                "the origin cannot be used now: {what}; the mount works with what is on this node, and Covey keeps trying"
             ));
             Ok((remote, Some(what)))
         }

@@ -451,7 +451,7 @@ impl Serve for Daemon {
             Request::Metrics => serde_json::to_value(metrics::text(&*self.node, &self.session)),
             Request::Info { path, list } => serde_json::to_value(self.node.info(&PathBuf::from(path), list)?),
             Request::Publish { path, name, afresh } => {
-                let order = (PathBuf::from(path), name, afresh);
+                let order = again::Wanted { path: PathBuf::from(path), name, afresh };
                 serde_json::to_value(again::for_caller(&self.node, order, tick)?)
             }
             Request::Unpublish { name } => {

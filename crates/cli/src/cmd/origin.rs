@@ -258,7 +258,7 @@ fn upload_again(dir: &VolumeDir, missing: &[BlobId]) -> Result<(u64, u64)> {
         let Ok(meta) = std::fs::metadata(&here) else { continue };
         match std::fs::hard_link(&here, &note) {
             Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
-                log::warn(&format!("{name} is here and cannot be noted for upload: {error}"));
+                log::warn(&format!("{name} is on this node, but could not be queued for upload: {error}"));
                 continue;
             }
             _ => {}

@@ -285,7 +285,7 @@ impl Core {
             if let Err(error) = &done
                 && !complained
             {
-                self.report(&format!("equal bytes could not be looked for; it is tried again: {error}"));
+                self.report(&format!("the search for equal data failed and will be repeated: {error}"));
             }
             complained = done.is_err();
             self.fresh.wait_for_sync(if complained { QUIET } else { ROUND });

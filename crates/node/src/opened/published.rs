@@ -136,9 +136,9 @@ fn shown(named: &Named, side: &Side, options: &NodeOptions) -> Result<Shown> {
 
 fn said(tree: &str, root: &Root, why: &str) -> String {
     format!(
-        "the origin cannot be used now: {why}; {tree} is shown as published the {}. time, {}, the newest \
-         that was seen here; \
-         what is not on this node cannot be read until the origin serves again; it is looked for",
+        "the origin cannot be used now: {why}; this mount shows publication {} of {tree}, of {}, \
+         the newest that this node has seen; \
+         what is not on this node cannot be read until the origin answers again; Covey keeps trying",
         count(root.sequence),
         utc(root.moment.seconds())
     )
@@ -148,7 +148,7 @@ fn not_here(named: &Named, why: &str, failure: &Failure) -> Failure {
     Failure::new("origin-away", format!("cannot mount {named} while its origin cannot be used"))
         .why(why)
         .why(format!("its names are not on this node: {}", failure.in_one_line()))
-        .next("mount it when the origin serves again")
+        .next("mount it when the origin answers again")
 }
 
 /// Called when the origin is reached again. A mount that does not follow the name keeps its tree, and logs
