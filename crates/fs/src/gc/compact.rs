@@ -98,9 +98,12 @@ impl Core {
         Ok(())
     }
 
-    /// The same for a pack with damaged bytes: readable bytes are copied, the rest stays.
+    /// The same for a pack with damaged bytes: readable bytes are copied, the rest stays. Where a range cannot
+    /// be read, it is tried in pieces, cut at segments and where the bytes of another file begin.
     pub(crate) fn move_readable(&self, pack: PackNo) -> Result<(), Error> {
         let (users, mut ranges) = self.live_ranges(pack)?;
+        let mut cuts: Vec<u32> = ranges.iter().flat_map(|(offset, len)| [*offset, offset + len]).collect();
+        cuts.sort_unstable();
         merge_ranges(&mut ranges);
         let mut moved = Moved { from: pack, slots: Vec::new(), moves: Vec::new() };
         for (offset, len) in ranges {
@@ -113,7 +116,8 @@ impl Core {
             }
             let (mut at, end) = (offset, offset + len);
             while at < end {
-                let len = (SEGMENT - at % SEGMENT).min(end - at);
+                let next = cuts.get(cuts.partition_point(|cut| *cut <= at)).map_or(end, |cut| *cut);
+                let len = (SEGMENT - at % SEGMENT).min(end.min(next) - at);
                 match self.copy_range_of_pack(&mut moved, at, len) {
                     Err(Error::Blob(error)) if is_damage(&error) => {}
                     done => done?,
