@@ -11,11 +11,12 @@ use std::cell::RefCell;
 use std::time::Duration;
 
 use archive::acl;
+use archive::import::{Item, Kind, Step, wire};
 use archive::read::Reader;
 use archive::write::Writer;
 use base::{BlobId, Ino, Must, PackNo, Timestamp};
 use blob::Sums;
-use blob::claim::{Claim, Kind};
+use blob::claim::{self, Claim};
 use blob::extent::{Extent, ExtentPage};
 use fleet::members::machine::Machine;
 use fleet::members::seal::{PLAIN_MAX, Seal};
@@ -54,6 +55,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "rows", run: rows, seeds: rows_seeds },
     Target { name: "journal", run: journal, seeds: journal_seeds },
     Target { name: "archive", run: archive_members, seeds: archive_seeds },
+    Target { name: "import", run: import, seeds: import_seeds },
     Target { name: "acl", run: acl_text, seeds: acl_seeds },
     Target { name: "corpus", run: corpus_spec, seeds: corpus_seeds },
     Target { name: "index", run: index, seeds: index_seeds },
@@ -359,11 +361,12 @@ fn claim_seeds() -> Vec<Vec<u8>> {
         token: [2; 16],
         after: Some([3; 16]),
         folder: [4; 16],
-        kind: Kind::Renewed,
+        kind: claim::Kind::Renewed,
         moment: Timestamp(5),
         place: "host:/srv/volume".to_owned(),
     };
-    let first = Claim { epoch: 1, after: None, kind: Kind::Open, place: String::new(), ..claim.clone() };
+    let first =
+        Claim { epoch: 1, after: None, kind: claim::Kind::Open, place: String::new(), ..claim.clone() };
     // With and without their checksums.
     let records = [claim.encode(), first.encode()];
     records.iter().flat_map(|record| [record.clone(), record[..record.len() - 4].to_vec()]).collect()
@@ -519,6 +522,28 @@ fn archive_members(data: &[u8]) {
             acl_text(text);
         }
     }
+}
+
+fn import(mut data: &[u8]) {
+    let mut before = data;
+    while let Ok(Some(message)) = wire::take(&mut data) {
+        let mut again = Vec::new();
+        match message {
+            wire::Message::Step(step) => wire::put(&step, &mut again).must("it was as short before"),
+            wire::Message::Finish => wire::put_finish(&mut again),
+        }
+        assert_eq!(again, before[..before.len() - data.len()], "each message has one form");
+        before = data;
+    }
+}
+
+fn import_seeds() -> Vec<Vec<u8>> {
+    let (kind, xattrs, time) = (Kind::File { size: 9 }, vec![(b"a".to_vec(), vec![1; 9])], Timestamp(-1));
+    let item = Item { path: "a/b".into(), kind, perm: 0, uid: 1, gid: 2, atime: time, mtime: time, xattrs };
+    let steps = [Step::Item(item), Step::Ranges(vec![(0, 4), (8, 1)]), Step::Piece(8, vec![7]), Step::End];
+    let mut all = Vec::new();
+    steps.iter().for_each(|step| wire::put(step, &mut all).must("it is short"));
+    vec![all]
 }
 
 fn archive_seeds() -> Vec<Vec<u8>> {

@@ -162,7 +162,7 @@ fn regression_a_tree_that_was_mounted_mounts_while_its_store_is_away() {
         mount.umount();
         world.proxy.faults().clear();
     }
-    assert_eq!(world.log().matches("the newest that was seen here").count(), 7, "{}", world.log());
+    assert_eq!(world.log().matches("the newest that this node has seen").count(), 7, "{}", world.log());
 }
 
 /// Blobs of names are read rarely, so file data used to evict them. Then not even the root folder could be
@@ -226,7 +226,7 @@ fn regression_a_tree_goes_on_by_itself_when_its_store_is_back() {
     soon("what was not here is read", || fs::read(mount.at.join("cold")).is_ok());
     assert!(!mount.at.join("second").exists(), "it stays with the tree that was mounted");
     soon("it says that there is a newer one", || world.log().contains("was published again"));
-    assert!(world.log().contains("the origin serves again"), "{}", world.log());
+    assert!(world.log().contains("the origin answers again"), "{}", world.log());
     mount.umount();
 }
 

@@ -287,7 +287,7 @@ fn regression_a_mount_waits_for_no_store_and_finds_it_later() {
         std::thread::sleep(Duration::from_millis(100));
         false
     }));
-    assert!(remote.volume.log().contains("the origin serves again"), "{}", remote.volume.log());
+    assert!(remote.volume.log().contains("the origin answers again"), "{}", remote.volume.log());
     remote.evict();
     files.must_all_read(&mounted);
     mounted.umount();

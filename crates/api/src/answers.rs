@@ -133,3 +133,23 @@ pub struct PublishSummary {
     /// Wall time.
     pub seconds: f64,
 }
+
+/// An item that an import or export left out, and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Skipped {
+    /// Its path.
+    pub path: String,
+    /// The reason.
+    pub why: String,
+}
+
+/// The result of an import that the daemon did.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Imported {
+    /// Items created: files, folders, links, nodes.
+    pub files: u64,
+    /// Bytes of contents written, holes not counted.
+    pub bytes: u64,
+    /// What was left out.
+    pub skipped: Vec<Skipped>,
+}

@@ -1,11 +1,12 @@
-//! Tar archives: the reader accepts what any program wrote, and every program can read what the writer
-//! writes.
+//! Imports, and tar archives: the reader accepts what any program wrote, and every program can read what the
+//! writer writes.
 //!
 //! ```text
 //!   bytes ──► read::Reader ──► Entry, its bytes in pieces      Entry, its bytes ──► write::Writer ──► bytes
 //!                 records    what pax says of a member
 //!                 sparse     where a file's data lies
 //!   acl       access control lists, in text and in bytes
+//!   import    items and their contents, as bytes between processes, and into a volume
 //! ```
 //!
 //! An archive is input from somebody else. The reader holds only what it uses of it, and everything that it
@@ -13,6 +14,7 @@
 //! bound or makes no sense is an error that says so.
 
 pub mod acl;
+pub mod import;
 pub mod read;
 pub mod write;
 

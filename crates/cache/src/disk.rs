@@ -198,7 +198,7 @@ impl PackStore for DiskPacks {
         if result.is_ok() {
             // After the bytes: a concurrent read of the neighbouring range must find the bytes that these
             // sums cover.
-            pack.sums.lock().add(&pieces);
+            sums::renew(&file, &pack.sums, &pieces);
         }
         // Also after an error: part of the bytes may have been written, and disk space was taken.
         pack.durable.changed();
@@ -210,12 +210,13 @@ impl PackStore for DiskPacks {
         end_of(no, offset, len as usize)?;
         let Some(pack) = self.find(no)? else { return Ok(false) };
         let mut bytes = vec![0; len as usize];
-        if self.file(no, &pack)?.read_exact_at(&mut bytes, u64::from(offset)).is_err() {
+        let file = self.file(no, &pack)?;
+        if file.read_exact_at(&mut bytes, u64::from(offset)).is_err() {
             return Ok(false);
         }
         let (pieces, found) = pieces_of(offset, &bytes);
         if found == crc {
-            pack.sums.lock().add(&pieces);
+            sums::renew(&file, &pack.sums, &pieces);
         }
         Ok(found == crc)
     }

@@ -1,6 +1,7 @@
 //! The conformance suite that every pack store passes, over origins that link, copy and share.
 
 pub(crate) mod origins;
+mod power;
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;

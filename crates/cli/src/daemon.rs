@@ -110,7 +110,7 @@ impl Ender {
                 Err(UnmountError::Busy(path)) => {
                     let failure = umount::busy(&path);
                     log::line(&failure.to_string().replacen("covey: ", "", 1));
-                    log::line("Ctrl-C again detaches it now; it then ends with its last user");
+                    log::line("Ctrl-C again detaches the mount now; it ends when its last user closes it");
                 }
                 Err(error) => log::line(&error.to_string()),
                 Ok(()) => {}
@@ -139,7 +139,7 @@ impl Ender {
                 Ok(()) => return self.wait_then_end(Duration::from_secs(120)),
             }
         }
-        log::line("busy for 3 s: detaching");
+        log::line("the mount was busy for 3 s: detaching it");
         let _ = self.mount.unmount(Unmount::Lazy);
         self.wait_then_end(Duration::from_secs(7));
     }

@@ -8,7 +8,7 @@ use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use api::control::Ear;
+use api::control::ControlAddress;
 use api::error::{Failure, Result};
 use fuse::mount::{Life, Mounted};
 use node::mounts;
@@ -44,8 +44,8 @@ impl Place {
     }
 
     /// The control socket of its daemon.
-    pub fn ear(&self) -> Ear {
-        Ear::of_source(Path::new(&self.mount.source))
+    pub fn address(&self) -> ControlAddress {
+        ControlAddress::of_source(Path::new(&self.mount.source))
     }
 
     fn on(mount: Mounted, path: PathBuf) -> Result<Target> {
@@ -144,7 +144,7 @@ fn split(text: &Path) -> Option<(PathBuf, PathBuf)> {
     let at = (0..bytes.len())
         .find(|&at| bytes[at..].starts_with(b":/") && part(&bytes[..at]).join("covey.json").is_file())?;
     let inner = part(&bytes[at + 1..]);
-    Some((part(&bytes[..at]), crate::import::inside(&inner)?))
+    Some((part(&bytes[..at]), archive::import::inside(&inner)?))
 }
 
 /// The part that is the volume if the text means `VOLUME:/PATH`.

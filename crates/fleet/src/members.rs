@@ -13,7 +13,7 @@
 //!
 //! - [`machine`]: all of it as a pure state machine. Its tests run fleets of hundreds of nodes in virtual
 //!   time.
-//! - [`who`], [`codec`], [`vitals`], [`seal`]: a node, the messages, and their encryption.
+//! - [`incarnation`], [`codec`], [`vitals`], [`seal`]: a node, the messages, and their encryption.
 //! - [`home`]: the identity of a node across restarts. [`contacts`]: the addresses through which a node
 //!   joins.
 
@@ -22,11 +22,11 @@ pub mod contacts;
 pub mod dice;
 mod driver;
 pub mod home;
+pub mod incarnation;
 pub mod machine;
 pub mod roster;
 pub mod seal;
 pub mod vitals;
-pub mod who;
 
 pub use contacts::Contact;
 pub use driver::{Members, Setup, StartError, Stats};

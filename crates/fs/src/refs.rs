@@ -55,6 +55,12 @@ impl Refs {
         &self.shards[ino.0 as usize % SHARDS]
     }
 
+    /// The count of one inode, lookups in progress included. The caller must not hold a [`Finding`].
+    pub(crate) fn of(&self, ino: Ino) -> u64 {
+        let _gate = self.gate.write();
+        self.shard(ino).lock().get(&ino.0).copied().unwrap_or(0)
+    }
+
     /// Begins a lookup by name.
     pub(crate) fn finding(&self) -> Finding<'_> {
         Finding { refs: self, _gate: self.gate.read() }

@@ -3,8 +3,8 @@
 //! ```text
 //! base < blob < meta < fs < fuse, corpus < node
 //! base < blob < cache, origin < node      base < blob < net < fleet < node
-//! base < blob < meta < tree < node
-//! base < api < node < cli      base < archive < cli
+//! base < blob < meta < tree < node      meta < fs < archive
+//! base < api < archive < node < cli
 //! ```
 //!
 //! So `fs` sees neither cache nor origin, which never see each other: only `node` and what is above it choose
@@ -18,7 +18,6 @@ use crate::source::{Source, is_word};
 /// Crate, and the crates it may depend on. A new crate gets a row here first, and a place in ARCHITECTURE.md.
 pub const ARROWS: &[(&str, &[&str])] = &[
     ("base", &[]),
-    ("archive", &["base"]),
     ("blob", &["base"]),
     ("meta", &["base", "blob"]),
     ("cache", &["base", "blob"]),
@@ -30,9 +29,13 @@ pub const ARROWS: &[(&str, &[&str])] = &[
     ("corpus", &["base", "fs"]),
     ("fuse", &["base", "fs"]),
     ("api", &["base"]),
+    ("archive", &["base", "meta", "fs", "api"]),
     (
         "node",
-        &["base", "blob", "meta", "tree", "cache", "origin", "net", "fleet", "fs", "corpus", "fuse", "api"],
+        &[
+            "base", "archive", "blob", "meta", "tree", "cache", "origin", "net", "fleet", "fs", "corpus",
+            "fuse", "api",
+        ],
     ),
     (
         "cli",

@@ -21,15 +21,28 @@ const HAND_OVER: Duration = Duration::from_secs(5);
 /// How long a publication that was told to stop may take to do so at the end of a mount.
 const LAST: Duration = Duration::from_secs(5);
 
+/// What a caller wants to have published.
+pub struct Wanted {
+    /// The folder.
+    pub path: PathBuf,
+    /// The name of the tree.
+    pub name: String,
+    /// Build it without what the previous publication left.
+    pub afresh: bool,
+}
+
 /// Publishes for a caller that must receive a message at least once a second, also while the origin is slow.
 pub fn for_caller(
     node: &Arc<dyn Mount>,
-    (path, name, afresh): (PathBuf, String, bool),
+    wanted: Wanted,
     tick: &mut dyn FnMut(Tick),
 ) -> Result<PublishSummary> {
     let (say, hear) = mpsc::channel();
     let node = node.clone();
-    let work = move || node.publish(&path, &name, afresh, &mut |now| say.send(now).is_ok());
+    let work = move || {
+        let Wanted { path, name, afresh } = wanted;
+        node.publish(&path, &name, afresh, &mut |now| say.send(now).is_ok())
+    };
     let work = base::thread::spawn("covey-publish", work)
         .map_err(|error| Failure::io("cannot start a thread", &error))?;
     let mut last = Tick::default();

@@ -149,9 +149,9 @@ impl Follow {
                 Ok(moved) => {
                     if let Some(info) = moved {
                         let sequence = count(info.sequence);
-                        log::line(&format!("{} is shown as published the {sequence}. time", self.named));
+                        log::line(&format!("{} now shows publication {sequence}", self.named));
                     } else if in_trouble {
-                        log::line(&format!("{} can be followed again", self.named));
+                        log::line(&format!("updates of {} can be read again", self.named));
                     }
                     in_trouble = false;
                 }

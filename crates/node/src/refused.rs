@@ -15,19 +15,13 @@ pub fn not_a_volume(name: &str) -> Failure {
 /// The volume has all its blobs on this machine, and so no cache.
 pub fn no_cache(volume: &str) -> Failure {
     Failure::new("no-cache", format!("{volume} has no cache: its origin is on this machine"))
-        .next("a volume with a far origin has one: covey format VOLUME --origin s3://BUCKET/PREFIX")
+        .next("a volume with a remote origin has one: covey format VOLUME --origin s3://BUCKET/PREFIX")
 }
 
 /// The mount is not a node of a fleet.
 pub fn no_fleet(name: &str) -> Failure {
     Failure::new("no-fleet", format!("{name} is no node of a fleet"))
         .next("mount a published tree with --join HOST:PORT, or begin a fleet with --listen ADDRESS:PORT")
-}
-
-/// The path exists already.
-pub fn exists(path: &Path) -> Failure {
-    Failure::new("exists", format!("{} is there already", path.display()))
-        .next("name another place, or replace what is there with --overwrite")
 }
 
 /// Why a volume could not be opened.

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use api::control::{Ear, Listener, Request, Serve, Tick, Wire};
+use api::control::{ControlAddress, ImportOrder, Listener, Request, Serve, Tick, Wire};
 use api::error::{Failure, Result};
 use api::status::{Mode, Served, Status};
 use api::watch::Wish;
@@ -31,7 +31,7 @@ use crate::opened::{Node, Source};
 use crate::options::{MountOptions, NodeOptions};
 use crate::sys::Trimmer;
 use crate::watch::{self, Shown};
-use crate::{limits, log, metrics, mounts, notify, origins};
+use crate::{import, limits, log, metrics, mounts, notify, origins};
 
 /// A mount to create.
 #[derive(Debug)]
@@ -75,12 +75,12 @@ pub struct Transport {
     /// Threads that read requests from /dev/fuse. 0 means one per core.
     pub readers: usize,
     /// Over io_uring, each program stays on the CPU where it sends its requests.
-    pub aside: bool,
+    pub yields: bool,
 }
 
 impl Default for Transport {
     fn default() -> Transport {
-        Transport { kind: fuse::Transport::default(), readers: 0, aside: true }
+        Transport { kind: fuse::Transport::default(), readers: 0, yields: true }
     }
 }
 
@@ -152,8 +152,8 @@ impl Running {
         };
         session.warnings().iter().for_each(|warning| log::warn(warning));
         let served = Arc::new(Daemon { node: node.clone(), session: session.clone() });
-        let ear = Ear::of_source(Path::new(&node.name()));
-        let listener = match Listener::start(ear, served.clone()) {
+        let address = ControlAddress::of_source(Path::new(&node.name()));
+        let listener = match Listener::start(address, served.clone()) {
             Ok(listener) => listener,
             Err(failure) => {
                 let _ = session.unmount(Unmount::Lazy);
@@ -297,7 +297,7 @@ fn node_options(plan: &Plan, mountpoint: &Path) -> NodeOptions {
         commit: options.commit,
         deadline: options.deadline,
         access: options.access.clone(),
-        far: options.far.clone(),
+        remote_side: options.remote_side.clone(),
         salvage: None,
         take_over: plan.take_over,
     }
@@ -317,7 +317,7 @@ fn session_options(plan: &Plan, node: &dyn Mount) -> fuse::Options {
         writeback: options.writeback,
         transport: plan.transport.kind,
         readers: plan.transport.readers,
-        aside: plan.transport.aside,
+        yields: plan.transport.yields,
         deadline: options.deadline,
         read_ahead_kib: Some(options.read_ahead_kib.unwrap_or_else(|| read_ahead(options, node))),
         workers: limits::workers(fuse::Options::default().workers),
@@ -451,7 +451,7 @@ impl Serve for Daemon {
             Request::Metrics => serde_json::to_value(metrics::text(&*self.node, &self.session)),
             Request::Info { path, list } => serde_json::to_value(self.node.info(&PathBuf::from(path), list)?),
             Request::Publish { path, name, afresh } => {
-                let order = (PathBuf::from(path), name, afresh);
+                let order = again::Wanted { path: PathBuf::from(path), name, afresh };
                 serde_json::to_value(again::for_caller(&self.node, order, tick)?)
             }
             Request::Unpublish { name } => {
@@ -479,13 +479,21 @@ impl Serve for Daemon {
                 serde_json::to_value(cloned.summary)
             }
             Request::Peers => serde_json::to_value(self.node.peers()?),
-            Request::Watch { .. } => return Err(Failure::usage("this is not answered at once")),
+            Request::Watch { .. } | Request::Import(_) => {
+                return Err(Failure::usage("this is not answered at once"));
+            }
         };
         value.map_err(|error| Failure::new("io", "the answer cannot be written").why(error.to_string()))
     }
 
     fn watch(&self, wish: &Wish, wire: &Wire<'_>) -> Result<Value> {
         watch::serve(&*self.node, &self.session, wish, wire)
+    }
+
+    fn import(&self, order: &ImportOrder, wire: &Wire<'_>) -> Result<Value> {
+        let imported = import::serve(&*self.node, &self.session, order, wire)?;
+        serde_json::to_value(imported)
+            .map_err(|error| Failure::new("io", "the answer cannot be written").why(error.to_string()))
     }
 }
 

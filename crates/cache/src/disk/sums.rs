@@ -22,8 +22,10 @@
 //! ```
 //!
 //! Records are only appended. A torn or damaged record is skipped. Its range is then read unchecked, as are
-//! ranges that an older version wrote. Sums loaded from the file are never joined: a power cut may keep a
-//! record and lose its bytes, and that must not invalidate the records beside it.
+//! ranges that an older version wrote. Sums are never joined in the file, nor when they are loaded from it: a
+//! power cut may keep a record and lose its bytes, and that must not invalidate the records beside it. An
+//! older version joined them. So when recovery writes or proves a range, a loaded sum that overlaps it and
+//! does not match is dropped.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -152,8 +154,15 @@ impl PackSums {
     pub(super) fn add(&mut self, pieces: &[Piece]) {
         for piece in pieces {
             self.pieces.add(*piece, true);
-            self.unsaved.add(*piece, true);
+            self.unsaved.add(*piece, false);
         }
+    }
+
+    /// The sums that overlap these, and are not among them.
+    fn overlapping(&self, pieces: &[Piece]) -> Vec<Piece> {
+        let (Some(first), Some(last)) = (pieces.first(), pieces.last()) else { return Vec::new() };
+        let around = self.pieces.around(first.offset, last.end()).iter();
+        around.filter(|other| !pieces.contains(other)).copied().collect()
     }
 
     /// Takes the sums that must be saved to the file.
@@ -163,7 +172,7 @@ impl PackSums {
 
     /// Returns sums that could not be saved.
     pub(super) fn put_back(&mut self, pieces: &[Piece]) {
-        pieces.iter().for_each(|piece| self.unsaved.add(*piece, true));
+        pieces.iter().for_each(|piece| self.unsaved.add(*piece, false));
     }
 
     pub(super) fn all(&self) -> Pieces {
@@ -230,6 +239,20 @@ pub(super) fn read(
             .find(|piece| crc_over(piece, parts) != piece.crc)
             .map_or(Ok(()), |piece| Err(*piece)))
     })
+}
+
+/// Records that these ranges of a pack's file now hold their bytes. Only recovery writes or proves a range
+/// that has a sum already. If the old sum does not match, a power cut took some of its bytes.
+pub(super) fn renew(file: &File, sums: &Mutex<PackSums>, pieces: &[Piece]) {
+    let mut sums = sums.lock();
+    for old in sums.overlapping(pieces) {
+        let mut bytes = vec![0; old.len as usize];
+        let read = file.read_exact_at(&mut bytes, u64::from(old.offset));
+        if read.is_err() || !old.fits(old.offset, &bytes) {
+            sums.pieces.0.retain(|piece| *piece != old);
+        }
+    }
+    sums.add(pieces);
 }
 
 /// Prepares to cut a pack to `len` bytes: drops the sums of the bytes behind, and shortens the piece that

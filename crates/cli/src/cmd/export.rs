@@ -14,7 +14,10 @@ use crate::export::archive::{Archive, Packing};
 use crate::export::inside::Inside;
 use crate::import::folder::Folder;
 use crate::import::place::Place;
-use crate::import::{self, Sink, Skipped, Source, Summary};
+use api::answers::Skipped;
+use archive::import::Sink;
+
+use crate::import::{self, Seen, Source, Summary};
 use crate::target::{Target, resolve};
 use crate::term::{Term, files_and_rates};
 
@@ -97,6 +100,7 @@ fn not_on(out: &Path, device: u64) -> Result<()> {
 fn to_out(source: Box<dyn Source>, args: &Args, packing: Option<Packing>, term: Term) -> Result<Summary> {
     let label =
         args.out.file_name().map_or_else(|| "export".to_owned(), |name| name.to_string_lossy().into_owned());
+    let seen = Seen { label: &label, term, stop: None };
     let Some(packing) = packing else {
         let mut sink = Place::new(&args.out, args.overwrite)?;
         if !args.overwrite && !sink.is_empty()? {
@@ -104,10 +108,10 @@ fn to_out(source: Box<dyn Source>, args: &Args, packing: Option<Packing>, term: 
                 .next("name an empty folder or a new one, or replace what is there with --overwrite"));
         }
         let sink: &mut dyn Sink = &mut sink;
-        return import::run(source, sink, &label, term);
+        return import::run(source, sink, seen);
     };
     let mut sink = Archive::create(&args.out, packing, args.overwrite)?;
-    match import::run(source, &mut sink, &label, term) {
+    match import::run(source, &mut sink, seen) {
         Ok(mut summary) => {
             summary.skipped.extend(only_new(sink.left_out(), &summary.skipped));
             Ok(summary)

@@ -4,16 +4,18 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use api::error::{Failure, Result};
-use node::mounts;
+use archive::import::direct::{Direct, NotMounted, To};
 use node::opened::Node;
 use node::options::NodeOptions;
+use node::{mounts, sys};
 use serde::Serialize;
 
-use crate::import::archive::Tar;
-use crate::import::direct::Direct;
 use crate::import::folder::Folder;
 use crate::import::place::Place;
-use crate::import::{self, Sink, Source, Summary};
+use crate::import::remote::{Refused, Remote};
+use crate::import::stop::Stop;
+use crate::import::tar::Tar;
+use crate::import::{self, Seen, Source, Summary};
 use crate::target::{Target, resolve_new};
 use crate::term::{Term, files_and_rates};
 
@@ -40,6 +42,9 @@ pub struct Args {
 struct Outcome<'a> {
     source: &'a Path,
     destination: &'a Path,
+    /// Why the daemon did not do it, if it did not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    through_mount: Option<String>,
     #[serde(flatten)]
     summary: Summary,
 }
@@ -49,16 +54,28 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     let label =
         args.src.file_name().map_or_else(|| "import".to_owned(), |name| name.to_string_lossy().into_owned());
     mounts::check_way(&args.src)?;
-    let summary = match resolve_new(&args.dest)? {
+    let target = resolve_new(&args.dest)?;
+    let stop = Stop::by_signal(term)?;
+    let seen = Seen { label: &label, term, stop: Some(&stop) };
+    let mut through_mount = None;
+    let summary = match target {
         Target::Mounted(place) => {
             let source = source(&args.src, Some(place.mount.dev))?;
-            let mut sink = Place::new(&place.path, args.overwrite)?;
-            import::run(source, &mut sink, &label, term)?
+            match Remote::open(&place, args.overwrite) {
+                Ok(mut sink) => import::run(source, &mut sink, seen)?,
+                Err(Refused::Failed(failure)) => return Err(failure),
+                Err(Refused::UseMount(why)) => {
+                    let why = why.line();
+                    term.say(format_args!("the files go through the mount, which takes longer: {why}"));
+                    through_mount = Some(why);
+                    import::run(source, &mut Place::new(&place.path, args.overwrite)?, seen)?
+                }
+            }
         }
         Target::Closed { dir, inner } => {
             let source = source(&args.src, None)?;
             let node = Arc::new(Node::open(&dir, &NodeOptions::writing("import"))?);
-            let outcome = offline(&node, source, &inner, args, &label, term);
+            let outcome = offline(&node, source, &inner, args, seen);
             // Close in any case, so that everything imported so far is kept.
             let closed = node.close();
             let summary = outcome?;
@@ -66,7 +83,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
             summary
         }
     };
-    Ok(report(args, summary, term))
+    Ok(report(args, through_mount, summary, term))
 }
 
 fn offline(
@@ -74,12 +91,12 @@ fn offline(
     source: Box<dyn Source>,
     inner: &Path,
     args: &Args,
-    label: &str,
-    term: Term,
+    seen: Seen<'_>,
 ) -> Result<Summary> {
-    let mut sink = Direct::new(node.filesystem(), node.name(), inner, args.overwrite)?;
-    let sink: &mut dyn Sink = &mut sink;
-    import::run(source, sink, label, term)
+    let shown = format!("{}:/{}", node.name(), inner.display());
+    let to = To { shown, folder: inner, overwrite: args.overwrite, umask: sys::umask() };
+    let mut sink = Direct::new(node.filesystem(), Box::new(NotMounted), to)?;
+    import::run(source, &mut sink, seen)
 }
 
 fn source(path: &Path, not_into: Option<u64>) -> Result<Box<dyn Source>> {
@@ -94,7 +111,7 @@ fn source(path: &Path, not_into: Option<u64>) -> Result<Box<dyn Source>> {
     Ok(Box::new(Tar::open(path)?))
 }
 
-fn report(args: &Args, summary: Summary, term: Term) -> u8 {
+fn report(args: &Args, through_mount: Option<String>, summary: Summary, term: Term) -> u8 {
     const SHOWN: usize = 10;
     for skipped in summary.skipped.iter().take(SHOWN) {
         term.say(format_args!("left out: {} ({})", skipped.path, skipped.why));
@@ -103,7 +120,7 @@ fn report(args: &Args, summary: Summary, term: Term) -> u8 {
     if left_out > SHOWN {
         term.say(format_args!("left out: {} more; --json lists them", left_out - SHOWN));
     }
-    let outcome = Outcome { source: &args.src, destination: &args.dest, summary };
+    let outcome = Outcome { source: &args.src, destination: &args.dest, through_mount, summary };
     term.result(&outcome, || {
         let Summary { files, bytes, seconds, .. } = outcome.summary;
         let took = std::time::Duration::from_secs_f64(seconds);

@@ -15,7 +15,8 @@ use archive::write::Writer;
 use base::Must;
 use node::own;
 
-use crate::import::{Item, Kind, Sink, Skipped};
+use api::answers::Skipped;
+use archive::import::{Item, Kind, Sink};
 
 /// The compression of an archive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -169,7 +170,7 @@ impl Archive {
             Out::Stdout(io::stdout())
         } else {
             if !overwrite && path.symlink_metadata().is_ok() {
-                return Err(node::refused::exists(path));
+                return Err(archive::import::exists(path));
             }
             let part = part_of(path);
             Out::File(BufWriter::with_capacity(1 << 20, make_part(&part)?))

@@ -17,7 +17,10 @@ use fs::Errno;
 use fs::api::{Attr, FileKind, Filesystem, Seek};
 use node::errno::errno_failure;
 
-use crate::import::{Feed, Hangup, Item, Kind, PIECE, Source, Step};
+use archive::PIECE;
+use archive::import::{Item, Kind, Step};
+
+use crate::import::{Feed, Hangup, Source};
 
 type Sent<T> = std::result::Result<T, Hangup>;
 

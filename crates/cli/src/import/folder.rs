@@ -22,7 +22,10 @@ use base::Timestamp;
 use node::sys;
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2, readlinkat};
 
-use crate::import::{Counters, Feed, Hangup, Item, Kind, PIECE, Source, Step};
+use archive::PIECE;
+use archive::import::{Item, Kind, Step};
+
+use crate::import::{Counters, Feed, Hangup, Source};
 
 /// A folder to import.
 pub struct Folder {

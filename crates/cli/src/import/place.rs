@@ -25,15 +25,16 @@ use std::sync::Arc;
 use api::caller;
 use api::error::{Context, Failure, Result};
 use base::Must;
-use node::refused::exists;
 use node::sys;
 use node::sys::metadata;
 use parking_lot::Mutex;
 
-use crate::import::seen::Paths;
-use crate::import::{Item, Kind, PIECE, Sink, Skipped};
-
+use api::answers::Skipped;
+use archive::PIECE;
 use archive::acl::{ACCESS, DEFAULT};
+use archive::import::seen::Paths;
+use archive::import::{Item, Kind, Sink, exists};
+
 use late::Late;
 use rules::{Dir, Made, Replace, Rules};
 use workers::{Job, Workers};
@@ -313,6 +314,14 @@ impl Sink for Place {
         let late = std::mem::take(&mut self.late);
         late.finish(&self.rules, &self.root)?;
         sys::syncfs(&self.root.fd).at("sync", &self.rules.root)
+    }
+
+    fn stop(&mut self) -> Result<()> {
+        let removed = match self.open.take() {
+            Some(Open::Made(made)) => self.rules.remove(&self.folder.1, made),
+            _ => Ok(()),
+        };
+        removed.and(self.finish())
     }
 
     fn left_out(&mut self) -> Vec<Skipped> {

@@ -50,7 +50,7 @@ fn acl(path: &Path) -> String {
 
 /// Everything visible of a tree: names, kinds, modes, owners, times, sizes, link targets, hard links within
 /// it, contents.
-fn seen(root: &Path) -> Vec<String> {
+pub fn seen(root: &Path) -> Vec<String> {
     let mut lines = Vec::new();
     let mut folders = vec![root.to_owned()];
     while let Some(folder) = folders.pop() {
@@ -82,8 +82,9 @@ fn seen(root: &Path) -> Vec<String> {
     lines
 }
 
-/// Imports into a mount and into a volume that is not mounted. The second is then mounted to be examined.
-fn import(world: &World, archive: &Path, name: &str, status: i32) -> [PathBuf; 2] {
+/// Imports in all three ways: into a volume that is not mounted, through its daemon, and through the mount.
+/// The last one is what the command does in another view of the mount.
+fn import(world: &World, archive: &Path, name: &str, status: i32) -> [PathBuf; 3] {
     let online = world.mnt().join(format!("{name}-on"));
     let offline = format!("{name}-off");
     if world.is_mounted() {
@@ -94,7 +95,15 @@ fn import(world: &World, archive: &Path, name: &str, status: i32) -> [PathBuf; 2
     world.mount("");
     let outcome = json(&[Path::new("import"), archive, &online]);
     assert_eq!(outcome.code, status, "{name}: {outcome:?}");
-    [online, world.mnt().join(offline)]
+    let view = world.path("view");
+    let _ = fs::create_dir(&view);
+    assert!(ran("mount", |mount| done(mount.arg("--bind").args([&world.mnt(), &view]))));
+    let through = format!("{name}-through");
+    let outcome = json(&[Path::new("import"), archive, &view.join(&through)]);
+    assert!(ran("umount", |umount| done(umount.arg(&view))));
+    assert_eq!(outcome.code, status, "{name}: {outcome:?}");
+    assert!(outcome.json()["through_mount"].is_string(), "{name}: {outcome:?}");
+    [online, world.mnt().join(offline), world.mnt().join(through)]
 }
 
 /// The destination folder was open to everybody, whatever the umask. A folder that an archive omits got mode

@@ -13,6 +13,7 @@ mod logs;
 mod mounts;
 mod offline;
 mod publishing;
+mod sent;
 mod settings;
 mod silent;
 mod system;

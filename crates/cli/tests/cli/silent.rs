@@ -2,7 +2,6 @@
 //! and none hangs.
 
 use std::fs;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
@@ -156,21 +155,10 @@ impl Drop for Other {
 struct Container(Child);
 
 impl Container {
-    fn start() -> Container {
+    /// It has this world's mounts. Those of other tests would be busy as long as it runs.
+    fn start(world: &World) -> Container {
         let mut command = Command::new("sleep");
-        let enter = || {
-            // SAFETY: these are two system calls, on strings that are alive for ever.
-            let done = unsafe {
-                let none = std::ptr::null();
-                let flags = libc::MS_REC | libc::MS_PRIVATE;
-                libc::unshare(libc::CLONE_NEWNS) == 0
-                    && libc::mount(none, c"/".as_ptr(), none, flags, none.cast()) == 0
-            };
-            if done { Ok(()) } else { Err(std::io::Error::last_os_error()) }
-        };
-        // SAFETY: the closure only makes system calls.
-        let child = unsafe { command.arg("600").pre_exec(enter) }.spawn().unwrap();
-        Container(child)
+        Container(alone(command.arg("600"), world.folder()).spawn().unwrap())
     }
 
     fn pid(&self) -> u32 {
@@ -191,7 +179,7 @@ fn regression_a_mount_that_a_container_has_is_named_and_can_be_ended() {
     let Some(world) = World::mountable() else { return };
     world.mount("");
     fs::write(world.mnt().join("a"), "hello").unwrap();
-    let container = Container::start();
+    let container = Container::start(&world);
     let named = |done: &Done| {
         assert!(done.err.contains("another mount namespace"), "{done:?}");
         assert!(done.err.contains(&format!("process {} (sleep)", container.pid())), "{done:?}");
@@ -211,7 +199,7 @@ fn regression_a_mount_that_a_container_has_is_named_and_can_be_ended() {
     world.umount().ok();
     // Now with force, while the volume is also mounted here.
     world.mount("");
-    let second = Container::start();
+    let second = Container::start(&world);
     fs::write(world.mnt().join("b"), "kept").unwrap();
     json(&[Path::new("umount"), Path::new("--force"), &world.mnt()]).ok();
     drop((container, second));

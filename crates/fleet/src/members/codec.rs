@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Only the sender and members are sent completely. For the receiver, or a node to probe, the name is enough.
-//! Its other fields are filled in here and are never read ([`Who`]'s equality).
+//! Its other fields are filled in here and are never read ([`Incarnation`]'s equality).
 //!
 //! Every length is checked before it is read, and only the name of a zone is allocated. Anything that is not
 //! understood is an error, and the whole datagram is dropped.
@@ -19,9 +19,9 @@ use bytes::{Buf, BufMut};
 use foca::{Codec, Header, Member, Message, State};
 use net::id::{NodeId, Role, ZONE_MAX, Zone};
 
-use super::who::Who;
+use super::incarnation::Incarnation;
 
-/// The longest [`Who`], in bytes.
+/// The longest [`Incarnation`], in bytes.
 pub const WHO_MAX: usize = 16 + 8 + 1 + 16 + 2 + 1 + 2 + 1 + ZONE_MAX;
 
 /// Why bytes are not gossip, or gossip does not fit.
@@ -70,16 +70,16 @@ fn take_name(buf: &mut impl Buf) -> Result<(NodeId, u64, SocketAddr), CodecError
     Ok((node, generation, SocketAddr::new(ip, take_u16(buf)?)))
 }
 
-fn take_meant(buf: &mut impl Buf) -> Result<Who, CodecError> {
+fn take_meant(buf: &mut impl Buf) -> Result<Incarnation, CodecError> {
     let (node, generation, address) = take_name(buf)?;
-    Ok(Who { node, generation, address, zone: Zone::default(), role: Role::Node, weight: 0 })
+    Ok(Incarnation { node, generation, address, zone: Zone::default(), role: Role::Node, weight: 0 })
 }
 
 /// Reads a node.
 ///
 /// # Errors
 /// [`CodecError`].
-pub fn take_who(buf: &mut impl Buf) -> Result<Who, CodecError> {
+pub fn take_who(buf: &mut impl Buf) -> Result<Incarnation, CodecError> {
     let (node, generation, address) = take_name(buf)?;
     let role = match take_u8(buf)? {
         0 => Role::Node,
@@ -96,18 +96,18 @@ pub fn take_who(buf: &mut impl Buf) -> Result<Who, CodecError> {
     buf.copy_to_slice(name);
     let name = std::str::from_utf8(name).map_err(|_| CodecError::Field("name of a zone"))?;
     let zone = Zone::new(name).map_err(|_| CodecError::Field("name of a zone"))?;
-    Ok(Who { node, generation, address, zone, role, weight })
+    Ok(Incarnation { node, generation, address, zone, role, weight })
 }
 
-fn name_len(who: &Who) -> usize {
+fn name_len(who: &Incarnation) -> usize {
     16 + 8 + 1 + if who.address.is_ipv4() { 4 } else { 16 } + 2
 }
 
-fn who_len(who: &Who) -> usize {
+fn who_len(who: &Incarnation) -> usize {
     name_len(who) + 1 + 2 + 1 + who.zone.as_str().len()
 }
 
-fn put_name(who: &Who, buf: &mut impl BufMut) {
+fn put_name(who: &Incarnation, buf: &mut impl BufMut) {
     buf.put_slice(&who.node.0);
     buf.put_u64(who.generation);
     match who.address.ip() {
@@ -127,7 +127,7 @@ fn put_name(who: &Who, buf: &mut impl BufMut) {
 ///
 /// # Errors
 /// [`CodecError::Full`], and then nothing is written.
-pub fn put_who(who: &Who, buf: &mut impl BufMut) -> Result<(), CodecError> {
+pub fn put_who(who: &Incarnation, buf: &mut impl BufMut) -> Result<(), CodecError> {
     if buf.remaining_mut() < who_len(who) {
         return Err(CodecError::Full);
     }
@@ -145,7 +145,7 @@ pub fn put_who(who: &Who, buf: &mut impl BufMut) -> Result<(), CodecError> {
 }
 
 /// The message's number, its probe number if it has one, and the node in it if there is one.
-fn parts(message: &Message<Who>) -> (u8, Option<u8>, Option<&Who>) {
+fn parts(message: &Message<Incarnation>) -> (u8, Option<u8>, Option<&Incarnation>) {
     match message {
         Message::Ping(number) => (0, Some(*number), None),
         Message::Ack(number) => (1, Some(*number), None),
@@ -161,7 +161,7 @@ fn parts(message: &Message<Who>) -> (u8, Option<u8>, Option<&Who>) {
     }
 }
 
-fn take_message(buf: &mut impl Buf) -> Result<Message<Who>, CodecError> {
+fn take_message(buf: &mut impl Buf) -> Result<Message<Incarnation>, CodecError> {
     let message = match take_u8(buf)? {
         0 => Message::Ping(take_u8(buf)?),
         1 => Message::Ack(take_u8(buf)?),
@@ -179,10 +179,14 @@ fn take_message(buf: &mut impl Buf) -> Result<Message<Who>, CodecError> {
     Ok(message)
 }
 
-impl Codec<Who> for Compact {
+impl Codec<Incarnation> for Compact {
     type Error = CodecError;
 
-    fn encode_header(&mut self, header: &Header<Who>, mut buf: impl BufMut) -> Result<(), CodecError> {
+    fn encode_header(
+        &mut self,
+        header: &Header<Incarnation>,
+        mut buf: impl BufMut,
+    ) -> Result<(), CodecError> {
         let (kind, number, named) = parts(&header.message);
         let len = who_len(&header.src) + 2 + name_len(&header.dst) + 1;
         let len = len + usize::from(number.is_some()) + named.map_or(0, name_len);
@@ -202,7 +206,7 @@ impl Codec<Who> for Compact {
         Ok(())
     }
 
-    fn decode_header(&mut self, mut buf: impl Buf) -> Result<Header<Who>, CodecError> {
+    fn decode_header(&mut self, mut buf: impl Buf) -> Result<Header<Incarnation>, CodecError> {
         Ok(Header {
             src: take_who(&mut buf)?,
             src_incarnation: take_u16(&mut buf)?,
@@ -211,7 +215,11 @@ impl Codec<Who> for Compact {
         })
     }
 
-    fn encode_member(&mut self, member: &Member<Who>, mut buf: impl BufMut) -> Result<(), CodecError> {
+    fn encode_member(
+        &mut self,
+        member: &Member<Incarnation>,
+        mut buf: impl BufMut,
+    ) -> Result<(), CodecError> {
         if buf.remaining_mut() < who_len(member.id()) + 3 {
             return Err(CodecError::Full);
         }
@@ -225,7 +233,7 @@ impl Codec<Who> for Compact {
         Ok(())
     }
 
-    fn decode_member(&mut self, mut buf: impl Buf) -> Result<Member<Who>, CodecError> {
+    fn decode_member(&mut self, mut buf: impl Buf) -> Result<Member<Incarnation>, CodecError> {
         let who = take_who(&mut buf)?;
         let incarnation = take_u16(&mut buf)?;
         let state = match take_u8(&mut buf)? {
@@ -244,11 +252,11 @@ mod tests {
 
     use super::*;
 
-    fn who() -> impl Strategy<Value = Who> {
+    fn who() -> impl Strategy<Value = Incarnation> {
         let address = (any::<IpAddr>(), any::<u16>()).prop_map(|(ip, port)| SocketAddr::new(ip, port));
         let role = prop_oneof![Just(Role::Node), Just(Role::Depot)];
         (any::<[u8; 16]>(), any::<u64>(), address, "[a-z0-9._-]{1,63}", role, any::<u16>()).prop_map(
-            |(node, generation, address, zone, role, weight)| Who {
+            |(node, generation, address, zone, role, weight)| Incarnation {
                 node: NodeId(node),
                 generation,
                 address,
@@ -259,7 +267,7 @@ mod tests {
         )
     }
 
-    fn message() -> impl Strategy<Value = Message<Who>> {
+    fn message() -> impl Strategy<Value = Message<Incarnation>> {
         (0u8..11, who(), any::<u8>()).prop_map(|(kind, who, probe_number)| match kind {
             0 => Message::Ping(probe_number),
             1 => Message::Ack(probe_number),
@@ -275,7 +283,7 @@ mod tests {
         })
     }
 
-    fn whole(who: &Who) -> (Who, Zone, Role, u16) {
+    fn whole(who: &Incarnation) -> (Incarnation, Zone, Role, u16) {
         (who.clone(), who.zone.clone(), who.role, who.weight)
     }
 

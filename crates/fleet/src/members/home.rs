@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 
 use net::id::NodeId;
 
-use super::who::first_generation;
+use super::incarnation::first_generation;
 
 const HEAD: &str = "covey node 1";
 /// Longer files are not ours.

@@ -42,10 +42,10 @@ use foca::{Codec, Config, Error, Foca, Message, NoCustomBroadcast, PeriodicParam
 
 use super::codec::{Compact, put_who, take_who};
 use super::dice::Dice;
+use super::incarnation::{Incarnation, run_of};
 use super::roster::{Change, Roster};
 use super::seal::PLAIN_MAX;
 use super::vitals::{VITALS_MAX, Vitals};
-use super::who::{Who, run_of};
 use base::Must;
 use discovery::{Discovery, KNOCKS};
 use net::id::{Member, NodeId};
@@ -105,7 +105,7 @@ pub enum Event {
 
 /// One node's membership.
 pub struct Machine {
-    foca: Foca<Who, Compact, Dice, NoCustomBroadcast>,
+    foca: Foca<Incarnation, Compact, Dice, NoCustomBroadcast>,
     world: World,
     dice: Dice,
     discovery: Discovery,
@@ -154,7 +154,7 @@ fn config(nodes: usize) -> Config {
 impl Machine {
     /// A node that is alone. It knocks at `contacts`. `seed` determines its random choices.
     pub fn new(me: &Member, contacts: Vec<SocketAddr>, seed: u64, now: Duration) -> Machine {
-        let who = Who::from(me);
+        let who = Incarnation::from(me);
         let foca = Foca::new(who, config(1), Dice::new(seed), Compact);
         let mut vitals = Vitals::default();
         vitals.own(me.node, run_of(me.generation), me.free, me.load);
@@ -339,7 +339,7 @@ impl Machine {
     }
 
     /// Requests the list if another node sees another fleet than this one.
-    fn compare(&mut self, now: Duration, digest: u32, who: &Who) {
+    fn compare(&mut self, now: Duration, digest: u32, who: &Incarnation) {
         let calm = now >= self.calm_at || now >= self.compare_at + COMPARE_ANYWAY;
         if digest != self.roster.digest() && calm && now >= self.compare_at && self.page.is_none() {
             self.compare_at = now + COMPARE;
@@ -350,7 +350,7 @@ impl Machine {
 
     /// A node with this node's id and another address. Messages of this node itself, or of its previous run,
     /// do not count.
-    fn suspect_twin(&mut self, now: Duration, who: &Who) {
+    fn suspect_twin(&mut self, now: Duration, who: &Incarnation) {
         let me = self.foca.identity();
         let elsewhere = who.address != me.address && run_of(who.generation) >= run_of(me.generation);
         if elsewhere && self.twin.is_none_or(|told| now >= told + TWIN) {
@@ -379,7 +379,7 @@ impl Machine {
 
     /// Whether all nodes in a datagram are known, or there is room for more. `updates` is what follows foca's
     /// header.
-    fn has_room_for(&self, from: &Who, mut updates: &[u8]) -> bool {
+    fn has_room_for(&self, from: &Incarnation, mut updates: &[u8]) -> bool {
         if self.foca.iter_membership_state().len() < self.most {
             return true;
         }
@@ -397,7 +397,8 @@ impl Machine {
 
     /// The members after a node in the order of ids, as many as fit, without the requester.
     fn list(&mut self, after: NodeId, but: NodeId) -> Vec<u8> {
-        let wanted = |member: &&foca::Member<Who>| member.id().node > after && member.id().node != but;
+        let wanted =
+            |member: &&foca::Member<Incarnation>| member.id().node > after && member.id().node != but;
         let mut members: Vec<_> = self.foca.iter_members().filter(wanted).collect();
         members.sort_unstable_by_key(|member| member.id().node);
         let mut page = Vec::new().limit(PLAIN_MAX - 1 - super::codec::WHO_MAX);
@@ -409,7 +410,7 @@ impl Machine {
         page.into_inner()
     }
 
-    fn listed(&mut self, now: Duration, by: &Who, mut page: &[u8]) -> Option<()> {
+    fn listed(&mut self, now: Duration, by: &Incarnation, mut page: &[u8]) -> Option<()> {
         let mut members = Vec::new();
         while !page.is_empty() {
             members.push(Compact.decode_member(&mut page).ok()?);
@@ -483,15 +484,15 @@ impl Machine {
     /// Whether this timer belongs to a suspicion that was refuted. foca 2.0 does not declare such a node
     /// down, but tells it that it is down. The node would then come back as a new generation, so each refuted
     /// suspicion would look like a death.
-    fn is_refuted(&self, timer: &Timer<Who>) -> bool {
+    fn is_refuted(&self, timer: &Timer<Incarnation>) -> bool {
         let Timer::ChangeSuspectToDown { member_id, incarnation, .. } = timer else {
             return false;
         };
         !self.is_suspected(member_id, *incarnation)
     }
 
-    fn is_suspected(&self, who: &Who, incarnation: u16) -> bool {
-        let same = |member: &foca::Member<Who>| {
+    fn is_suspected(&self, who: &Incarnation, incarnation: u16) -> bool {
+        let same = |member: &foca::Member<Incarnation>| {
             member.id() == who && member.incarnation() == incarnation && member.state() == State::Suspect
         };
         self.foca.iter_members().any(same)
@@ -550,7 +551,7 @@ impl Machine {
     fn publish(&mut self, now: Duration) {
         let me = self.foca.identity().member(self.free, self.load);
         let others = self.foca.iter_members().map(|member| member.id());
-        let known = |who: &Who| self.vitals.of(who.node, run_of(who.generation)).unwrap_or((0, 0));
+        let known = |who: &Incarnation| self.vitals.of(who.node, run_of(who.generation)).unwrap_or((0, 0));
         let members = others.map(|who| {
             let (free, load) = known(who);
             who.member(free, load)

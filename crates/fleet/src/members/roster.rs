@@ -75,7 +75,7 @@ impl Roster {
             if let (Some(a), Some(b)) = (gone, joined) {
                 changed |= !same(a, b);
                 // A return within a run is the same process, which still knows everything.
-                if super::who::run_of(a.generation) == super::who::run_of(b.generation) {
+                if super::incarnation::run_of(a.generation) == super::incarnation::run_of(b.generation) {
                     continue;
                 }
             }
@@ -94,7 +94,7 @@ impl Roster {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::members::who::first_generation;
+    use crate::members::incarnation::first_generation;
     use net::id::{Role, Zone};
 
     fn member(node: u8, run: u64, load: u16) -> Member {

@@ -23,7 +23,7 @@ impl BlobSource for Fleet {
         Ok(())
     }
 
-    fn is_near(&self, _: &BlobId) -> bool {
+    fn is_local(&self, _: &BlobId) -> bool {
         false
     }
 

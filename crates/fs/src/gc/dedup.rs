@@ -285,7 +285,7 @@ impl Core {
             if let Err(error) = &done
                 && !complained
             {
-                self.report(&format!("equal bytes could not be looked for; it is tried again: {error}"));
+                self.report(&format!("the search for equal data failed and will be repeated: {error}"));
             }
             complained = done.is_err();
             self.fresh.wait_for_sync(if complained { QUIET } else { ROUND });
@@ -430,12 +430,12 @@ impl Core {
 
     /// Whether reading these pieces would wait for a network.
     fn is_remote(&self, pieces: &[Extent]) -> Result<bool, Error> {
-        if self.options.near {
+        if self.options.local {
             return Ok(false);
         }
         for piece in pieces {
             if let Some(Place::Blob(blob)) = self.place_of(piece.pack)?
-                && !self.parts.source.is_near(&blob)
+                && !self.parts.source.is_local(&blob)
             {
                 return Ok(true);
             }

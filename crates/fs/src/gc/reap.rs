@@ -136,7 +136,7 @@ impl Core {
             }
             if !batch.is_empty() && !self.stopping() {
                 if !complained {
-                    self.report("inodes without a name cannot be removed now; it is tried again");
+                    self.report("inodes without a name cannot be removed now; this will be repeated");
                 }
                 complained = true;
                 self.reaper.push(&batch);

@@ -144,7 +144,7 @@ impl Core {
             if let Err(error) = &done
                 && !complained
             {
-                self.report(&format!("space could not be freed; it is tried again: {error}"));
+                self.report(&format!("space could not be freed; this will be repeated: {error}"));
             }
             complained = done.is_err();
             let commit = self.sweep.commit;

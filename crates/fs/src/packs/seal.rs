@@ -50,7 +50,7 @@ impl Core {
                     if !complained {
                         let no = pack.no;
                         self.report(&format!(
-                            "{no:?} cannot be sealed and stays open; it is tried again: {error}"
+                            "{no:?} cannot be sealed and stays open; this will be repeated: {error}"
                         ));
                     }
                     complained = true;

@@ -183,7 +183,7 @@ fn check_inode(
     audit.summary.inodes += 1;
     audit.summary.orphans += u64::from(marked);
     let mut right = record;
-    check_names(audit, ino, &row, (live, marked), names, &mut right);
+    check_names(audit, ino, &row, Rows { live, marked }, names, &mut right);
     check_entries(audit, side, ino, record.is_dir() && live)?;
     check_bytes(audit, side, ino, tallies, &mut right)?;
     check_xattrs(audit, side, ino, &mut right)?;
@@ -204,12 +204,21 @@ fn skip(side: &mut Side<'_>, ino: Ino, mut each: impl FnMut((Key, Value))) -> Re
     Ok(())
 }
 
+/// Which rows an inode has.
+#[derive(Clone, Copy)]
+struct Rows {
+    /// Its own.
+    live: bool,
+    /// The mark of an open file without a name.
+    marked: bool,
+}
+
 /// Checks links, parent and mark. `right` becomes what the row should say.
 fn check_names(
     audit: &mut Audit<'_, '_>,
     ino: Ino,
     row: &Value,
-    (live, marked): (bool, bool),
+    Rows { live, marked }: Rows,
     names: &mut Names,
     right: &mut InodeRecord,
 ) {

@@ -108,7 +108,7 @@ impl Looking {
                 if before == Standing::Unclaimed {
                     log::line("the origin answers, and is claimed");
                 } else {
-                    log::line("the origin is there again");
+                    log::line("the origin answers again");
                 }
                 (self.back)();
             }

@@ -47,7 +47,7 @@ impl Node {
         let done = self.volume.clone_tree(source.ino, parent, name.as_bytes(), &mut progress);
         let done = match done {
             Err(Errno::EEXIST) => {
-                return Err(crate::refused::exists(Path::new(&shown(to))).map_next("name another path"));
+                return Err(archive::import::exists(Path::new(&shown(to))).map_next("name another path"));
             }
             other => other.map_err(failed(format!("cannot clone {} to {}", shown(from), shown(to))))?,
         };

@@ -106,25 +106,25 @@ impl Latency {
 /// At most one request in twenty may be a second one. Up to ten may be sent at once, if two hundred requests
 /// before needed none. At first there is credit for one: a dozen GETs on a busy line or machine may get
 /// nothing in the first second, and a dozen more would only slow them down.
-pub(crate) struct Extra(AtomicU64);
+pub(crate) struct HedgeBudget(AtomicU64);
 
-impl Extra {
+impl HedgeBudget {
     const PRICE: u64 = 20;
-    const MOST: u64 = 10 * Extra::PRICE;
+    const MOST: u64 = 10 * HedgeBudget::PRICE;
 
-    pub(crate) fn new() -> Extra {
-        Extra(AtomicU64::new(Extra::PRICE))
+    pub(crate) fn new() -> HedgeBudget {
+        HedgeBudget(AtomicU64::new(HedgeBudget::PRICE))
     }
 
     /// Earns credit: a first request was sent.
     pub(crate) fn earn(&self) {
-        let more = |credit: u64| Some((credit + 1).min(Extra::MOST));
+        let more = |credit: u64| Some((credit + 1).min(HedgeBudget::MOST));
         let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
     }
 
     /// Whether a second request may be sent. Spends the credit.
     pub(crate) fn spend(&self) -> bool {
-        let less = |credit: u64| credit.checked_sub(Extra::PRICE);
+        let less = |credit: u64| credit.checked_sub(HedgeBudget::PRICE);
         self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
     }
 }
@@ -163,7 +163,7 @@ mod tests {
 
     #[test]
     fn one_request_in_twenty_may_be_a_second_one() {
-        let extra = Extra::new();
+        let extra = HedgeBudget::new();
         assert_eq!((0..50).filter(|_| extra.spend()).count(), 1);
         (0..1000).for_each(|_| extra.earn());
         assert_eq!((0..50).filter(|_| extra.spend()).count(), 10);

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::latency::{BUCKETS, Extra, Latency, quantile};
+use super::latency::{BUCKETS, HedgeBudget, Latency, quantile};
 
 /// A kind of request, as stores charge for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,7 +68,7 @@ pub(crate) struct Stats {
     pub(crate) small: Latency,
     pub(crate) large: Latency,
     pub(crate) put: Latency,
-    pub(crate) extra: Extra,
+    pub(crate) extra: HedgeBudget,
 }
 
 impl Stats {
@@ -89,7 +89,7 @@ impl Stats {
             small: Latency::new(),
             large: Latency::new(),
             put: Latency::new(),
-            extra: Extra::new(),
+            extra: HedgeBudget::new(),
         }
     }
 

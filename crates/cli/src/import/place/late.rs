@@ -14,8 +14,8 @@ use node::sys::metadata;
 
 use super::FOLDER;
 use super::rules::{Dir, Rules, exchanged};
-use crate::import::Item;
-use crate::import::seen::Held;
+use archive::import::Item;
+use archive::import::seen::Held;
 
 /// A folder that waits for its attributes.
 struct Waiting {

@@ -9,12 +9,11 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use api::error::{Context, Failure, Result, plain};
-use node::refused::exists;
 use node::sys;
 use node::sys::metadata::{self, Seen};
 use parking_lot::Mutex;
 
-use crate::import::{Item, Kind, LeftOut};
+use archive::import::{Item, Kind, LeftOut, exists};
 
 use archive::acl::{ACCESS, DEFAULT};
 
@@ -122,6 +121,16 @@ impl Rules {
         let grow = || if end < size { file.set_len(size) } else { Ok(()) };
         grow().at("complete", &self.shown(&item.path))?;
         self.dress(&item, &file, inherits)
+    }
+
+    /// Removes a file that is not complete, if its name still stands for it.
+    pub(super) fn remove(&self, dir: &Dir, made: Made) -> Result<()> {
+        let shown = self.shown(&made.item.path);
+        let name = made.item.path.file_name().unwrap_or_default();
+        let look = |file: &dyn AsFd| metadata::look(&file.as_fd()).map(|seen| seen.id);
+        let is_it = sys::open_at(&dir.fd, name, ITSELF, 0)
+            .is_ok_and(|there| matches!((look(&there), look(&made.file)), (Ok(a), Ok(b)) if a == b));
+        if is_it { sys::unlink_at(&dir.fd, name).at("remove", &shown) } else { Ok(()) }
     }
 
     /// Opens by name what was just created, to set its attributes. Another user may have replaced it in the

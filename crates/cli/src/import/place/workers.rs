@@ -12,7 +12,7 @@ use api::error::{Failure, Result};
 use parking_lot::{Condvar, Mutex};
 
 use super::rules::{Dir, Replace, Rules};
-use crate::import::Item;
+use archive::import::Item;
 
 /// A file to create.
 pub(super) struct Job {

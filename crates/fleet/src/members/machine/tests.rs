@@ -8,8 +8,8 @@ use net::id::{Role, Zone};
 use proptest::prelude::*;
 
 use super::*;
+use crate::members::incarnation::first_generation;
 use crate::members::seal::SEAL;
-use crate::members::who::first_generation;
 
 /// What IPv4 and UDP add to a datagram.
 const HEADERS: u64 = 28;
@@ -519,7 +519,7 @@ fn regression_no_answer_is_longer_than_its_question() {
     assert!(feeds.len() == 1 && feeds[0] <= announce.len(), "{feeds:?}");
     let mut list = Vec::new();
     list.put_u8(LIST);
-    put_who(&Who::from(&member(1, 1)), &mut list).unwrap();
+    put_who(&Incarnation::from(&member(1, 1)), &mut list).unwrap();
     list.extend_from_slice(&[0; 16]);
     there.receive(secs(0), &list);
     assert_eq!((there.sends().len(), there.malformed()), (0, 2));
@@ -552,9 +552,9 @@ fn regression_members_are_not_made_up_without_end() {
     let page = |of: std::ops::Range<usize>| {
         let mut page = Vec::new();
         page.put_u8(LISTED);
-        put_who(&Who::from(&member(2, 1)), &mut page).unwrap();
+        put_who(&Incarnation::from(&member(2, 1)), &mut page).unwrap();
         for n in of {
-            let made_up = foca::Member::new(Who::from(&member(n, 1)), 0, State::Alive);
+            let made_up = foca::Member::new(Incarnation::from(&member(n, 1)), 0, State::Alive);
             Compact.encode_member(&made_up, &mut page).unwrap();
         }
         page

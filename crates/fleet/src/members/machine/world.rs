@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use foca::{Notification, Runtime, Timer};
 
-use crate::members::who::Who;
+use crate::members::incarnation::Incarnation;
 
 /// Collects foca's output. The machine reads it after each call.
 #[derive(Default)]
@@ -25,8 +25,8 @@ pub struct World {
     /// How often this node was declared down and came back.
     pub returns: u64,
     /// The nodes that this node itself suspects, with their incarnation, and until when.
-    pub suspected: Vec<(Who, u16, Duration)>,
-    timers: BinaryHeap<Reverse<(Duration, Timer<Who>, u64)>>,
+    pub suspected: Vec<(Incarnation, u16, Duration)>,
+    timers: BinaryHeap<Reverse<(Duration, Timer<Incarnation>, u64)>>,
     count: u64,
 }
 
@@ -37,7 +37,7 @@ impl World {
     }
 
     /// The next timer that is due.
-    pub fn due(&mut self, now: Duration) -> Option<Timer<Who>> {
+    pub fn due(&mut self, now: Duration) -> Option<Timer<Incarnation>> {
         if self.next()? > now {
             return None;
         }
@@ -45,8 +45,8 @@ impl World {
     }
 }
 
-impl Runtime<Who> for World {
-    fn notify(&mut self, notification: Notification<'_, Who>) {
+impl Runtime<Incarnation> for World {
+    fn notify(&mut self, notification: Notification<'_, Incarnation>) {
         match notification {
             Notification::Active => self.active = true,
             Notification::Rejoin(_) => self.returns += 1,
@@ -55,11 +55,11 @@ impl Runtime<Who> for World {
         self.changed = true;
     }
 
-    fn send_to(&mut self, to: Who, data: &[u8]) {
+    fn send_to(&mut self, to: Incarnation, data: &[u8]) {
         self.said.push((to.address, data.to_vec()));
     }
 
-    fn submit_after(&mut self, event: Timer<Who>, after: Duration) {
+    fn submit_after(&mut self, event: Timer<Incarnation>, after: Duration) {
         if let Timer::ChangeSuspectToDown { member_id, incarnation, .. } = &event {
             self.suspected.retain(|(who, ..)| who != member_id);
             self.suspected.push((member_id.clone(), *incarnation, self.now + after));

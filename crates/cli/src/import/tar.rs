@@ -11,12 +11,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use api::error::{Context, Failure, Result, plain};
 use archive::Entry;
-use archive::acl::{self, Who};
+use archive::acl::{self, Subject};
 use archive::read::{Reader, is_header};
 use base::Must;
 use node::sys::people;
 
-use crate::import::{Feed, Hangup, Item, Kind, Source, Step, inside};
+use archive::import::{Item, Kind, Step, inside};
+
+use crate::import::{Feed, Hangup, Source};
 
 type Bytes = Box<dyn Read + Send>;
 
@@ -183,8 +185,8 @@ impl Tar {
 /// converted.
 fn take_acls(entry: &mut Entry, left_out: &mut dyn FnMut(String)) {
     let find = |who, name: &str| match who {
-        Who::User => people::user(name),
-        Who::Group => people::group(name),
+        Subject::User => people::user(name),
+        Subject::Group => people::group(name),
     };
     for (name, text) in std::mem::take(&mut entry.acls) {
         let is_there = entry.xattrs.iter().any(|(other, _)| other == name);

@@ -9,7 +9,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use api::status::far::TroubleStatus;
+use api::status::remote_side::TroubleStatus;
 use base::Timestamp;
 use origin::{Mistake, OriginError, Remote};
 use parking_lot::{Condvar, Mutex};
@@ -78,12 +78,12 @@ impl Away {
             match look(&remote) {
                 Ok(()) => {
                     self.state.lock().trouble = None;
-                    log::line("the origin serves again: it is used from now on");
+                    log::line("the origin answers again and is in use");
                     return true;
                 }
                 Err(Wrong { why, answers }) => {
                     if answers && why != said {
-                        log::warn(&format!("the origin answers and cannot be used: {why}"));
+                        log::warn(&format!("the origin answers, but cannot be used: {why}"));
                         said.clone_from(&why);
                     }
                     let mut state = self.state.lock();

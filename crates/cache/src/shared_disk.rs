@@ -38,17 +38,17 @@ impl Reclaim for NodeCache {
 }
 
 /// Packs that share a disk. See the [module](self).
-pub struct Roomy<P> {
+pub struct SharedDisk<P> {
     packs: P,
     cache: Arc<dyn Reclaim>,
     /// With less free space than this, the cache is asked to make room.
     floor: u64,
 }
 
-impl<P: PackStore> Roomy<P> {
+impl<P: PackStore> SharedDisk<P> {
     /// Packs beside a cache. The cache is asked to make room when less than `floor` bytes are free.
-    pub fn new(packs: P, cache: Arc<dyn Reclaim>, floor: u64) -> Roomy<P> {
-        Roomy { packs, cache, floor }
+    pub fn new(packs: P, cache: Arc<dyn Reclaim>, floor: u64) -> SharedDisk<P> {
+        SharedDisk { packs, cache, floor }
     }
 
     /// Runs `work`, which takes disk space. If the disk is full, retries while the cache makes room.
@@ -68,7 +68,7 @@ impl<P: PackStore> Roomy<P> {
     }
 }
 
-impl<P: PackStore> PackStore for Roomy<P> {
+impl<P: PackStore> PackStore for SharedDisk<P> {
     fn create(&self, pack: PackNo) -> Result<(), BlobError> {
         self.with_room(|| self.packs.create(pack))
     }
@@ -152,7 +152,7 @@ mod tests {
         let faults = Faults::new();
         let inner: Arc<dyn PackStore> = Arc::new(MemoryPacks::new(Arc::new(InMemory::default())));
         let copies = Arc::new(Copies { faults: faults.clone(), held: AtomicU64::new(1 << 20) });
-        let packs = Roomy::new(FailingPacks::new(inner, faults.clone()), copies.clone(), 0);
+        let packs = SharedDisk::new(FailingPacks::new(inner, faults.clone()), copies.clone(), 0);
         packs.create(PackNo(1)).unwrap();
         faults.full_after(0);
         assert!(packs.space().unwrap().available >= 1 << 20);

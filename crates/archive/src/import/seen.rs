@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use api::error::{Failure, Result};
 
-use crate::import::Item;
+use super::Item;
 
 /// A set of paths, stored as hashes of eight bytes. The hash key is random, so no archive can be crafted to
 /// make two paths collide.

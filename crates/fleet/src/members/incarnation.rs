@@ -28,7 +28,7 @@ pub fn run_of(generation: u64) -> u64 {
 /// One generation of a node. Two are equal if node, generation and address are. The other fields depend on
 /// these, and are not sent if only the receiver must be named.
 #[derive(Clone, Debug)]
-pub struct Who {
+pub struct Incarnation {
     /// Its id.
     pub node: NodeId,
     /// The run, and how many times it returned in it.
@@ -43,32 +43,32 @@ pub struct Who {
     pub weight: u16,
 }
 
-impl PartialEq for Who {
-    fn eq(&self, other: &Who) -> bool {
+impl PartialEq for Incarnation {
+    fn eq(&self, other: &Incarnation) -> bool {
         (self.node, self.generation, self.address) == (other.node, other.generation, other.address)
     }
 }
 
-impl Eq for Who {}
+impl Eq for Incarnation {}
 
-impl Identity for Who {
+impl Identity for Incarnation {
     type Addr = NodeId;
 
-    fn renew(&self) -> Option<Who> {
-        Some(Who { generation: self.generation.checked_add(1)?, ..self.clone() })
+    fn renew(&self) -> Option<Incarnation> {
+        Some(Incarnation { generation: self.generation.checked_add(1)?, ..self.clone() })
     }
 
     fn addr(&self) -> NodeId {
         self.node
     }
 
-    fn win_addr_conflict(&self, adversary: &Who) -> bool {
+    fn win_addr_conflict(&self, adversary: &Incarnation) -> bool {
         // One generation at two addresses: a node's folder was copied. All nodes must choose the same one.
         (self.generation, self.address) > (adversary.generation, adversary.address)
     }
 }
 
-impl Who {
+impl Incarnation {
     /// Adds the fields that change: how much its cache could store, and how busy it is, both in MiB.
     pub fn member(&self, free: u32, load: u16) -> Member {
         Member {
@@ -84,9 +84,9 @@ impl Who {
     }
 }
 
-impl From<&Member> for Who {
-    fn from(member: &Member) -> Who {
-        Who {
+impl From<&Member> for Incarnation {
+    fn from(member: &Member) -> Incarnation {
+        Incarnation {
             node: member.node,
             generation: member.generation,
             address: member.address,
@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn a_restart_is_above_every_return_of_the_run_before() {
-        let who = Who {
+        let who = Incarnation {
             node: NodeId([1; 16]),
             generation: first_generation(7),
             address: "10.0.0.1:1".parse().unwrap(),
@@ -113,9 +113,9 @@ mod tests {
         };
         let returned = (0..100).fold(who.clone(), |who, _| who.renew().unwrap());
         assert!(returned.win_addr_conflict(&who) && !who.win_addr_conflict(&returned));
-        let restarted = Who { generation: first_generation(8), ..who.clone() };
+        let restarted = Incarnation { generation: first_generation(8), ..who.clone() };
         assert!(restarted.win_addr_conflict(&returned));
         assert_eq!(run_of(returned.generation), 7);
-        assert!(Who { generation: u64::MAX, ..who }.renew().is_none());
+        assert!(Incarnation { generation: u64::MAX, ..who }.renew().is_none());
     }
 }
