@@ -22,6 +22,5 @@ pub fn user(socket: &impl AsFd) -> io::Result<u32> {
 
 /// This process's effective user.
 pub fn euid() -> u32 {
-    // SAFETY: geteuid(2) takes nothing and cannot fail.
-    unsafe { libc::geteuid() }
+    rustix::process::geteuid().as_raw()
 }

@@ -27,7 +27,7 @@ mod sums;
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -37,6 +37,7 @@ use base::size::{GROUP, MIB};
 use base::{BlobId, PackNo};
 use blob::sums::Builder;
 use blob::{BlobError, Origin, PackStore, Space, Sums};
+use rustix::fs::StatVfs;
 
 use crate::{end_of, exists_already, no_such_pack, too_short};
 pub(crate) use file::Durable;
@@ -321,20 +322,23 @@ impl PackStore for DiskPacks {
     }
 
     fn space(&self) -> Result<Space, BlobError> {
-        Ok(space_of(self.handle.as_raw_fd())?)
+        Ok(space_of(&self.handle)?)
     }
 }
 
-/// Free space of the filesystem that an open descriptor is on.
-pub(crate) fn space_of(descriptor: RawFd) -> io::Result<Space> {
-    // SAFETY: all zeros is a valid value of this plain C struct.
-    let mut stat: libc::statvfs = unsafe { std::mem::zeroed() };
-    // SAFETY: a descriptor that is not open is an error; `stat` is exclusively ours for the call.
-    if unsafe { libc::fstatvfs(descriptor, &mut stat) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    let reserve = stat.f_bfree.saturating_sub(stat.f_bavail) * stat.f_frsize;
-    Ok(Space { total: stat.f_blocks * stat.f_frsize, available: stat.f_bavail * stat.f_frsize, reserve })
+/// Free space of the filesystem that an open file or folder is on.
+pub(crate) fn space_of(on: &impl AsFd) -> io::Result<Space> {
+    Ok(space(&rustix::fs::fstatvfs(on)?))
+}
+
+/// Free space of the filesystem that a path leads to.
+pub(crate) fn space_at(path: &Path) -> io::Result<Space> {
+    Ok(space(&rustix::fs::statvfs(path)?))
+}
+
+fn space(disk: &StatVfs) -> Space {
+    let reserve = disk.f_bfree.saturating_sub(disk.f_bavail) * disk.f_frsize;
+    Space { total: disk.f_blocks * disk.f_frsize, available: disk.f_bavail * disk.f_frsize, reserve }
 }
 
 /// Asks the kernel to start writeback of the file, and does not wait. Only a hint: a later sync handles

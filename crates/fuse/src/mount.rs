@@ -12,11 +12,13 @@ mod table;
 
 use std::ffi::CString;
 use std::io;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use base::Deadline;
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags as Bits, UnmountFlags};
 
 use crate::channel::{DEVICE, Device};
 pub use elsewhere::{Elsewhere, elsewhere};
@@ -207,8 +209,7 @@ pub fn unmount(path: &Path, how: Unmount) -> Result<(), UnmountError> {
 
 /// Whether this process may mount without the helper.
 pub(crate) fn is_root() -> bool {
-    // SAFETY: geteuid takes nothing and cannot fail.
-    unsafe { libc::geteuid() == 0 }
+    rustix::process::geteuid().is_root()
 }
 
 /// Checks a mountpoint and returns its absolute path.
@@ -281,21 +282,16 @@ fn direct(path: &Path, flags: &MountFlags, root_mode: u32) -> Result<Device, Mou
         options.push_str(",allow_other");
     }
     let bits = [
-        (flags.read_only, libc::MS_RDONLY),
-        (flags.nosuid, libc::MS_NOSUID),
-        (flags.nodev, libc::MS_NODEV),
-        (flags.noexec, libc::MS_NOEXEC),
+        (flags.read_only, Bits::RDONLY),
+        (flags.nosuid, Bits::NOSUID),
+        (flags.nodev, Bits::NODEV),
+        (flags.noexec, Bits::NOEXEC),
     ];
-    let bits = bits.iter().filter(|(set, _)| *set).fold(0, |all, (_, bit)| all | bit);
-    let source = c_string(flags.source.as_bytes())?;
-    let target = c_string(path.as_os_str().as_bytes())?;
-    let kind = c_string(FS_TYPE.as_bytes())?;
-    let options = c_string(options.as_bytes())?;
-    // SAFETY: all four are NUL-terminated strings that live until the call returns.
-    let done = unsafe {
-        libc::mount(source.as_ptr(), target.as_ptr(), kind.as_ptr(), bits, options.as_ptr().cast())
-    };
-    if done < 0 { Err(denied(io::Error::last_os_error())) } else { Ok(device) }
+    let bits: Bits = bits.into_iter().filter(|(set, _)| *set).map(|(_, bit)| bit).collect();
+    let options = CString::new(options).map_err(|error| denied(error.into()))?;
+    rustix::mount::mount(flags.source.as_str(), path, FS_TYPE, bits, &*options)
+        .map_err(|error| denied(error.into()))?;
+    Ok(device)
 }
 
 /// Unmounts by path.
@@ -308,41 +304,22 @@ fn detach(path: &Path, how: Unmount, by_helper: bool) -> Result<(), UnmountError
         return helper::unmount(path, how);
     }
     let flags = match how {
-        Unmount::Polite => 0,
-        Unmount::Lazy => libc::MNT_DETACH,
-        Unmount::Force => libc::MNT_DETACH | libc::MNT_FORCE,
-    } | libc::UMOUNT_NOFOLLOW;
-    let failed = |source: io::Error| UnmountError::Io { path: path.to_owned(), source };
-    let target = CString::new(path.as_os_str().as_bytes()).map_err(|error| failed(error.into()))?;
-    // SAFETY: `target` is a NUL-terminated string that lives until the call returns.
-    if unsafe { libc::umount2(target.as_ptr(), flags) } == 0 {
-        return Ok(());
-    }
-    let error = io::Error::last_os_error();
-    Err(match error.raw_os_error() {
-        Some(libc::EBUSY) => UnmountError::Busy(path.to_owned()),
-        Some(libc::EINVAL | libc::ENOENT) => UnmountError::NotMounted(path.to_owned()),
-        _ => failed(error),
+        Unmount::Polite => UnmountFlags::empty(),
+        Unmount::Lazy => UnmountFlags::DETACH,
+        Unmount::Force => UnmountFlags::DETACH | UnmountFlags::FORCE,
+    };
+    rustix::mount::unmount(path, flags | UnmountFlags::NOFOLLOW).map_err(|error| match error {
+        Errno::BUSY => UnmountError::Busy(path.to_owned()),
+        Errno::INVAL | Errno::NOENT => UnmountError::NotMounted(path.to_owned()),
+        _ => UnmountError::Io { path: path.to_owned(), source: error.into() },
     })
 }
 
 /// The device number of the filesystem at a path, without a request to that filesystem.
 pub(crate) fn dev_of(path: &Path) -> io::Result<u64> {
-    let path = CString::new(path.as_os_str().as_bytes())?;
-    let flags = libc::AT_STATX_DONT_SYNC | libc::AT_NO_AUTOMOUNT;
-    // SAFETY: statx is plain numbers, for which all zero bytes are a value.
-    let mut found: libc::statx = unsafe { std::mem::zeroed() };
-    // SAFETY: `path` is a NUL-terminated string, and `found` is room for one statx.
-    let done = unsafe { libc::statx(libc::AT_FDCWD, path.as_ptr(), flags, 0, &raw mut found) };
-    if done < 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(libc::makedev(found.stx_dev_major, found.stx_dev_minor))
-    }
-}
-
-fn c_string(bytes: &[u8]) -> Result<CString, MountError> {
-    CString::new(bytes).map_err(|error| MountError::Io { doing: "mounting", source: error.into() })
+    let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
+    let found = statx(CWD, path, flags, StatxFlags::empty())?;
+    Ok(libc::makedev(found.stx_dev_major, found.stx_dev_minor))
 }
 
 #[cfg(test)]

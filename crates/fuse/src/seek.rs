@@ -11,10 +11,10 @@
 //! the pages instead. It writes dirty pages back one by one, and it takes no inode lock either.
 
 use std::any::Any;
-use std::ffi::CString;
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Arc;
 
 use base::Ino;
@@ -93,18 +93,10 @@ impl ThroughMount {
     /// The root of the mount. Hold it only briefly: a polite unmount fails as long as it is open.
     fn root(&self) -> io::Result<OwnedFd> {
         let path = self.0.path();
-        let name = CString::new(path.as_os_str().as_bytes())?;
-        let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
-        // SAFETY: `name` is a NUL-terminated string.
-        let fd = unsafe { libc::open(name.as_ptr(), flags) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the call has just created this descriptor, and nobody else has it.
-        let root = unsafe { OwnedFd::from_raw_fd(fd) };
+        let root = File::options().read(true).custom_flags(libc::O_DIRECTORY).open(path)?;
         if dev_of(path)? != self.0.dev() {
             return Err(io::Error::from_raw_os_error(libc::ESTALE));
         }
-        Ok(root)
+        Ok(root.into())
     }
 }

@@ -22,8 +22,7 @@ pub struct Served {
 impl Served {
     /// Generates all of its files.
     pub fn make(spec: Spec) -> Result<Served> {
-        // SAFETY: getegid(2) takes nothing and cannot fail.
-        let gid = unsafe { libc::getegid() };
+        let gid = rustix::process::getegid().as_raw();
         let room = cache::memory_room().map_err(|error| {
             Failure::new("io", "cannot tell how much memory is free").why(error.to_string())
         })?;

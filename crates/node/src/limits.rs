@@ -10,8 +10,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use api::error::{Failure, Result};
 use cache::CacheOptions;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-const NONE: u64 = libc::RLIM_INFINITY;
+/// No limit.
+const NONE: u64 = u64::MAX;
 
 /// The purpose for which limits are checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +26,7 @@ pub enum For {
 
 /// One limit, and the smallest value that is enough.
 struct Limit {
-    resource: i32,
+    resource: Resource,
     /// The name in `ulimit`, with the letter.
     name: &'static str,
     letter: char,
@@ -38,7 +40,7 @@ struct Limit {
 
 const LIMITS: [Limit; 5] = [
     Limit {
-        resource: libc::RLIMIT_FSIZE as i32,
+        resource: Resource::Fsize,
         name: "the size of files",
         letter: 'f',
         unit: 1024,
@@ -47,7 +49,7 @@ const LIMITS: [Limit; 5] = [
         why: "the volume's database and its packs are files, and a write beyond the limit fails",
     },
     Limit {
-        resource: libc::RLIMIT_CPU as i32,
+        resource: Resource::Cpu,
         name: "processor time",
         letter: 't',
         unit: 1,
@@ -55,7 +57,7 @@ const LIMITS: [Limit; 5] = [
         why: "the kernel would end the daemon when its time is used up, and with it the mount",
     },
     Limit {
-        resource: libc::RLIMIT_AS as i32,
+        resource: Resource::As,
         name: "virtual memory",
         letter: 'v',
         unit: 1024,
@@ -64,7 +66,7 @@ const LIMITS: [Limit; 5] = [
         why: "each thread reserves addresses for its stack and its heap",
     },
     Limit {
-        resource: libc::RLIMIT_DATA as i32,
+        resource: Resource::Data,
         name: "a program's data",
         letter: 'd',
         unit: 1024,
@@ -72,7 +74,7 @@ const LIMITS: [Limit; 5] = [
         why: "each thread reserves addresses for its stack and its heap",
     },
     Limit {
-        resource: libc::RLIMIT_NOFILE as i32,
+        resource: Resource::Nofile,
         name: "open files",
         letter: 'n',
         unit: 1,
@@ -84,16 +86,15 @@ const LIMITS: [Limit; 5] = [
 /// The most open files that a daemon can use.
 const FILES: u64 = 65_536;
 
-fn get(resource: i32) -> Option<libc::rlimit> {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is a live value of the type that getrlimit(2) fills.
-    (unsafe { libc::getrlimit(resource as _, &mut limit) } == 0).then_some(limit)
+/// The soft and the hard limit.
+fn get(resource: Resource) -> [u64; 2] {
+    let Rlimit { current, maximum } = getrlimit(resource);
+    [current, maximum].map(|limit| limit.unwrap_or(NONE))
 }
 
-fn set(resource: i32, soft: u64, hard: u64) -> bool {
-    let limit = libc::rlimit { rlim_cur: soft, rlim_max: hard };
-    // SAFETY: `limit` is a live value of the type that setrlimit(2) reads.
-    unsafe { libc::setrlimit(resource as _, &limit) == 0 }
+fn set(resource: Resource, soft: u64, hard: u64) -> bool {
+    let [current, maximum] = [soft, hard].map(|limit| (limit != NONE).then_some(limit));
+    setrlimit(resource, Rlimit { current, maximum }).is_ok()
 }
 
 /// Raises the limits as far as possible. Every command calls this first.
@@ -101,14 +102,14 @@ pub fn lift() {
     // SAFETY: ignoring a signal installs no handler.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     for limit in &LIMITS {
-        let Some(now) = get(limit.resource) else { continue };
-        let wanted = if limit.resource == libc::RLIMIT_NOFILE as i32 { FILES } else { NONE };
-        if now.rlim_cur >= wanted {
+        let [soft, hard] = get(limit.resource);
+        let wanted = if limit.resource == Resource::Nofile { FILES } else { NONE };
+        if soft >= wanted {
             continue;
         }
         // Only a privileged process may raise a hard limit.
-        if !set(limit.resource, wanted, now.rlim_max.max(wanted)) {
-            set(limit.resource, now.rlim_max.min(wanted), now.rlim_max);
+        if !set(limit.resource, wanted, hard.max(wanted)) {
+            set(limit.resource, hard.min(wanted), hard);
         }
     }
 }
@@ -118,10 +119,7 @@ pub fn lift() {
 /// # Errors
 /// The first limit that is too low, and how to raise it.
 pub fn check(what: For) -> Result<()> {
-    LIMITS
-        .iter()
-        .filter_map(|limit| Some((limit, get(limit.resource)?)))
-        .try_for_each(|(limit, now)| limit.judge(now.rlim_cur, what))
+    LIMITS.iter().try_for_each(|limit| limit.judge(get(limit.resource)[0], what))
 }
 
 impl Limit {
@@ -184,9 +182,7 @@ pub fn leave_no_core() {
     if wanted || DONE.swap(true, Ordering::Relaxed) {
         return;
     }
-    if let Some(now) = get(libc::RLIMIT_CORE as i32) {
-        set(libc::RLIMIT_CORE as i32, 0, now.rlim_max);
-    }
+    set(Resource::Core, 0, get(Resource::Core)[1]);
     // The kernel pipes dumps to a handler (`kernel.core_pattern`) whatever the limit is. An error here is
     // harmless.
     let _ = std::fs::write("/proc/self/coredump_filter", "0");
@@ -225,8 +221,8 @@ mod tests {
     #[test]
     fn soft_limits_are_raised() {
         lift();
-        let files = get(libc::RLIMIT_NOFILE as i32).unwrap();
-        assert!(files.rlim_cur >= files.rlim_max.min(FILES));
+        let [soft, hard] = get(Resource::Nofile);
+        assert!(soft >= hard.min(FILES));
         check(For::Change).unwrap();
     }
 }

@@ -2,135 +2,97 @@
 //! extended attributes, holes. Nothing here decides anything. Each function is one call with checked
 //! arguments.
 
-use std::ffi::{CString, OsStr};
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+
+use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, SeekFrom};
+use rustix::io::Errno;
 
 pub mod metadata;
 pub mod people;
 
 /// A name in an open folder: a single component, which cannot leave the folder.
-fn one(name: &OsStr) -> io::Result<CString> {
-    if meta::key::is_name(name.as_bytes()) { c(name) } else { Err(io::ErrorKind::InvalidFilename.into()) }
-}
-
-/// Bytes as a C string. An error if they contain a NUL.
-fn c(name: &OsStr) -> io::Result<CString> {
-    Ok(CString::new(name.as_bytes())?)
-}
-
-fn check(status: i32) -> io::Result<()> {
-    if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+fn one(name: &OsStr) -> io::Result<&OsStr> {
+    if meta::key::is_name(name.as_bytes()) { Ok(name) } else { Err(io::ErrorKind::InvalidFilename.into()) }
 }
 
 /// openat(2), close-on-exec.
 pub fn open_at(dir: &impl AsFd, name: &OsStr, flags: i32, mode: u32) -> io::Result<OwnedFd> {
-    let name = one(name)?;
-    // SAFETY: the descriptor is open, and `name` ends with NUL. Nothing else owns the returned descriptor.
-    let fd = unsafe { libc::openat(dir.as_fd().as_raw_fd(), name.as_ptr(), flags | libc::O_CLOEXEC, mode) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the descriptor was just opened, and nothing else owns it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    let flags = OFlags::from_bits_retain(flags.cast_unsigned()) | OFlags::CLOEXEC;
+    Ok(fs::openat(dir, one(name)?, flags, Mode::from_bits_retain(mode))?)
 }
 
 /// mkdirat(2)
 pub fn mkdir_at(dir: &impl AsFd, name: &OsStr, mode: u32) -> io::Result<()> {
-    let name = one(name)?;
-    // SAFETY: the descriptor is open, `name` ends with NUL.
-    check(unsafe { libc::mkdirat(dir.as_fd().as_raw_fd(), name.as_ptr(), mode) })
+    Ok(fs::mkdirat(dir, one(name)?, Mode::from_bits_retain(mode))?)
 }
 
 /// symlinkat(2)
 pub fn symlink_at(target: &OsStr, dir: &impl AsFd, name: &OsStr) -> io::Result<()> {
-    let (target, name) = (c(target)?, one(name)?);
-    // SAFETY: the descriptor is open, both texts end with NUL.
-    check(unsafe { libc::symlinkat(target.as_ptr(), dir.as_fd().as_raw_fd(), name.as_ptr()) })
+    Ok(fs::symlinkat(target, dir, one(name)?)?)
 }
 
 /// linkat(2), which does not follow a symbolic link.
 pub fn link_at(from: &impl AsFd, from_name: &OsStr, to: &impl AsFd, to_name: &OsStr) -> io::Result<()> {
-    let (from_name, to_name) = (one(from_name)?, one(to_name)?);
-    let (from, to) = (from.as_fd().as_raw_fd(), to.as_fd().as_raw_fd());
-    // SAFETY: both descriptors are open, both names end with NUL.
-    check(unsafe { libc::linkat(from, from_name.as_ptr(), to, to_name.as_ptr(), 0) })
+    Ok(fs::linkat(from, one(from_name)?, to, one(to_name)?, AtFlags::empty())?)
 }
 
 /// mknodat(2)
 pub fn mknod_at(dir: &impl AsFd, name: &OsStr, mode: u32, device: u64) -> io::Result<()> {
-    let name = one(name)?;
-    // SAFETY: the descriptor is open, `name` ends with NUL.
-    check(unsafe { libc::mknodat(dir.as_fd().as_raw_fd(), name.as_ptr(), mode, device) })
+    let (kind, mode) = (FileType::from_raw_mode(mode), Mode::from_raw_mode(mode));
+    Ok(fs::mknodat(dir, one(name)?, kind, mode, device)?)
 }
 
 /// Removes an empty folder with unlinkat(2).
 pub fn rmdir_at(dir: &impl AsFd, name: &OsStr) -> io::Result<()> {
-    let name = one(name)?;
-    // SAFETY: the descriptor is open, `name` ends with NUL.
-    check(unsafe { libc::unlinkat(dir.as_fd().as_raw_fd(), name.as_ptr(), libc::AT_REMOVEDIR) })
+    Ok(fs::unlinkat(dir, one(name)?, AtFlags::REMOVEDIR)?)
 }
 
 /// Removes anything but a folder with unlinkat(2).
 pub fn unlink_at(dir: &impl AsFd, name: &OsStr) -> io::Result<()> {
-    let name = one(name)?;
-    // SAFETY: the descriptor is open, `name` ends with NUL.
-    check(unsafe { libc::unlinkat(dir.as_fd().as_raw_fd(), name.as_ptr(), 0) })
+    Ok(fs::unlinkat(dir, one(name)?, AtFlags::empty())?)
 }
 
 /// Writes the kernel's dirty data of this file's filesystem to its storage, with syncfs(2).
 pub fn syncfs(file: &impl AsFd) -> io::Result<()> {
-    // SAFETY: the descriptor is open.
-    check(unsafe { libc::syncfs(file.as_fd().as_raw_fd()) })
+    Ok(fs::syncfs(file)?)
 }
 
 /// All extended attributes of an open file. Empty on a filesystem without them.
 pub fn xattrs(file: &impl AsFd) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
-    let path = c(metadata::path(file).as_os_str())?;
-    let list = grow(|buf| {
-        // SAFETY: `path` ends with NUL. `buf` is writable for its length, and the call gets that length.
-        unsafe { libc::listxattr(path.as_ptr(), buf.as_mut_ptr().cast(), buf.len()) }
-    });
-    let names = match list {
-        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => return Ok(Vec::new()),
+    let path = metadata::path(file);
+    let names = match grow(|buf| fs::listxattr(&path, buf)) {
+        Err(Errno::OPNOTSUPP) => return Ok(Vec::new()),
         other => other?,
     };
     let mut found = Vec::new();
     for name in names.split(|&byte| byte == 0).filter(|name| !name.is_empty()) {
-        let text = CString::new(name)?;
-        let value = grow(|buf| {
-            // SAFETY: both texts end with NUL. `buf` is writable for its length, and the call gets that
-            // length.
-            unsafe { libc::getxattr(path.as_ptr(), text.as_ptr(), buf.as_mut_ptr().cast(), buf.len()) }
-        });
-        match value {
+        match grow(|buf| fs::getxattr(&path, name, buf)) {
             Ok(value) => found.push((name.to_vec(), value)),
             // Removed in the meantime, or not readable by this user.
-            Err(error)
-                if matches!(error.raw_os_error(), Some(libc::ENODATA | libc::EPERM | libc::EACCES)) => {}
-            Err(error) => return Err(error),
+            Err(Errno::NODATA | Errno::PERM | Errno::ACCESS) => {}
+            Err(error) => return Err(error.into()),
         }
     }
     Ok(found)
 }
 
 /// Repeats a call with a larger buffer each time until the answer fits.
-fn grow(call: impl Fn(&mut [u8]) -> isize) -> io::Result<Vec<u8>> {
+fn grow(call: impl Fn(&mut [u8]) -> rustix::io::Result<usize>) -> rustix::io::Result<Vec<u8>> {
     // Most files have no attributes at all. An answer of 0 needs no buffer.
     let mut buf = vec![0; 256];
     loop {
-        let len = call(&mut buf);
-        if len >= 0 {
-            buf.truncate(len as usize);
-            return Ok(buf);
+        match call(&mut buf) {
+            Ok(len) => {
+                buf.truncate(len);
+                return Ok(buf);
+            }
+            Err(Errno::RANGE) if buf.len() <= 1 << 20 => buf = vec![0; buf.len() * 16],
+            Err(error) => return Err(error),
         }
-        let error = io::Error::last_os_error();
-        if error.raw_os_error() != Some(libc::ERANGE) || buf.len() > 1 << 20 {
-            return Err(error);
-        }
-        buf = vec![0; buf.len() * 16];
     }
 }
 
@@ -144,15 +106,10 @@ pub fn umask() -> u32 {
 
 /// The next range of data at or after `from`: its begin and its end. None if only a hole follows.
 pub fn next_data(file: &File, from: u64) -> io::Result<Option<(u64, u64)>> {
-    let seek = |at: u64, what: i32| {
-        // SAFETY: the descriptor is open.
-        let found = unsafe { libc::lseek(file.as_raw_fd(), at as i64, what) };
-        if found < 0 { Err(io::Error::last_os_error()) } else { Ok(found as u64) }
-    };
-    match seek(from, libc::SEEK_DATA) {
-        Ok(start) => Ok(Some((start, seek(start, libc::SEEK_HOLE)?))),
-        Err(error) if error.raw_os_error() == Some(libc::ENXIO) => Ok(None),
-        Err(error) => Err(error),
+    match fs::seek(file, SeekFrom::Data(from)) {
+        Ok(start) => Ok(Some((start, fs::seek(file, SeekFrom::Hole(start))?))),
+        Err(Errno::NXIO) => Ok(None),
+        Err(error) => Err(error.into()),
     }
 }
 

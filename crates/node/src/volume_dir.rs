@@ -23,9 +23,8 @@
 #[cfg(test)]
 mod tests;
 
-use std::fs::{self, File, OpenOptions, Permissions};
+use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -295,7 +294,7 @@ impl VolumeDir {
         let path = self.path.join("lock");
         let mut file = open_lock(&path).at("open", &path)?;
         let deadline = Deadline::current().within(CLOSING);
-        while !try_lock(&file, libc::LOCK_EX).at("lock", &path)? {
+        while !was_free(file.try_lock()).at("lock", &path)? {
             let other = self.holder()?;
             let closing = other.as_ref().is_none_or(|other| other.mountpoint.is_some())
                 && mounts::of_volume(&self.path).is_none();
@@ -323,7 +322,7 @@ impl VolumeDir {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(Failure::io(format!("cannot open {}", path.display()), &error)),
         };
-        if try_lock(&file, libc::LOCK_SH).at("lock", &path)? {
+        if was_free(file.try_lock_shared()).at("lock", &path)? {
             return Ok(None);
         }
         // A process writes the text right after taking the lock.
@@ -385,19 +384,12 @@ fn open_lock(path: &Path) -> io::Result<File> {
     own::open(path, OpenOptions::new().read(true).write(true).create(true).truncate(false))
 }
 
-/// Whether the lock was free.
-fn try_lock(file: &File, how: i32) -> io::Result<bool> {
-    loop {
-        // SAFETY: `file` keeps the descriptor open during flock(2).
-        if unsafe { libc::flock(file.as_raw_fd(), how | libc::LOCK_NB) } == 0 {
-            return Ok(true);
-        }
-        let error = io::Error::last_os_error();
-        match error.raw_os_error() {
-            Some(libc::EWOULDBLOCK) => return Ok(false),
-            Some(libc::EINTR) => {}
-            _ => return Err(error),
-        }
+/// Whether a lock was free.
+fn was_free(locked: std::result::Result<(), TryLockError>) -> io::Result<bool> {
+    match locked {
+        Ok(()) => Ok(true),
+        Err(TryLockError::WouldBlock) => Ok(false),
+        Err(TryLockError::Error(error)) => Err(error),
     }
 }
 

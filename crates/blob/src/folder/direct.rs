@@ -7,10 +7,10 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
 use parking_lot::Mutex;
+use rustix::fs::{OFlags, fcntl_setfl};
 
 /// Shorter writes take the usual way.
 const LEAST: usize = 1 << 20;
@@ -84,10 +84,8 @@ fn write_piece(file: &File, bytes: &[u8], at: usize) -> io::Result<bool> {
 
 /// Whether the filesystem accepts the flag.
 fn set_direct(file: &File, on: bool) -> bool {
-    let flags = if on { libc::O_DIRECT } else { 0 };
-    // SAFETY: fcntl(2) with numbers, on a descriptor that `file` keeps open; a new file has no other flags
-    // that this could change.
-    (unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, flags) }) == 0
+    // A new file has no other flags that this could change.
+    fcntl_setfl(file, if on { OFlags::DIRECT } else { OFlags::empty() }).is_ok()
 }
 
 #[cfg(test)]

@@ -2,14 +2,14 @@
 
 use std::cell::RefCell;
 use std::fs::File;
-use std::io;
-use std::os::fd::AsRawFd;
+use std::io::{self, IoSliceMut};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use base::BlobId;
 use base::size::SEGMENT;
 use parking_lot::Mutex;
+use rustix::fs::{Advice, fadvise};
 
 use crate::sums::{Crc32c, Mismatch, Sums};
 
@@ -59,12 +59,8 @@ impl OpenBlob {
         if head.is_empty() && tail.is_empty() {
             return read_exact(&self.file, body, u64::from(start));
         }
-        let slices = [&mut *head, &mut *body, &mut *tail]
-            .map(|s| libc::iovec { iov_base: s.as_mut_ptr().cast(), iov_len: s.len() });
-        // SAFETY: the three slices are exclusively borrowed and live through the call, and the kernel writes
-        // to nothing else.
-        let got = unsafe { libc::preadv(self.file.as_raw_fd(), slices.as_ptr(), 3, i64::from(start)) };
-        if usize::try_from(got) == Ok(total) {
+        let mut slices = [&mut *head, &mut *body, &mut *tail].map(IoSliceMut::new);
+        if rustix::io::preadv(&self.file, &mut slices, u64::from(start)) == Ok(total) {
             return Ok(());
         }
         // Interrupted, short, or an error that the plain calls will meet again and report.
@@ -108,8 +104,8 @@ impl OpenBlob {
 
     /// Drops the file's pages from memory, so that the next read comes from the disk.
     pub(super) fn drop_cached_pages(&self) {
-        // SAFETY: only advice about an open descriptor; nothing of this process's memory is involved.
-        unsafe { libc::posix_fadvise(self.file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+        // Only advice: a failure costs nothing.
+        let _ = fadvise(&self.file, 0, None, Advice::DontNeed);
     }
 }
 

@@ -11,7 +11,6 @@
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
-use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, SyncSender};
 use std::thread::JoinHandle;
@@ -20,6 +19,7 @@ use std::time::{Duration, Instant};
 use base::BlobId;
 use base::time::monotonic;
 use parking_lot::Mutex;
+use rustix::fs::{Advice, fadvise};
 
 use super::sums_path;
 
@@ -83,7 +83,6 @@ impl Drop for Prefetcher {
 /// Errors are left to the reader of the file.
 fn fetch(path: &Path) {
     let Ok(file) = File::open(path) else { return };
-    // SAFETY: only advice about an open descriptor; nothing of this process's memory is involved.
-    unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_WILLNEED) };
+    let _ = fadvise(&file, 0, None, Advice::WillNeed);
     let _ = fs::read(sums_path(path));
 }

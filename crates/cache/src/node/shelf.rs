@@ -1,11 +1,12 @@
 //! The disk store of the cache, as a trait: a [`BlobFolder`], or one that fails on demand.
 
 use std::io;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use base::BlobId;
 use blob::{BlobError, BlobFolder, BlobSource, Space, Sums};
+
+pub(super) use crate::disk::space_at;
 
 /// Blobs on the node's disk. [`BlobFolder`] documents the operations.
 pub trait Shelf: BlobSource {
@@ -156,17 +157,4 @@ impl Shelf for BlobFolder {
     fn space(&self) -> Result<Space, BlobError> {
         Ok(space_at(self.dir())?)
     }
-}
-
-/// Free space of the disk that holds a folder.
-pub(super) fn space_at(dir: &Path) -> io::Result<Space> {
-    let path = std::ffi::CString::new(dir.as_os_str().as_bytes())?;
-    // SAFETY: all zeros is a valid value of this plain C struct.
-    let mut stat: libc::statvfs = unsafe { std::mem::zeroed() };
-    // SAFETY: the path ends with a NUL and `stat` is exclusively ours for the call.
-    if unsafe { libc::statvfs(path.as_ptr(), &mut stat) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    let reserve = stat.f_bfree.saturating_sub(stat.f_bavail) * stat.f_frsize;
-    Ok(Space { total: stat.f_blocks * stat.f_frsize, available: stat.f_bavail * stat.f_frsize, reserve })
 }

@@ -13,7 +13,6 @@
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
@@ -162,7 +161,7 @@ impl Notes {
 
     /// Free space of the disk.
     pub(super) fn space(&self) -> io::Result<Space> {
-        space_of(self.handle.as_raw_fd())
+        space_of(&self.handle)
     }
 }
 

@@ -20,6 +20,7 @@ use fuse::mount::{ANSWER_WITHIN, Life, Mounted};
 use node::control;
 use node::mounts;
 use node::volume_dir::VolumeDir;
+use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 
 use crate::term::Term;
@@ -279,13 +280,8 @@ fn uring(switched_on: Option<bool>) -> Check {
 }
 
 fn open_files() -> Check {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is alive during the call, and its type is the one that getrlimit(2) fills.
-    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } != 0 {
-        return note("open files", "the limit cannot be read", "ulimit -n 65536");
-    }
-    match limit.rlim_cur {
-        1024.. => ok("open files", format!("up to {}", limit.rlim_cur)),
+    match getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) {
+        limit @ 1024.. => ok("open files", format!("up to {limit}")),
         few => wrong("open files", format!("only {few} are allowed"), "ulimit -n 65536"),
     }
 }

@@ -8,7 +8,7 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::mpsc;
 use std::time::Duration;
@@ -41,10 +41,7 @@ fn push(path: &Path, at_most: Duration) -> io::Result<bool> {
     let count = Count::of(super::dev_of(path)?);
     // Even opening the root may wait for ever.
     let root = File::open(path)?;
-    // SAFETY: the descriptor is open. syncfs takes nothing else.
-    if unsafe { libc::syncfs(root.as_raw_fd()) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
+    rustix::fs::syncfs(&root)?;
     drop(root);
     let Ok(count) = count else {
         std::thread::sleep(BLIND.min(at_most));

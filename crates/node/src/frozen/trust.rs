@@ -13,9 +13,8 @@
 //! signature is checked again. A user can accept another key (`--key`) or an older record (`--accept-older`)
 //! by mounting once with that option.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -212,13 +211,10 @@ impl Place {
         let folder = File::open(&self.folder).at("open", &self.folder)?;
         let until = base::time::monotonic() + LOCKED;
         loop {
-            // SAFETY: `folder` keeps the descriptor open during flock(2).
-            if unsafe { libc::flock(folder.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
-                return Ok(folder);
-            }
-            let error = io::Error::last_os_error();
-            if error.kind() != io::ErrorKind::WouldBlock && error.kind() != io::ErrorKind::Interrupted {
-                return Err(error).at("lock", &self.folder);
+            match folder.try_lock() {
+                Ok(()) => return Ok(folder),
+                Err(TryLockError::WouldBlock) => {}
+                Err(TryLockError::Error(error)) => return Err(error).at("lock", &self.folder),
             }
             if base::time::monotonic() >= until {
                 return Err(Failure::new(

@@ -7,6 +7,8 @@ use api::status::fleet::FleetStatus;
 use api::status::remote_side::{RemoteStatus, UploadStatus};
 use fuse::Session;
 use fuse::watch::Histogram;
+use rustix::param::{clock_ticks_per_second, page_size};
+use rustix::process::{Resource, getrlimit};
 
 use crate::mount::Mount;
 use crate::opened::Node;
@@ -195,19 +197,14 @@ fn process(page: &mut Page) {
         .map(|(_, rest)| rest.split_whitespace().map(|field| field.parse().unwrap_or(0)).collect())
         .unwrap_or_default();
     let field = |number: usize| fields.get(number - 3).copied().unwrap_or(0);
-    // SAFETY: sysconf(3) takes a number and cannot fail for these.
-    let (ticks, page_size) = unsafe { (libc::sysconf(libc::_SC_CLK_TCK), libc::sysconf(libc::_SC_PAGESIZE)) };
-    let ticks = ticks.max(1) as f64;
+    let ticks = clock_ticks_per_second().max(1) as f64;
     page.value("process_cpu_seconds_total", (field(14) + field(15)) as f64 / ticks);
-    page.value("process_resident_memory_bytes", field(24) * page_size.unsigned_abs());
+    page.value("process_resident_memory_bytes", field(24) * page_size() as u64);
     page.value("process_virtual_memory_bytes", field(23));
     page.value("process_threads", field(20));
     let open = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
     page.value("process_open_fds", open);
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is a live value of the type that getrlimit(2) fills.
-    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) };
-    page.value("process_max_fds", limit.rlim_cur);
+    page.value("process_max_fds", getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX));
     let boot = std::fs::read_to_string("/proc/stat").unwrap_or_default();
     let boot = boot.lines().find_map(|line| line.strip_prefix("btime ")?.trim().parse::<f64>().ok());
     if let Some(boot) = boot {

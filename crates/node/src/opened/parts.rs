@@ -25,8 +25,7 @@ use crate::volume_dir::{Holder, Lock, VolumeDir};
 
 /// The user who creates a volume owns it.
 pub fn format_request() -> FormatRequest {
-    // SAFETY: getegid(2) takes nothing and cannot fail.
-    let gid = unsafe { libc::getegid() };
+    let gid = rustix::process::getegid().as_raw();
     FormatRequest { owner: (api::caller::euid(), gid), ..FormatRequest::default() }
 }
 

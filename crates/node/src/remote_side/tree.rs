@@ -6,7 +6,6 @@
 //! same time cannot share a folder. The second one takes the next folder.
 
 use std::fs::File;
-use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -232,9 +231,7 @@ fn take(below: &Path, volume: &str, which: Which) -> Result<(u32, File)> {
 /// Locks a file until the returned value is dropped. `None` if another process holds the lock.
 pub fn hold(path: &Path) -> Result<Option<File>> {
     let file = File::options().create(true).truncate(false).write(true).open(path).at("open", path)?;
-    // SAFETY: `file` keeps the descriptor open during flock(2).
-    let is_held = unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0;
-    Ok(is_held.then_some(file))
+    Ok(file.try_lock().is_ok().then_some(file))
 }
 
 #[cfg(test)]

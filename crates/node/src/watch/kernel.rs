@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
+use rustix::param::page_size;
 
 use super::pages::{self, number, word};
 
@@ -234,12 +235,6 @@ fn remove_stale(root: &Path) {
             let _ = fs::remove_dir(entry.path());
         }
     }
-}
-
-fn page_size() -> usize {
-    // SAFETY: sysconf(3) takes a number and cannot fail for this one.
-    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    usize::try_from(size).unwrap_or(4096)
 }
 
 #[cfg(test)]

@@ -6,13 +6,13 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use api::error::{Context, Failure, Result};
 use api::text::{Lines, shown};
 use base::size::MIB;
+use rustix::fs::{Advice, fadvise};
 
 /// Set by Ctrl-C.
 static STOP: AtomicBool = AtomicBool::new(false);
@@ -239,11 +239,7 @@ fn write_large(scratch: &Scratch, amount: &Amount) -> io::Result<()> {
 
 fn read_large_cold(scratch: &Scratch, amount: &Amount) -> io::Result<()> {
     let file = File::open(scratch.large())?;
-    // SAFETY: the descriptor is open, and the call accesses no memory of this process.
-    let refused = unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
-    if refused != 0 {
-        return Err(io::Error::from_raw_os_error(refused));
-    }
+    fadvise(&file, 0, None, Advice::DontNeed)?;
     read_large(scratch, amount)
 }
 

@@ -8,6 +8,7 @@ use std::path::Path;
 use api::text::utc;
 use clap::CommandFactory;
 use clap::builder::{BoolishValueParser, TypedValueParser};
+use rustix::process::{Resource, getrlimit};
 
 use super::{Check, find_program, note, ok, wrong};
 use crate::Cli;
@@ -49,15 +50,13 @@ pub fn clock() -> Check {
 pub fn pinned_memory() -> Option<Check> {
     const ENOUGH: u64 = 8 << 20;
     let switched_on = fuse::uring::switched_on() == Some(true);
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is alive during the call, and its type is the one that getrlimit(2) fills.
-    let status = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) };
-    if !switched_on || status != 0 || super::may_mount() || limit.rlim_cur >= ENOUGH {
+    let limit = getrlimit(Resource::Memlock).current.unwrap_or(u64::MAX);
+    if !switched_on || super::may_mount() || limit >= ENOUGH {
         return None;
     }
     Some(note(
         "pinned memory",
-        format!("only {} KiB may be pinned, which io_uring needs", limit.rlim_cur >> 10),
+        format!("only {} KiB may be pinned, which io_uring needs", limit >> 10),
         "ulimit -l 65536   (for a service: LimitMEMLOCK=infinity)",
     ))
 }

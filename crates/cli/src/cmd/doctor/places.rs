@@ -1,14 +1,13 @@
 //! Checks of a volume's folder and its disk: space, permissions, leftovers of a crash.
 
-use std::ffi::CString;
 use std::fs;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use api::text::{bytes, count};
 use node::mounts;
 use node::volume_dir::VolumeDir;
+use rustix::fs::{StatVfs, StatVfsMountFlags};
 
 use super::{Check, note, ok, wrong};
 use crate::target;
@@ -30,13 +29,9 @@ pub fn is_on_a_mount(path: &Path) -> bool {
 }
 
 /// The result of statvfs(2) for the disk of a folder that may not exist yet.
-fn disk_below(path: &Path) -> Option<libc::statvfs> {
+fn disk_below(path: &Path) -> Option<StatVfs> {
     let there = path.ancestors().find(|folder| folder.exists())?;
-    let name = CString::new(there.as_os_str().as_bytes()).ok()?;
-    // SAFETY: `statvfs` is plain numbers, so all zeros is a valid value.
-    let mut room: libc::statvfs = unsafe { std::mem::zeroed() };
-    // SAFETY: `name` ends with NUL, and `name` and `room` are alive during the call.
-    (unsafe { libc::statvfs(name.as_ptr(), &mut room) } == 0).then_some(room)
+    rustix::fs::statvfs(there).ok()
 }
 
 /// Bytes that this user can still store below a folder that may not exist yet.
@@ -51,7 +46,7 @@ pub fn disk(volume: Option<&Path>) -> Check {
         return note("disk", "there is no home folder to keep a volume in", "covey up --volume FOLDER");
     };
     let shown = path.display();
-    let read_only = disk_below(&path).is_some_and(|room| room.f_flag & libc::ST_RDONLY != 0);
+    let read_only = disk_below(&path).is_some_and(|room| room.f_flag.contains(StatVfsMountFlags::RDONLY));
     match free_room(&path) {
         // A read-only filesystem, like a published tree, has no free space and needs none.
         Some(_) if read_only => note(
