@@ -20,7 +20,7 @@ const NOBODY: u32 = u32::MAX;
 
 /// What an entry names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Who {
+pub enum Subject {
     /// A user.
     User,
     /// A group.
@@ -31,7 +31,7 @@ pub enum Who {
 ///
 /// # Errors
 /// The reason as text, for the report of what was left out.
-pub fn parse(text: &[u8], find: &dyn Fn(Who, &str) -> Option<u32>) -> Result<Vec<u8>, String> {
+pub fn parse(text: &[u8], find: &dyn Fn(Subject, &str) -> Option<u32>) -> Result<Vec<u8>, String> {
     let text = std::str::from_utf8(text).map_err(|_| "its ACL is not text".to_owned())?;
     // In the kernel's order: by tag, then by id.
     let mut entries = BTreeMap::new();
@@ -55,7 +55,7 @@ pub fn parse(text: &[u8], find: &dyn Fn(Who, &str) -> Option<u32>) -> Result<Vec
 }
 
 /// Tag, id and permissions of one entry.
-fn entry(line: &str, find: &dyn Fn(Who, &str) -> Option<u32>) -> Result<(u16, u32, u16), String> {
+fn entry(line: &str, find: &dyn Fn(Subject, &str) -> Option<u32>) -> Result<(u16, u32, u16), String> {
     let bad = || format!("its ACL has an entry {line:?} that makes no sense");
     // Each entry of a default list may begin with this word.
     let line = line.strip_prefix("default:").unwrap_or(line);
@@ -75,9 +75,9 @@ fn entry(line: &str, find: &dyn Fn(Who, &str) -> Option<u32>) -> Result<(u16, u3
     };
     Ok(match (kind, name.is_empty()) {
         ("user" | "u", true) => (0x01, NOBODY, perm),
-        ("user" | "u", false) => (0x02, id(Who::User)?, perm),
+        ("user" | "u", false) => (0x02, id(Subject::User)?, perm),
         ("group" | "g", true) => (0x04, NOBODY, perm),
-        ("group" | "g", false) => (0x08, id(Who::Group)?, perm),
+        ("group" | "g", false) => (0x08, id(Subject::Group)?, perm),
         ("mask" | "m", true) => (0x10, NOBODY, perm),
         ("other" | "o", true) => (0x20, NOBODY, perm),
         _ => return Err(bad()),
@@ -128,8 +128,8 @@ pub fn text(value: &[u8]) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn known(who: Who, name: &str) -> Option<u32> {
-        (who == Who::User && name == "root").then_some(0)
+    fn known(who: Subject, name: &str) -> Option<u32> {
+        (who == Subject::User && name == "root").then_some(0)
     }
 
     fn ids(bytes: &[u8]) -> Vec<(u16, u16, u32)> {

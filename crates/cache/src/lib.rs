@@ -12,14 +12,14 @@
 //! - [`NameCache`]: ranges of blobs that hold names, kept on disk as they were read.
 //! - [`residency`]: which cached blobs stay.
 //! - [`upload`]: which blobs the origin lacks, and how they get there.
-//! - [`Roomy`]: open packs on a disk that they share with the cache.
+//! - [`SharedDisk`]: open packs on a disk that they share with the cache.
 
 mod disk;
 mod memory;
 mod names;
 pub mod node;
 pub mod residency;
-mod roomy;
+mod shared_disk;
 #[cfg(test)]
 mod tests;
 pub mod upload;
@@ -38,7 +38,7 @@ pub use node::{
     CacheOptions, CacheStats, Evict, Evicted, MayDelete, NodeCache, NodeParts, Report, Warmed, Watch,
     default_budget, default_floor,
 };
-pub use roomy::{Reclaim, Roomy};
+pub use shared_disk::{Reclaim, SharedDisk};
 pub use upload::{UploadOptions, UploadStats, Uploads, Waiting};
 
 /// The end of a range in a pack. An error if it lies past the maximum size of a blob.

@@ -115,26 +115,24 @@ pub struct Transport {
     readers: usize,
     /// Over io_uring, keep each program on the CPU where it asks (on, off)
     #[arg(
-        long,
+        long = "yield",
+        alias = "aside",
         value_name = "ON",
         action = clap::ArgAction::Set,
         value_parser = clap::builder::BoolishValueParser::new(),
         default_value = "on",
         hide_possible_values = true,
-        env = "COVEY_FUSE_ASIDE",
+        env = "COVEY_FUSE_YIELD",
         hide_env = true
     )]
-    aside: bool,
-    /// The kernel keeps nothing: for measuring the daemon
-    #[arg(long, hide = true)]
-    uncached: bool,
+    yields: bool,
 }
 
 impl Transport {
     /// The form that crate `node` takes.
     pub fn transport(&self) -> running::Transport {
-        let Transport { kind, readers, aside, uncached } = *self;
-        running::Transport { kind, readers, aside, uncached }
+        let Transport { kind, readers, yields } = *self;
+        running::Transport { kind, readers, yields }
     }
 }
 

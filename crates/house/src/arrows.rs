@@ -2,8 +2,9 @@
 //!
 //! ```text
 //! base < blob < meta < fs < fuse, corpus < node
-//! base < blob < cache, origin, peer < node      base < blob < meta < tree < node
-//! base < api < archive < node < cli      meta < fs < archive
+//! base < blob < cache, origin < node      base < blob < net < fleet < node
+//! base < blob < meta < tree < node      meta < fs < archive
+//! base < api < archive < node < cli
 //! ```
 //!
 //! So `fs` sees neither cache nor origin, which never see each other: only `node` and what is above it choose
@@ -23,7 +24,8 @@ pub const ARROWS: &[(&str, &[&str])] = &[
     ("origin", &["base", "blob"]),
     ("fs", &["base", "blob", "meta"]),
     ("tree", &["base", "blob", "meta"]),
-    ("peer", &["base", "blob"]),
+    ("net", &["base", "blob"]),
+    ("fleet", &["base", "blob", "net"]),
     ("corpus", &["base", "fs"]),
     ("fuse", &["base", "fs"]),
     ("api", &["base"]),
@@ -31,15 +33,15 @@ pub const ARROWS: &[(&str, &[&str])] = &[
     (
         "node",
         &[
-            "base", "archive", "blob", "meta", "tree", "cache", "origin", "peer", "fs", "corpus", "fuse",
-            "api",
+            "base", "archive", "blob", "meta", "tree", "cache", "origin", "net", "fleet", "fs", "corpus",
+            "fuse", "api",
         ],
     ),
     (
         "cli",
         &[
-            "base", "archive", "blob", "meta", "tree", "cache", "origin", "peer", "fs", "corpus", "fuse",
-            "api", "node",
+            "base", "archive", "blob", "meta", "tree", "cache", "origin", "net", "fleet", "fs", "corpus",
+            "fuse", "api", "node",
         ],
     ),
     ("house", &[]),

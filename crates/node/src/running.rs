@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use api::control::{Ear, ImportOrder, Listener, Request, Serve, Tick, Wire};
+use api::control::{ControlAddress, ImportOrder, Listener, Request, Serve, Tick, Wire};
 use api::error::{Failure, Result};
 use api::status::{Mode, Served, Status};
 use api::watch::Wish;
@@ -75,14 +75,12 @@ pub struct Transport {
     /// Threads that read requests from /dev/fuse. 0 means one per core.
     pub readers: usize,
     /// Over io_uring, each program stays on the CPU where it sends its requests.
-    pub aside: bool,
-    /// The kernel caches nothing. Used to measure the daemon.
-    pub uncached: bool,
+    pub yields: bool,
 }
 
 impl Default for Transport {
     fn default() -> Transport {
-        Transport { kind: fuse::Transport::default(), readers: 0, aside: true, uncached: false }
+        Transport { kind: fuse::Transport::default(), readers: 0, yields: true }
     }
 }
 
@@ -154,8 +152,8 @@ impl Running {
         };
         session.warnings().iter().for_each(|warning| log::warn(warning));
         let served = Arc::new(Daemon { node: node.clone(), session: session.clone() });
-        let ear = Ear::of_source(Path::new(&node.name()));
-        let listener = match Listener::start(ear, served.clone()) {
+        let address = ControlAddress::of_source(Path::new(&node.name()));
+        let listener = match Listener::start(address, served.clone()) {
             Ok(listener) => listener,
             Err(failure) => {
                 let _ = session.unmount(Unmount::Lazy);
@@ -299,7 +297,7 @@ fn node_options(plan: &Plan, mountpoint: &Path) -> NodeOptions {
         commit: options.commit,
         deadline: options.deadline,
         access: options.access.clone(),
-        far: options.far.clone(),
+        remote_side: options.remote_side.clone(),
         salvage: None,
         take_over: plan.take_over,
     }
@@ -307,7 +305,6 @@ fn node_options(plan: &Plan, mountpoint: &Path) -> NodeOptions {
 
 fn session_options(plan: &Plan, node: &dyn Mount) -> fuse::Options {
     let options = &plan.options;
-    let defaults = fuse::Options::default();
     fuse::Options {
         mount: fuse::MountFlags {
             source: node.name(),
@@ -320,13 +317,11 @@ fn session_options(plan: &Plan, node: &dyn Mount) -> fuse::Options {
         writeback: options.writeback,
         transport: plan.transport.kind,
         readers: plan.transport.readers,
-        aside: plan.transport.aside,
-        uncached: plan.transport.uncached,
+        yields: plan.transport.yields,
         deadline: options.deadline,
         read_ahead_kib: Some(options.read_ahead_kib.unwrap_or_else(|| read_ahead(options, node))),
-        workers: limits::workers(defaults.workers),
+        workers: limits::workers(fuse::Options::default().workers),
         log: log::sink(),
-        ..defaults
     }
 }
 

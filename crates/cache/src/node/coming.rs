@@ -16,7 +16,7 @@ use super::flights::{Flight, Ride};
 impl Core {
     /// See [`blob::BlobSource::coming`].
     pub(super) fn coming(self: &Arc<Core>, id: &BlobId, offset: u32, len: u32, then: Then) -> Coming {
-        if len == 0 || self.is_near(id) || self.removals.has(id) {
+        if len == 0 || self.is_local(id) || self.removals.has(id) {
             return Coming::No;
         }
         match self.flights.find(&(*id, None)) {

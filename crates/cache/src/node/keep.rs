@@ -154,7 +154,7 @@ impl Core {
     fn write(&self, id: &BlobId, part: &Part, ahead: bool, coming: Coming<'_>) -> Result<(), BlobError> {
         let _turn = self.turn(id);
         // The reader that continues gets a prefetched blob from memory, and so does a peer that wants it soon
-        // (`peer::fleet::transit`).
+        // (`fleet::node::transit`).
         match ahead {
             true => self.shelf.keep_for_later(id, &part.sums, &part.bytes)?,
             false => self.shelf.keep(id, &part.sums, &part.bytes)?,

@@ -5,7 +5,7 @@
 //! blobs are fetched whole. If the whole is wanted and parts are here, only the rest is fetched
 //! ([`super::rest`]). A whole blob goes to all waiters and then to the disk. Parts stay in memory. The origin
 //! decides where a part comes from, and whether a node must fetch the rest for others. In a fleet,
-//! `peer::fleet::parts` decides that.
+//! `fleet::node::parts` decides that.
 //!
 //! The folder verifies bytes from the disk. The code that fetches from the origin verifies the bytes against
 //! the blob's name, and this module verifies them against their sums. So the cache writes nothing to the disk
@@ -448,12 +448,12 @@ impl Core {
 
     /// Whether the whole blob is on this machine. A part in memory does not count: the next read may want
     /// another part.
-    pub(super) fn is_near(&self, id: &BlobId) -> bool {
+    pub(super) fn is_local(&self, id: &BlobId) -> bool {
         self.is_on_disk(id) || self.memory.lock().has_whole(id)
     }
 
     fn is_on_disk(&self, id: &BlobId) -> bool {
-        let known = self.books.contains(id) || !self.is_compared() && self.shelf.is_near(id);
+        let known = self.books.contains(id) || !self.is_compared() && self.shelf.is_local(id);
         known && self.health.may_read() || self.pending.is_pending(id)
     }
 
@@ -477,7 +477,7 @@ impl Core {
     /// As [`Core::will_need`], for a range that is read as a part.
     pub(super) fn will_need_part(self: &Arc<Core>, id: &BlobId, offset: u32, len: u32) {
         let is_part = (1..=PART).contains(&len);
-        if is_part && !self.is_near(id) && !self.pool.hint(self, Hint::Part(*id, offset, len)) {
+        if is_part && !self.is_local(id) && !self.pool.hint(self, Hint::Part(*id, offset, len)) {
             self.counters.hints_dropped.add(1);
         }
     }
@@ -486,11 +486,11 @@ impl Core {
     /// error.
     pub(super) fn follow(self: &Arc<Core>, hint: Hint) {
         match hint {
-            Hint::Whole(id) if !self.is_near(&id) && self.flights.find(&(id, None)).is_none() => {
+            Hint::Whole(id) if !self.is_local(&id) && self.flights.find(&(id, None)).is_none() => {
                 let _ = self.whole(&id, true);
             }
             // If the whole blob should be fetched, the read itself does that.
-            Hint::Part(id, offset, len) if !self.is_near(&id) => {
+            Hint::Part(id, offset, len) if !self.is_local(&id) => {
                 let _ = self.parts(&id, Range { offset, len }, Access::Random);
             }
             _ => {}
@@ -498,7 +498,7 @@ impl Core {
     }
 
     pub(super) fn warm(self: &Arc<Core>, id: &BlobId) -> Result<Warmed, BlobError> {
-        if self.is_near(id) {
+        if self.is_local(id) {
             return Ok(Warmed::Here);
         }
         self.whole(id, false).map(|part| Warmed::Fetched(u64::from(part.sums.size())))

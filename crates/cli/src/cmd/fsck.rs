@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use api::error::{Failure, Result};
 use api::text::{bytes, count, span};
 use base::PackNo;
-use fs::fsck::{Depth, Ears, Finding, Phase, Progress as Step, Strays, Summary, check, check_and_repair};
+use fs::fsck::{
+    Callbacks, Depth, Finding, Phase, Progress as Step, Summary, Unreferenced, check, check_and_repair,
+};
 use meta::journal::damage::Damage;
 use meta::{Names, PackRow};
 use node::claim::hold_published;
@@ -213,12 +215,12 @@ fn look(
     if args.salvage {
         // Data of lost operations is unreferenced now. It is kept, because the copy of the log still names
         // it.
-        return check_and_repair(&bare.parts, depth, Strays::Keep, &mut take, step);
+        return check_and_repair(&bare.parts, depth, Unreferenced::Keep, &mut take, step);
     }
     if args.repair {
         return check_and_repair(&bare.parts, depth, strays(bare, term), &mut take, step);
     }
-    check(&bare.parts, depth, &mut Ears { found: &mut |finding| take(&finding, false), progress: step })
+    check(&bare.parts, depth, &mut Callbacks { found: &mut |finding| take(&finding, false), progress: step })
 }
 
 fn range(file: &fs::fsck::FileRange) -> Range {
@@ -227,16 +229,16 @@ fn range(file: &fs::fsck::FileRange) -> Range {
 
 /// Unreferenced blobs are removed only under two conditions: the origin certainly belongs to this volume, and
 /// the trees published there have just been read.
-fn strays(bare: &Bare, term: Term) -> Strays {
-    let Some(writer) = &bare.writer else { return Strays::Keep };
+fn strays(bare: &Bare, term: Term) -> Unreferenced {
+    let Some(writer) = &bare.writer else { return Unreferenced::Keep };
     let sure = hold_published(&*bare.parts.store, &bare.parts.origin).and_then(|()| writer.verify());
     let allowed = sure.map_err(|failure| failure.in_one_line()).and_then(|()| (writer.may_delete())());
     match allowed {
-        Ok(()) => Strays::Remove,
+        Ok(()) => Unreferenced::Remove,
         Err(why) => {
             crate::term::clear_if_terminal();
             term.say(format_args!("blobs that are nobody's are kept: {why}"));
-            Strays::Keep
+            Unreferenced::Keep
         }
     }
 }
@@ -296,7 +298,7 @@ fn show(progress: &mut Progress, step: Step, total: u64) {
             });
         }
         Phase::OpenPacks => progress.set(total, |_| format!("open packs: {}", count(step.done))),
-        Phase::Strays => {
+        Phase::Unreferenced => {
             progress.set(total, |_| format!("blobs that are nobody's: {} looked at", count(step.done)))
         }
     }

@@ -57,7 +57,7 @@ impl Remote {
             overwrite,
             umask: sys::umask(),
         };
-        let asked = control::begin(&place.ear(), &Request::Import(order)).map_err(Refused::UseMount)?;
+        let asked = control::begin(&place.address(), &Request::Import(order)).map_err(Refused::UseMount)?;
         let (stream, end) = (asked.stream(), asked.stream());
         let (stream, end) = (stream.map_err(Refused::Failed)?, end.map_err(Refused::Failed)?);
         let (note, notes) = channel();

@@ -88,7 +88,7 @@ pub struct Opened {
 }
 
 /// The volume and the place that claims are made for.
-pub struct Who {
+pub struct Claimant {
     /// The volume's id.
     pub volume: [u8; 16],
     /// Where its folder is, for a person.
@@ -124,7 +124,7 @@ struct State {
 pub struct Keeper {
     origin: Arc<dyn Origin>,
     remember: Box<dyn Remember>,
-    who: Who,
+    who: Claimant,
     /// How old a check may be for a deletion to rely on it.
     fresh: Duration,
     /// Held while a request to the origin is made.
@@ -142,14 +142,14 @@ type Clock = Arc<dyn Fn() -> BootTime + Send + Sync>;
 impl Keeper {
     /// `origin` is the bare origin; other code stores through [`super::Guarded`]. `near`: a check is almost
     /// free, so each deletion makes one.
-    pub fn new(origin: Arc<dyn Origin>, remember: Box<dyn Remember>, who: Who, near: bool) -> Keeper {
+    pub fn new(origin: Arc<dyn Origin>, remember: Box<dyn Remember>, who: Claimant, near: bool) -> Keeper {
         Keeper::by_clock(origin, remember, who, near, Arc::new(boot))
     }
 
     pub(super) fn by_clock(
         origin: Arc<dyn Origin>,
         remember: Box<dyn Remember>,
-        who: Who,
+        who: Claimant,
         near: bool,
         clock: Clock,
     ) -> Keeper {

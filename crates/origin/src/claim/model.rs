@@ -17,7 +17,7 @@ use base::time::{BootTime, boot};
 use blob::{Origin, Sums};
 
 use super::decide::Wish;
-use super::keeper::{Keeper, Who};
+use super::keeper::{Claimant, Keeper};
 use super::memory::Memory;
 use super::tests::Folder;
 use super::{HOLDS, SETTLE};
@@ -109,7 +109,7 @@ impl World {
         let (clock, start) = (self.clock.clone(), self.start);
         let now = move || start.plus(Duration::from_millis(clock.load(Ordering::SeqCst)));
         let folder = self.places[at].folder.clone();
-        let who = Who { volume: [1; 16], place: folder.place.clone() };
+        let who = Claimant { volume: [1; 16], place: folder.place.clone() };
         let remember = Box::new(folder.clone());
         let keeper = Arc::new(Keeper::by_clock(self.origin.clone(), remember, who, false, Arc::new(now)));
         // The folder's lock: the earlier daemon has ended.

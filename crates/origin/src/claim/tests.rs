@@ -11,7 +11,7 @@ use blob::{BlobError, Origin, Records, Sums};
 use parking_lot::Mutex;
 
 use super::decide::{Refusal, Wish};
-use super::keeper::{ClaimError, Keeper, Standing, Who};
+use super::keeper::{ClaimError, Claimant, Keeper, Standing};
 use super::memory::{Memory, Remember};
 use super::*;
 use crate::Memory as MemoryOrigin;
@@ -43,7 +43,7 @@ impl Folder {
     }
 
     fn keeper(&self, origin: &Arc<dyn Origin>) -> Keeper {
-        let who = Who { volume: [1; 16], place: self.place.clone() };
+        let who = Claimant { volume: [1; 16], place: self.place.clone() };
         Keeper::new(origin.clone(), Box::new(self.clone()), who, true)
     }
 

@@ -31,7 +31,7 @@ use object_store::{GetRange, ObjectMeta, ObjectStoreExt, PutOptions, PutPayload}
 use parking_lot::Mutex;
 
 use super::Remote;
-use super::engine::{Call, Engine, Failed, Got, TAKERS, Taker, Takers, UNTIL, What, wait_before};
+use super::engine::{BodySink, BodySinks, Call, Engine, Failed, Got, TAKERS, UNTIL, What, wait_before};
 use super::fault::Fault;
 use super::layout::{HEAD, OBJECT_MAX, blob_size, head_of, sums_in};
 
@@ -68,7 +68,7 @@ impl BlobSource for Remote {
     }
 
     /// Never: each read is a request.
-    fn is_near(&self, _: &BlobId) -> bool {
+    fn is_local(&self, _: &BlobId) -> bool {
         false
     }
 }
@@ -288,7 +288,7 @@ impl Remote {
         id: &BlobId,
         fresh: bool,
         deadline: Deadline,
-        takers: Takers,
+        takers: BodySinks,
     ) -> Result<Got, BlobError> {
         let call = Call { deadline, ..self.call(What::Large) };
         let (engine, key) = (Arc::clone(&self.engine), self.layout.blob(id));
@@ -479,7 +479,7 @@ fn odd(size: u64) -> String {
 }
 
 /// Takes the head alone.
-fn headless() -> Taker {
+fn headless() -> BodySink {
     let mut left = HEAD as usize;
     Box::new(move |_, piece| {
         let taken = piece.len().min(left);
@@ -489,7 +489,7 @@ fn headless() -> Taker {
 }
 
 /// The same, and reports what arrives. Otherwise the fetch would seem to have stalled.
-fn counting(onto: &Arc<dyn Onto>) -> Takers {
+fn counting(onto: &Arc<dyn Onto>) -> BodySinks {
     let onto = Arc::clone(onto);
     Arc::new(move || {
         let (onto, mut head) = (Arc::clone(&onto), headless());
@@ -501,7 +501,7 @@ fn counting(onto: &Arc<dyn Onto>) -> Takers {
 }
 
 /// Passes on the bytes of a blob as they arrive, once the sums before them have arrived and have its name.
-fn handing_on(id: &BlobId, onto: &Arc<dyn Onto>) -> Takers {
+fn handing_on(id: &BlobId, onto: &Arc<dyn Onto>) -> BodySinks {
     let (id, onto) = (*id, Arc::clone(onto));
     Arc::new(move || {
         let onto = Arc::clone(&onto);

@@ -28,7 +28,7 @@ use super::fault::{Fault, Mistake, mistake_of, page_instead};
 use super::keys::Keys;
 use super::latency::Latency;
 use super::pace::{Pace, Size};
-use super::refusals::{Act, Refusals, is_refusal};
+use super::refusals::{Refusals, Right, is_refusal};
 use super::stats::Stats;
 use super::store::Stores;
 use super::wire::Fresh;
@@ -48,16 +48,16 @@ type Came = Arc<AtomicU64>;
 
 /// Takes the body of a GET piece by piece as it arrives. Called with the object's size and the piece; returns
 /// how much of the piece it took, from its front. The rest is collected.
-pub(crate) type Taker = Box<dyn FnMut(u64, &[u8]) -> usize + Send>;
+pub(crate) type BodySink = Box<dyn FnMut(u64, &[u8]) -> usize + Send>;
 
-/// Makes a [`Taker`] for each GET.
-pub(crate) type Takers = Arc<dyn Fn() -> Taker + Send + Sync>;
+/// Makes a [`BodySink`] for each GET.
+pub(crate) type BodySinks = Arc<dyn Fn() -> BodySink + Send + Sync>;
 
 tokio::task_local! {
     /// The counter of the call that this task makes.
     static CAME: Came;
     /// For GETs of this task whose bodies are used before they end.
-    pub(crate) static TAKERS: Takers;
+    pub(crate) static TAKERS: BodySinks;
     /// No request of this task is sent after this moment.
     pub(crate) static UNTIL: BootTime;
 }
@@ -79,12 +79,12 @@ pub(crate) enum What {
 
 impl What {
     /// The right that it needs.
-    pub(crate) fn act(self) -> Act {
+    pub(crate) fn act(self) -> Right {
         match self {
-            What::Small | What::Large => Act::Read,
-            What::Store => Act::Write,
-            What::Remove => Act::Remove,
-            What::List => Act::List,
+            What::Small | What::Large => Right::Read,
+            What::Store => Right::Write,
+            What::Remove => Right::Remove,
+            What::List => Right::List,
         }
     }
 }
@@ -112,7 +112,7 @@ pub(crate) struct Failed {
 /// Bytes that arrived.
 #[derive(Debug)]
 pub(crate) struct Got {
-    /// Those that no [`Taker`] took.
+    /// Those that no [`BodySink`] took.
     pub(crate) bytes: Buffer,
     /// How many arrived.
     pub(crate) len: u64,

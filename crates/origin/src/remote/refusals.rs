@@ -2,7 +2,7 @@
 //!
 //! **Kinds are kept apart.** A refusal of the key itself, or of the clock that signs requests, concerns every
 //! request. "Access denied" concerns one right: keys that may not delete (append-only keys, locked objects)
-//! are no reason to refuse a read. So each [`Act`] has its own state, and one more state is for refusals that
+//! are no reason to refuse a read. So each [`Right`] has its own state, and one more state is for refusals that
 //! concern all of them.
 //!
 //! A wrong key is wrong the second time too, but a person or a program may renew keys during a mount. So
@@ -33,7 +33,7 @@ const DENIALS: u32 = 3;
 
 /// A right that a request needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Act {
+pub enum Right {
     /// To get objects.
     Read,
     /// To put them.
@@ -45,14 +45,14 @@ pub enum Act {
 }
 
 /// All rights, with their names in a status.
-pub const ACTS: [(Act, &str); 4] =
-    [(Act::Read, "reads"), (Act::Write, "writes"), (Act::Remove, "deletes"), (Act::List, "listings")];
+pub const ACTS: [(Right, &str); 4] =
+    [(Right::Read, "reads"), (Right::Write, "writes"), (Right::Remove, "deletes"), (Right::List, "listings")];
 
 /// Something that the store refuses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// The refused right; none: everything, because of the credentials or the clock.
-    pub act: Option<Act>,
+    pub act: Option<Right>,
     /// The mistake behind it.
     pub mistake: Mistake,
     /// One line with the reason and what to do.
@@ -141,8 +141,13 @@ pub(crate) struct Refusals {
 impl Refusals {
     /// The refusal that a call would get, if it should not be made now. Calls `renewed` to check for new
     /// keys; if there are any, the call is made.
-    pub(crate) fn meets(&self, act: Act, now: Instant, mut renewed: impl FnMut() -> bool) -> Option<Failed> {
-        if act != Act::Read || !self.any.load(Ordering::Acquire) {
+    pub(crate) fn meets(
+        &self,
+        act: Right,
+        now: Instant,
+        mut renewed: impl FnMut() -> bool,
+    ) -> Option<Failed> {
+        if act != Right::Read || !self.any.load(Ordering::Acquire) {
             return None;
         }
         let mut held = self.held.lock();
@@ -156,7 +161,7 @@ impl Refusals {
 
     /// Records a failed call. "Not found" and "exists" count as success; other faults than refusals say
     /// nothing.
-    pub(crate) fn failed(&self, act: Act, failed: &Failed, now: Instant, today: Timestamp) {
+    pub(crate) fn failed(&self, act: Right, failed: &Failed, now: Instant, today: Timestamp) {
         let mistake = mistake_of(&failed.fault);
         if failed.fault.is_missing() || failed.fault.is_taken() {
             return self.answered(act);
@@ -170,7 +175,7 @@ impl Refusals {
             Some(held) => (held.since, held.in_a_row + 1, held.pause),
             None => (today, 1, PAUSE / 2),
         };
-        let holds = act != Act::Read || mistake != Mistake::Denied || in_a_row >= DENIALS;
+        let holds = act != Right::Read || mistake != Mistake::Denied || in_a_row >= DENIALS;
         let pause = if holds { PAUSE_MAX.min(pause * 2) } else { pause };
         let until = holds.then(|| now + pause);
         *place = Some(Held { failed: failed.clone(), since, in_a_row, pause, until, open: None });
@@ -178,7 +183,7 @@ impl Refusals {
     }
 
     /// Records a success: the store knows the key, and grants this right.
-    pub(crate) fn answered(&self, act: Act) {
+    pub(crate) fn answered(&self, act: Right) {
         if self.any.load(Ordering::Acquire) {
             let mut state = self.held.lock();
             (state.all, state.one[act as usize]) = (None, None);
@@ -187,7 +192,7 @@ impl Refusals {
     }
 
     /// The present refusals: the right (none: all), the fault, and since when.
-    pub(crate) fn now(&self) -> Vec<(Option<Act>, Failed, Timestamp)> {
+    pub(crate) fn now(&self) -> Vec<(Option<Right>, Failed, Timestamp)> {
         let state = self.held.lock();
         let one = ACTS.iter().zip(&state.one).map(|((act, _), held)| (Some(*act), held));
         let all = std::iter::once((None, &state.all)).chain(one);
@@ -211,34 +216,34 @@ mod tests {
     fn reads_are_held_back_for_pauses_that_double_and_have_an_end() {
         let (refusals, start, today) = (Refusals::default(), base::time::monotonic(), base::time::now());
         let meets = |act, at| refusals.meets(act, start + at, || false).is_some();
-        assert!(!meets(Act::Read, Duration::ZERO));
+        assert!(!meets(Right::Read, Duration::ZERO));
         let key = refused(403, "InvalidAccessKeyId");
         let mut at = Duration::ZERO;
         let mut pauses = Vec::new();
         for _ in 0..8 {
-            refusals.failed(Act::Read, &key, start + at, today);
+            refusals.failed(Right::Read, &key, start + at, today);
             let begin = at;
-            while meets(Act::Read, at) {
+            while meets(Right::Read, at) {
                 at += Duration::from_millis(250);
             }
             pauses.push((at - begin).as_secs());
-            assert!(!meets(Act::Read, at), "two requests may be one read");
-            assert!(meets(Act::Read, at + TOGETHER), "the rest waits for what becomes of it");
-            assert!(!meets(Act::Write, at) && !meets(Act::Remove, at), "they have a pace of their own");
+            assert!(!meets(Right::Read, at), "two requests may be one read");
+            assert!(meets(Right::Read, at + TOGETHER), "the rest waits for what becomes of it");
+            assert!(!meets(Right::Write, at) && !meets(Right::Remove, at), "they have a pace of their own");
         }
         assert_eq!(pauses, [1, 2, 4, 8, 16, 30, 30, 30]);
         assert_eq!(refusals.now().len(), 1);
-        assert!(refusals.meets(Act::Read, start + at, || true).is_none(), "other keys are tried at once");
-        refusals.answered(Act::Read);
-        assert!(!meets(Act::Read, at) && refusals.now().is_empty());
+        assert!(refusals.meets(Right::Read, start + at, || true).is_none(), "other keys are tried at once");
+        refusals.answered(Right::Read);
+        assert!(!meets(Right::Read, at) && refusals.now().is_empty());
     }
 
     #[test]
     fn one_denied_object_holds_back_no_other() {
         let (refusals, now, today) = (Refusals::default(), base::time::monotonic(), base::time::now());
         let denied = refused(403, "AccessDenied");
-        let held = |refusals: &Refusals| refusals.meets(Act::Read, now, || false).is_some();
-        let failed = |failed: &Failed| refusals.failed(Act::Read, failed, now, today);
+        let held = |refusals: &Refusals| refusals.meets(Right::Read, now, || false).is_some();
+        let failed = |failed: &Failed| refusals.failed(Right::Read, failed, now, today);
         for _ in 0..5 {
             failed(&denied);
             failed(&denied);
@@ -255,22 +260,22 @@ mod tests {
     #[test]
     fn regression_what_may_not_be_deleted_can_be_read() {
         let (refusals, now, today) = (Refusals::default(), base::time::monotonic(), base::time::now());
-        let held = || refusals.meets(Act::Read, now, || false).is_some();
+        let held = || refusals.meets(Right::Read, now, || false).is_some();
         let shown = || refusals.now().iter().map(|(act, ..)| *act).collect::<Vec<_>>();
-        for act in [Act::Remove, Act::Write, Act::List] {
+        for act in [Right::Remove, Right::Write, Right::List] {
             (0..5).for_each(|_| refusals.failed(act, &refused(403, "AccessDenied"), now, today));
             assert!(!held(), "{act:?}");
         }
-        assert_eq!(shown(), [Some(Act::Write), Some(Act::Remove), Some(Act::List)]);
-        refusals.answered(Act::Read);
+        assert_eq!(shown(), [Some(Right::Write), Some(Right::Remove), Some(Right::List)]);
+        refusals.answered(Right::Read);
         assert_eq!(shown().len(), 3, "a read that is served says nothing of deletes");
-        refusals.answered(Act::Remove);
-        assert_eq!(shown(), [Some(Act::Write), Some(Act::List)]);
+        refusals.answered(Right::Remove);
+        assert_eq!(shown(), [Some(Right::Write), Some(Right::List)]);
         // An unknown key is unknown for reads too, whichever request found it first.
-        refusals.failed(Act::Remove, &refused(403, "InvalidAccessKeyId"), now, today);
+        refusals.failed(Right::Remove, &refused(403, "InvalidAccessKeyId"), now, today);
         assert!(held() && shown()[0].is_none());
-        refusals.answered(Act::Write);
+        refusals.answered(Right::Write);
         assert!(!held());
-        assert_eq!(shown(), [Some(Act::List)]);
+        assert_eq!(shown(), [Some(Right::List)]);
     }
 }

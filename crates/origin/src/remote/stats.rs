@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::latency::{BUCKETS, Extra, Latency, quantile};
+use super::latency::{BUCKETS, HedgeBudget, Latency, quantile};
 
 /// A kind of request, as stores charge for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,7 +68,7 @@ pub(crate) struct Stats {
     pub(crate) small: Latency,
     pub(crate) large: Latency,
     pub(crate) put: Latency,
-    pub(crate) extra: Extra,
+    pub(crate) extra: HedgeBudget,
 }
 
 impl Stats {
@@ -89,7 +89,7 @@ impl Stats {
             small: Latency::new(),
             large: Latency::new(),
             put: Latency::new(),
-            extra: Extra::new(),
+            extra: HedgeBudget::new(),
         }
     }
 
@@ -217,7 +217,7 @@ impl RemoteStats {
     }
 }
 
-/// A histogram of durations; its buckets end at [`super::bucket_end`].
+/// A histogram of durations, with eight buckets for each doubling.
 #[derive(Clone, Debug)]
 pub struct Times {
     /// How many requests each bucket counts.
@@ -232,7 +232,7 @@ impl Times {
         self.buckets.iter().sum()
     }
 
-    /// The time within which `part` (0.99) of them finished, to 19 %; none if there were none.
+    /// The time within which `part` (0.99) of them finished, to an eighth; none if there were none.
     pub fn quantile(&self, part: f64) -> Option<Duration> {
         quantile(&self.buckets, part)
     }

@@ -6,9 +6,9 @@
 use std::fs;
 use std::path::Path;
 
-use api::control::{Ear, Request};
+use api::control::{ControlAddress, Request};
 use api::status::Status;
-use api::status::far::CacheStatus;
+use api::status::remote_side::CacheStatus;
 use api::text::bytes;
 use base::size::MIB;
 use fuse::mount::Mounted;
@@ -107,7 +107,7 @@ pub fn of_mount(mount: &Mounted, status: &Status, machine: &Machine) -> Vec<Chec
         .served
         .as_ref()
         .and_then(|served| transport_of(&mount.path, &mount.source, &served.transport, machine.uring));
-    let cache = status.far.as_ref().and_then(|far| cache_of(&mount.path, &far.cache));
+    let cache = status.remote_side.as_ref().and_then(|remote_side| cache_of(&mount.path, &remote_side.cache));
     transport.into_iter().chain(cache).collect()
 }
 
@@ -128,9 +128,9 @@ fn cache_of(path: &Path, cache: &CacheStatus) -> Option<Check> {
 
 /// Whether the mount's blobs come over a network, according to its daemon.
 pub fn is_remote(mount: &Mounted) -> bool {
-    let ear = Ear::of_source(Path::new(&mount.source));
-    let status: Option<Status> = control::ask(&ear, &Request::Status, &mut |_| ()).ok();
-    status.is_some_and(|status| status.far.is_some())
+    let address = ControlAddress::of_source(Path::new(&mount.source));
+    let status: Option<Status> = control::ask(&address, &Request::Status, &mut |_| ()).ok();
+    status.is_some_and(|status| status.remote_side.is_some())
 }
 
 fn transport_of(path: &Path, source: &str, transport: &str, uring: Option<bool>) -> Option<Check> {

@@ -1,0 +1,31 @@
+//! What nodes say to each other, and the connections over which they say it.
+//!
+//! ```text
+//!   a node wants a blob                                           another node has it
+//!
+//!   fleet ──► transport: requests ──frames over TCP, maybe TLS──► transport: sends files with sendfile
+//!                 │                                                         │
+//!                 └──► arriving: verified as it arrives                     └──► seam: the blobs here
+//! ```
+//!
+//! - [`id`]: the id of a node, and what is known about a node.
+//! - [`message`]: what nodes tell each other about blobs, and what it means.
+//! - [`secret`]: what a node must know to belong to the fleet.
+//! - [`tls`]: which certificates are accepted when connections are encrypted.
+//! - [`frame`] and [`hello`]: what is sent on a connection, and how a connection begins.
+//! - [`transport`]: connections, requests, serving.
+//! - [`arriving`]: a blob that is being received. It is verified as it arrives and passed on at once.
+//! - [`seam`]: the interface through which this crate gets the blobs that a node can send.
+//!
+//! This crate decides nothing. Crate `fleet` decides which nodes exist, which of them is asked, and what a
+//! node answers. It calls this crate and implements [`transport::Service`].
+
+pub mod arriving;
+pub mod frame;
+pub mod hello;
+pub mod id;
+pub mod message;
+pub mod seam;
+pub mod secret;
+pub mod tls;
+pub mod transport;

@@ -1,0 +1,272 @@
+//! A mounted published tree in a remote origin. Its blobs are cached on this node's disk, both metadata and
+//! file data.
+//!
+//! A tree has no volume folder to hold the cache. So the cache lies in the user's cache folder, under the id
+//! of the published volume, and another mount of any tree of that volume finds it there. Two mounts at the
+//! same time cannot share a folder. The second one takes the next folder.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use ::fleet::node::Fleet;
+use api::answers::Evicted;
+use api::error::{Context, Failure, Result};
+use api::status::fleet::FleetStatus;
+use api::status::remote_side::{RemoteStatus, TroubleStatus};
+use base::Deadline;
+use base::size::MIB;
+use blob::{BlobSource, Origin};
+use cache::{CacheOptions, Evict, NameCache, NodeCache, NodeParts, StoresNothing};
+use net::id::Role;
+use origin::Remote;
+
+use super::away::Away;
+use super::options::RemoteOptions;
+use super::status::of_reading;
+use crate::fleet::{self, Joined, Lender, Told};
+use crate::frozen::Named;
+use crate::log;
+use crate::volume_dir::{cache_folder, private_folder};
+
+/// The largest number of caches for one volume's trees on this machine.
+const SIDE_BY_SIDE: u32 = 64;
+
+/// The longest file name, without its suffix.
+const NAME_MAX: usize = 200;
+
+/// The largest space for metadata on the disk. It comes on top of the cache's budget and is at most a
+/// sixteenth of that.
+const NAMES_MAX: u64 = 64 * MIB;
+
+/// Which of a volume's caches a mount takes: the first that no other mount uses.
+#[derive(Clone, Copy, Debug)]
+pub struct Which {
+    /// Only caches with a higher number.
+    pub after: u32,
+    /// How long to wait for the first of these, which a mount that is ending may still use.
+    pub patience: Duration,
+}
+
+/// The cache of one mount.
+pub struct TreeCache {
+    cache: Arc<NodeCache>,
+    /// The metadata that was read. None if it cannot be kept.
+    names: Option<Arc<NameCache>>,
+    /// The search for an origin that could not be used when the tree was mounted.
+    away: Option<Arc<Away>>,
+    next: Option<u32>,
+    remote: Arc<Remote>,
+    /// The fleet that it has joined, if any.
+    fleet: Option<Joined>,
+    _lock: File,
+}
+
+impl TreeCache {
+    /// Puts a cache in front of an origin, and a fleet between the two if that is wanted. `volume` is the
+    /// volume whose trees they are. `patience` is the time after which a read fails. `which` chooses one of
+    /// the volume's caches.
+    pub fn before(
+        store: Arc<Remote>,
+        volume: [u8; 16],
+        named: &Named,
+        options: &RemoteOptions,
+        (patience, which): (Duration, Which),
+    ) -> Result<TreeCache> {
+        let below = cache_folder(named.cache.as_deref())?;
+        let id = ::tree::root::hex(&volume);
+        let (number, lock) = take(&below, &id, which)?;
+        let folder = below.join(folder_name(&id, number));
+        let join = |fleet| fleet::join(fleet, Role::Node, false, &folder, volume, store.clone(), patience);
+        let joined = named.fleet.as_deref().map(join).transpose()?;
+        let remote: Arc<dyn Origin> = match &joined {
+            Some(joined) => joined.fleet.clone(),
+            None => store.clone(),
+        };
+        let fits = |size: std::io::Result<u64>| size.at("use", &folder);
+        let budget = options.cache_size.map_or_else(|| fits(cache::default_budget(&folder)), Ok)?;
+        let floor = options.cache_floor.map_or_else(|| fits(cache::default_floor(&folder)), Ok)?;
+        let blobs = folder.join("blobs");
+        private_folder(&blobs)?;
+        let parts = NodeParts {
+            folder: blobs,
+            index: folder.join("cache.idx"),
+            remote,
+            pending: Arc::new(StoresNothing),
+            may_delete: None,
+            watch: joined.as_ref().map(|joined| watch(&joined.fleet)),
+            options: CacheOptions { budget, floor, ..crate::limits::cache_options() },
+            report: log::sink(),
+        };
+        let cache = Arc::new(NodeCache::open(parts).at("open", &folder)?);
+        if let Some(joined) = &joined {
+            joined.fleet.lend(Arc::new(Lender(Arc::downgrade(&cache))));
+            let keeper: Arc<dyn Origin> = cache.clone();
+            joined.fleet.fill_from(&keeper);
+            fleet::tell_free(&joined.fleet, &cache);
+            fleet::calm(&joined.fleet);
+        }
+        let source: Arc<dyn BlobSource> = cache.clone();
+        let names = NameCache::open(source, &folder, NAMES_MAX.min(budget / 16), log::sink());
+        let names = names.map(Arc::new).inspect_err(|error| {
+            log::warn(&format!("names are not kept in {}: {error}", folder.display()));
+        });
+        let next = below.join(folder_name(&id, number + 1)).is_dir().then_some(number);
+        let names = names.ok();
+        Ok(TreeCache { cache, names, away: None, next, remote: store, fleet: joined, _lock: lock })
+    }
+
+    /// The number after which to look for another cache of this volume, if there is one.
+    pub fn next(&self) -> Option<u32> {
+        self.next
+    }
+
+    /// Starts trying to reach an origin that could not be used. `back` is called once when that succeeds.
+    pub fn look_for(&mut self, why: String, back: impl FnOnce(&Remote) + Send + 'static) {
+        let remote = Arc::downgrade(&self.remote);
+        let back = move || {
+            if let Some(remote) = remote.upgrade() {
+                back(&remote);
+            }
+        };
+        self.away = Some(Away::look(&self.remote, why, back));
+    }
+
+    /// Why the origin could not be used when the tree was mounted. None once it has been reached.
+    pub fn away(&self) -> Option<TroubleStatus> {
+        self.away.as_ref()?.trouble()
+    }
+
+    /// The source of metadata: a cache in front of the origin, if there is one.
+    pub fn names(&self) -> Arc<dyn BlobSource> {
+        match &self.names {
+            Some(names) => names.clone(),
+            None => self.cache.clone(),
+        }
+    }
+
+    /// The cache.
+    pub fn cache(&self) -> &Arc<NodeCache> {
+        &self.cache
+    }
+
+    /// The fleet that it has joined, if any.
+    pub fn fleet(&self) -> Option<&Joined> {
+        self.fleet.as_ref()
+    }
+
+    /// The figures of its fleet.
+    pub fn fleet_status(&self) -> Option<FleetStatus> {
+        self.fleet.as_ref().map(|joined| fleet::shown::of(&joined.fleet, &self.cache))
+    }
+
+    /// The origin, through the cache.
+    pub fn origin(&self) -> Arc<dyn Origin> {
+        self.cache.clone()
+    }
+
+    /// The current figures, without those about uploads.
+    pub fn status(&self) -> RemoteStatus {
+        RemoteStatus { away: self.away(), ..of_reading(Some(&self.remote), &self.cache) }
+    }
+
+    /// Evicts cached blobs: all, or until at most this many bytes are cached.
+    pub fn evict(&self, to: Option<u64>) -> Evicted {
+        let evicted = self.cache.evict(to.map_or(Evict::All, Evict::To));
+        if let (None, Some(Err(error))) = (to, self.names.as_ref().map(|names| names.clear())) {
+            log::warn(&format!("not all that is kept of names could be removed: {error}"));
+        }
+        Evicted { blobs: evicted.blobs, bytes: evicted.bytes, not_uploaded_blobs: 0, not_uploaded_bytes: 0 }
+    }
+
+    /// Stores the index of the cache.
+    pub fn close(&self) {
+        self.away.iter().for_each(|away| away.stop());
+        if let Some(joined) = &self.fleet {
+            joined.fleet.close();
+        }
+        self.cache.close();
+    }
+}
+
+/// The log of a tree's mount in the background: beside the caches, one file for each tree. `below` is the
+/// folder, if the user named one.
+pub fn log(below: Option<&Path>, tree: &str) -> Option<PathBuf> {
+    let below = cache_folder(below).ok()?;
+    let plain = |c: char| if c.is_ascii_alphanumeric() || "._@-".contains(c) { c } else { '-' };
+    let name: String = tree.chars().map(plain).take(NAME_MAX).collect();
+    Some(below.join("log").join(format!("{name}.log")))
+}
+
+fn watch(fleet: &Arc<Fleet>) -> Arc<dyn cache::Watch> {
+    Arc::new(Told(Arc::downgrade(fleet)))
+}
+
+fn folder_name(volume: &str, number: u32) -> String {
+    if number <= 1 { volume.to_owned() } else { format!("{volume}-{number}") }
+}
+
+/// Takes the first folder of this volume that no other mount uses. Returns its number and its lock.
+fn take(below: &Path, volume: &str, which: Which) -> Result<(u32, File)> {
+    let until = Deadline::after(which.patience);
+    for number in which.after + 1..=SIDE_BY_SIDE {
+        let folder = below.join(folder_name(volume, number));
+        private_folder(&folder)?;
+        let lock = folder.join("lock");
+        loop {
+            if let Some(file) = hold(&lock)? {
+                return Ok((number, file));
+            }
+            if until.is_over() || number > which.after + 1 {
+                break;
+            }
+            until.sleep(Duration::from_millis(20));
+        }
+    }
+    Err(Failure::new("in-use", format!("{} has no free cache for another mount", below.display()))
+        .next("name a folder of its own: --cache DIR"))
+}
+
+/// Locks a file until the returned value is dropped. `None` if another process holds the lock.
+pub fn hold(path: &Path) -> Result<Option<File>> {
+    let file = File::options().create(true).truncate(false).write(true).open(path).at("open", path)?;
+    // SAFETY: `file` keeps the descriptor open during flock(2).
+    let is_held = unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0;
+    Ok(is_held.then_some(file))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_tree_has_a_log() {
+        let at = |tree: &str| log(Some(Path::new("/c")), tree).unwrap();
+        assert_eq!(at("s3://b/p@latest"), Path::new("/c/log/s3---b-p@latest.log"));
+        assert!(at(&"x".repeat(5000)).file_name().unwrap().len() < 255);
+    }
+
+    #[test]
+    fn two_mounts_have_a_folder_each_and_the_next_finds_the_first() {
+        let temp = tempfile::tempdir().unwrap();
+        let which = |after| Which { after, patience: Duration::ZERO };
+        let (first, lock) = take(temp.path(), "ab", which(0)).unwrap();
+        let (second, _other) = take(temp.path(), "ab", which(0)).unwrap();
+        assert_ne!(first, second);
+        drop(lock);
+        let (again, lock) = take(temp.path(), "ab", which(0)).unwrap();
+        assert_eq!(again, first);
+        assert_eq!(take(temp.path(), "ab", which(1)).unwrap().0, 3);
+        // With patience, a mount waits for another one that is about to end.
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(50));
+                drop(lock);
+            });
+            let patient = Which { after: 0, patience: Duration::from_secs(20) };
+            assert_eq!(take(temp.path(), "ab", patient).unwrap().0, 1);
+        });
+    }
+}
