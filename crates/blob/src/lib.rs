@@ -14,6 +14,7 @@
 //!
 //! - [`access`]: how a file is read, if a user or program has declared it.
 //! - [`coming`]: notification when bytes of an in-flight fetch arrive.
+//! - [`completion`]: reads that are completed when their bytes arrive.
 //! - [`extent`]: the extents of one 4 MiB range of a file, as a value with its operations.
 //! - [`sums`]: the checksums beside a blob that let a part of it be checked: chaining values and CRCs.
 //! - [`folder`]: blobs as files, each with its sums beside it. A `file:` origin and a node's cache consist of
@@ -26,6 +27,7 @@
 pub mod access;
 pub mod claim;
 pub mod coming;
+pub mod completion;
 pub mod extent;
 pub mod failing;
 pub mod folder;

@@ -1,6 +1,7 @@
 //! The traits of sealed blobs: [`BlobSource`] gives bytes, [`Origin`] also takes and keeps them.
 
 use std::io;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,6 +12,7 @@ use base::time::BootTime;
 
 use crate::access::Access;
 use crate::coming::{Coming, Then};
+use crate::completion::{Completion, Start};
 use crate::records::Records;
 use crate::stock::Buffer;
 use crate::sums::Sums;
@@ -90,6 +92,11 @@ pub trait BlobSource: Send + Sync {
     /// Quick, never blocks.
     fn coming(&self, _id: &BlobId, _offset: u32, _len: u32, _then: Then) -> Coming {
         Coming::No
+    }
+
+    /// Begins a read that `completion` gets the bytes of, without waiting for them. Quick, never blocks.
+    fn start_read(&self, _id: &BlobId, _range: Range<u32>, _access: Access, _completion: Completion) -> Start {
+        Start::Read
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! base < blob < meta < fs < fuse, corpus < node
-//! base < blob < cache, origin, peer < node      base < blob < meta < tree < node
+//! base < blob < fetch < cache, peer < node      base < blob < origin < node
+//! base < blob < meta < tree < node
 //! base < api < node < cli      base < archive < cli
 //! ```
 //!
@@ -20,20 +21,24 @@ pub const ARROWS: &[(&str, &[&str])] = &[
     ("archive", &["base"]),
     ("blob", &["base"]),
     ("meta", &["base", "blob"]),
-    ("cache", &["base", "blob"]),
+    ("fetch", &["base", "blob"]),
+    ("cache", &["base", "blob", "fetch"]),
     ("origin", &["base", "blob"]),
     ("fs", &["base", "blob", "meta"]),
     ("tree", &["base", "blob", "meta"]),
-    ("peer", &["base", "blob"]),
+    ("peer", &["base", "blob", "fetch"]),
     ("corpus", &["base", "fs"]),
     ("fuse", &["base", "fs"]),
     ("api", &["base"]),
-    ("node", &["base", "blob", "meta", "tree", "cache", "origin", "peer", "fs", "corpus", "fuse", "api"]),
+    (
+        "node",
+        &["base", "blob", "meta", "tree", "fetch", "cache", "origin", "peer", "fs", "corpus", "fuse", "api"],
+    ),
     (
         "cli",
         &[
-            "base", "archive", "blob", "meta", "tree", "cache", "origin", "peer", "fs", "corpus", "fuse",
-            "api", "node",
+            "base", "archive", "blob", "meta", "tree", "fetch", "cache", "origin", "peer", "fs", "corpus",
+            "fuse", "api", "node",
         ],
     ),
     ("house", &[]),
