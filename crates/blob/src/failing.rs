@@ -6,6 +6,7 @@
 //! them to show it.
 
 use std::io;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,6 +17,7 @@ use base::{BlobId, PackNo};
 
 use crate::access::Access;
 use crate::coming::{Coming, Then};
+use crate::completion::{Completion, Start};
 use crate::pack::{PackStore, Space};
 use crate::records::Records;
 use crate::source::{BlobError, BlobSource, Onto, Origin, Part, SharedBytes};
@@ -268,6 +270,10 @@ impl BlobSource for FailingOrigin {
 
     fn coming(&self, id: &BlobId, offset: u32, len: u32, then: Then) -> Coming {
         self.inner.coming(id, offset, len, then)
+    }
+
+    fn start_read(&self, id: &BlobId, range: Range<u32>, access: Access, completion: Completion) -> Start {
+        self.inner.start_read(id, range, access, completion)
     }
 }
 

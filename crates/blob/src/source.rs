@@ -95,7 +95,13 @@ pub trait BlobSource: Send + Sync {
     }
 
     /// Begins a read that `completion` gets the bytes of, without waiting for them. Quick, never blocks.
-    fn start_read(&self, _id: &BlobId, _range: Range<u32>, _access: Access, _completion: Completion) -> Start {
+    fn start_read(
+        &self,
+        _id: &BlobId,
+        _range: Range<u32>,
+        _access: Access,
+        _completion: Completion,
+    ) -> Start {
         Start::Read
     }
 }

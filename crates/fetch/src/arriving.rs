@@ -434,8 +434,7 @@ impl Arriving {
         let mut waiting = self.waiting.lock();
         waiting.bells.iter().filter_map(Weak::upgrade).for_each(|bell| bell.ring());
         let over = waiting.failed.is_some();
-        let due: Vec<_> =
-            waiting.waiters.extract_if(.., |waiter| over || self.has(waiter)).collect();
+        let due: Vec<_> = waiting.waiters.extract_if(.., |waiter| over || self.has(waiter)).collect();
         drop(waiting);
         self.changed.notify_all();
         // Only those whose range is here. The others have another completion to wait for.

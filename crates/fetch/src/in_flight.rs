@@ -177,7 +177,8 @@ impl InFlight {
             }
             if !deadline.is_bounded() {
                 self.ended.wait(&mut state);
-            } else if self.ended.wait_for(&mut state, deadline.left()).timed_out() && state.outcome.is_none() {
+            } else if self.ended.wait_for(&mut state, deadline.left()).timed_out() && state.outcome.is_none()
+            {
                 return Err(self.late(began));
             }
         }
@@ -194,6 +195,14 @@ impl InFlight {
     /// Why it did not arrive. `Missing`: it is not in the blob.
     pub fn read(&self, offset: u32, buf: &mut [u8]) -> Result<(), Ended> {
         let range = offset..offset.saturating_add(buf.len() as u32);
+        self.read_with(range, |bytes| buf.copy_from_slice(bytes))
+    }
+
+    /// The same. `take` gets the bytes.
+    ///
+    /// # Errors
+    /// As [`InFlight::read`].
+    pub fn read_with(&self, range: Range<u32>, take: impl FnOnce(&[u8])) -> Result<(), Ended> {
         let signal = Arc::new((Mutex::new(false), Condvar::new()));
         let (began, deadline, bell) = (base::time::monotonic(), Deadline::current(), Arc::clone(&signal));
         let completion = move |_: blob::completion::Arrival<'_>| {
@@ -217,15 +226,15 @@ impl InFlight {
         };
         match (outcome, buffer) {
             (Some(Ok(part)), _) => match within(&part, range) {
-                Some(bytes) => buf.copy_from_slice(bytes),
+                Some(bytes) => take(bytes),
                 None => return Err(Ended::Failed(blob::folder::past_end(&self.id, part.sums.size()))),
             },
             (Some(Err(ended)), _) => return Err(ended),
-            (None, Some(buffer)) => buf.copy_from_slice(buffer.bytes(range).ok_or(Ended::GivenUp)?),
+            (None, Some(buffer)) => take(buffer.bytes(range).ok_or(Ended::GivenUp)?),
             // A part's bytes were passed on from the loop that received them, and its outcome follows.
             (None, None) => {
                 let part = self.wait()?;
-                buf.copy_from_slice(within(&part, range).ok_or(Ended::GivenUp)?);
+                take(within(&part, range).ok_or(Ended::GivenUp)?);
             }
         }
         Ok(())
@@ -239,10 +248,8 @@ impl InFlight {
             bytes.get(from..from + range.len())
         };
         let mut state = self.state.lock();
-        let due: Vec<Registered> = state
-            .waiters
-            .extract_if(.., |registered| within(registered.waiter.range()).is_some())
-            .collect();
+        let due: Vec<Registered> =
+            state.waiters.extract_if(.., |registered| within(registered.waiter.range()).is_some()).collect();
         drop(state);
         for registered in due {
             let Some(bytes) = within(registered.waiter.range()) else { continue };

@@ -95,9 +95,7 @@ impl WholeLead {
         let id = *self.id();
         let checked = result.and_then(|part| match check(&id, &part) {
             Ok(()) if is_whole(&part) => Ok(Arc::new(part)),
-            Ok(()) => {
-                Err(BlobError::Damaged { id, what: "the origin gave a part of it only".to_owned() })
-            }
+            Ok(()) => Err(BlobError::Damaged { id, what: "the origin gave a part of it only".to_owned() }),
             Err(error) => Err(error),
         });
         match checked {

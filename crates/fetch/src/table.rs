@@ -208,7 +208,12 @@ impl Table {
 
     /// Begins the fetch of a whole blob that has none. Nodes that wait for an announced buffer get it from
     /// this fetch.
-    pub(crate) fn begin_whole(self: &Arc<Table>, entry: &mut Entry, id: &BlobId, purpose: Purpose) -> WholeLead {
+    pub(crate) fn begin_whole(
+        self: &Arc<Table>,
+        entry: &mut Entry,
+        id: &BlobId,
+        purpose: Purpose,
+    ) -> WholeLead {
         let fetch = InFlight::new(id, None, &self.served);
         fetch.set_buffer(entry.announced.as_ref().map(|announced| Arc::clone(&announced.buffer)));
         entry.whole = Some(Whole { fetch: Arc::clone(&fetch), stage: Stage::InFlight });

@@ -182,7 +182,10 @@ impl World {
                     assert!(!std::mem::replace(&mut seen[group as usize], true), "a group twice");
                 }
             }
-            assert_eq!(self.table.whole(&blob.id).is_some_and(|whole| whole.outcome().is_none()), wholes == 1);
+            assert_eq!(
+                self.table.whole(&blob.id).is_some_and(|whole| whole.outcome().is_none()),
+                wholes == 1
+            );
         }
     }
 }

@@ -39,7 +39,8 @@ fn read(table: &Arc<Table>, blob: &Blob, range: Range<u32>, mut turn: usize, fet
                         whole.finish(Ok(blob.whole())).unwrap();
                     }
                     drop(announcement);
-                    let (from, to) = (range.start - range.start % GROUP, lead.end().min(blob.bytes.len() as u32));
+                    let (from, to) =
+                        (range.start - range.start % GROUP, lead.end().min(blob.bytes.len() as u32));
                     lead.finish(Ok(blob.part(from..to)), |_| {}).unwrap();
                     if to >= range.end {
                         return true;

@@ -19,6 +19,7 @@ use base::Deadline;
 use base::size::MIB;
 use blob::{BlobSource, Origin};
 use cache::{CacheOptions, Evict, NameCache, NodeCache, NodeParts, StoresNothing};
+use fetch::{Table, Verify};
 use origin::Remote;
 use peer::fleet::Fleet;
 use peer::id::Role;
@@ -90,14 +91,17 @@ impl TreeCache {
         let floor = options.cache_floor.map_or_else(|| fits(cache::default_floor(&folder)), Ok)?;
         let blobs = folder.join("blobs");
         private_folder(&blobs)?;
+        let options = CacheOptions { budget, floor, ..crate::limits::cache_options() };
         let parts = NodeParts {
             folder: blobs,
             index: folder.join("cache.idx"),
             remote,
+            tier: None,
+            table: Table::new(Verify::default(), options.in_flight),
             pending: Arc::new(StoresNothing),
             may_delete: None,
             watch: joined.as_ref().map(|joined| watch(&joined.fleet)),
-            options: CacheOptions { budget, floor, ..crate::limits::cache_options() },
+            options,
             report: log::sink(),
         };
         let cache = Arc::new(NodeCache::open(parts).at("open", &folder)?);

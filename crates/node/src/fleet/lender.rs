@@ -22,6 +22,7 @@ use api::status::fleet::LentStatus;
 use api::watch::Wish;
 use blob::Origin;
 use cache::{CacheOptions, Evict, NodeCache, NodeParts, StoresNothing};
+use fetch::{Table, Verify};
 use origin::{Access, Remote};
 use peer::fleet::Fleet;
 use peer::id::Role;
@@ -155,19 +156,22 @@ impl Lent {
         let fits = |size: std::io::Result<u64>| size.at("use", &folder);
         let blobs = folder.join("blobs");
         private_folder(&blobs)?;
+        let cache_options = CacheOptions {
+            budget: size.map_or_else(|| fits(cache::default_budget(&folder)), Ok)?,
+            floor: fits(cache::default_floor(&folder))?,
+            ..limits::cache_options()
+        };
         let parts = NodeParts {
             folder: blobs,
             index: folder.join("cache.idx"),
             // Other nodes are asked before a depot. So a depot fetches missing blobs only from the origin.
             remote: if role == Role::Depot { origin } else { joined.fleet.clone() },
+            tier: None,
+            table: Table::new(Verify::default(), cache_options.in_flight),
             pending: Arc::new(StoresNothing),
             may_delete: None,
             watch: Some(Arc::new(Told(Arc::downgrade(&joined.fleet)))),
-            options: CacheOptions {
-                budget: size.map_or_else(|| fits(cache::default_budget(&folder)), Ok)?,
-                floor: fits(cache::default_floor(&folder))?,
-                ..limits::cache_options()
-            },
+            options: cache_options,
             report: log::sink(),
         };
         let cache = Arc::new(NodeCache::open(parts).at("open", &folder)?);

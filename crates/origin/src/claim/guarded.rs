@@ -1,6 +1,7 @@
 //! An origin that stores and removes only while its folder's claim holds. A volume changes its origin only
 //! through this type.
 
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,8 +9,9 @@ use std::time::Duration;
 use base::BlobId;
 use base::time::BootTime;
 use blob::coming::{Coming, Then};
+use blob::completion::{Completion, Start};
 use blob::source::Onto;
-use blob::{BlobError, BlobSource, Buffer, Origin, Part, Records, SharedBytes, Sums};
+use blob::{Access, BlobError, BlobSource, Buffer, Origin, Part, Records, SharedBytes, Sums};
 
 use super::FRESH;
 use super::keeper::Keeper;
@@ -53,6 +55,10 @@ impl BlobSource for Guarded {
 
     fn coming(&self, id: &BlobId, offset: u32, len: u32, then: Then) -> Coming {
         self.inner.coming(id, offset, len, then)
+    }
+
+    fn start_read(&self, id: &BlobId, range: Range<u32>, access: Access, completion: Completion) -> Start {
+        self.inner.start_read(id, range, access, completion)
     }
 }
 

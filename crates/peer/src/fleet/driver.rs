@@ -12,9 +12,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use base::{BlobId, Deadline};
 use base::phase::{self, Phase};
 use base::size::BLOB_MAX;
+use base::{BlobId, Deadline};
 use blob::source::Onto;
 use blob::{BlobError, Buffer, Sums};
 use tokio::sync::oneshot;

@@ -86,9 +86,7 @@ impl PartSource {
         match answer {
             Some(Answer::Serve) => nodes(&[Some(tracker)]),
             Some(Answer::Go { first, second }) => nodes(&[Some(first), second]),
-            Some(Answer::Wait { parent, .. }) => {
-                PartSource::Coming(parent, pace.stream.max(pace.origin))
-            }
+            Some(Answer::Wait { parent, .. }) => PartSource::Coming(parent, pace.stream.max(pace.origin)),
             Some(Answer::Lease { lease, .. }) => PartSource::Lease(lease),
             Some(Answer::NotMine) => PartSource::Alone,
             None => PartSource::Nowhere,
