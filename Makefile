@@ -219,7 +219,7 @@ bench-fleet: bench-build ## P3, P4, P5, P7: nodes in network namespaces; PART=fl
 	$(call figure,fleet $(addprefix --part ,$(PART)) --root "$(cache)/start-root")
 
 .PHONY: bench-transport
-bench-transport: bench-build ## P1 and P2: the fleet's transport over veth, compared with iperf3 and nginx with curl where they are installed
+bench-transport: bench-build ## P1: the fleet's transport over veth, compared with iperf3 and nginx with curl where they are installed
 	$(call figure,transport)
 
 .PHONY: bench-basic

@@ -5,9 +5,8 @@
 //!   for a blob, and when is the last node done, compared with a single node?
 //! - *scale* (P5): the same data set, and each node starts at a different place in it: the total rate against
 //!   one node's.
-//! - *tiers* (P3): cold reads of 128 KiB, 1 to 256 readers per node, from a peer (found through the tracker,
-//!   or through a table on every node), from the depot, from a depot 1 ms away, and from the store. The first
-//!   three need a program that knows `--join`.
+//! - *tiers* (P3): cold reads of 128 KiB, 1 to 256 readers per node, from a peer, from the depot, from a depot
+//!   1 ms away, and from the store. The first three need a program that knows `--join`.
 //! - *start* (P7): a container starts from a published root, on 1 and on 8 nodes, compared with unpacking a
 //!   tar of it first.
 //!
@@ -58,9 +57,6 @@ pub struct Args {
     /// The bandwidth of each node's link in Mbit/s [default: 200]
     #[arg(long, default_value_t = 200)]
     mbit: u64,
-    /// How nodes find the holders of a blob, in the parts flash and scale: tracker, or table (on every node)
-    #[arg(long, value_parser = ["tracker", "table"], default_value = "tracker")]
-    find: String,
     /// Where each node's cache is, in the parts flash and scale: disk (one disk of this machine), or memory
     /// (a tmpfs each)
     #[arg(long, value_enum, default_value = "disk")]
@@ -134,7 +130,6 @@ fn started(args: &Args, tree: &'static Tree, nodes: usize, seed: u64) -> Fleet {
     if let Some(options) = &args.common.options {
         how = how.with(options);
     }
-    how = how.words(&["--find", &args.find]);
     let mut fleet = Fleet::joined(tree, nodes, seed, &how);
     fleet.store.be_like_a_store(FIRST_BYTE);
     if args.caches == Caches::Memory {

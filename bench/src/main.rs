@@ -85,8 +85,6 @@ enum Figure {
         transport: fuse::Transport,
         #[arg(long, default_value_t = 0)]
         readers: usize,
-        #[arg(long)]
-        uncached: bool,
     },
 }
 
@@ -106,8 +104,8 @@ fn main() -> ExitCode {
         Figure::ZipfChart(args) => zipf::run(&args),
         Figure::TransportServe(args) => transport::serve(&args),
         Figure::TransportAsk(args) => transport::ask(&args),
-        Figure::ServeNull { mountpoint, transport, readers, uncached } => {
-            place::serve_null(&mountpoint, transport, readers, uncached)
+        Figure::ServeNull { mountpoint, transport, readers } => {
+            place::serve_null(&mountpoint, transport, readers)
         }
     };
     match done {

@@ -1,6 +1,5 @@
-//! F3: what one operation costs, compared with ext4, tmpfs and the empty filesystem, and, with all kernel
-//! caching off, what it costs the daemon. One caller; each call is timed separately. The files are in the
-//! kernel's caches, where it may cache them.
+//! F3: what one operation costs, compared with ext4, tmpfs and the empty filesystem. One caller; each call is
+//! timed separately. The files are in the kernel's caches.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -18,7 +17,7 @@ use crate::run::{Bench, Cell, Common, Outcome};
 use crate::sheet::{Bound, Sheet};
 use crate::work::{Fresh, micros_at};
 
-/// F3: one operation at a time, with the kernel's caches and without
+/// F3: one operation at a time
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -37,11 +36,6 @@ pub fn run(args: &Args) -> Result<()> {
     let bench = Bench::begin(&args.common)?;
     let kinds = [Kind::Covey, Kind::Memory, Kind::Ext4, Kind::Tmpfs, Kind::Null];
     let mut setups: Vec<_> = kinds.map(|kind| bench.setup(kind)).into();
-    for kind in [Kind::Covey, Kind::Null] {
-        let mut setup = bench.setup(kind).named(format!("{} uncached", kind.name()));
-        setup.uncached = true;
-        setups.push(setup);
-    }
     let mut moved = bench.setup(Kind::Covey).named("covey moved");
     moved.moved = true;
     setups.push(moved);
@@ -53,11 +47,9 @@ pub fn run(args: &Args) -> Result<()> {
     bench.measure(&mut places, &cells(&args.common), &mut sheet)?;
     targets(&mut sheet);
     sheet.note("A request that the kernel sends later, as FORGET, may be counted with another row; asking the daemon for its counts costs a few of its own.");
-    sheet.note("Uncached: names and attributes expire at once, every open asks, files are read and written with direct I/O.");
     sheet.note("Moved: with --aside off, so that a program is woken on any CPU when its answer comes.");
     sheet.note("Traced: with `covey trace` looking on at every request, its lines thrown away.");
     sheet.chart_ratios("covey", &["ext4", "tmpfs", "null"]);
-    sheet.chart_ratios("covey uncached", &["null uncached"]);
     bench.finish(sheet, places)
 }
 
@@ -86,9 +78,6 @@ fn targets(sheet: &mut Sheet) {
 fn cells(common: &Common) -> Vec<Cell<'static>> {
     let (many, some) = (common.size(20_000, 2_000), common.size(3_000, 300));
     let (listings, few) = (common.size(200, 40), common.size(500, 50));
-    // Only the kernel remembers what was created in the empty filesystem: without its caches, the names are
-    // gone.
-    let remembers: fn(&Place) -> bool = |place| place.kind() != Kind::Null || !place.is_uncached();
     vec![
         Cell::new("getattr", move |place| {
             on_file(place, many, |file, _, _| {
@@ -106,8 +95,8 @@ fn cells(common: &Common) -> Vec<Cell<'static>> {
         Cell::new("write 4 KiB", move |place| writes(place, many)),
         Cell::new("open+close", move |place| opens(place, many)),
         Cell::new("readdir of 1,000", move |place| listings_of(place, listings)),
-        Cell::new("create+unlink", move |place| creates(place, some)).on(remembers),
-        Cell::new("rename", move |place| renames(place, some)).on(remembers),
+        Cell::new("create+unlink", move |place| creates(place, some)),
+        Cell::new("rename", move |place| renames(place, some)),
         Cell::new("setattr", move |place| setattrs(place, some)),
         Cell::new("fsync", move |place| fsyncs(place, few)),
     ]
@@ -186,10 +175,7 @@ fn with_file(place: &Place, work: impl FnOnce(&File, &Path) -> Result<Outcome>) 
     let file = File::options().read(true).write(true).create_new(true).open(&path)?;
     let done = work(&file, &path);
     drop(file);
-    let removed = fs::remove_file(&path);
-    if !(place.kind() == Kind::Null && place.is_uncached()) {
-        removed?;
-    }
+    fs::remove_file(&path)?;
     done
 }
 

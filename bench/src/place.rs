@@ -83,8 +83,6 @@ pub struct Setup {
     pub readers: usize,
     /// Options for `covey mount -o`.
     pub options: Option<String>,
-    /// The kernel caches nothing.
-    pub uncached: bool,
     /// A calling program may be moved to another CPU by the reply.
     pub moved: bool,
     /// Every request is traced.
@@ -100,7 +98,6 @@ impl Setup {
             transport,
             readers: 0,
             options: None,
-            uncached: false,
             moved: false,
             traced: false,
         }
@@ -204,11 +201,6 @@ impl Place {
         &self.setup.name
     }
 
-    /// Whether the kernel caches nothing of it.
-    pub fn is_uncached(&self) -> bool {
-        self.setup.uncached
-    }
-
     /// Its root for programs.
     pub fn root(&self) -> &Path {
         &self.root
@@ -271,9 +263,6 @@ impl Place {
         command.args(["--transport", &transport]);
         if setup.readers > 0 {
             command.args(["--readers", &setup.readers.to_string()]);
-        }
-        if setup.uncached {
-            command.arg("--uncached");
         }
         if setup.moved {
             command.args(["--aside", "off"]);
@@ -505,14 +494,9 @@ pub fn forget_below(path: &Path) -> Result<()> {
 ///
 /// # Errors
 /// It cannot be mounted.
-pub fn serve_null(
-    mountpoint: &Path,
-    transport: fuse::Transport,
-    readers: usize,
-    uncached: bool,
-) -> Result<()> {
+pub fn serve_null(mountpoint: &Path, transport: fuse::Transport, readers: usize) -> Result<()> {
     let null = Arc::new(fuse::null::Null::new());
-    let options = fuse::Options { transport, readers, uncached, ..fuse::Options::default() };
+    let options = fuse::Options { transport, readers, ..fuse::Options::default() };
     let session = fuse::Session::mount(null, mountpoint, options)?;
     session.wait();
     Ok(())

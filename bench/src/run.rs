@@ -101,17 +101,11 @@ impl<'w> Cell<'w> {
         Cell { name: name.into(), runs_on: |_| true, work }
     }
 
-    /// Restricts it to places that pass.
-    #[must_use]
-    pub fn on(mut self, runs_on: fn(&Place) -> bool) -> Cell<'w> {
-        self.runs_on = runs_on;
-        self
-    }
-
     /// Excludes the empty filesystem, which stores nothing.
     #[must_use]
-    pub fn not_on_null(self) -> Cell<'w> {
-        self.on(|place| place.kind() != Kind::Null)
+    pub fn not_on_null(mut self) -> Cell<'w> {
+        self.runs_on = |place| place.kind() != Kind::Null;
+        self
     }
 }
 

@@ -7,15 +7,12 @@
 //! ```
 //!
 //! The files are a corpus ([`corpus`]): this program derives names and bytes from a seed, and so does `covey
-//! mount corpus:`, without any exchange. Each size is measured separately, in three parts. In each part the
+//! mount corpus:`, without any exchange. Each size is measured separately, in two parts. In each part the
 //! places take turns within every run:
 //!
-//! - *warm*: every file was opened and read before. tmpfs; a volume, exclusive and frozen; the corpus; and
-//!   the corpus served as an ordinary FUSE filesystem would, with nothing cached.
+//! - *warm*: every file was opened and read before. tmpfs; a volume, exclusive and frozen; the corpus.
 //! - *cold*: the mount has lost its pages, and the blobs are on this machine. A volume over io_uring and over
 //!   /dev/fuse.
-//! - *remedies* (only the first size): starting with the ordinary server, more threads, more channels, rings,
-//!   caching, one at a time.
 //!
 //! p50, p99 and more are saved for every run. A figure is the median of the runs, and a ratio is one of two
 //! such medians.
@@ -35,7 +32,7 @@ use corpus::Spec;
 use crate::Result;
 use crate::interrupt;
 use crate::place::Switch;
-use place::{Ground, How, Own, Place};
+use place::{Ground, How, Place};
 use readers::Files;
 use report::{Part, Report};
 
@@ -51,7 +48,7 @@ pub struct Args {
     /// Files of each size [default: 1000; with --quick 200]
     #[arg(long)]
     count: Option<u64>,
-    /// Sizes of a file; the remedies are tried on the first
+    /// Sizes of a file
     #[arg(long, value_delimiter = ',', default_value = "64K,4K,1M")]
     sizes: Vec<String>,
     /// Numbers of concurrent readers
@@ -60,8 +57,8 @@ pub struct Args {
     /// How often each is measured [default: 10; with --quick 2]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     runs: Option<u32>,
-    /// Which parts: warm, cold, remedies
-    #[arg(long, value_delimiter = ',', default_value = "warm,cold,remedies")]
+    /// Which parts: warm, cold
+    #[arg(long, value_delimiter = ',', default_value = "warm,cold")]
     parts: Vec<Part>,
     /// The transport of requests to the warm mounts: uring, classic or auto
     #[arg(long, default_value_t = fuse::Transport::Uring)]
@@ -75,14 +72,6 @@ pub struct Args {
     /// Fewer files, runs and calls: a quick check that everything works
     #[arg(long)]
     quick: bool,
-    /// Serves this corpus until it is unmounted (used by the bench itself)
-    #[arg(long, hide = true, requires = "on")]
-    serve: Option<Spec>,
-    /// The mountpoint
-    #[arg(long, hide = true)]
-    on: Option<PathBuf>,
-    #[command(flatten)]
-    own: Own,
 }
 
 /// With more readers, thread limits would be reached before the filesystem matters.
@@ -96,9 +85,6 @@ fn readers_at_once(text: &str) -> std::result::Result<usize, String> {
 /// # Errors
 /// A message that says what failed.
 pub fn run(args: &Args) -> Result<()> {
-    if let (Some(spec), Some(on)) = (args.serve, &args.on) {
-        return place::serve(spec, on, &args.own);
-    }
     if !rustix::process::geteuid().is_root() {
         return Err("it mounts a tmpfs to compare with: run it as root".into());
     }
@@ -115,7 +101,7 @@ pub fn run(args: &Args) -> Result<()> {
     specs.iter().try_for_each(fits)?;
     let _switch = Switch::as_it_is();
     let mut report = Report::begin(args.runs(), &covey, args.transport, &specs);
-    for (at, spec) in specs.iter().enumerate() {
+    for spec in &specs {
         let below = args.scratch.clone().unwrap_or_else(std::env::temp_dir);
         let scratch = tempfile::Builder::new()
             .prefix("covey-tail-")
@@ -123,7 +109,7 @@ pub fn run(args: &Args) -> Result<()> {
             .map_err(|error| format!("{}: {error}; name another folder with --scratch", below.display()))?;
         let files = Files::of(*spec);
         let ground = Ground { covey: &covey, scratch: scratch.path(), spec: *spec, files: &files };
-        measure(args, &ground, at == 0, &mut report)?;
+        measure(args, &ground, &mut report)?;
     }
     progress("");
     println!("{}", report.markdown());
@@ -151,15 +137,14 @@ impl Args {
     }
 
     /// The number of files that a run reads: enough for a 99th percentile, and at most 4 GiB.
-    fn files(&self, spec: Spec, ordinary: bool) -> u64 {
+    fn files(&self, spec: Spec) -> u64 {
         let full = 20_000.min((4 << 30) / spec.size).max(2_000);
-        let full = if ordinary { full / 4 } else { full };
         if self.quick { full / 8 } else { full }
     }
 }
 
 /// Measures all parts of one size.
-fn measure(args: &Args, ground: &Ground<'_>, first: bool, report: &mut Report) -> Result<()> {
+fn measure(args: &Args, ground: &Ground<'_>, report: &mut Report) -> Result<()> {
     const VOLUMES: [&str; 2] = ["one", "two"];
     let wanted = |part| args.parts.contains(&part);
     if wanted(Part::Warm) || wanted(Part::Cold) {
@@ -174,7 +159,6 @@ fn measure(args: &Args, ground: &Ground<'_>, first: bool, report: &mut Report) -
             ("exclusive", volume(VOLUMES[0], "rw", transport)),
             ("frozen", volume(VOLUMES[1], "frozen", transport)),
             ("corpus", How::Corpus { transport }),
-            ("no cache", How::Own(Own::PLAIN)),
         ];
         compare(args, ground, Part::Warm, &places, report)?;
     }
@@ -185,26 +169,7 @@ fn measure(args: &Args, ground: &Ground<'_>, first: bool, report: &mut Report) -
         ];
         compare(args, ground, Part::Cold, &places, report)?;
     }
-    if wanted(Part::Remedies) && first {
-        compare(args, ground, Part::Remedies, &remedies(), report)?;
-    }
     Ok(())
-}
-
-/// The ordinary server, and improvements to it, one at a time.
-fn remedies() -> Vec<(&'static str, How)> {
-    let own = |name, own| (name, How::Own(own));
-    let uring = Own { transport: fuse::Transport::Uring, ..Own::PLAIN };
-    vec![
-        ("tmpfs", How::Tmpfs),
-        own("no cache", Own::PLAIN),
-        own("4 threads on one channel", Own { readers: 4, ..Own::PLAIN }),
-        own("16 threads on one channel", Own { readers: 16, ..Own::PLAIN }),
-        own("4 channels", Own { readers: 4, one_channel: false, ..Own::PLAIN }),
-        own("16 channels", Own { readers: 16, one_channel: false, ..Own::PLAIN }),
-        own("a ring for each CPU", uring),
-        own("caching", Own { uncached: false, ..Own::PLAIN }),
-    ]
 }
 
 /// Measures one part: all of its places are mounted, and take turns in every run.
@@ -220,7 +185,7 @@ fn compare(
     for (name, how) in wanted {
         progress(&format!("{}: {part}: mounting {name}", ground.spec));
         let place = ground.mount(name, how)?;
-        // Also where nothing is cached, because this checks that the bytes are right.
+        // Also before the cold part, because this checks that the bytes are right.
         place.paths.warm()?;
         places.push(place);
     }
@@ -241,8 +206,7 @@ fn compare(
                 let seen = if part == Part::Cold {
                     place.paths.cold(*readers, if args.quick { 2 } else { 10 })?
                 } else {
-                    let ordinary = matches!(&wanted[at].1, How::Own(own) if own.uncached);
-                    place.paths.at_random(*readers, args.files(ground.spec, ordinary))?
+                    place.paths.at_random(*readers, args.files(ground.spec))?
                 };
                 report.add(part, ground.spec, &place.name, *readers, &seen);
             }
@@ -273,20 +237,14 @@ mod tests {
         Line::try_parse_from(words.split(' ')).map(|line| line.args)
     }
 
-    /// The bench starts itself as a server, with options next to its own.
     #[test]
-    fn the_server_it_starts_is_the_one_it_meant() {
+    fn sizes_of_a_run_are_checked() {
         let args = parse("tail").unwrap();
         assert_eq!(
             (args.runs(), args.readers.as_slice(), args.parts.len()),
-            (10, &[1, 4, 16, 64, 256][..], 3)
+            (10, &[1, 4, 16, 64, 256][..], 2)
         );
-        for (_, how) in remedies() {
-            let How::Own(own) = how else { continue };
-            let line = format!("tail --serve corpus:7,10,4K --on /mnt {}", own.words().join(" "));
-            assert_eq!(parse(&line).unwrap().own, own, "{line}");
-        }
-        for bad in ["--readers 0", "--readers 5000", "--runs 0", "--parts hot", "--serve corpus:1,1,4K"] {
+        for bad in ["--readers 0", "--readers 5000", "--runs 0", "--parts hot"] {
             assert!(parse(&format!("tail {bad}")).is_err(), "{bad}");
         }
     }

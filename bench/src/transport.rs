@@ -1,4 +1,4 @@
-//! P1 and P2: the cost of the fleet's transport, over a pair of virtual Ethernet devices between two
+//! P1: the cost of the fleet's transport, over a pair of virtual Ethernet devices between two
 //! namespaces of this machine.
 //!
 //! ```text
@@ -8,8 +8,7 @@
 //! Each end is a separate process, so that their processor times can be told apart. The kernel's work for a
 //! packet is counted where it happens. Under TLS both ends read and write through rustls; the certificates
 //! are created for the run. The receiver writes the data to a cache's folder, as a node does, and so does
-//! curl; iperf3 discards it. Features of the transport are switched off one by one, which shows what each is
-//! worth.
+//! curl; iperf3 discards it.
 
 mod ends;
 mod keys;
@@ -25,7 +24,6 @@ use blob::Sums;
 use serde_json::Value;
 
 use crate::Result;
-use crate::chart::Lines;
 use crate::peer::on_path;
 use crate::run::{Common, progress};
 use crate::sheet::{Bound, Sheet};
@@ -34,7 +32,7 @@ use crate::{interrupt, machine, process};
 
 pub use ends::{AskArgs, ServeArgs, ask, serve};
 
-/// P1, P2: processor time of the fleet's transport, compared with iperf3 and nginx with curl
+/// P1: processor time of the fleet's transport, compared with iperf3 and nginx with curl
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -58,29 +56,8 @@ const WITH: [&str; 8] =
 /// Received data is written past the kernel's page cache.
 const PAST: &str = "crc, past the pages";
 const HASHED_PAST: &str = "blake3, past the pages";
-/// The columns for the slow link: everything on, and without what saves wake-ups.
-const ON_A_LINK: [&str; 3] = ["crc", "no low-water mark", "all of them off"];
-/// Numbers of outstanding ranges.
-const AT_ONCE: [u64; 5] = [1, 4, 16, 64, 256];
 /// Each round begins so many columns later.
 const STEP: usize = 3;
-
-/// The features that are switched off, by column.
-const WITHOUT: [(&str, &str); 8] = [
-    ("no multiplexing", "multiplexing"),
-    ("no merging of frames", "batching"),
-    ("no low-water mark", "low-water"),
-    ("copies for sendfile", "sendfile"),
-    ("splice for sendfile", "splice"),
-    ("CRCs computed", "merging"),
-    ("one connection", "growth"),
-    ("all of them off", "all"),
-];
-
-/// All columns, in order.
-fn columns() -> impl Iterator<Item = &'static str> {
-    WITH.into_iter().chain(WITHOUT.into_iter().map(|(column, _)| column))
-}
 
 /// Two namespaces and the link between them, removed when this is dropped.
 struct Wire {
@@ -138,9 +115,9 @@ struct Server {
 }
 
 impl Server {
-    fn start(wire: &Wire, folder: &Path, off: &str, tls: Option<&Path>) -> Result<Server> {
+    fn start(wire: &Wire, folder: &Path, tls: Option<&Path>) -> Result<Server> {
         let mut command = wire.command(&wire.a, &std::env::current_exe()?);
-        command.args(["transport-serve", "--listen", &format!("{SERVER}:7171"), "--off", off]);
+        command.args(["transport-serve", "--listen", &format!("{SERVER}:7171")]);
         command.args(tls.map(|tls| [Path::new("--tls"), tls]).into_iter().flatten()).arg(folder);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let (Some(stdout), Some(stdin)) = (child.stdout.take(), child.stdin.take()) else {
@@ -193,17 +170,17 @@ const TLS: &str = "TLS";
 impl Run<'_> {
     /// A new server and a new client for each measurement, so that no connection and no memory is left from
     /// another one.
-    fn ours(&self, column: &str, off: &str, what: &[&str]) -> Result<Both> {
+    fn ours(&self, column: &str) -> Result<Both> {
         interrupt::check()?;
         let (verify, how) = column.split_once(", ").unwrap_or((column, ""));
         let tls = (how == TLS).then_some(self.keys.as_path());
-        let mut server = Server::start(self.wire, self.folder, off, tls)?;
+        let mut server = Server::start(self.wire, self.folder, tls)?;
         let before = server.cpu()?;
         let mut command = self.wire.command(&self.wire.b, &std::env::current_exe()?);
         command.args(["transport-ask", "--server", &format!("{SERVER}:7171"), "--verify", verify]);
         command.args(tls.map(|tls| [Path::new("--tls"), tls]).into_iter().flatten());
         command.args(matches!(column, PAST | HASHED_PAST).then_some("--past-pages"));
-        command.args(["--off", off]).args(what).arg(self.folder).arg(&self.cache);
+        command.arg(self.folder).arg(&self.cache);
         let output = command.stderr(Stdio::inherit()).output()?;
         let _ = fs::remove_dir_all(&self.cache);
         if !output.status.success() {
@@ -289,20 +266,6 @@ fn add_whole(sheet: &mut Sheet, cell: &str, place: &str, both: &Both) {
     sheet.add(cell, place, &shown, both.sender);
 }
 
-fn add_small(sheet: &mut Sheet, cell: &str, place: &str, both: &Both) {
-    let ops = both.number("ops");
-    let figures = [
-        ("sender", "CPU us/op", both.sender * 1e6 / ops),
-        ("receiver", "CPU us/op", both.receiver * 1e6 / ops),
-        ("both", "CPU us/op", (both.sender + both.receiver) * 1e6 / ops),
-        ("rate", "op/s", ops / both.number("seconds")),
-        ("p50", "us", both.number("p50")),
-        ("p99", "us", both.number("p99")),
-        ("wake-ups of the receiver", "/1,000 op", both.number("wakeups") * 1e3 / ops),
-    ];
-    sheet.add(cell, place, &figures, both.sender);
-}
-
 /// Runs the measurement.
 ///
 /// # Errors
@@ -331,10 +294,10 @@ pub fn run(args: &Args) -> Result<()> {
     };
     keys::make(&run.keys)?;
     let mut sheet =
-        Sheet::new("transport", "P1 and P2, the fleet's transport", machine::facts(common, &common.covey));
-    sheet.columns(columns().map(str::to_owned));
+        Sheet::new("transport", "P1, the fleet's transport", machine::facts(common, &common.covey));
+    sheet.columns(WITH.map(str::to_owned));
     // A first run, to warm everything up, is not counted.
-    run.ours("crc", "none", &["--what", "blobs"])?;
+    run.ours("crc")?;
     sheet.note(
         "Blobs are in the page cache and their files open; connections are made within what is measured. The receiver's cache is full: for each blob that comes one goes.",
     );
@@ -345,8 +308,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
     progress("");
     targets(&mut sheet);
-    sheet.chart_ratios("crc", &["iperf3", "nginx+curl", "all of them off"]);
-    chart_small(&mut sheet);
+    sheet.chart_ratios("crc", &["iperf3", "nginx+curl"]);
     sheet.close(machine::load());
     println!("{}", sheet.markdown());
     if common.results.as_os_str() != "none" {
@@ -364,11 +326,7 @@ fn whole(run: &Run<'_>, cell: &str, column: &str, blobs: u64, sheet: &mut Sheet)
         "nginx+curl" => {
             on_path("nginx").zip(on_path("curl")).map(|(nginx, curl)| run.nginx(&nginx, &curl, blobs, bytes))
         }
-        _ => {
-            let off = WITHOUT.iter().find(|(name, _)| *name == column).map(|(_, off)| *off);
-            let verify = if off.is_some() { WITH[0] } else { column };
-            Some(run.ours(verify, off.unwrap_or("none"), &["--what", "blobs"]))
-        }
+        _ => Some(run.ours(column)),
     };
     match both.transpose()? {
         Some(both) => add_whole(sheet, cell, column, &both),
@@ -393,7 +351,7 @@ fn hash_alone(sheet: &mut Sheet) -> Result<()> {
 /// Each round begins with another column, because the first one finds the machine idle.
 fn one_round(run: &Run<'_>, common: &Common, (round, blobs): (usize, u64), sheet: &mut Sheet) -> Result<()> {
     let wanted = |cell: &str| common.only.as_ref().is_none_or(|only| cell.contains(only.as_str()));
-    let mut columns: Vec<&str> = columns().filter(|_| wanted(WHOLE)).collect();
+    let mut columns: Vec<&str> = WITH.into_iter().filter(|_| wanted(WHOLE)).collect();
     let turn = round * STEP % columns.len().max(1);
     columns.rotate_left(turn);
     columns.into_iter().try_for_each(|column| whole(run, WHOLE, column, blobs, sheet))?;
@@ -402,74 +360,11 @@ fn one_round(run: &Run<'_>, common: &Common, (round, blobs): (usize, u64), sheet
     }
     if wanted(LINKED) {
         run.wire.limit(true)?;
-        let done = ON_A_LINK.into_iter().try_for_each(|column| whole(run, LINKED, column, blobs, sheet));
+        let done = whole(run, LINKED, WITH[0], blobs, sheet);
         run.wire.limit(false)?;
         done?;
     }
-    let ops = common.size(200_000, 20_000);
-    for at_once in AT_ONCE {
-        let (count, cell) = ((ops * at_once / 64).clamp(ops / 20, ops), format!("4 KiB, {at_once} at once"));
-        if wanted(&cell) {
-            small(run, &cell, (at_once, count), at_once == 64, sheet)?;
-        }
-    }
-    let cell = "4 KiB, 64 at once, for longer";
-    if wanted(cell) {
-        small(run, cell, (64, ops * STEADY), false, sheet)?;
-    }
-    for connections in [1u64, 100, 1000, 4000] {
-        let (at_once, count) = (connections.to_string(), (connections * 4).max(2000).to_string());
-        let what = ["--what", "crowd", "--at-once", &at_once, "--count", &count];
-        let cell = format!("4 KiB, connections: {connections}");
-        if wanted(&cell) {
-            add_small(sheet, &cell, "crc", &run.ours("crc", "none", &what)?);
-        }
-    }
     Ok(())
-}
-
-/// The factor for the number of ranges compared with a short run. In a short run, a third of the ranges are
-/// the first of their segment, which is read whole and compared: the blob has just been opened. Here 10 s or
-/// more pass. So the figure includes what a node does every 10 s: opening and comparing everything anew.
-const STEADY: u64 = 20;
-
-/// Measures ranges of 4 KiB, `(at_once, count)`.
-fn small(
-    run: &Run<'_>,
-    cell: &str,
-    (at_once, count): (u64, u64),
-    ablate: bool,
-    sheet: &mut Sheet,
-) -> Result<()> {
-    let (at_once, count) = (at_once.to_string(), count.to_string());
-    let what = ["--what", "ranges", "--at-once", &at_once, "--count", &count];
-    add_small(sheet, cell, "crc", &run.ours("crc", "none", &what)?);
-    add_small(sheet, cell, "crc, TLS", &run.ours("crc, TLS", "none", &what)?);
-    if ablate {
-        for (column, off) in [WITHOUT[0], WITHOUT[1], WITHOUT[7]] {
-            add_small(sheet, cell, column, &run.ours("crc", off, &what)?);
-        }
-    }
-    Ok(())
-}
-
-/// A chart of how long a range of 4 KiB takes, by the number of outstanding ranges.
-fn chart_small(sheet: &mut Sheet) {
-    let line = |figure: &str, place: &str| {
-        let at = |at_once: u64| {
-            let row = format!("4 KiB, {at_once} at once, {figure}");
-            sheet.median(&row, place).map(|value| (at_once as f64, value))
-        };
-        (format!("{place}, {figure}"), AT_ONCE.into_iter().filter_map(at).collect())
-    };
-    let columns = ["crc", "crc, TLS"];
-    let series =
-        columns.iter().flat_map(|column| ["p50", "p99"].map(|figure| line(figure, column))).collect();
-    let axes = ("outstanding".to_owned(), "microseconds".to_owned());
-    sheet.chart_lines(
-        "4KiB",
-        Lines { title: "P2: a range of 4 KiB from another node".to_owned(), axes, series },
-    );
 }
 
 fn targets(sheet: &mut Sheet) {
@@ -481,23 +376,7 @@ fn targets(sheet: &mut Sheet) {
     sheet.target(&alone, "blake3", "crc", Bound::Shown);
     sheet.target(&both, "crc, TLS", "crc", Bound::Shown);
     sheet.target(&both, "blake3, TLS", "blake3", Bound::Shown);
-    sheet.target("4 KiB, 64 at once, both", "crc, TLS", "crc", Bound::Shown);
-    sheet.target(format!("{WHOLE}, sender"), "crc", "all of them off", Bound::AtMost(1.0 / 3.0));
-    sheet.target(format!("{WHOLE}, receiver"), "crc", "all of them off", Bound::AtMost(0.5));
     sheet.target(&both, PAST, "iperf3", Bound::AtMost(1.0));
     sheet.target(&both, PAST, "nginx+curl", Bound::AtMost(0.75));
     sheet.target(&both, HASHED_PAST, PAST, Bound::Shown);
-    for cell in [WHOLE, LINKED] {
-        let wakeups = format!("{cell}, wake-ups of the receiver");
-        sheet.target(wakeups, "crc", "all of them off", Bound::AtMost(0.1));
-    }
-    let ends = [("sender", 1.0 / 3.0), ("receiver", 0.5), ("wake-ups of the receiver", 0.1)];
-    for (end, most) in ends {
-        sheet.target(format!("4 KiB, 64 at once, {end}"), "crc", "all of them off", Bound::AtMost(most));
-    }
-    sheet.target(format!("{LINKED}, sender"), "crc", "all of them off", Bound::AtMost(1.0 / 3.0));
-    let linked = format!("{LINKED}, receiver, but for writing files");
-    sheet.target(linked, "crc", "all of them off", Bound::AtMost(0.5));
-    sheet.target(format!("{LINKED}, both, but for writing files"), "crc", "all of them off", Bound::Shown);
-    sheet.target("4 KiB, 64 at once, both", "crc", "all of them off", Bound::Shown);
 }

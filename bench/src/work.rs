@@ -5,37 +5,29 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
+use base::dice::Dice;
 use base::time::monotonic;
 
 use crate::Result;
 
 /// Bytes that cannot be compressed or deduplicated. They are fast to generate, so that this does not distort
 /// the measurement.
-pub struct Fresh(u64);
+pub struct Fresh(Dice);
 
 impl Fresh {
     /// Starts from the kernel's randomness: no two runs write the same bytes.
     pub fn new() -> Fresh {
-        Fresh(base::random::u64())
+        Fresh(Dice::counting_from(base::random::u64()))
     }
 
-    /// Fills a buffer (splitmix64).
+    /// Fills a buffer.
     pub fn fill(&mut self, buf: &mut [u8]) {
-        for chunk in buf.chunks_mut(8) {
-            self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let mut z = self.0;
-            z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            z ^= z >> 31;
-            chunk.copy_from_slice(&z.to_le_bytes()[..chunk.len()]);
-        }
+        self.0.fill(buf);
     }
 
     /// A number below `end`.
     pub fn below(&mut self, end: u64) -> u64 {
-        let mut bytes = [0; 8];
-        self.fill(&mut bytes);
-        u64::from_le_bytes(bytes) % end.max(1)
+        self.0.roll() % end.max(1)
     }
 }
 

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use cache::residency::Cost;
-use peer::id::NodeId;
-use peer::message::{Answer, Ask, NOTES_MAX, Note, What};
-use peer::plan::{Action, Event as Happened, Failure, Pace, Plan, Setup, Source, Tier, Why};
+use fleet::plan::{Action, Event as Happened, Failure, Pace, Plan, Setup, Source, Tier, Why};
+use net::id::NodeId;
+use net::message::{Answer, Ask, NOTES_MAX, Note, What};
 
 use crate::model::{BLOB, GATHER, GATHER_GONE, HALF_TRIP, blob_id, blob_no, node_id, node_no};
 use crate::world::{Event, Job, Question, World};
@@ -40,12 +40,12 @@ impl World {
         }
         node.silence.order(now, &mut trackers);
         let under_way = node.jobs.len() + 1;
-        let mut pace = Pace::of(&node.latencies, under_way).with_link_rate(node.heard_of.rate(), under_way);
-        let sends = |no| node.heard_of.is_fresh(now, no) || node.receives_from(now, no);
-        if trackers.first().is_some_and(|tracker| sends(node_no(tracker))) {
+        let mut pace = Pace::of(&node.latencies, under_way).with_link_rate(node.capacity.rate(), under_way);
+        let sends = |id: &NodeId| node.activity.is_fresh(now, *id) || node.receives_from(now, node_no(id));
+        if trackers.first().is_some_and(sends) {
             pace = pace.with_busy_tracker();
         }
-        let upstream = node.heard_of.upstream(now).map(node_id);
+        let upstream = node.upstream(now);
         let setup = Setup { own: node_id(no), trackers, depots, upstream, pace, deadline: DEADLINE };
         let (plan, actions) = Plan::new(now, setup);
         let (flows, waiters, children) = (Vec::new(), Vec::new(), Vec::new());
@@ -103,7 +103,7 @@ impl World {
                 events.push(Happened::Alive { fetch });
             }
         }
-        if node.heard_of.is_slack() {
+        if node.capacity.is_slack() {
             events.push(Happened::Slack);
         }
         events
@@ -287,7 +287,7 @@ impl World {
             let fits = |other: &&mut Question| {
                 (other.from, other.to, other.rank, other.group) == (from, to, rank, group)
                     && other.not == not
-                    && other.blobs.len() < peer::message::ASK_MAX
+                    && other.blobs.len() < net::message::ASK_MAX
             };
             match open.iter_mut().find(fits) {
                 Some(question) => question.blobs.push(blob),
@@ -295,7 +295,7 @@ impl World {
             }
         }
         for question in open {
-            let sender = self.nodes[question.from as usize].heard_of.upstream(self.now);
+            let sender = self.nodes[question.from as usize].upstream(self.now);
             let sender = if sender.is_some() { 16 } else { 0 };
             let nodes = 16 * question.not.len() as u64 + sender;
             let bytes = 13 + 32 * question.blobs.len() as u64 + nodes;
@@ -321,7 +321,7 @@ impl World {
             blobs: question.blobs.iter().map(|blob| blob_id(*blob)).collect(),
             backlog: requester.backlog(now),
             not: question.not.iter().map(|no| node_id(*no)).collect(),
-            sender: requester.heard_of.upstream(now).map(node_id),
+            sender: requester.upstream(now),
             part: false,
         };
         self.tracker(to);

@@ -16,8 +16,8 @@
 
 use std::collections::HashMap;
 
-use peer::message::Answer;
-use peer::plan::Event as Happened;
+use fleet::plan::Event as Happened;
+use net::message::Answer;
 
 use crate::model::{Holders, node_id};
 use crate::world::{Event, World};

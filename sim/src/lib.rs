@@ -1,8 +1,8 @@
 //! A seeded world: up to ten thousand nodes in one thread, which read through the fleet's own placement,
 //! tracker and plan.
 //!
-//! What is real: `peer::placement`, `peer::tracker` and `peer::plan` run the same code as in a node. What is
-//! modelled, coarsely, in [`model`]:
+//! What is real: the fleet's placement, tracker and plan, and what a node knows of its link and its sources
+//! (`capacity`, `activity`) run the same code as in a node. What is modelled, coarsely, in [`model`]:
 //!
 //! - Each node has a link of 25 Gb/s (`--mbit`) each way, first come first served in both directions. The
 //!   round trip is 0.25 ms.
@@ -34,8 +34,8 @@
 //!   requests and streams.
 //! - [`flash`]: all nodes read the same blobs in the same order. [`steady`]: each node reads by Zipf's law,
 //!   from a cache that is too small.
-//! - [`outcome`]: what is counted. [`heard`]: what a node knows about its link. [`gossip`]: a table of
-//!   holders on every node instead of trackers, for comparison.
+//! - [`outcome`]: what is counted. [`gossip`]: a table of holders on every node instead of trackers, for
+//!   comparison.
 //!
 //! Beside the world, without network and fleet, [`zipf`] runs the node cache's policy and others ([`evict`])
 //! on the same reads ([`trace`]).
@@ -47,7 +47,6 @@ pub mod drive;
 pub mod evict;
 pub mod flash;
 pub mod gossip;
-pub mod heard;
 pub mod model;
 pub mod outcome;
 pub mod steady;

@@ -1,9 +1,9 @@
 //! The parameters of the world, and the ids of its nodes and blobs. Times are microseconds, sizes bytes.
 
 use base::BlobId;
-use peer::dice::Dice;
-use peer::id::NodeId;
-use peer::message::Group;
+use base::dice::Dice;
+use net::id::NodeId;
+use net::message::Group;
 
 /// A blob's size.
 pub const BLOB: u64 = 4 << 20;

@@ -5,9 +5,9 @@
 //! of files, from 4 KiB up, uniform over the logarithm. A blob's size is independent of how often it is read.
 
 use base::BlobId;
+use base::dice::Dice;
 use base::size::BLOB_MAX;
 use cache::residency::charge;
-use peer::dice::Dice;
 
 use crate::model::blob_id;
 

@@ -1,6 +1,6 @@
 //! Bytes of blobs: requests, streams, and interruptions.
 
-use peer::plan::{Event as Happened, Source};
+use fleet::plan::{Event as Happened, Source};
 
 use crate::model::{BLOB, GET_RATE, GIVE_UP, HALF_TRIP, PIECE, ZONE_RATE, first_byte, node_no, takes};
 use crate::world::{Event, Flow, Key, World};
@@ -135,7 +135,7 @@ impl World {
         }
         let latencies = &mut self.nodes[key.child as usize].latencies;
         latencies.record(source.tier(), std::time::Duration::from_micros(took));
-        self.nodes[key.child as usize].heard_of.came(now, source.node().map(|node| node_no(&node)));
+        self.nodes[key.child as usize].came(now, source.node());
         self.tell_plan(key.child, key.blob, Happened::Arrived { fetch: key.fetch });
     }
 

@@ -6,17 +6,18 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
-use peer::dice::Dice;
-use peer::id::{Member, Role, Zone};
-use peer::message::{Answer, Group, Note};
-use peer::placement::{Placed, Placement};
-use peer::plan::{Latencies, Plan, Silence, Source};
-use peer::tracker::{Limits, Tracker};
+use base::dice::Dice;
+use fleet::node::activity::Activity;
+use fleet::node::capacity::Capacity;
+use fleet::placement::{Placed, Placement};
+use fleet::plan::{Latencies, Plan, Silence, Source};
+use fleet::tracker::{Limits, Tracker};
+use net::id::{Member, NodeId, Role, Zone};
+use net::message::{Answer, Group, Note};
 
 use crate::cache::Cache;
 use crate::gossip::Gossip;
-use crate::heard::Heard;
-use crate::model::{FRAME, HALF_TRIP, KNOWN, Model, group_of, node_id, node_no};
+use crate::model::{BLOB, FRAME, HALF_TRIP, KNOWN, Model, group_of, node_id, node_no};
 use crate::outcome::Tally;
 
 /// A fetch of a child in its current state. `turn` changes when the fetch is interrupted, which makes older
@@ -165,13 +166,28 @@ pub struct Node {
     pub serving: Vec<Key>,
     /// The next blob to read, in a flash crowd.
     pub next: u32,
-    /// What it knows about its link and its sources.
-    pub heard_of: Heard,
+    /// What its link can carry.
+    pub capacity: Capacity,
+    /// Which nodes send to it.
+    pub activity: Activity,
     /// When it had all blobs.
     pub done: Option<u64>,
 }
 
 impl Node {
+    /// A blob arrived, from a node or from the origin.
+    pub fn came(&mut self, now: u64, from: Option<NodeId>) {
+        self.capacity.came(now, BLOB);
+        if let Some(from) = from {
+            self.activity.heard(now, from, BLOB);
+        }
+    }
+
+    /// Its upstream, if it has one.
+    pub fn upstream(&self, now: u64) -> Option<NodeId> {
+        self.activity.upstream(now, self.capacity.rate())
+    }
+
     /// Whether bytes of any blob are arriving from there.
     pub fn receives_from(&self, now: u64, server: u32) -> bool {
         let comes = |flow: &Flow| {
@@ -243,7 +259,8 @@ impl World {
             timer: u64::MAX,
             serving: Vec::new(),
             next: 0,
-            heard_of: Heard::default(),
+            capacity: Capacity::default(),
+            activity: Activity::default(),
             done: None,
         };
         let (slow, link) = (model.slow_per_mille as usize, model.link);

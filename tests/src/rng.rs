@@ -1,23 +1,20 @@
 //! Repeatable randomness: the same seed gives the same test, on every machine and for ever.
 
-/// A small generator (splitmix64). Not for secrets. Its streams must not change, because printed seeds depend
-/// on them.
+use base::dice::Dice;
+
+/// A small generator. Not for secrets. Its streams must not change, because printed seeds depend on them.
 #[derive(Clone, Debug)]
-pub struct Rng(u64);
+pub struct Rng(Dice);
 
 impl Rng {
     /// Starts a stream.
     pub fn new(seed: u64) -> Rng {
-        Rng(seed ^ 0x5eed_0fc0_fefe)
+        Rng(Dice::counting_from(seed ^ 0x5eed_0fc0_fefe))
     }
 
     /// The next 64 bits.
     pub fn u64(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0.roll()
     }
 
     /// A number below `end`, which must be greater than 0.
@@ -55,10 +52,7 @@ impl Rng {
 
     /// Fills a buffer with bytes that no compressor or deduplicator can shorten.
     pub fn fill(&mut self, buf: &mut [u8]) {
-        for chunk in buf.chunks_mut(8) {
-            let bytes = self.u64().to_le_bytes();
-            chunk.copy_from_slice(&bytes[..chunk.len()]);
-        }
+        self.0.fill(buf);
     }
 
     /// New random bytes.

@@ -109,7 +109,6 @@ pub fn flash(args: &Args, bench: &Bench, tree: &'static Tree) -> Result<()> {
     facts(args, &mut sheet);
     sheet.fact("caches", args.caches.words());
     sheet.fact("tree", &format!("{} MiB in files of 4 MiB", tree.bytes() >> 20));
-    sheet.fact("holders are found by", &args.find);
     sheet.columns(args.nodes.iter().map(|&nodes| column(nodes.into())));
     sheet.columns([LIMIT.to_owned()]);
     for round in 0..bench.common.rounds() {
@@ -156,7 +155,6 @@ pub fn scale(args: &Args, bench: &Bench, tree: &'static Tree) -> Result<()> {
     let mut sheet = bench.sheet("fleet-scale", "P5, scaling out: one data set, read by more and more nodes");
     facts(args, &mut sheet);
     sheet.fact("caches", args.caches.words());
-    sheet.fact("holders are found by", &args.find);
     sheet.columns(args.nodes.iter().map(|&nodes| column(nodes.into())));
     let mib = tree.bytes() as f64 / f64::from(1 << 20);
     for round in 0..bench.common.rounds() {

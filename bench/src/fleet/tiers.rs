@@ -1,6 +1,5 @@
 //! Where cold bytes come from, and how long a reader waits for them: a peer, the depot, a depot 1 ms away,
-//! the store. Peers are found through the tracker, or through a table on every node that is told of every
-//! copy.
+//! the store.
 //!
 //! ```text
 //!   readers  n1 .. nN, links of --mbit
@@ -51,20 +50,17 @@ const DEPOT_BITS: u64 = 1_000_000_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Tier {
     Peer,
-    /// As [`Tier::Peer`], with holders found through a table on every node.
-    Table,
     Depot,
     RemoteDepot,
     Store,
 }
 
 impl Tier {
-    const ALL: [Tier; 5] = [Tier::Peer, Tier::Table, Tier::Depot, Tier::RemoteDepot, Tier::Store];
+    const ALL: [Tier; 4] = [Tier::Peer, Tier::Depot, Tier::RemoteDepot, Tier::Store];
 
     fn name(self) -> &'static str {
         match self {
             Tier::Peer => "a peer",
-            Tier::Table => "a peer, by a table",
             Tier::Depot => "the depot",
             Tier::RemoteDepot => "the depot, 1 ms away",
             Tier::Store => "the store",
@@ -73,13 +69,13 @@ impl Tier {
 
     /// Whether bytes come from other nodes.
     fn is_peer(self) -> bool {
-        matches!(self, Tier::Peer | Tier::Table)
+        self == Tier::Peer
     }
 
     /// The nodes' counters for this source.
     fn counters(self) -> &'static [&'static str] {
         match self {
-            Tier::Peer | Tier::Table => &["peer", "stream"],
+            Tier::Peer => &["peer", "stream"],
             Tier::Depot | Tier::RemoteDepot => &["depot"],
             Tier::Store => &["origin"],
         }
@@ -87,8 +83,7 @@ impl Tier {
 }
 
 /// The pairs whose break-even point is reported.
-const PAIRS: [(Tier, Tier); 6] = [
-    (Tier::Peer, Tier::Table),
+const PAIRS: [(Tier, Tier); 5] = [
     (Tier::Peer, Tier::Depot),
     (Tier::Peer, Tier::RemoteDepot),
     (Tier::Peer, Tier::Store),
@@ -227,7 +222,7 @@ fn crossing(a: &[(f64, f64)], b: &[(f64, f64)]) -> String {
 }
 
 fn prepare(args: &Args, tree: &'static Tree, readers: usize, tier: Tier) -> Result<Ground> {
-    let how = if tier == Tier::Table { How::default().words(&["--find", "table"]) } else { How::default() };
+    let how = How::default();
     let limit = |node: &Node| node.port.shape(Some(args.mbit * 1_000_000));
     if tier == Tier::Store {
         // These nodes do not know one another, whatever the program can do.

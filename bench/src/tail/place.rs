@@ -3,11 +3,10 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::time::Duration;
 
 use base::time::monotonic;
-use corpus::{Corpus, Spec};
+use corpus::Spec;
 use rustix::mount::{UnmountFlags, unmount};
 
 use crate::Result;
@@ -33,40 +32,6 @@ pub enum How {
         /// The transport of requests.
         transport: fuse::Transport,
     },
-    /// The corpus, served by this program in ways that are not offered to users.
-    Own(Own),
-}
-
-/// How this program itself serves a corpus.
-#[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
-pub struct Own {
-    /// The transport of requests
-    #[arg(id = "own-transport", long = "own-transport", hide = true, default_value_t = fuse::Transport::Classic)]
-    pub transport: fuse::Transport,
-    /// Threads that read requests
-    #[arg(id = "own-readers", long = "own-readers", hide = true, default_value_t = 1)]
-    pub readers: usize,
-    /// All threads share one descriptor
-    #[arg(id = "own-one-channel", long = "own-one-channel", hide = true)]
-    pub one_channel: bool,
-    /// The kernel caches nothing
-    #[arg(id = "own-uncached", long = "own-uncached", hide = true)]
-    pub uncached: bool,
-}
-
-impl Own {
-    /// An ordinary FUSE filesystem: one thread, one channel, nothing cached.
-    pub const PLAIN: Own =
-        Own { transport: fuse::Transport::Classic, readers: 1, one_channel: true, uncached: true };
-
-    /// The same as command-line options of this program.
-    pub fn words(&self) -> Vec<String> {
-        let mut words = vec!["--own-transport".to_owned(), self.transport.to_string()];
-        words.extend(["--own-readers".to_owned(), self.readers.to_string()]);
-        words.extend(self.one_channel.then(|| "--own-one-channel".to_owned()));
-        words.extend(self.uncached.then(|| "--own-uncached".to_owned()));
-        words
-    }
 }
 
 /// A mount.
@@ -131,11 +96,6 @@ impl Ground<'_> {
 
     fn serve(&self, how: &How, root: &Path) -> Result<Child> {
         let mut command = match how {
-            How::Own(own) => {
-                let mut command = Command::new(std::env::current_exe()?);
-                command.args(["tail", "--serve", &self.spec.to_string(), "--on"]).arg(root).args(own.words());
-                command
-            }
             How::Volume { folder, options, transport } => {
                 let mut command = self.covey_mount(*transport);
                 command.args(["-o", options]).arg(self.scratch.join(folder)).arg(root);
@@ -213,23 +173,4 @@ impl Drop for Place {
             unmount(&self.root, UnmountFlags::DETACH).ok();
         }
     }
-}
-
-/// Serves a corpus until it is unmounted.
-///
-/// # Errors
-/// The corpus cannot be created or mounted.
-pub fn serve(spec: Spec, mountpoint: &Path, own: &Own) -> Result<()> {
-    let room = rustix::system::sysinfo();
-    let corpus = Corpus::make(spec, (0, 0), room.totalram * u64::from(room.mem_unit), &|| false)?;
-    let options = fuse::Options {
-        transport: own.transport,
-        readers: own.readers,
-        one_channel: own.one_channel,
-        uncached: own.uncached,
-        ..fuse::Options::default()
-    };
-    let session = fuse::Session::mount(Arc::new(corpus), mountpoint, options)?;
-    session.wait();
-    Ok(())
 }

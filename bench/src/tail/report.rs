@@ -21,8 +21,6 @@ pub enum Part {
     Warm,
     /// The mount's pages are dropped; the blobs are local.
     Cold,
-    /// Improvements of an ordinary server.
-    Remedies,
 }
 
 impl fmt::Display for Part {
@@ -30,7 +28,6 @@ impl fmt::Display for Part {
         f.write_str(match self {
             Part::Warm => "warm",
             Part::Cold => "cold",
-            Part::Remedies => "remedies",
         })
     }
 }
@@ -150,16 +147,14 @@ impl Report {
              in the same runs.\nTargets: open p50 at most 1.6 x and p99 at most 2 x, read p50 at most 1.2 x and p99 at most 1.5 x.\n",
         );
         for size in &self.sizes {
-            for part in [Part::Warm, Part::Remedies] {
-                if !self.readers(part, *size).is_empty() {
-                    let _ = write!(
-                        text,
-                        "\n## {}, files of {}\n\n{}",
-                        heading(part),
-                        shown_size(*size),
-                        self.beside_tmpfs(part, *size)
-                    );
-                }
+            if !self.readers(Part::Warm, *size).is_empty() {
+                let _ = write!(
+                    text,
+                    "\n## {}, files of {}\n\n{}",
+                    heading(Part::Warm),
+                    shown_size(*size),
+                    self.warm(*size)
+                );
             }
         }
         let cold = self.cold();
@@ -169,8 +164,9 @@ impl Report {
         text
     }
 
-    /// The table of a part that includes tmpfs.
-    fn beside_tmpfs(&self, part: Part, size: u64) -> String {
+    /// The table beside tmpfs.
+    fn warm(&self, size: u64) -> String {
+        let part = Part::Warm;
         let mut table = String::from(
             "| place | readers | open p50 | x | open p99 | x | less tmpfs | read p50 | x | read p99 | x | less tmpfs | files/s | target |\n\
              |---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---|\n",
@@ -192,11 +188,7 @@ impl Report {
                     cells.push(format!("{:+.1}", call[1] - base[1]));
                 }
                 cells.push(format!("{:.0}", own.rate));
-                cells.push(if part == Part::Warm && MEANT.contains(&name) {
-                    verdict(times)
-                } else {
-                    "-".into()
-                });
+                cells.push(if MEANT.contains(&name) { verdict(times) } else { "-".into() });
                 let _ = writeln!(table, "| {} |", cells.join(" | "));
             }
         }
@@ -236,7 +228,7 @@ impl Report {
 
     fn charts(&self) -> Result<Vec<(String, String)>> {
         let mut all = Vec::new();
-        for part in [Part::Warm, Part::Remedies, Part::Cold] {
+        for part in [Part::Warm, Part::Cold] {
             for size in self.sizes.iter().filter(|size| !self.readers(part, **size).is_empty()) {
                 let lines = |of: fn(&Median) -> f64| -> Vec<Line> {
                     let points = |name: &str| {
@@ -357,7 +349,6 @@ fn heading(part: Part) -> &'static str {
     match part {
         Part::Warm => "Warm: every file opened and read before",
         Part::Cold => "Cold page cache, blobs on this machine",
-        Part::Remedies => "Remedies for an ordinary server, one at a time",
     }
 }
 

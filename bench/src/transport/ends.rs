@@ -6,35 +6,30 @@ use std::io::{BufRead, Write};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 use base::BlobId;
 use base::time::monotonic;
 use blob::Sums;
 use blob::folder::BlobFolder;
-use parking_lot::Mutex;
-use peer::arriving::{Arriving, Verify};
-use peer::hello::Identity;
-use peer::id::{NodeId, Role};
-use peer::message::{Answer, Ask, Note};
-use peer::net::{Body, Content, Limits, Listed, Net, Options, Peer, Prefix, Service, Without};
-use peer::seam::{CopyState, Held};
-use peer::secret::Secret;
+use net::arriving::{Arriving, Verify};
+use net::hello::Identity;
+use net::id::{NodeId, Role};
+use net::message::{Answer, Ask, Note};
+use net::seam::{CopyState, Held};
+use net::secret::Secret;
+use net::transport::{Content, Limits, Listed, Net, Options, Peer, Prefix, Service};
 
 use super::keys;
 use crate::Result;
 use crate::process::{own_cpu_seconds, thread_cpu_seconds};
-use crate::work::{Fresh, micros_at};
+use crate::work::Fresh;
 
 /// Serves blobs over the fleet's transport (used by the bench itself)
 #[derive(Clone, Debug, clap::Args)]
 pub struct ServeArgs {
     #[arg(long)]
     listen: SocketAddr,
-    #[arg(long, default_value = "none")]
-    off: String,
     #[arg(long)]
     tls: Option<PathBuf>,
     folder: PathBuf,
@@ -47,16 +42,8 @@ pub struct AskArgs {
     server: SocketAddr,
     #[arg(long, default_value = "crc")]
     verify: String,
-    #[arg(long, default_value = "none")]
-    off: String,
     #[arg(long)]
     tls: Option<PathBuf>,
-    #[arg(long)]
-    what: String,
-    #[arg(long, default_value_t = 16)]
-    at_once: usize,
-    #[arg(long, default_value_t = 0)]
-    count: u64,
     /// Files are written past the kernel's page cache, as a node writes prefetched blobs.
     #[arg(long)]
     past_pages: bool,
@@ -66,6 +53,9 @@ pub struct AskArgs {
 
 /// The number of blobs in the receiver's cache, which is full: each new blob evicts one.
 const ROOM: usize = 64;
+
+/// Blobs in flight at a time.
+const AT_ONCE: usize = 16;
 
 /// A request's timeout, which no measurement reaches.
 const TIME: Duration = Duration::from_secs(60);
@@ -94,43 +84,12 @@ impl Service for Blobs {
     }
 }
 
-fn without(off: &str) -> Without {
-    let is = |name: &str| off == name || off == "all";
-    Without {
-        multiplexing: is("multiplexing"),
-        batching: is("batching"),
-        low_water: is("low-water"),
-        merging: is("merging"),
-        growth: is("growth"),
-        body: match off {
-            "sendfile" | "all" => Body::Copy,
-            "splice" => Body::Splice,
-            _ => Body::Sendfile,
-        },
-    }
-}
-
-fn start(
-    listen: Option<SocketAddr>,
-    (verify, without): (Verify, Without),
-    tls: Option<&Path>,
-    served: Blobs,
-) -> Result<Net> {
+fn start(listen: Option<SocketAddr>, verify: Verify, tls: Option<&Path>, served: Blobs) -> Result<Net> {
     let tls = tls.map(keys::read).transpose()?;
-    let limits = Limits {
-        half_open: 8192,
-        half_open_each: 8192,
-        requests: 8192,
-        handshake: TIME,
-        // All connections of a crowd have the same peer name here.
-        connections_each: 16 << 10,
-        bodies: 8192,
-        bodies_each: 8192,
-        ..Limits::default()
-    };
     let identity = Identity { node: NodeId::random(), role: Role::Node, volume: [1; 16] };
     let secret = Secret::from_text("a secret for measuring only")?;
-    let options = Options { identity, secret, tls, listen, verify, limits, without };
+    let limits = Limits { handshake: TIME, ..Limits::default() };
+    let options = Options { identity, secret, tls, listen, verify, limits };
     Ok(Net::start(options, Arc::new(served), Arc::new(|line: &str| eprintln!("{line}")))?)
 }
 
@@ -152,7 +111,7 @@ pub fn serve(args: &ServeArgs) -> Result<()> {
         let held = Held { file: Arc::new(File::open(file)?), offset: 0, sums: Arc::new(sums) };
         served.0.insert(held.sums.id(), held);
     }
-    let _net = start(Some(args.listen), (Verify::Crc, without(&args.off)), args.tls.as_deref(), served)?;
+    let _net = start(Some(args.listen), Verify::Crc, args.tls.as_deref(), served)?;
     for line in std::io::stdin().lock().lines() {
         line?;
         println!("{}", own_cpu_seconds());
@@ -160,27 +119,16 @@ pub fn serve(args: &ServeArgs) -> Result<()> {
     Ok(())
 }
 
-/// Sends the requests that `args` describe, and prints the results as JSON.
+/// Fetches all blobs, and prints the results as JSON.
 ///
 /// # Errors
 /// A request failed.
 pub fn ask(args: &AskArgs) -> Result<()> {
     let ids: Vec<BlobId> = blobs(&args.folder)?.iter().map(|(_, sums)| sums.id()).collect();
     let verify = if args.verify == "blake3" { Verify::Blake3 } else { Verify::Crc };
-    let crowd = args.what == "crowd";
-    let mut without = without(&args.off);
-    without.multiplexing |= crowd;
-    let net = start(None, (verify, without), args.tls.as_deref(), Blobs::default())?;
+    let net = start(None, verify, args.tls.as_deref(), Blobs::default())?;
     let peer = Peer { address: args.server, node: None };
-    if args.what == "blobs" {
-        return whole(&net, peer, verify, args, &ids);
-    }
-    if crowd {
-        // Opens all connections before the measurement.
-        let calls: Vec<_> = (0..args.at_once).map(|_| net.read_range(peer, &ids[0], 0, 4096, TIME)).collect();
-        calls.into_iter().try_for_each(|call| call.wait().map(drop))?;
-    }
-    ranges(net, peer, args, ids)
+    whole(&net, peer, verify, args, &ids)
 }
 
 /// Touches as much memory as a receiver's files will take, and frees it. A virtual machine may return free
@@ -219,14 +167,14 @@ fn settle(at_once: usize) {
 
 fn whole(net: &Net, peer: Peer, verify: Verify, args: &AskArgs, ids: &[BlobId]) -> Result<()> {
     let cache = BlobFolder::create(&args.cache)?;
-    settle(args.at_once);
+    settle(AT_ONCE);
     touch(&args.cache, ROOM as u64 * u64::from(base::size::BLOB_MAX))?;
     let mut keeping = 0.0;
     let (mut under_way, mut kept) = (VecDeque::new(), fill(&cache, args.past_pages)?);
     let (began, cpu, mut bytes) = (monotonic(), own_cpu_seconds(), 0);
     let mut next = ids.iter();
     loop {
-        while under_way.len() < args.at_once
+        while under_way.len() < AT_ONCE
             && let Some(id) = next.next()
         {
             let arriving = Arriving::new(*id, verify);
@@ -251,65 +199,6 @@ fn whole(net: &Net, peer: Peer, verify: Verify, args: &AskArgs, ids: &[BlobId]) 
         "seconds": began.elapsed().as_secs_f64(), "cpu": own_cpu_seconds() - cpu, "bytes": bytes,
         "keeping": keeping,
         "wakeups": counts.wakeups, "connections": counts.made,
-    });
-    println!("{said}");
-    Ok(())
-}
-
-/// Small ranges, each requested at the end of another, like a mount's replies.
-struct Chain {
-    net: Net,
-    peer: Peer,
-    ids: Vec<BlobId>,
-    left: AtomicU64,
-    chance: Mutex<Fresh>,
-    done: Sender<std::result::Result<Duration, String>>,
-}
-
-impl Chain {
-    fn next(self: &Arc<Chain>) {
-        let more = |left: u64| left.checked_sub(1);
-        if self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_err() {
-            return;
-        }
-        let (which, at) = {
-            let mut chance = self.chance.lock();
-            (chance.below(self.ids.len() as u64) as usize, chance.below(1024) as u32 * 4096)
-        };
-        let (own, began) = (Arc::clone(self), monotonic());
-        let range = (self.ids[which], at, 4096);
-        self.net.read_range_then(self.peer, range, TIME, move |result| {
-            let failed = result.is_err();
-            let time = result.map(|_| began.elapsed()).map_err(|fail| fail.to_string());
-            let _ = own.done.send(time);
-            if failed {
-                own.left.store(0, Ordering::Relaxed);
-            } else {
-                own.next();
-            }
-        });
-    }
-}
-
-fn ranges(net: Net, peer: Peer, args: &AskArgs, ids: Vec<BlobId>) -> Result<()> {
-    let (done, ended) = channel();
-    let (left, chance) = (AtomicU64::new(args.count), Mutex::new(Fresh::new()));
-    let chain = Arc::new(Chain { net, peer, ids, left, chance, done });
-    let (began, cpu, woken) = (monotonic(), own_cpu_seconds(), chain.net.counters().wakeups);
-    (0..args.at_once).for_each(|_| chain.next());
-    // Polls rarely, because this thread must not cost anything.
-    while chain.left.load(Ordering::Relaxed) > 0 {
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    let mut times = Vec::with_capacity(args.count as usize);
-    while (times.len() as u64) < args.count {
-        times.push(ended.recv_timeout(TIME)??);
-    }
-    let (seconds, cpu) = (began.elapsed().as_secs_f64(), own_cpu_seconds() - cpu);
-    let (p50, p99) = (micros_at(&mut times, 0.5), micros_at(&mut times, 0.99));
-    let woken = chain.net.counters().wakeups - woken;
-    let said = serde_json::json!({
-        "seconds": seconds, "cpu": cpu, "ops": args.count, "p50": p50, "p99": p99, "wakeups": woken,
     });
     println!("{said}");
     Ok(())

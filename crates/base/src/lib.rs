@@ -3,19 +3,23 @@
 //! Nothing here does I/O. Every other crate depends on this one, and this one depends on none of them.
 //!
 //! - [`id`]: inode numbers, pack numbers, blob ids.
+//! - [`scale`]: the scale of histograms.
 //! - [`size`]: the sizes that the format fixes (a blob, a segment, a group, an inline file).
 //! - [`time`]: [`time::Timestamp`], and access to the clocks.
 //! - [`deadline`]: one time limit for everything that is done for one piece of work.
 //! - [`phase`]: how the time of a request is spent.
+//! - [`dice`]: pseudo-random numbers that a seed determines.
 //! - [`random`], [`thread`]: access to random bytes and to threads.
 //! - [`must`]: access for "cannot happen". It panics with a sentence that says why it cannot.
 
 pub mod deadline;
+pub mod dice;
 pub mod id;
 pub mod must;
 pub mod phase;
 #[allow(clippy::disallowed_methods, reason = "this module is the only access to them")]
 pub mod random;
+pub mod scale;
 pub mod size;
 #[allow(clippy::disallowed_methods, reason = "this module is the only access to them")]
 pub mod thread;

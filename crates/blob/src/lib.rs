@@ -5,8 +5,7 @@
 //! *extents*, each a range of a pack. This crate computes on bytes and hashes, reads and writes folders of
 //! blobs, and defines the traits through which the other crates exchange blobs:
 //!
-//! - [`source::BlobSource`]: gives the bytes of a blob; a folder, memory, a peer, an object store, or tiers
-//!   of them.
+//! - [`source::BlobSource`]: gives the bytes of a blob; a folder, memory, a peer, or an object store.
 //! - [`source::Origin`]: the permanent store of a volume's blobs.
 //! - [`records::Records`]: the few small things of an origin that have names of their own.
 //! - [`claim`]: one of these records: which folder may write to an origin.
@@ -19,7 +18,6 @@
 //! - [`sums`]: the checksums beside a blob that let a part of it be checked: chaining values and CRCs.
 //! - [`folder`]: blobs as files, each with its sums beside it. A `file:` origin and a node's cache consist of
 //!   these.
-//! - [`tiered`]: several sources that are tried in order.
 //! - [`gate::Gate`]: where writers wait when the origin is behind (backpressure).
 //! - [`stock`]: a pool of buffers for the bytes of blobs.
 //! - [`failing`]: implementations with faults that a test switches on.
@@ -37,7 +35,6 @@ pub mod records;
 pub mod source;
 pub mod stock;
 pub mod sums;
-pub mod tiered;
 
 pub use access::Access;
 pub use coming::Coming;
@@ -49,4 +46,3 @@ pub use records::Records;
 pub use source::{BlobError, BlobSource, Origin, Part, SharedBytes};
 pub use stock::Buffer;
 pub use sums::Sums;
-pub use tiered::Tiered;

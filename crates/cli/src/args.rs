@@ -125,16 +125,13 @@ pub struct Transport {
         hide_env = true
     )]
     aside: bool,
-    /// The kernel keeps nothing: for measuring the daemon
-    #[arg(long, hide = true)]
-    uncached: bool,
 }
 
 impl Transport {
     /// The form that crate `node` takes.
     pub fn transport(&self) -> running::Transport {
-        let Transport { kind, readers, aside, uncached } = *self;
-        running::Transport { kind, readers, aside, uncached }
+        let Transport { kind, readers, aside } = *self;
+        running::Transport { kind, readers, aside }
     }
 }
 

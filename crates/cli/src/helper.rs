@@ -164,8 +164,8 @@ mod tests {
                 "covey mount --background --transport=uring --log-level=debug --metrics-public -o zstd -- /v /m",
             ),
             (
-                "mount.covey /v /m -o json,background,uncached,accept_older",
-                "covey mount --background -o json,background,uncached,accept_older -- /v /m",
+                "mount.covey /v /m -o json,background,accept_older",
+                "covey mount --background -o json,background,accept_older -- /v /m",
             ),
             ("mount.covey /v /m -o suid,nodev", "covey mount --background -o suid,nodev -- /v /m"),
         ] {

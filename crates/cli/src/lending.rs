@@ -1,9 +1,9 @@
 //! Commands that lend a disk to a fleet. They print their address and run until a signal arrives.
 
 use api::error::Result;
+use net::id::Role;
 use node::fleet::lender::{Lending, Options};
 use node::{limits, log, notify, signals};
-use peer::id::Role;
 
 use crate::term::Term;
 

@@ -68,7 +68,6 @@ fn dispatch(c: &mut Criterion) {
         seeker: Pool::new("bench", 1),
         dirty: None,
         flushes: None,
-        uncached: false,
         notifier,
         counts: Arc::new(Counts::new(1)),
         watch: Watch::new(2),

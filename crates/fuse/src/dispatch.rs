@@ -26,7 +26,6 @@ use crate::execute::{self, Done};
 use crate::late::Wait;
 use crate::notify::{self, Notifier};
 use crate::pending_flush::PendingFlushes;
-use crate::uncached;
 use crate::watch::{Outcome, Span, Watch};
 
 /// Makes the kernel send the dirty pages that it holds of a file.
@@ -57,8 +56,6 @@ pub struct Parts {
     pub flushes: Option<Arc<PendingFlushes>>,
     /// Sends invalidations to the kernel.
     pub notifier: Notifier,
-    /// The kernel caches nothing: see [`Options::uncached`](crate::Options).
-    pub uncached: bool,
     /// Counts the requests.
     pub counts: Arc<Counts>,
     /// Measures how long requests take. Its last lane belongs to the workers.
@@ -93,14 +90,6 @@ impl Dispatcher {
             }
         };
         self.0.counts.lane(lane).count(header.opcode);
-        if self.0.uncached
-            && let Some(len) = uncached::answer(header.opcode, room)
-        {
-            let answered = self.0.watch.answering(span);
-            let _ = sink.reply(header.unique, 0, &room[..len]);
-            self.0.watch.end(lane, answered, &header, Outcome::default());
-            return;
-        }
         let op = match self.admit(&header, arguments) {
             Ok(op) => op,
             Err(error) => {
@@ -152,13 +141,7 @@ impl Dispatcher {
 
     /// Calls the filesystem. A panic becomes EIO and a line in the log.
     fn run(&self, header: &Header, op: &Op<'_>, room: &mut [u8]) -> Result<Done, Errno> {
-        let work = || {
-            let done = execute::run(&*self.0.fs, header, op, room)?;
-            if self.0.uncached {
-                uncached::expire(header.opcode, &mut room[..done.len]);
-            }
-            Ok(done)
-        };
+        let work = || execute::run(&*self.0.fs, header, op, room);
         catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
             let name = opcodes::find(header.opcode).map_or("?", |line| line.name);
             let why = panic_text(&*panic);

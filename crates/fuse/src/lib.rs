@@ -19,8 +19,7 @@
 //! - [`counts`]: how many requests arrived. [`watch`]: how long they took, and in which phase.
 //! - [`pending_flush`]: clears writeback errors that a killed program leaves behind.
 //! - [`abi`]: the bytes, and [`abi::opcodes::OPCODES`], the table of opcodes that are served.
-//! - [`null`]: a filesystem that does nothing, the lower bound in measurements. `uncached`: a mount without
-//!   kernel caches, the upper bound.
+//! - [`null`]: a filesystem that does nothing, the lower bound in measurements.
 //!
 //! **Few requests make the mount fast.** OPEN, OPENDIR, FLUSH and CREATE are answered ENOSYS. The kernel then
 //! opens, closes and creates files by itself. It may keep names and attributes for ever, because every change
@@ -41,7 +40,6 @@ pub mod null;
 pub mod pending_flush;
 pub mod seek;
 pub mod session;
-mod uncached;
 pub mod uring;
 pub mod watch;
 

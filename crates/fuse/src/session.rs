@@ -60,11 +60,6 @@ pub struct Options {
     pub deadline: Duration,
     /// The kernel's read-ahead in KiB. `None` leaves the kernel's own value (128).
     pub read_ahead_kib: Option<u32>,
-    /// The kernel caches nothing and asks for every open and read, as with a FUSE filesystem that caches
-    /// nothing. Only for measurements.
-    pub uncached: bool,
-    /// All readers share one descriptor of /dev/fuse instead of having one each. Only for measurements.
-    pub one_channel: bool,
     /// Receives the lines of the log: a panic in a handler, a request that missed its deadline.
     pub log: Log,
 }
@@ -80,8 +75,6 @@ impl Default for Options {
             workers: 32,
             deadline: Duration::from_secs(60),
             read_ahead_kib: Some(1024),
-            uncached: false,
-            one_channel: false,
             log: Arc::new(|line| eprintln!("{line}")),
         }
     }
@@ -163,7 +156,6 @@ impl Session {
             writeback: writable && options.writeback.unwrap_or(true),
             export: serves_dot(&*fs),
             uring,
-            uncached: options.uncached,
         };
         let root_mode = root.kind.mode_bits() | u32::from(root.perm);
         let (device, mount) = mount::mount(&path, &options.mount, root_mode)?;
@@ -389,7 +381,6 @@ fn start(
         dirty,
         flushes: flushes.clone(),
         notifier: notifier.clone(),
-        uncached: options.uncached,
         counts: Arc::clone(&counts),
         watch: Arc::clone(&watch),
         log: Arc::clone(&options.log),
@@ -419,7 +410,7 @@ fn start(
         }
     }
     let readers = if shared.rings.get().is_some() { 1 } else { readers };
-    let started = read_from(&shared, devices(device, readers, options.one_channel));
+    let started = read_from(&shared, devices(device, readers));
     shared.leave();
     started.map_err(failed)?;
     Ok(Session { shared, agreed, warnings })
@@ -455,10 +446,10 @@ fn read_from(shared: &Arc<Shared>, devices: Vec<Arc<Device>>) -> std::io::Result
 }
 
 /// A descriptor for each reader. Readers share the first one if `share` is set, or if no other can be opened.
-fn devices(first: Arc<Device>, readers: usize, share: bool) -> Vec<Arc<Device>> {
+fn devices(first: Arc<Device>, readers: usize) -> Vec<Arc<Device>> {
     let mut devices = vec![Arc::clone(&first)];
     while devices.len() < readers {
-        let own = if share { None } else { first.cloned().ok() };
+        let own = first.cloned().ok();
         devices.push(own.map_or_else(|| Arc::clone(&first), Arc::new));
     }
     devices

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! base < blob < meta < fs < fuse, corpus < node
-//! base < blob < fetch < cache, peer < node      base < blob < origin < node
-//! base < blob < meta < tree < node
+//! base < blob < fetch < cache < node      base < blob < fetch < net < fleet < node
+//! base < blob < origin < node      base < blob < meta < tree < node
 //! base < api < node < cli      base < archive < cli
 //! ```
 //!
@@ -26,19 +26,23 @@ pub const ARROWS: &[(&str, &[&str])] = &[
     ("origin", &["base", "blob"]),
     ("fs", &["base", "blob", "meta"]),
     ("tree", &["base", "blob", "meta"]),
-    ("peer", &["base", "blob", "fetch"]),
+    ("net", &["base", "blob", "fetch"]),
+    ("fleet", &["base", "blob", "fetch", "net"]),
     ("corpus", &["base", "fs"]),
     ("fuse", &["base", "fs"]),
     ("api", &["base"]),
     (
         "node",
-        &["base", "blob", "meta", "tree", "fetch", "cache", "origin", "peer", "fs", "corpus", "fuse", "api"],
+        &[
+            "base", "blob", "meta", "tree", "fetch", "cache", "origin", "net", "fleet", "fs", "corpus",
+            "fuse", "api",
+        ],
     ),
     (
         "cli",
         &[
-            "base", "archive", "blob", "meta", "tree", "fetch", "cache", "origin", "peer", "fs", "corpus",
-            "fuse", "api", "node",
+            "base", "archive", "blob", "meta", "tree", "fetch", "cache", "origin", "net", "fleet", "fs",
+            "corpus", "fuse", "api", "node",
         ],
     ),
     ("house", &[]),

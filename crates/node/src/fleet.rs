@@ -26,14 +26,14 @@ use base::{BlobId, PackNo};
 use blob::Origin;
 use cache::NodeCache;
 use cache::residency::Cost;
+use fleet::members::{HomeError, NodeHome};
+use fleet::node::{Fleet, FleetError, FleetParts, Groups};
+use fleet::plan::Tier;
 use meta::key::{KeyRange, tags};
 use meta::store::{Commit, CommitError, Rows, StoreError, Value};
 use meta::{Key, MetaStore, PackRow};
-use peer::fleet::{Fleet, FleetError, FleetParts, Groups};
-use peer::id::Role;
-use peer::members::{HomeError, NodeHome};
-use peer::plan::Tier;
-use peer::seam::{CopyState, Held, Holdings};
+use net::id::Role;
+use net::seam::{CopyState, Held, Holdings};
 use tree::Tree;
 
 use crate::log;
@@ -86,7 +86,6 @@ pub fn join(
         keeps,
         weight: options.weight,
         verify: options.verify,
-        finding: options.find,
         origin,
         // The fleet's error says why. So it must come before the reader's timeout, which says nothing.
         deadline: patience * 11 / 12,

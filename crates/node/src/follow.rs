@@ -21,12 +21,12 @@ use api::status::TreeInfo;
 use api::text::count;
 use base::Ino;
 use blob::{BlobSource, Origin};
+use fleet::node::Groups;
 use fs::api::Filesystem;
 use fs::follow::{Changed, Following};
 use fs::volume::{Options, Volume};
 use fuse::Notifier;
 use parking_lot::{Condvar, Mutex};
-use peer::fleet::Groups;
 use tree::diff::{self, Changes};
 use tree::{Root, Tree, TreeError};
 

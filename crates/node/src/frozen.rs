@@ -15,10 +15,10 @@ use api::status::TreeInfo;
 use api::text::utc;
 use base::{BlobId, Deadline, PackNo};
 use blob::{BlobError, BlobSource, Origin, PackStore, Space};
+use fleet::node::Groups;
 use fs::volume::Parts;
 use meta::MetaStore;
 use origin::{Access, Limits, OriginError, Remote};
-use peer::fleet::Groups;
 use tree::root::{PublicKey, Root, from_hex, hex};
 use tree::{Tree, TreeError};
 

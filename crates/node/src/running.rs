@@ -76,13 +76,11 @@ pub struct Transport {
     pub readers: usize,
     /// Over io_uring, each program stays on the CPU where it sends its requests.
     pub aside: bool,
-    /// The kernel caches nothing. Used to measure the daemon.
-    pub uncached: bool,
 }
 
 impl Default for Transport {
     fn default() -> Transport {
-        Transport { kind: fuse::Transport::default(), readers: 0, aside: true, uncached: false }
+        Transport { kind: fuse::Transport::default(), readers: 0, aside: true }
     }
 }
 
@@ -307,7 +305,6 @@ fn node_options(plan: &Plan, mountpoint: &Path) -> NodeOptions {
 
 fn session_options(plan: &Plan, node: &dyn Mount) -> fuse::Options {
     let options = &plan.options;
-    let defaults = fuse::Options::default();
     fuse::Options {
         mount: fuse::MountFlags {
             source: node.name(),
@@ -321,12 +318,10 @@ fn session_options(plan: &Plan, node: &dyn Mount) -> fuse::Options {
         transport: plan.transport.kind,
         readers: plan.transport.readers,
         aside: plan.transport.aside,
-        uncached: plan.transport.uncached,
         deadline: options.deadline,
         read_ahead_kib: Some(options.read_ahead_kib.unwrap_or_else(|| read_ahead(options, node))),
-        workers: limits::workers(defaults.workers),
+        workers: limits::workers(fuse::Options::default().workers),
         log: log::sink(),
-        ..defaults
     }
 }
 

@@ -13,11 +13,11 @@ use std::time::Duration;
 
 use base::BlobId;
 use blob::Sums;
-use peer::fleet::{Fleet, FleetParts};
-use peer::id::{Role, Zone};
-use peer::members::{Contact, NodeHome};
-use peer::seam::{CopyState, Held, Holdings};
-use peer::secret::Secret;
+use fleet::members::{Contact, NodeHome};
+use fleet::node::{Fleet, FleetParts};
+use net::id::{Role, Zone};
+use net::seam::{CopyState, Held, Holdings};
+use net::secret::Secret;
 
 use crate::fleet::{ZONE, listen};
 use crate::net::Port;
@@ -125,7 +125,6 @@ impl Evil {
             keeps: false,
             weight: 100,
             verify: Default::default(),
-            finding: Default::default(),
             origin: Arc::new(origin::Memory::new()),
             deadline: Duration::from_secs(55),
             groups: Default::default(),

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use base::dice::{STEP, mix};
 use covey_tests::program::{covey, run_ok};
 use s3server::Server;
 
@@ -71,12 +72,9 @@ impl File {
     }
 }
 
-/// The word at a position: a counter, mixed as in splitmix64.
+/// The word at a position.
 fn word(seed: u64, index: u64) -> u64 {
-    let mut z = seed.wrapping_add((index + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
+    mix(seed.wrapping_add((index + 1).wrapping_mul(STEP)))
 }
 
 /// The contents of a tree.

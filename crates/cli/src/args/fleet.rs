@@ -4,10 +4,9 @@ use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use net::arriving::Verify;
 use node::fleet::lender;
 use node::fleet::options::{FleetOptions, TlsOptions, WEIGHT};
-use peer::arriving::Verify;
-use peer::fleet::Finding;
 
 use super::Reach;
 
@@ -36,25 +35,6 @@ impl std::fmt::Display for Checked {
             Checked::Blake3 => "blake3",
             Checked::Crc => "crc",
         })
-    }
-}
-
-/// How a node finds the nodes that hold a blob.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum Found {
-    /// The blob's tracker knows.
-    #[default]
-    Tracker,
-    /// Every node has a table of all copies: to be measured against trackers.
-    Table,
-}
-
-impl From<Found> for Finding {
-    fn from(found: Found) -> Finding {
-        match found {
-            Found::Tracker => Finding::Tracker,
-            Found::Table => Finding::Table,
-        }
     }
 }
 
@@ -108,15 +88,12 @@ pub struct Fleet {
     /// that trust one another)
     #[arg(long, value_name = "HOW", default_value_t, hide_possible_values = true)]
     verify: Checked,
-    /// How holders are found: by trackers, or by a table on every node, which is there to be measured
-    #[arg(long, value_name = "HOW", default_value = "tracker", hide = true)]
-    find: Found,
 }
 
 impl Fleet {
     /// The form that crate `node` takes.
     pub fn options(&self) -> FleetOptions {
-        let Fleet { join, listen, advertise, secret_file, tls, zone, weight, verify, find } = self.clone();
+        let Fleet { join, listen, advertise, secret_file, tls, zone, weight, verify } = self.clone();
         FleetOptions {
             join,
             listen,
@@ -126,7 +103,6 @@ impl Fleet {
             zone,
             weight,
             verify: verify.into(),
-            find: find.into(),
         }
     }
 }
@@ -148,7 +124,6 @@ pub fn to_args(options: &FleetOptions) -> Vec<OsString> {
     add("--zone", options.zone.clone().map(Into::into));
     add("--weight", (options.weight != WEIGHT).then(|| options.weight.to_string().into()));
     add("--verify", (options.verify != Verify::default()).then(|| "crc".into()));
-    add("--find", (options.find != Finding::default()).then(|| "table".into()));
     args
 }
 
@@ -207,7 +182,7 @@ mod tests {
     #[test]
     fn options_are_read_and_written_back() {
         let line = "x --join 10.0.0.1:7,nodes.example:8 --listen 10.0.0.2:9 --advertise 1.2.3.4:5 --secret-file /s \
-                    --tls-cert /c --tls-key /k --tls-ca /a --zone eu-1 --weight 7 --verify crc --find table";
+                    --tls-cert /c --tls-key /k --tls-ca /a --zone eu-1 --weight 7 --verify crc";
         let options = parse(line);
         let again = to_args(&options).into_iter().map(|word| word.into_string().unwrap()).collect::<Vec<_>>();
         assert_eq!(parse(&format!("x {}", again.join(" "))), options);
@@ -235,7 +210,7 @@ mod tests {
     fn what_is_missing_is_said_with_what_to_do() {
         let failure = parse("x --join 127.0.0.1:7").secret().unwrap_err();
         assert!(failure.to_string().contains("covey fleet secret"), "{failure}");
-        for alone in ["--secret-file /s", "--verify crc", "--find table", "--weight 7", "--tls-cert /c"] {
+        for alone in ["--secret-file /s", "--verify crc", "--weight 7", "--tls-cert /c"] {
             assert_eq!(parse(&format!("x {alone}")).check().unwrap_err().status, 2, "{alone}");
         }
         assert!(parse("x --zone eu-1").check().is_ok(), "a machine is in a zone also without a fleet");

@@ -1,7 +1,7 @@
 //! `covey depot`: runs the cache server of a zone. There is no mount. A signal ends it.
 
 use api::error::Result;
-use peer::id::Role;
+use net::id::Role;
 
 use crate::args::fleet::Lent;
 use crate::lending;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use api::error::{Failure, Result};
 use api::raw_path::RawPath;
-use peer::secret::Secret;
+use net::secret::Secret;
 use serde_json::json;
 
 use crate::term::Term;

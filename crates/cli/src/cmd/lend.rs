@@ -1,7 +1,7 @@
 //! `covey lend`: a member of a fleet without a mount. It lends its disk to the other nodes. A signal ends it.
 
 use api::error::Result;
-use peer::id::Role;
+use net::id::Role;
 
 use crate::args::fleet::Lent;
 use crate::lending;

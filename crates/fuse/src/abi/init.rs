@@ -68,8 +68,6 @@ pub struct Wishes {
     pub export: bool,
     /// Requests come through io_uring. The caller must then register a ring for every CPU.
     pub uring: bool,
-    /// The kernel caches nothing and asks for every open. Only for measurements.
-    pub uncached: bool,
 }
 
 /// The kernel's request.
@@ -164,9 +162,6 @@ impl Offer {
         }
         if self.major != MAJOR || self.minor < MINOR_MIN || self.flags & NEEDED != NEEDED {
             return Err(Errno(libc::EPROTO));
-        }
-        if wishes.uncached {
-            wanted &= !crate::uncached::NOT_ASKED;
         }
         Ok(Agreed { minor: self.minor.min(MINOR), flags: self.flags & wanted })
     }

@@ -172,7 +172,7 @@ fn a_listing_stops_where_the_room_ends() {
 #[test]
 fn init_takes_what_is_offered_and_wanted_and_nothing_dangerous() {
     let all = Offer { major: 7, minor: 46, max_readahead: 131_072, flags: u64::MAX };
-    let agreed = all.agree(&Wishes { writeback: true, export: true, uring: true, uncached: false }).unwrap();
+    let agreed = all.agree(&Wishes { writeback: true, export: true, uring: true }).unwrap();
     assert_eq!(agreed.minor, 45);
     assert!(agreed.has(flag::WRITEBACK_CACHE | flag::EXPORT_SUPPORT | flag::HANDLE_KILLPRIV_V2));
     assert!(agreed.has(flag::OVER_IO_URING));

@@ -35,7 +35,6 @@ fn dispatcher(sink: &Arc<Kept>) -> Dispatcher {
         dirty: None,
         flushes: None,
         notifier: Notifier::start(Arc::clone(sink) as _).unwrap(),
-        uncached: false,
         counts: Arc::new(Counts::new(1)),
         watch: Watch::new(2),
         log: Arc::new(|_| ()),

@@ -1,32 +1,27 @@
-//! Histograms of durations, with eight buckets for every doubling. So a percentile is within 7 % of the
-//! truth.
+//! Histograms of durations, with eight buckets for every doubling ([`base::scale`]). So a percentile is within
+//! 7 % of the truth.
 //!
 //! ```text
 //!   bucket 0        1 ... 8            9 ... 16           ...    one above all
 //!          < 128 ns   128 ... 255 ns     256 ... 511 ns          from 137 s on
 //! ```
 
+use base::scale;
+
 /// Durations below this many nanoseconds share the first bucket: 2^7.
-const FIRST: u32 = 7;
+const FIRST: usize = 7;
 /// Durations from 2^37 ns (137 s) on share the last bucket.
-const LAST: u32 = 37;
-/// Buckets for each doubling, as a power of two.
-const FINE: u32 = 3;
+const LAST: usize = 37;
 
 /// How many buckets there are.
-pub const BUCKETS: usize = (((LAST - FIRST) << FINE) + 2) as usize;
+pub const BUCKETS: usize = (LAST - FIRST) * scale::STEPS + 2;
 
 /// The bucket of a duration.
 pub fn bucket(ns: u64) -> usize {
     if ns < 1 << FIRST {
         return 0;
     }
-    let power = ns.ilog2();
-    if power >= LAST {
-        return BUCKETS - 1;
-    }
-    let within = (ns >> (power - FINE)) & ((1 << FINE) - 1);
-    (((power - FIRST) << FINE) + within as u32 + 1) as usize
+    (scale::step(ns) - FIRST * scale::STEPS + 1).min(BUCKETS - 1)
 }
 
 /// The first duration that is too long for a bucket, in nanoseconds.
@@ -34,10 +29,7 @@ pub fn end_of(bucket: usize) -> u64 {
     if bucket >= BUCKETS - 1 {
         return u64::MAX;
     }
-    let steps = bucket as u64;
-    let power = FIRST + (steps >> FINE) as u32;
-    let within = steps & ((1 << FINE) - 1);
-    (1 << power) + (within << (power - FINE))
+    scale::end(bucket + FIRST * scale::STEPS - 1)
 }
 
 /// Counts by bucket, of one thread or of several together.
@@ -130,12 +122,7 @@ impl Histogram {
         if rank == count && self.max > 0 {
             return self.max;
         }
-        let mut seen = 0;
-        let found = self.counts.iter().position(|here| {
-            seen += here;
-            seen >= rank
-        });
-        let bucket = found.unwrap_or(BUCKETS - 1);
+        let bucket = scale::bucket_of_rank(&self.counts[..], rank).unwrap_or(BUCKETS - 1);
         let begin = if bucket == 0 { 0 } else { end_of(bucket - 1) };
         let middle = if bucket == BUCKETS - 1 { begin } else { begin.midpoint(end_of(bucket)) };
         if self.max > 0 { middle.min(self.max) } else { middle }

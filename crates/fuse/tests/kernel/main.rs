@@ -16,7 +16,6 @@ mod memory;
 mod transports;
 mod traps;
 mod trouble;
-mod uncached;
 
 use std::io::{Read, Seek};
 use std::os::unix::process::CommandExt;

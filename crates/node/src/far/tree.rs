@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use ::fleet::node::Fleet;
 use api::answers::Evicted;
 use api::error::{Context, Failure, Result};
 use api::status::far::{FarStatus, TroubleStatus};
@@ -20,9 +21,8 @@ use base::size::MIB;
 use blob::{BlobSource, Origin};
 use cache::{CacheOptions, Evict, NameCache, NodeCache, NodeParts, StoresNothing};
 use fetch::{Table, Verify};
+use net::id::Role;
 use origin::Remote;
-use peer::fleet::Fleet;
-use peer::id::Role;
 
 use super::away::Away;
 use super::options::FarOptions;

@@ -14,11 +14,11 @@ use api::error::{Failure, Result};
 use api::text::{bytes, count};
 use base::{BlobId, Ino, PackNo};
 use cache::{NodeCache, Warmed};
+use fleet::node::Fleet;
 use meta::store::StoreError;
 use meta::{Names, PackRow};
+use net::transport::Filled;
 use parking_lot::Mutex;
-use peer::fleet::Fleet;
-use peer::net::Filled;
 
 use super::Far;
 use super::tree::TreeCache;

@@ -23,9 +23,9 @@ use api::watch::Wish;
 use blob::Origin;
 use cache::{CacheOptions, Evict, NodeCache, NodeParts, StoresNothing};
 use fetch::{Table, Verify};
+use fleet::node::Fleet;
+use net::id::Role;
 use origin::{Access, Remote};
-use peer::fleet::Fleet;
-use peer::id::Role;
 use serde_json::Value;
 
 use super::lent::LOCK;

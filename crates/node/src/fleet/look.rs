@@ -9,13 +9,13 @@ use std::time::Duration;
 
 use api::error::{Failure, Result};
 use api::status::fleet::PeerRow;
-use peer::hello::Identity;
-use peer::id::{NodeId, Role, Seen};
-use peer::members::Contact;
-use peer::message::{Answer, Ask, Note};
-use peer::net::{Content, CopyState, Fail, Listed, Net, Options, Peer, Prefix, Service};
-use peer::secret::Secret;
-use peer::tls::Tls;
+use fleet::members::Contact;
+use net::hello::Identity;
+use net::id::{NodeId, Role, Seen};
+use net::message::{Answer, Ask, Note};
+use net::secret::Secret;
+use net::tls::Tls;
+use net::transport::{Content, CopyState, Fail, Listed, Net, Options, Peer, Prefix, Service};
 
 use super::options::{FleetOptions, TlsOptions};
 use super::shown;
@@ -99,8 +99,7 @@ fn start(secret: &Secret, tls: Option<Tls>) -> Result<Net> {
         tls,
         listen: None,
         verify: Default::default(),
-        limits: peer::net::Limits { handshake: GREETING, threads: 1, ..Default::default() },
-        without: Default::default(),
+        limits: net::transport::Limits { handshake: GREETING, threads: 1, ..Default::default() },
     };
     // Its messages are also in the answers, so they are not logged.
     Net::start(options, Arc::new(NoService), Arc::new(|_: &str| ()))

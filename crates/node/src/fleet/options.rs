@@ -4,12 +4,11 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use api::error::{Failure, Result};
-use peer::arriving::Verify;
-use peer::fleet::Finding;
-use peer::id::Zone;
-use peer::members::Contact;
-use peer::secret::Secret;
-use peer::tls::Tls;
+use fleet::members::Contact;
+use net::arriving::Verify;
+use net::id::Zone;
+use net::secret::Secret;
+use net::tls::Tls;
 
 /// The default weight of a node.
 pub const WEIGHT: u16 = 100;
@@ -69,8 +68,6 @@ pub struct FleetOptions {
     pub weight: u16,
     /// How bytes from other nodes are checked.
     pub verify: Verify,
-    /// How holders are found.
-    pub find: Finding,
 }
 
 impl Default for FleetOptions {
@@ -84,7 +81,6 @@ impl Default for FleetOptions {
             zone: None,
             weight: WEIGHT,
             verify: Verify::default(),
-            find: Finding::default(),
         }
     }
 }
@@ -97,8 +93,7 @@ impl FleetOptions {
 
     /// Refuses options that have no effect without a fleet, because they may be a mistake.
     pub fn check(&self) -> Result<()> {
-        let chosen =
-            self.weight != WEIGHT || self.verify != Verify::default() || self.find != Finding::default();
+        let chosen = self.weight != WEIGHT || self.verify != Verify::default();
         let named = self.secret_file.is_some() || self.advertise.is_some() || self.tls.is_named();
         // A zone describes the machine, so it may be set for all of its mounts.
         if self.is_on() || !named && !chosen {

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use api::status::fleet::{FleetStatus, PeerRow, TierStatus};
 use cache::NodeCache;
-use peer::fleet::Fleet;
-use peer::id::{Role, Seen};
+use fleet::node::Fleet;
+use net::id::{Role, Seen};
 
 /// A node as a row of the list.
 pub fn peer(seen: &Seen) -> PeerRow {

@@ -1,17 +1,21 @@
 //! How long requests take: a histogram for people, and a running p99 that decides when to hedge with a second
 //! GET.
 //!
-//! Buckets grow by the fourth root of two (19 %), from 64 µs on: 80 of them reach over a minute. The
-//! histogram for people only grows. The running one is halved every 1024 requests, so that it shows the
-//! store's present state. A request that was dropped because the second GET was faster counts with the time
+//! There are eight buckets for each doubling ([`base::scale`]), from 64 µs on, over a minute. The histogram for
+//! people only grows. The running one is halved every 1024 requests, so that it shows the store's present
+//! state. A request that was dropped because the second GET was faster counts with the time
 //! that it had taken until then. Otherwise the p99 would shrink by its own use.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use base::scale;
+
+/// Durations below 2^6 µs are in the first bucket, those from 2^27 µs (134 s) on in the last.
+const FIRST: usize = 6;
+const LAST: usize = 27;
 /// The number of buckets.
-pub const BUCKETS: usize = 84;
-const FIRST_US: f64 = 64.0;
+pub(crate) const BUCKETS: usize = (LAST - FIRST) * scale::STEPS + 1;
 const HALVE_AFTER: u64 = 1024;
 
 /// With fewer requests than this the p99 is unknown.
@@ -24,16 +28,13 @@ const UNKNOWN: Duration = Duration::from_secs(1);
 const HEDGE_MIN: Duration = Duration::from_millis(20);
 
 fn bucket_of(took: Duration) -> usize {
-    let us = took.as_secs_f64() * 1e6;
-    if us <= FIRST_US {
-        return 0;
-    }
-    (((us / FIRST_US).log2() * 4.0).ceil() as usize).min(BUCKETS - 1)
+    let step = scale::step(u64::try_from(took.as_micros()).unwrap_or(u64::MAX));
+    (step + 1).saturating_sub(FIRST * scale::STEPS).min(BUCKETS - 1)
 }
 
-/// The longest time that bucket `index` counts.
-pub fn bucket_end(index: usize) -> Duration {
-    Duration::from_secs_f64(FIRST_US * (index as f64 / 4.0).exp2() / 1e6)
+/// The first time that is too long for bucket `index`.
+fn bucket_end(index: usize) -> Duration {
+    Duration::from_micros(scale::end(index + FIRST * scale::STEPS - 1))
 }
 
 struct Buckets([AtomicU64; BUCKETS]);
@@ -56,12 +57,7 @@ impl Buckets {
 pub(crate) fn quantile(counts: &[u64; BUCKETS], part: f64) -> Option<Duration> {
     let all: u64 = counts.iter().sum();
     let rank = (all as f64 * part).ceil().max(1.0) as u64;
-    let mut seen = 0;
-    let index = counts.iter().position(|count| {
-        seen += count;
-        all > 0 && seen >= rank
-    });
-    index.map(bucket_end)
+    scale::bucket_of_rank(counts, rank).map(bucket_end)
 }
 
 /// The times of one kind of request.
@@ -146,8 +142,8 @@ mod tests {
         for us in [0, 1, 64, 65, 1000, 20_000, 1_000_000, 60_000_000] {
             let took = Duration::from_micros(us);
             let index = bucket_of(took);
-            assert!(bucket_end(index) >= took, "{us}");
-            assert!(index == 0 || bucket_end(index - 1) < took, "{us}");
+            assert!(bucket_end(index) > took, "{us}");
+            assert!(index == 0 || bucket_end(index - 1) <= took, "{us}");
         }
         assert!(bucket_end(BUCKETS - 1) > Duration::from_secs(60));
     }

@@ -61,7 +61,6 @@ use wire::Wire;
 
 pub use environment::Environment;
 pub use fault::Mistake;
-pub use latency::{BUCKETS, bucket_end};
 pub use refusals::{ACTS, Act, Refusal};
 pub use spec::{RemoteSpec, Store, is_in_the_clear};
 pub use stats::{KINDS, Kind, RemoteStats, Times};

@@ -217,7 +217,7 @@ impl RemoteStats {
     }
 }
 
-/// A histogram of durations; its buckets end at [`super::bucket_end`].
+/// A histogram of durations, with eight buckets for each doubling.
 #[derive(Clone, Debug)]
 pub struct Times {
     /// How many requests each bucket counts.
@@ -232,7 +232,7 @@ impl Times {
         self.buckets.iter().sum()
     }
 
-    /// The time within which `part` (0.99) of them finished, to 19 %; none if there were none.
+    /// The time within which `part` (0.99) of them finished, to an eighth; none if there were none.
     pub fn quantile(&self, part: f64) -> Option<Duration> {
         quantile(&self.buckets, part)
     }

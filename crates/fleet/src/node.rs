@@ -1,0 +1,569 @@
+//! A node of a fleet: an origin that asks other nodes before it asks the origin behind it.
+//!
+//! ```text
+//!   the node's cache ──fetch──► Fleet ──plan──► tracker: which nodes have it?
+//!         ▲                       │              ├── SERVE, GO: from a node's file
+//!         │ files                 │              ├── WAIT: from a node that is fetching it, as it arrives
+//!   the transport ◄── Holdings ───┘              └── LEASE: from the depot, or the origin, for all nodes
+//! ```
+//!
+//! [`Fleet`] is a [`blob::Origin`], so the cache above it knows nothing of the fleet. The cache asks once for
+//! all readers of a blob, and keeps what arrives. In return it reports what it inserts and evicts
+//! ([`Fleet::came`], [`Fleet::went`]), and lends its files ([`Holdings`]). All calls but fetches go through
+//! to the origin.
+//!
+//! - **A small read gets a part** from a node that has the blob, and nothing else is fetched. If no node has
+//!   the blob, the whole is fetched behind the part.
+//! - **A read of a blob in flight is answered by the loop that receives the blob**, from the receive buffer,
+//!   and no thread waits ([`blob::coming`]).
+//! - **All knowledge is soft.** When the membership changes, each node tells the new trackers what it has,
+//!   some thousand blobs a second.
+//! - `driver`: drives the fetch of one blob. `inflow`: passes on what the origin sends as it arrives.
+//!   `parts`: fetches a part. `questions`: merges questions. `service`: what the node does for other nodes.
+//!   `reporting`: tells trackers what the node has. `transit`: the table of in-flight blobs. `notes`,
+//!   [`groups`].
+//! - [`warm`]: asks depots to fetch before a reader does. `keeper`: a node that only lends its disk keeps a
+//!   copy of what it tracks.
+
+pub mod activity;
+pub mod capacity;
+mod counters;
+mod driver;
+pub mod groups;
+mod inflow;
+mod keeper;
+mod notes;
+mod origin;
+mod parts;
+mod questions;
+mod reporting;
+mod service;
+#[cfg(test)]
+mod tests;
+mod transit;
+pub mod warm;
+
+use std::collections::{HashMap, HashSet};
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use base::BlobId;
+use blob::Origin;
+use net::arriving::Verify;
+use net::hello::Identity;
+use net::id::{Member, NodeId, Role, Seen, Zone};
+use net::message::What;
+use net::seam::Holdings;
+use net::secret::Secret;
+use net::tls::Tls;
+use net::transport::{Net, Peer, Roll};
+use parking_lot::Mutex;
+
+use crate::members::{Change, Contact, Event, Members, NodeHome, Roster, Setup};
+use crate::placement::{Placed, Placement};
+use crate::plan::{Latencies, Silence, Tier};
+use crate::tracker::{Limits, Tracker};
+
+use activity::Activity;
+use capacity::Capacity;
+use counters::Counters;
+use keeper::Keeper;
+use notes::Notes;
+use questions::Questions;
+use service::{Filling, Serving};
+use transit::Transit;
+
+pub use counters::FleetCounts;
+pub use groups::Groups;
+
+/// The time between two rounds of the periodic work. Notes wait this long, so that several go together.
+const ROUND: Duration = Duration::from_millis(100);
+/// A tracker that does not receive notes within this time does not get them.
+const TELLING: Duration = Duration::from_secs(2);
+/// How many blobs' sources are remembered until the cache has written the blobs.
+const REMEMBERED: usize = 1024;
+
+/// Receives lines for the operator.
+pub type Report = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// What a node needs to join a fleet.
+pub struct FleetParts {
+    /// The node's identity across restarts.
+    pub home: Arc<NodeHome>,
+    /// What all nodes of the fleet know.
+    pub secret: Secret,
+    /// The TLS setup for connections. None leaves them unencrypted.
+    pub tls: Option<Tls>,
+    /// The volume whose trees the fleet reads.
+    pub volume: [u8; 16],
+    /// Where it listens, TCP and UDP. Port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// The address at which other nodes reach it, if it is another one.
+    pub advertise: Option<SocketAddr>,
+    /// The addresses through which it joins.
+    pub contacts: Vec<Contact>,
+    /// The zone it is in.
+    pub zone: Zone,
+    /// Whether it is a node or a depot.
+    pub role: Role,
+    /// It only lends its disk, and keeps copies of what it tracks as soon as it can ([`Fleet::keep_with`]).
+    pub keeps: bool,
+    /// Its share of what is tracked, and of what depots hold.
+    pub weight: u16,
+    /// How data from other nodes is verified.
+    pub verify: Verify,
+    /// The origin, where blobs are stored permanently.
+    pub origin: Arc<dyn Origin>,
+    /// How long a blob may take, from any source. Somewhat less than its readers wait.
+    pub deadline: Duration,
+    /// What is known about groups.
+    pub groups: Groups,
+    /// Receives lines for the operator.
+    pub report: Report,
+}
+
+/// Why a node cannot join.
+#[derive(Debug, thiserror::Error)]
+pub enum FleetError {
+    /// Its port cannot be used for membership.
+    #[error(
+        "cannot listen on UDP {address}: {error}; choose another address with --listen, or end what uses it"
+    )]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// The system's error.
+        error: std::io::Error,
+    },
+    /// The transport failed.
+    #[error(transparent)]
+    Net(#[from] net::transport::StartError),
+    /// The membership failed.
+    #[error(transparent)]
+    Members(#[from] crate::members::StartError),
+    /// A thread could not be started.
+    #[error("the system has no room for another thread: {0}")]
+    Thread(std::io::Error),
+}
+
+/// The sources of blobs that the cache is about to write.
+#[derive(Default)]
+struct Origins(HashMap<BlobId, Tier>);
+
+impl Origins {
+    fn put(&mut self, id: BlobId, tier: Tier) {
+        if self.0.len() >= REMEMBERED {
+            self.0.clear();
+        }
+        self.0.insert(id, tier);
+    }
+}
+
+/// The state that the node's threads share.
+struct Inner {
+    own: NodeId,
+    zone: Zone,
+    role: Role,
+    began: Instant,
+    deadline: Duration,
+    origin: Arc<dyn Origin>,
+    groups: Groups,
+    report: Report,
+    holdings: OnceLock<Arc<dyn Holdings>>,
+    filler: OnceLock<Weak<dyn Origin>>,
+    net: OnceLock<Net>,
+    members: OnceLock<Members>,
+    tracker: Mutex<Tracker>,
+    placed: Mutex<Placed>,
+    /// The placement of the last complete report to trackers. Nodes that tracked a group then need not be
+    /// told again.
+    before: Mutex<Option<Placement>>,
+    /// Addresses of members at the last change. A node that has left is no longer in the roster, so its
+    /// address is taken from here.
+    addresses: Mutex<HashMap<NodeId, SocketAddr>>,
+    /// Nodes that joined since all trackers were told. A restarted node tracks the same groups, but has
+    /// forgotten everything.
+    fresh: Mutex<HashSet<NodeId>>,
+    /// Blobs that new trackers must still be told about.
+    unreported: Mutex<Vec<BlobId>>,
+    latencies: Mutex<Latencies>,
+    /// Trackers that do not answer. The lock guards nothing else, and no other lock is taken while it is
+    /// held.
+    silence: Mutex<Silence>,
+    /// Nodes that sent something recently.
+    activity: Activity,
+    capacity: Capacity,
+    /// The number of parts that are being fetched.
+    parts: AtomicUsize,
+    origins: Mutex<Origins>,
+    transit: Arc<Transit>,
+    notes: Notes,
+    questions: Questions<driver::Asking>,
+    filling: Filling,
+    /// Fetches of a depot that were requested by warming.
+    warming: Filling,
+    keeper: Keeper,
+    /// Whole blobs that the cache is about to ask for. See [`parts`].
+    handed: Mutex<HashMap<BlobId, driver::Whole>>,
+    counters: Counters,
+    free: AtomicU32,
+    closed: AtomicBool,
+}
+
+/// A node of a fleet. See the [module](self).
+pub struct Fleet {
+    inner: Arc<Inner>,
+    housekeeping: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Fleet {
+    /// Begins to listen and to join. No blob can be sent before [`Fleet::lend`].
+    ///
+    /// # Errors
+    /// [`FleetError`].
+    pub fn start(parts: FleetParts) -> Result<Fleet, FleetError> {
+        let own = parts.home.node();
+        let inner = Arc::new(Inner::new(&parts));
+        let (net, socket) = listen(&parts, &inner)?;
+        let address = parts.advertise.or(net.address()).unwrap_or(parts.listen);
+        let _ = inner.net.set(net);
+        let me = Member {
+            node: own,
+            generation: parts.home.generation(),
+            address,
+            zone: parts.zone,
+            role: parts.role,
+            weight: parts.weight,
+            free: 0,
+            load: 0,
+        };
+        inner.place(&Roster::new(0, vec![me.clone()]));
+        let setup = Setup {
+            me,
+            contacts: parts.contacts,
+            secret: parts.secret,
+            fleet: parts.volume,
+            home: Some(parts.home),
+        };
+        let watcher = Arc::downgrade(&inner);
+        let members = Members::start(setup, socket, move |event| {
+            if let Some(inner) = watcher.upgrade() {
+                inner.happened(event);
+            }
+        })?;
+        inner.place(&members.roster());
+        let _ = inner.members.set(members);
+        let keeper = Arc::downgrade(&inner);
+        let work = move || {
+            while keeper.upgrade().is_some_and(|inner| inner.round()) {
+                std::thread::sleep(ROUND);
+            }
+        };
+        let housekeeping = base::thread::spawn("covey-fleet", work).map_err(FleetError::Thread)?;
+        Ok(Fleet { inner, housekeeping: Mutex::new(Some(housekeeping)) })
+    }
+
+    /// From now on blobs are sent to other nodes, and trackers are told which ones are here.
+    pub fn lend(&self, holdings: Arc<dyn Holdings>) {
+        let _ = self.inner.holdings.set(holdings);
+        self.inner.report_all();
+    }
+
+    /// Sets the cache above this fleet, which keeps what it fetches. A depot uses it to fetch blobs that
+    /// other nodes request. A node uses it to fetch the rest of a blob, if a part was read and the tracker
+    /// gave this node the lease.
+    pub fn fill_from(&self, cache: &Arc<dyn Origin>) {
+        let _ = self.inner.filler.set(Arc::downgrade(cache));
+    }
+
+    /// For a node that only lends its disk ([`FleetParts::keeps`]): keeps a copy of what it tracks, fetched
+    /// through `cache`, as long as there is room. Blobs that it was told about since it joined are copied
+    /// now.
+    ///
+    /// # Errors
+    /// The system cannot start its threads, or the node was not started as one that keeps.
+    pub fn keep_with(&self, cache: &Arc<dyn Origin>) -> std::io::Result<()> {
+        keeper::start(&self.inner, cache)
+    }
+
+    /// The cache has written a blob to the disk.
+    pub fn came(&self, id: &BlobId) {
+        self.inner.came(id);
+    }
+
+    /// The cache has evicted a blob.
+    pub fn went(&self, id: &BlobId) {
+        self.inner.transit.forget(id);
+        self.inner.note_first(id, What::Gone);
+    }
+
+    /// The source of a blob that the cache is about to write: it tells what fetching it again will cost.
+    pub fn came_from(&self, id: &BlobId) -> Option<Tier> {
+        self.inner.origins.lock().0.remove(id)
+    }
+
+    /// How much more the cache could store, in MiB.
+    pub fn set_free(&self, mib: u32) {
+        self.inner.free.store(mib, Ordering::Relaxed);
+    }
+
+    /// This node's id.
+    pub fn node(&self) -> NodeId {
+        self.inner.own
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.inner.net().and_then(Net::address)
+    }
+
+    /// Whether its connections are encrypted.
+    pub fn is_encrypted(&self) -> bool {
+        self.inner.net().is_some_and(Net::is_encrypted)
+    }
+
+    /// The zone it is in.
+    pub fn zone(&self) -> &Zone {
+        &self.inner.zone
+    }
+
+    /// The members, in the order of their ids.
+    pub fn seen(&self) -> Vec<Seen> {
+        self.inner.seen()
+    }
+
+    /// The results of fetches.
+    pub fn counts(&self) -> FleetCounts {
+        self.inner.counters.now()
+    }
+
+    /// What the transport did.
+    pub fn net_counts(&self) -> net::transport::Counts {
+        self.inner.net().map(Net::counters).unwrap_or_default()
+    }
+
+    /// What this node did as a tracker.
+    pub fn tracker_counts(&self) -> crate::tracker::Counts {
+        self.inner.tracker.lock().counts()
+    }
+
+    /// The number of blobs in flight to this node.
+    pub fn under_way(&self) -> usize {
+        self.inner.transit.len()
+    }
+
+    /// Leaves the fleet and ends all connections. A second call does nothing.
+    pub fn close(&self) {
+        if self.inner.closed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        if let Some(members) = self.inner.members.get() {
+            members.leave();
+        }
+        if let Some(net) = self.inner.net() {
+            net.close();
+        }
+        if let Some(thread) = self.housekeeping.lock().take() {
+            let _ = thread.join();
+        }
+        self.inner.transit.close();
+    }
+}
+
+impl Drop for Fleet {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// Listens for the transport (TCP) and the membership (UDP) on one port.
+fn listen(parts: &FleetParts, inner: &Arc<Inner>) -> Result<(Net, UdpSocket), FleetError> {
+    let identity = Identity { node: parts.home.node(), role: parts.role, volume: parts.volume };
+    // A free TCP port is not always a free UDP port.
+    let tries = if parts.listen.port() == 0 { 16 } else { 1 };
+    let mut tried = 0;
+    loop {
+        tried += 1;
+        let options = net::transport::Options {
+            identity,
+            secret: parts.secret.clone(),
+            tls: parts.tls.clone(),
+            listen: Some(parts.listen),
+            verify: parts.verify,
+            limits: net::transport::Limits::default(),
+        };
+        let service = Arc::new(Serving(Arc::downgrade(inner)));
+        let net = Net::start(options, service, Arc::clone(&parts.report))?;
+        let address = net.address().unwrap_or(parts.listen);
+        match UdpSocket::bind(address) {
+            Ok(socket) => return Ok((net, socket)),
+            Err(_) if tried < tries => net.close(),
+            Err(error) => return Err(FleetError::Listen { address, error }),
+        }
+    }
+}
+
+impl Inner {
+    fn new(parts: &FleetParts) -> Inner {
+        let own = parts.home.node();
+        Inner {
+            own,
+            zone: parts.zone.clone(),
+            role: parts.role,
+            began: base::time::monotonic(),
+            deadline: parts.deadline,
+            origin: Arc::clone(&parts.origin),
+            groups: parts.groups.clone(),
+            report: Arc::clone(&parts.report),
+            holdings: OnceLock::new(),
+            filler: OnceLock::new(),
+            net: OnceLock::new(),
+            members: OnceLock::new(),
+            tracker: Mutex::new(Tracker::new(own, base::random::u64(), Limits::default())),
+            placed: Mutex::default(),
+            before: Mutex::new(None),
+            addresses: Mutex::default(),
+            fresh: Mutex::default(),
+            unreported: Mutex::default(),
+            latencies: Mutex::default(),
+            silence: Mutex::default(),
+            activity: Activity::default(),
+            capacity: Capacity::default(),
+            parts: AtomicUsize::new(0),
+            origins: Mutex::default(),
+            transit: Arc::new(Transit::new(parts.verify)),
+            notes: Notes::default(),
+            questions: Questions::default(),
+            filling: Filling::default(),
+            warming: Filling::default(),
+            keeper: Keeper::new(parts.keeps),
+            handed: Mutex::default(),
+            counters: Counters::default(),
+            free: AtomicU32::new(0),
+            closed: AtomicBool::new(false),
+        }
+    }
+
+    /// Microseconds since the start, the time of the state machines.
+    fn now(&self) -> u64 {
+        let since = base::time::monotonic().saturating_duration_since(self.began);
+        u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+    }
+
+    fn seen(&self) -> Vec<Seen> {
+        self.seen_after(NodeId([0; 16]), usize::MAX).members
+    }
+
+    /// At most `most` of the members after this one. Only these are examined, because other nodes can call
+    /// it.
+    fn seen_after(&self, after: NodeId, most: usize) -> Roll {
+        let Some(members) = self.members.get() else { return Roll::default() };
+        let seen = |member: &Member| Seen {
+            is_own: member.node == self.own,
+            is_suspect: members.is_suspect(member.node),
+            member: member.clone(),
+        };
+        let roster = members.roster();
+        let from = roster.members.partition_point(|member| member.node <= after);
+        let rest = roster.members.get(from..).unwrap_or(&[]);
+        Roll { more: rest.len() > most, members: rest.iter().take(most).map(seen).collect() }
+    }
+
+    fn net(&self) -> Option<&Net> {
+        self.net.get()
+    }
+
+    fn holdings(&self) -> Option<&Arc<dyn Holdings>> {
+        self.holdings.get()
+    }
+
+    /// A member that is not suspected of having failed.
+    fn peer(&self, node: NodeId) -> Option<Peer> {
+        let members = self.members.get()?;
+        if members.is_suspect(node) {
+            return None;
+        }
+        Some(driver::peer(members.roster().get(node)?.address, node))
+    }
+
+    /// Whether there is no other node that could have anything.
+    fn is_alone(&self) -> bool {
+        self.members.get().is_none_or(|members| members.roster().members.len() < 2)
+    }
+
+    fn happened(self: &Arc<Inner>, event: Event) {
+        match event {
+            Event::Changed(change) => self.changed(&change),
+            Event::Alone { addresses } => (self.report)(&format!(
+                "fleet: no node answers at {addresses} addresses; continuing alone, and trying again"
+            )),
+            Event::Found => (self.report)("fleet: another node answers now"),
+            Event::Twin { address } => (self.report)(&format!(
+                "fleet: the node at {address} has this node's id: its cache folder was copied; remove the file \"node\" in one of the two"
+            )),
+        }
+    }
+
+    fn changed(&self, change: &Change) {
+        let roster = self.members.get().map(Members::roster);
+        let left = self.addresses.lock().clone();
+        if let Some(net) = self.net() {
+            change.gone.iter().filter_map(|node| left.get(node)).for_each(|address| net.forget(*address));
+        }
+        {
+            let mut tracker = self.tracker.lock();
+            change.gone.iter().for_each(|node| tracker.member_gone(node));
+        }
+        change.gone.iter().for_each(|node| self.notes.forget(node));
+        self.fresh.lock().extend(change.joined.iter().map(|member| member.node));
+        if let Some(roster) = roster {
+            self.place(&roster);
+            self.report_all();
+        }
+    }
+
+    fn place(&self, roster: &Roster) {
+        *self.addresses.lock() = roster.members.iter().map(|member| (member.node, member.address)).collect();
+        let placement = Placement::new(roster.epoch, &self.zone, &roster.members);
+        let mut placed = self.placed.lock();
+        if !placed.placement().is_empty() && placed.placement().epoch() != placement.epoch() {
+            self.before.lock().get_or_insert_with(|| placed.placement().clone());
+        }
+        placed.update(placement);
+    }
+
+    fn came(&self, id: &BlobId) {
+        self.note_first(id, What::Have);
+        self.transit.kept(id);
+        if self.is_alone() {
+            // There is no other node to ask for it.
+            self.transit.forget(id);
+        }
+    }
+
+    /// One round of the periodic work. False when the node ends.
+    fn round(self: &Arc<Inner>) -> bool {
+        if self.closed.load(Ordering::Acquire) {
+            return false;
+        }
+        self.report_some();
+        let Some(net) = self.net() else { return true };
+        for (tracker, notes) in self.notes.take() {
+            let Some(peer) = self.peer(tracker) else { continue };
+            Counters::add(&self.counters.notes, notes.len() as u64);
+            let call = net.notes(peer, &notes, TELLING);
+            net.spawn(async move {
+                let _ = call.await;
+            });
+        }
+        self.transit.tidy(base::time::monotonic());
+        self.tracker.lock().tick(self.now());
+        if let Some(members) = self.members.get() {
+            members.set_vitals(self.free.load(Ordering::Relaxed), net.backlog());
+        }
+        true
+    }
+}
