@@ -24,10 +24,9 @@ use std::sync::Arc;
 
 use base::BlobId;
 use base::size::BLOB_MAX;
-use blob::coming::Then;
 use blob::completion::{Completion, Start};
 use blob::sums::crc32c;
-use blob::{Access, BlobError, BlobSource, Coming};
+use blob::{Access, BlobError, BlobSource};
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 
@@ -249,10 +248,6 @@ impl BlobSource for NameCache {
 
     fn will_need_part(&self, id: &BlobId, offset: u32, len: u32) {
         self.source.will_need_part(id, offset, len);
-    }
-
-    fn coming(&self, id: &BlobId, offset: u32, len: u32, then: Then) -> Coming {
-        self.source.coming(id, offset, len, then)
     }
 
     fn start_read(&self, id: &BlobId, range: Range<u32>, access: Access, completion: Completion) -> Start {

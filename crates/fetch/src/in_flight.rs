@@ -11,7 +11,7 @@ use blob::completion::Missed;
 use blob::{BlobError, Part};
 use parking_lot::{Condvar, Mutex};
 
-use crate::arriving::{Arriving, Verify};
+use crate::arriving::{Arriving, Fault, Verify};
 use crate::waiter::Waiter;
 
 /// Why a fetch has no bytes.
@@ -53,6 +53,17 @@ fn copy(outcome: &Outcome) -> Outcome {
 fn within(part: &Part, range: Range<u32>) -> Option<&[u8]> {
     let from = range.start.checked_sub(part.offset)? as usize;
     part.bytes.get(from..from + range.len())
+}
+
+/// Ends a buffer with the outcome of its fetch, if it has not ended.
+fn fill(buffer: &Arriving, outcome: &Outcome) {
+    match outcome {
+        Ok(part) if !buffer.is_whole() => {
+            buffer.settle(Arc::new(part.sums.clone()), part.bytes.clone());
+        }
+        Ok(_) => {}
+        Err(_) => buffer.fail(Fault::GivenUp),
+    }
 }
 
 struct Registered {
@@ -266,17 +277,18 @@ impl InFlight {
 
     /// The same. If there is none yet, it is created, and the waiters are completed from it.
     pub(crate) fn buffer_or_new(&self, verify: Verify) -> Arc<Arriving> {
-        self.fill_into(|| Arriving::counting(self.id, verify, Arc::clone(&self.served)))
-    }
-
-    /// The same with a given new buffer.
-    pub(crate) fn fill_into(&self, new: impl FnOnce() -> Arc<Arriving>) -> Arc<Arriving> {
         let mut state = self.state.lock();
         if let Some(buffer) = &state.buffer {
             return Arc::clone(buffer);
         }
-        let buffer = new();
+        let buffer = Arriving::counting(self.id, verify, Arc::clone(&self.served));
         state.buffer = Some(Arc::clone(&buffer));
+        if let Some(outcome) = &state.outcome {
+            let outcome = copy(outcome);
+            drop(state);
+            fill(&buffer, &outcome);
+            return buffer;
+        }
         let waiters: Vec<Arc<Waiter>> =
             state.waiters.iter().map(|registered| Arc::clone(&registered.waiter)).collect();
         drop(state);
@@ -292,12 +304,14 @@ impl InFlight {
 
     /// Gives all waiters this outcome.
     pub(crate) fn end(&self, outcome: Outcome) {
-        let waiters = {
+        let (waiters, buffer) = {
             let mut state = self.state.lock();
             state.outcome = Some(copy(&outcome));
-            std::mem::take(&mut state.waiters)
+            (std::mem::take(&mut state.waiters), state.buffer.clone())
         };
         self.ended.notify_all();
+        // It may have come into being a moment ago.
+        buffer.iter().for_each(|buffer| fill(buffer, &outcome));
         waiters.iter().for_each(|registered| registered.end(&outcome));
     }
 

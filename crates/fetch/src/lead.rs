@@ -100,7 +100,7 @@ impl WholeLead {
         });
         match checked {
             Ok(part) => {
-                self.land(&part);
+                self.receive(&part);
                 self.over = true;
                 let completed = self.completed(Arc::clone(&part));
                 match self.table.subscriber() {
@@ -121,7 +121,7 @@ impl WholeLead {
 
     /// Ends the fetch with a blob that is on this machine already: followers get it, the subscriber does not.
     pub fn found(mut self, part: &Arc<Part>) {
-        self.land(part);
+        self.receive(part);
         self.over = true;
         drop(self.completed(Arc::clone(part)));
     }
@@ -137,7 +137,7 @@ impl WholeLead {
     }
 
     /// All of it is here: other nodes, and then followers, get it.
-    fn land(&self, part: &Arc<Part>) {
+    fn receive(&self, part: &Arc<Part>) {
         let here = || {
             let (sums, bytes) = (Arc::new(part.sums.clone()), part.bytes.clone());
             Arriving::here(*self.id(), self.table.verify(), sums, bytes)
@@ -154,7 +154,7 @@ impl WholeLead {
         }
         let announced = self.table.lock().change(self.id(), |entry| {
             if let Some(whole) = entry.whole.as_mut().filter(|whole| Arc::ptr_eq(&whole.fetch, &self.fetch)) {
-                whole.stage = Stage::Landed(base::time::monotonic());
+                whole.stage = Stage::Received(base::time::monotonic());
             }
             entry.announced.take()
         });
@@ -199,7 +199,7 @@ impl Drop for Hold {
             }
             if let Some(whole) = entry.whole.as_mut()
                 && Arc::ptr_eq(&whole.fetch, &self.fetch)
-                && let Stage::Landed(at) = whole.stage
+                && let Stage::Received(at) = whole.stage
             {
                 whole.stage = Stage::Kept(at);
             }
@@ -318,6 +318,8 @@ impl PartLead {
                 let copy = Part { sums: part.sums.clone(), offset: 0, bytes: part.bytes.clone() };
                 let _ = lead.finish(Ok(copy));
             }
+            // Somebody else has all of it too.
+            None if is_whole(&part) => {}
             None => keep(&part),
         }
         self.end_with(Ok(Arc::clone(&part)));

@@ -1,7 +1,7 @@
 //! The table of in-flight fetches, and of whole blobs that have just arrived.
 //!
 //! ```text
-//!   join_whole ──► in flight ──finish──► landed ──the cache has written it──► kept ──replaced, 10 s──► removed
+//!   join_whole ──► in flight ──finish──► received ──the cache has written it──► kept ──replaced, 10 s──► removed
 //!                      └──error, dropped──► removed    └──not written──► removed
 //!   join_part  ──► in flight ──finish, error, dropped──► removed
 //!   announce   ──► the buffer of a whole blob whose fetch may begin ──► in flight, or removed
@@ -56,7 +56,7 @@ pub enum Join<L> {
 pub(crate) enum Stage {
     InFlight,
     /// All of it is here. The cache is to write it.
-    Landed(Instant),
+    Received(Instant),
     /// The cache has written it.
     Kept(Instant),
 }
@@ -179,7 +179,8 @@ impl Table {
         self.remembers.load(Ordering::Acquire)
     }
 
-    pub(crate) fn verify(&self) -> Verify {
+    /// How received bytes are verified.
+    pub fn verify(&self) -> Verify {
         self.verify
     }
 
@@ -260,6 +261,11 @@ impl Table {
         let entry = entries.all.get(id)?;
         let buffer = entry.whole.as_ref().and_then(|whole| whole.fetch.buffer());
         buffer.or_else(|| entry.announced.as_ref().map(|announced| Arc::clone(&announced.buffer)))
+    }
+
+    /// The buffer of a whole blob's fetch, for another node. Nodes can be sent here for it from now on.
+    pub fn buffer_of(&self, fetch: &InFlight) -> Arc<Arriving> {
+        fetch.buffer_or_new(self.verify)
     }
 
     /// Whether all of the blob is in memory here, for other nodes.

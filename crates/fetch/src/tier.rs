@@ -45,12 +45,4 @@ impl Tier for Direct {
     fn part(&self, lead: &PartLead, offset: u32, len: u32) -> Result<Part, BlobError> {
         self.0.fetch_part(lead.id(), offset, len)
     }
-
-    fn rest_by_parts(&self, id: &BlobId) -> bool {
-        self.0.rest_by_parts(id)
-    }
-
-    fn prefetches(&self) -> usize {
-        self.0.ahead_at_once()
-    }
 }

@@ -36,18 +36,10 @@ impl Core {
         if let Some(fetch) = self.in_flight(id, &range) {
             self.counters.shared_fetches.add(1);
             fetch.notify(&waiter);
-            self.notify_remotely(id, &waiter);
             return Start::Pending;
         }
         let (core, id) = (Arc::clone(self), *id);
         Start::Lead(Box::new(move || core.lead_read(&id, access, &waiter)))
-    }
-
-    /// Until the fleet fills this table itself.
-    fn notify_remotely(&self, id: &BlobId, waiter: &Arc<Waiter>) {
-        let (early, range) = (Arc::clone(waiter), waiter.range());
-        let then = move |told: blob::coming::Told<'_>| told.is_ok_and(|bytes| early.complete(Ok(bytes)));
-        let _ = self.remote.coming(id, range.start, range.len() as u32, Box::new(then));
     }
 
     /// Calls the completion if the parts in memory have all of the range. Otherwise returns it.
@@ -106,7 +98,6 @@ impl Core {
             return false;
         }
         let _phase = phase::enter(Phase::Origin);
-        self.notify_remotely(id, waiter);
         let Range { start: offset, end } = waiter.range();
         let range = read::Range { offset, len: end - offset };
         let fetched = match self.parts(id, range, access, Some(waiter)) {
