@@ -27,14 +27,14 @@ build: ## Build the program: target/release/covey, with its debug information in
 run: ## Build, format a volume, mount it and do real work on it; ONCE=1 ends instead of waiting for Ctrl-C
 	@scripts/bootstrap run
 	@$(MAKE) build
-	@scripts/demo
+	@scripts/keep-switch scripts/demo
 
 .PHONY: run-fleet
 run-fleet: ## An S3 store, a depot and four nodes in network namespaces: where each byte comes from, live; needs root
 	@scripts/bootstrap run-fleet
 	@$(MAKE) build
 	@$(CARGO) build --package covey-nets --bin run-fleet
-	@COVEY_BIN="$(CURDIR)/$(program)" "$(CARGO_TARGET_DIR)/debug/run-fleet"
+	@COVEY_BIN="$(CURDIR)/$(program)" scripts/keep-switch "$(CARGO_TARGET_DIR)/debug/run-fleet"
 
 ##@ Pack
 
@@ -50,7 +50,7 @@ deb: build ## A Debian package: target/debian/covey_VERSION_ARCHITECTURE.deb
 
 .PHONY: test-deb
 test-deb: deb ## Install it in a clean root, mount there, purge it; needs root and debootstrap
-	@scripts/test-deb target/debian/covey_*.deb
+	@scripts/keep-switch scripts/test-deb target/debian/covey_*.deb
 
 ##@ Check
 
@@ -167,7 +167,7 @@ test-memory: build ## Peak memory through 20 GiB written and read, and disk use 
 # bench/results/DATE-HOST/. The targets need root and an idle machine. BENCH_ARGS are options of the figure,
 # such as BENCH_ARGS="--quick --rounds 9 --scratch /mnt/disk".
 # $(1): a figure of covey-bench; $(2): its options.
-figure = "$(CARGO_TARGET_DIR)/release/covey-bench" $(1) --covey "$(program)" $(2) $(BENCH_ARGS)
+figure = scripts/keep-switch "$(CARGO_TARGET_DIR)/release/covey-bench" $(1) --covey "$(program)" $(2) $(BENCH_ARGS)
 
 .PHONY: bench-build
 bench-build: build
@@ -209,7 +209,7 @@ bench-origin: bench-build minio ## Over an S3 store (MinIO): compared with juice
 .PHONY: bench-access
 bench-access: build minio ## Small cold reads of large files: pread, mmap, numpy, HDF5, zarr, lance; time, requests, bytes; JUICEFS=path
 	@scripts/bootstrap bench
-	python3 bench/access.py --covey "$(program)" --minio "$(or $(MINIO),$(cache)/peers/minio)" --venv "$(cache)/access-venv" \
+	scripts/keep-switch python3 bench/access.py --covey "$(program)" --minio "$(or $(MINIO),$(cache)/peers/minio)" --venv "$(cache)/access-venv" \
 		--results "bench/results/$(shell date -u +%Y-%m-%d)-access" $(if $(JUICEFS),--juicefs "$(JUICEFS)") $(BENCH_ARGS)
 
 .PHONY: bench-fleet

@@ -5,8 +5,8 @@
 //!   for a blob, and when is the last node done, compared with a single node?
 //! - *scale* (P5): the same data set, and each node starts at a different place in it: the total rate against
 //!   one node's.
-//! - *tiers* (P3): cold reads of 128 KiB, 1 to 256 readers per node, from a peer, from the depot, from a depot
-//!   1 ms away, and from the store. The first three need a program that knows `--join`.
+//! - *tiers* (P3): cold reads of 128 KiB, 1 to 256 readers per node, from a peer, from the depot, from a
+//!   depot 1 ms away, and from the store. The first three need a program that knows `--join`.
 //! - *start* (P7): a container starts from a published root, on 1 and on 8 nodes, compared with unpacking a
 //!   tar of it first.
 //!

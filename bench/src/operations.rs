@@ -47,7 +47,7 @@ pub fn run(args: &Args) -> Result<()> {
     bench.measure(&mut places, &cells(&args.common), &mut sheet)?;
     targets(&mut sheet);
     sheet.note("A request that the kernel sends later, as FORGET, may be counted with another row; asking the daemon for its counts costs a few of its own.");
-    sheet.note("Moved: with --aside off, so that a program is woken on any CPU when its answer comes.");
+    sheet.note("Moved: with --yield off, so that a program is woken on any CPU when its answer comes.");
     sheet.note("Traced: with `covey trace` looking on at every request, its lines thrown away.");
     sheet.chart_ratios("covey", &["ext4", "tmpfs", "null"]);
     bench.finish(sheet, places)

@@ -265,7 +265,7 @@ impl Place {
             command.args(["--readers", &setup.readers.to_string()]);
         }
         if setup.moved {
-            command.args(["--aside", "off"]);
+            command.args(["--yield", "off"]);
         }
         if setup.kind == Kind::CoveyS3 {
             self.store()?.hand_to(&mut command);

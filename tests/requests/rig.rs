@@ -18,8 +18,8 @@ impl BlobSource for OriginSource {
         self.0.read_at(id, offset, buf)
     }
 
-    fn is_near(&self, id: &base::BlobId) -> bool {
-        self.0.is_near(id)
+    fn is_local(&self, id: &base::BlobId) -> bool {
+        self.0.is_local(id)
     }
 }
 

@@ -146,7 +146,7 @@ fn check_pages(file: &File, last: &[u64]) {
 #[test]
 fn random_overwrites_leave_at_most_twice_what_lives() {
     requires!(Need::Mount, Need::Free(2 << 30));
-    overwrites(96, 8);
+    overwrites(48, 8);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use api::control::{Ear, Request};
+use api::control::{ControlAddress, Request};
 use api::status::{Mode, Status};
 use covey_tests::{Need, requires};
 use fuse::Unmount;
@@ -24,8 +24,8 @@ fn a_program_mounts_a_volume_without_the_command_line() {
         running.go_on().unwrap();
         fs::write(place.join(round), round).unwrap();
         assert_eq!(fs::read_to_string(place.join("first")).unwrap(), "first");
-        let ear = Ear::of_source(&folder);
-        let status: Status = node::control::ask(&ear, &Request::Status, &mut |_| ()).unwrap();
+        let address = ControlAddress::of_source(&folder);
+        let status: Status = node::control::ask(&address, &Request::Status, &mut |_| ()).unwrap();
         assert_eq!((status.mode, status.served.unwrap().mountpoint), (Mode::Exclusive, place.clone()));
         running.handle().unmount(Unmount::Polite).unwrap();
         running.wait(&mut || ());

@@ -10,7 +10,7 @@ use blob::{BlobSource, Origin, PackStore};
 use cache::MemoryPacks;
 use covey_tests::Rng;
 use fs::api::{Attr, Caller, FileKind, Filesystem, NewNode, RenameMode, SetAttr, SetTime, XattrMode};
-use fs::fsck::{self, Depth, Ears};
+use fs::fsck::{self, Callbacks, Depth};
 use fs::publish::SealedPack;
 use fs::volume::{FormatRequest, Options, Parts, Volume};
 use meta::MetaStore;
@@ -94,8 +94,9 @@ impl World {
     /// The findings of a check, as text.
     pub fn findings(parts: &Parts) -> Vec<String> {
         let mut found = Vec::new();
-        let mut ears = Ears { found: &mut |finding| found.push(finding.to_string()), progress: &mut |_| () };
-        fsck::check(parts, Depth::Full, &mut ears).unwrap();
+        let mut callbacks =
+            Callbacks { found: &mut |finding| found.push(finding.to_string()), progress: &mut |_| () };
+        fsck::check(parts, Depth::Full, &mut callbacks).unwrap();
         found
     }
 }

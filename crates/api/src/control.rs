@@ -7,14 +7,14 @@
 //! ```
 //!
 //! The control socket of a volume in a folder lies in that folder, which only its owner may enter. The socket
-//! of any other mount lies in a folder of the system ([`ear`]). In both cases the daemon asks the kernel for
-//! the caller's user and serves only root and its own user. Each caller has its own thread: requests are
+//! of any other mount lies in a folder of the system ([`address`]). In both cases the daemon asks the kernel
+//! for the caller's user and serves only root and its own user. Each caller has its own thread: requests are
 //! rare, and a long one (a garbage collection) must not delay `status`.
 //!
 //! After [`Request::Watch`] the daemon sends notes until the command sends `stop` or closes its end.
 
+pub mod address;
 mod client;
-pub mod ear;
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::AsRawFd;
@@ -32,8 +32,8 @@ use crate::error::{Failure, Result};
 use crate::raw_path::RawPath;
 use crate::watch::Wish;
 
+pub use address::ControlAddress;
 pub use client::{Asked, Known, Stopper, ask, silent, state};
-pub use ear::Ear;
 
 /// The requests to a daemon. Paths are relative to the volume's root.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -189,7 +189,7 @@ fn send(mut stream: &UnixStream, reply: &Reply) -> io::Result<()> {
 /// The listening daemon's side. Stops listening when dropped.
 #[derive(Debug)]
 pub struct Listener {
-    ear: Ear,
+    address: ControlAddress,
     /// The socket, if it is a file.
     file: Option<PathBuf>,
     stop: Arc<AtomicBool>,
@@ -204,15 +204,15 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 
 impl Listener {
     /// Starts listening.
-    pub fn start(ear: Ear, serve: Arc<dyn Serve>) -> Result<Listener> {
+    pub fn start(address: ControlAddress, serve: Arc<dyn Serve>) -> Result<Listener> {
         let cannot = |error: io::Error| Failure::io("cannot open the control socket", &error);
-        let (socket, file) = ear.bind().map_err(cannot)?;
+        let (socket, file) = address.bind().map_err(cannot)?;
         let stop = Arc::new(AtomicBool::new(false));
         let callers = Arc::new(AtomicUsize::new(0));
         let (stopped, served) = (stop.clone(), callers.clone());
         base::thread::spawn("covey-control", move || accept(&socket, &serve, &stopped, &served))
             .map_err(cannot)?;
-        Ok(Listener { ear, file, stop, callers })
+        Ok(Listener { address, file, stop, callers })
     }
 }
 
@@ -220,9 +220,9 @@ impl Drop for Listener {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
         // The thread waits in accept(2). A connection of our own wakes it.
-        let _ = self.ear.connect();
+        let _ = self.address.connect();
         if let Some(file) = &self.file {
-            self.ear.remove(file);
+            self.address.remove(file);
         }
         let until = base::time::monotonic() + LAST_WORDS;
         while self.callers.load(Ordering::SeqCst) > 0 && base::time::monotonic() < until {
@@ -297,11 +297,11 @@ mod tests {
     pub struct Nothing;
 
     impl Known for Nothing {
-        fn check(&self, _: &UnixStream, _: &Ear) -> io::Result<()> {
+        fn check(&self, _: &UnixStream, _: &ControlAddress) -> io::Result<()> {
             Ok(())
         }
 
-        fn place(&self, _: &Ear) -> Option<PathBuf> {
+        fn place(&self, _: &ControlAddress) -> Option<PathBuf> {
             None
         }
     }
@@ -332,10 +332,10 @@ mod tests {
     #[test]
     fn one_who_looks_on_hears_notes_until_he_says_stop() {
         let temp = tempfile::tempdir().unwrap();
-        let ear = Ear::of_source(temp.path());
-        let _listener = Listener::start(ear.clone(), Arc::new(Parrot)).unwrap();
+        let address = ControlAddress::of_source(temp.path());
+        let _listener = Listener::start(address.clone(), Arc::new(Parrot)).unwrap();
         let request = Request::Watch { wish: Wish::Stats { interval_ms: 1 } };
-        let asked = Asked::ask(&Nothing, &ear, &request).unwrap();
+        let asked = Asked::ask(&Nothing, &address, &request).unwrap();
         let stopper = asked.stopper().unwrap();
         let mut notes = 0_u64;
         let said: u64 = asked
@@ -347,18 +347,21 @@ mod tests {
             })
             .unwrap();
         assert!(notes >= 3 && said == notes, "{notes} of {said}");
-        let hasty = Asked::ask(&Nothing, &ear, &request).unwrap();
+        let hasty = Asked::ask(&Nothing, &address, &request).unwrap();
         hasty.stopper().unwrap().stop();
         assert!(hasty.hear::<u64>(&mut |_| (), &mut |_| ()).is_ok(), "also when it comes with the request");
     }
 
-    fn ask_all(ear: &Ear) {
+    fn ask_all(address: &ControlAddress) {
         let mut ticks = 0;
-        let answer: u32 = ask(&Nothing, ear, &Request::Gc, &mut |tick| ticks += tick.done).unwrap();
+        let answer: u32 = ask(&Nothing, address, &Request::Gc, &mut |tick| ticks += tick.done).unwrap();
         assert_eq!((answer, ticks), (42, 6));
-        let failed = ask::<u32>(&Nothing, ear, &Request::Status, &mut |_| ()).unwrap_err();
+        let failed = ask::<u32>(&Nothing, address, &Request::Status, &mut |_| ()).unwrap_err();
         assert_eq!((failed.status, failed.next.len()), (2, 1), "{failed}");
-        assert_eq!(ask::<String>(&Nothing, ear, &Request::Gc, &mut |_| ()).unwrap_err().code, "no-answer");
+        assert_eq!(
+            ask::<String>(&Nothing, address, &Request::Gc, &mut |_| ()).unwrap_err().code,
+            "no-answer"
+        );
     }
 
     #[test]
@@ -367,29 +370,32 @@ mod tests {
         let deep = temp.path().join("d".repeat(120));
         fs::create_dir(&deep).unwrap();
         let id = base::random::u64();
-        for ear in [
-            Ear::of_source(temp.path()),
-            Ear::of_source(&deep),
-            Ear::of_source(Path::new(&format!("mem:{id:x}"))),
+        for address in [
+            ControlAddress::of_source(temp.path()),
+            ControlAddress::of_source(&deep),
+            ControlAddress::of_source(Path::new(&format!("mem:{id:x}"))),
         ] {
-            let listener = Listener::start(ear.clone(), Arc::new(Parrot)).unwrap();
-            ask_all(&ear);
+            let listener = Listener::start(address.clone(), Arc::new(Parrot)).unwrap();
+            ask_all(&address);
             assert_eq!(
-                ask::<u32>(&Nothing, &ear, &Request::Flush, &mut |_| ()).unwrap_err().code,
+                ask::<u32>(&Nothing, &address, &Request::Flush, &mut |_| ()).unwrap_err().code,
                 "no-answer"
             );
-            ask_all(&ear);
+            ask_all(&address);
             drop(listener);
-            assert_eq!(ask::<u32>(&Nothing, &ear, &Request::Gc, &mut |_| ()).unwrap_err().code, "no-answer");
+            assert_eq!(
+                ask::<u32>(&Nothing, &address, &Request::Gc, &mut |_| ()).unwrap_err().code,
+                "no-answer"
+            );
         }
     }
 
     #[test]
     fn a_dead_daemons_socket_is_no_obstacle() {
         let temp = tempfile::tempdir().unwrap();
-        let ear = Ear::of_source(temp.path());
-        drop(ear.bind().unwrap());
-        let _listener = Listener::start(ear.clone(), Arc::new(Parrot)).unwrap();
-        ask_all(&ear);
+        let address = ControlAddress::of_source(temp.path());
+        drop(address.bind().unwrap());
+        let _listener = Listener::start(address.clone(), Arc::new(Parrot)).unwrap();
+        ask_all(&address);
     }
 }

@@ -1,7 +1,7 @@
 //! The figures of a mount, as a daemon reports them. Field names are stable.
 
-pub mod far;
 pub mod fleet;
+pub mod remote_side;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -9,8 +9,8 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::source;
-use far::FarStatus;
 use fleet::FleetStatus;
+use remote_side::RemoteStatus;
 
 /// What a mount guarantees about changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -88,7 +88,8 @@ pub struct Status {
     pub claim: Option<ClaimStatus>,
     /// The figures of a remote origin: uploads, the cache, requests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub far: Option<FarStatus>,
+    #[serde(rename = "far")]
+    pub remote_side: Option<RemoteStatus>,
     /// The figures of a node of a fleet: the other nodes, and where bytes came from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fleet: Option<FleetStatus>,
@@ -164,7 +165,7 @@ impl Status {
             memory_bytes: 0,
             memory_peak_bytes: 0,
             claim: None,
-            far: None,
+            remote_side: None,
             fleet: None,
         }
     }

@@ -1,5 +1,5 @@
-//! The scale of all histograms of durations: eight steps of equal width for each doubling. So a value is known
-//! to within an eighth, and finding a step takes a few integer operations.
+//! The scale of all histograms of durations: eight steps of equal width for each doubling. So a value is
+//! known to within an eighth, and finding a step takes a few integer operations.
 
 /// Steps for each doubling.
 pub const STEPS: usize = 8;

@@ -255,8 +255,8 @@ impl BlobSource for FailingOrigin {
         self.inner.read_as(id, offset, buf, access)
     }
 
-    fn is_near(&self, id: &BlobId) -> bool {
-        self.inner.is_near(id)
+    fn is_local(&self, id: &BlobId) -> bool {
+        self.inner.is_local(id)
     }
 
     fn will_need(&self, id: &BlobId) {

@@ -299,7 +299,7 @@ impl BlobSource for BlobFolder {
         }
     }
 
-    fn is_near(&self, id: &BlobId) -> bool {
+    fn is_local(&self, id: &BlobId) -> bool {
         self.open.has(id) || self.path(id).exists()
     }
 

@@ -78,7 +78,7 @@ pub trait BlobSource: Send + Sync {
 
     /// Whether a read would be served from this machine, without waiting for a network. It decides on which
     /// thread a request is served, so it must be quick. A wrong answer costs time, not correctness.
-    fn is_near(&self, id: &BlobId) -> bool;
+    fn is_local(&self, id: &BlobId) -> bool;
 
     /// A hint that all of the blob will be read soon. Returns quickly: a source that can, fetches it in the
     /// background.

@@ -229,17 +229,17 @@ impl BlobSource for NameCache {
     fn read_as(&self, id: &BlobId, offset: u32, buf: &mut [u8], access: Access) -> Result<(), BlobError> {
         let place = (*id, offset, u32::try_from(buf.len()).unwrap_or(u32::MAX));
         if buf.is_empty() || !self.find(&place, buf) {
-            let was_near = self.source.is_near(id);
+            let was_local = self.source.is_local(id);
             self.source.read_as(id, offset, buf, access)?;
             if !buf.is_empty() {
-                self.keep(&place, buf, !was_near);
+                self.keep(&place, buf, !was_local);
             }
         }
         Ok(())
     }
 
-    fn is_near(&self, id: &BlobId) -> bool {
-        self.source.is_near(id)
+    fn is_local(&self, id: &BlobId) -> bool {
+        self.source.is_local(id)
     }
 
     fn will_need(&self, id: &BlobId) {
@@ -278,7 +278,7 @@ mod tests {
             Ok(())
         }
 
-        fn is_near(&self, _: &BlobId) -> bool {
+        fn is_local(&self, _: &BlobId) -> bool {
             false
         }
     }

@@ -493,8 +493,8 @@ impl BlobSource for NodeCache {
     }
 
     /// Whether all of it is on this node.
-    fn is_near(&self, id: &BlobId) -> bool {
-        self.core.is_near(id)
+    fn is_local(&self, id: &BlobId) -> bool {
+        self.core.is_local(id)
     }
 
     fn will_need(&self, id: &BlobId) {

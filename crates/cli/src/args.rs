@@ -92,8 +92,8 @@ impl Reach {
 /// How the kernel's requests reach the daemon.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Transport {
-    /// How requests come: uring (FUSE over io_uring; root turns the kernel's switch on), classic (/dev/fuse),
-    /// or auto: uring where the switch is on
+    /// How requests come: auto (FUSE over io_uring where it can be had; as root it turns the kernel's switch
+    /// on), uring (that or no mount), or classic (/dev/fuse; leaves the switch alone)
     #[arg(
         id = "transport",
         long = "transport",
@@ -115,23 +115,24 @@ pub struct Transport {
     readers: usize,
     /// Over io_uring, keep each program on the CPU where it asks (on, off)
     #[arg(
-        long,
+        long = "yield",
+        alias = "aside",
         value_name = "ON",
         action = clap::ArgAction::Set,
         value_parser = clap::builder::BoolishValueParser::new(),
         default_value = "on",
         hide_possible_values = true,
-        env = "COVEY_FUSE_ASIDE",
+        env = "COVEY_FUSE_YIELD",
         hide_env = true
     )]
-    aside: bool,
+    yields: bool,
 }
 
 impl Transport {
     /// The form that crate `node` takes.
     pub fn transport(&self) -> running::Transport {
-        let Transport { kind, readers, aside } = *self;
-        running::Transport { kind, readers, aside }
+        let Transport { kind, readers, yields } = *self;
+        running::Transport { kind, readers, yields }
     }
 }
 

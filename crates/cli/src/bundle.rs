@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use api::control::{Ear, Request};
+use api::control::{ControlAddress, Request};
 use api::error::Failure;
 use api::raw_path::RawPath;
 use api::watch::Wish;
@@ -148,7 +148,7 @@ impl Bundle {
     pub fn volume(&mut self, path: &Path, say: &dyn Fn(&str)) -> Result<(), Failure> {
         match target::resolve_volume(path) {
             Ok(Target::Mounted(place)) => {
-                let pid = self.daemon(&place.ear(), say);
+                let pid = self.daemon(&place.address(), say);
                 let dir = mounts::volume_of(&place.mount).and_then(|path| VolumeDir::open(&path).ok());
                 match (dir, pid) {
                     (Some(dir), _) => self.folder(&dir),
@@ -197,21 +197,21 @@ impl Bundle {
     /// Adds the daemon's status, taken twice, and its statistics in between. Returns the daemon's process id.
     /// A daemon that does not answer is asked only once, because each request would wait for the whole
     /// timeout.
-    fn daemon(&mut self, ear: &Ear, say: &dyn Fn(&str)) -> Option<u32> {
-        let status = || control::ask::<Value>(ear, &Request::Status, &mut |_| ());
+    fn daemon(&mut self, address: &ControlAddress, say: &dyn Fn(&str)) -> Option<u32> {
+        let status = || control::ask::<Value>(address, &Request::Status, &mut |_| ());
         let first = status();
         let pid = first.as_ref().map(|status| status["served"]["pid"].as_u64());
         let pid = pid.map(|pid| pid.and_then(|pid| u32::try_from(pid).ok())).map_err(drop);
         self.outcome("volume/status-1.json", first);
         let Ok(pid) = pid else { return None };
         say(&format!("Looking on for {} s ...", LOOK.as_secs()));
-        let stats = look_on(ear);
+        let stats = look_on(address);
         if stats.is_err() {
             std::thread::sleep(LOOK);
         }
         self.outcome("volume/stats.json", stats);
         self.outcome("volume/status-2.json", status());
-        match control::ask::<String>(ear, &Request::Metrics, &mut |_| ()) {
+        match control::ask::<String>(address, &Request::Metrics, &mut |_| ()) {
             Ok(page) => self.text("volume/metrics.txt", &page),
             Err(failure) => self.text("volume/metrics.txt", &failure.to_string()),
         }
@@ -250,8 +250,8 @@ impl Bundle {
 }
 
 /// Records one line of statistics a second.
-fn look_on(ear: &Ear) -> Result<Vec<Value>, Failure> {
-    let asked = control::begin(ear, &Request::Watch { wish: Wish::Stats { interval_ms: 1_000 } })?;
+fn look_on(address: &ControlAddress) -> Result<Vec<Value>, Failure> {
+    let asked = control::begin(address, &Request::Watch { wish: Wish::Stats { interval_ms: 1_000 } })?;
     let enough = asked.stopper()?;
     let wanted = LOOK.as_secs() as usize;
     let mut lines = Vec::new();

@@ -7,7 +7,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use api::control::{Ear, Request, Stopper};
+use api::control::{ControlAddress, Request, Stopper};
 use api::error::{Failure, Result};
 use api::watch::Wish;
 use node::control;
@@ -17,9 +17,9 @@ use serde::de::DeserializeOwned;
 use crate::target::{Target, resolve_volume};
 
 /// The control socket of the daemon that serves a path. A volume that is not mounted has none.
-pub fn ear_of(path: &Path, does: &str) -> Result<Ear> {
+pub fn ear_of(path: &Path, does: &str) -> Result<ControlAddress> {
     match resolve_volume(path)? {
-        Target::Mounted(place) => Ok(place.ear()),
+        Target::Mounted(place) => Ok(place.address()),
         Target::Closed { dir, .. } => {
             let volume = dir.path().display();
             Err(Failure::new("not-mounted", format!("{volume} is not mounted: there is nothing to look at"))
@@ -31,13 +31,13 @@ pub fn ear_of(path: &Path, does: &str) -> Result<Ear> {
 
 /// Watches one mount until Ctrl-C, or for a time. Returns the daemon's summary.
 pub fn look_on<N: DeserializeOwned, T: DeserializeOwned>(
-    ear: &Ear,
+    address: &ControlAddress,
     wish: Wish,
     at_most: Option<Duration>,
     each: &mut dyn FnMut(N),
 ) -> Result<T> {
     signals::block();
-    let asked = control::begin(ear, &Request::Watch { wish })?;
+    let asked = control::begin(address, &Request::Watch { wish })?;
     stop_by_signal(vec![asked.stopper()?], at_most)?;
     asked.hear(&mut |_| (), &mut |value| {
         if let Ok(note) = serde_json::from_value(value) {

@@ -1,8 +1,8 @@
 //! Rows of `covey status` that other commands show too.
 
 use api::status::ClaimStatus;
-use api::status::far::{FarStatus, UploadStatus};
 use api::status::fleet::{FleetStatus, LentStatus, TierStatus};
+use api::status::remote_side::{RemoteStatus, UploadStatus};
 use api::text::{bytes, count, span};
 
 use crate::table::Pairs;
@@ -11,21 +11,21 @@ use crate::table::Pairs;
 const SHOWN: usize = 16;
 
 /// The rows of `covey status` for a volume with a remote origin.
-pub fn far(pairs: &mut Pairs, far: &FarStatus) {
-    upload_rows(pairs, &far.uploads);
-    reading(pairs, far);
+pub fn remote_side(pairs: &mut Pairs, remote_side: &RemoteStatus) {
+    upload_rows(pairs, &remote_side.uploads);
+    reading(pairs, remote_side);
 }
 
 /// The rows of a remote origin that is only read, as for a published tree.
-pub fn reading(pairs: &mut Pairs, far: &FarStatus) {
-    cache(pairs, far);
-    let requests = &far.requests;
+pub fn reading(pairs: &mut Pairs, remote_side: &RemoteStatus) {
+    cache(pairs, remote_side);
+    let requests = &remote_side.requests;
     let named = requests.by_kind.iter().filter(|(_, n)| **n > 0);
     let kinds: Vec<String> = named.map(|(kind, n)| format!("{} {kind}", count(*n))).collect();
     let kinds = if kinds.is_empty() { "none".to_owned() } else { kinds.join(", ") };
     let (sent, received) = (bytes(requests.sent_bytes), bytes(requests.received_bytes));
     pairs.row("origin asked", format!("{kinds}; {sent} sent, {received} received"));
-    if let Some(away) = &far.away {
+    if let Some(away) = &remote_side.away {
         let why = format!("not seen for {}, and looked for: {}", span(away.seconds as f64), away.why);
         pairs.row("origin away", why);
     }
@@ -72,8 +72,8 @@ fn upload_rows(pairs: &mut Pairs, uploads: &UploadStatus) {
 }
 
 /// The rows of `covey cache status`.
-pub fn cache(pairs: &mut Pairs, far: &FarStatus) {
-    let cache = &far.cache;
+pub fn cache(pairs: &mut Pairs, remote_side: &RemoteStatus) {
+    let cache = &remote_side.cache;
     let kept =
         format!("{} in {} blobs, of {}", bytes(cache.bytes), count(cache.blobs), bytes(cache.size_bytes));
     let off = cache.off.as_ref().map_or_else(String::new, |why| format!("; off: {why}"));
@@ -148,7 +148,7 @@ pub fn lent(status: &LentStatus) -> String {
     let asked: Vec<String> =
         asked.iter().filter(|(n, _)| *n > 0).map(|(n, why)| format!("{} {why}", count(*n))).collect();
     pairs.row("blobs fetched", if asked.is_empty() { "none yet".to_owned() } else { asked.join(", ") });
-    reading(&mut pairs, &status.far);
+    reading(&mut pairs, &status.remote_side);
     fleet(&mut pairs, &status.fleet);
     pairs.row("memory", format!("{} (peak {})", bytes(status.memory_bytes), bytes(status.memory_peak_bytes)));
     pairs.text()
@@ -200,7 +200,7 @@ pub fn waiting(uploads: &UploadStatus) -> String {
 
 #[cfg(test)]
 mod tests {
-    use api::status::far::Waiting;
+    use api::status::remote_side::Waiting;
 
     use super::*;
 

@@ -8,7 +8,7 @@ use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use api::control::Ear;
+use api::control::ControlAddress;
 use api::error::{Failure, Result};
 use fuse::mount::{Life, Mounted};
 use node::mounts;
@@ -44,8 +44,8 @@ impl Place {
     }
 
     /// The control socket of its daemon.
-    pub fn ear(&self) -> Ear {
-        Ear::of_source(Path::new(&self.mount.source))
+    pub fn address(&self) -> ControlAddress {
+        ControlAddress::of_source(Path::new(&self.mount.source))
     }
 
     fn on(mount: Mounted, path: PathBuf) -> Result<Target> {

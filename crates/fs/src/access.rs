@@ -157,7 +157,7 @@ pub(crate) fn check_value(value: &[u8]) -> Result<(), Errno> {
 impl Core {
     /// The access mode of a file; `record` was just read. If it cannot be told without waiting, the default.
     pub(crate) fn access_of(&self, ino: Ino, record: &InodeRecord) -> Access {
-        if self.options.near {
+        if self.options.local {
             return Access::Normal;
         }
         if let Some(access) = self.hints.known(ino) {
@@ -206,7 +206,7 @@ impl Core {
     }
 
     fn is_at_hand(&self, key: &Key) -> bool {
-        self.options.names_near || base::thread::may_wait() || self.names.is_at_hand(key)
+        self.options.names_local || base::thread::may_wait() || self.names.is_at_hand(key)
     }
 }
 

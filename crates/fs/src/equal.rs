@@ -111,9 +111,9 @@ impl Core {
 
     fn compare(&self, at: &ContentRow, bytes: &[u8], may_wait: bool) -> Result<Target, Error> {
         let Some(place) = self.place_of(at.pack)? else { return Ok(Target::Stale) };
-        if let (Place::Blob(blob), false) = (place, self.options.near) {
+        if let (Place::Blob(blob), false) = (place, self.options.local) {
             match self.ask_origin(&blob, may_wait)? {
-                Target::Sound if !self.parts.source.is_near(&blob) => return Ok(Target::Sound),
+                Target::Sound if !self.parts.source.is_local(&blob) => return Ok(Target::Sound),
                 Target::Sound => {}
                 other => return Ok(other),
             }

@@ -84,14 +84,14 @@ pub struct Summary {
 }
 
 /// The callbacks of a check.
-pub struct Ears<'a> {
+pub struct Callbacks<'a> {
     /// Called with each finding.
     pub found: &'a mut dyn FnMut(Finding),
     /// Called now and then.
     pub progress: &'a mut dyn FnMut(Progress),
 }
 
-impl Ears<'_> {
+impl Callbacks<'_> {
     fn done(&mut self, phase: Phase, done: u64) {
         (self.progress)(Progress { phase, done });
     }
@@ -101,18 +101,18 @@ impl Ears<'_> {
 ///
 /// # Errors
 /// It is no volume, or its store or origin failed as a whole.
-pub fn check(parts: &Parts, depth: Depth, ears: &mut Ears<'_>) -> Result<Summary, OpenError> {
+pub fn check(parts: &Parts, depth: Depth, callbacks: &mut Callbacks<'_>) -> Result<Summary, OpenError> {
     Volume::probe(&*parts.store)?;
     let mut summary = Summary::default();
     let mut found = Vec::new();
     summary.names = {
         let mut listener = Listener {
             found: &mut |finding| found.push(Finding::Names(finding)),
-            progress: &mut |rows| ears.done(Phase::Names, rows),
+            progress: &mut |rows| callbacks.done(Phase::Names, rows),
         };
         audit::audit(&*parts.store, &mut listener).map_err(OpenError::Store)?
     };
-    let mut check = Check { parts, names: Names::new(parts.store.clone()), depth, ears, summary };
+    let mut check = Check { parts, names: Names::new(parts.store.clone()), depth, callbacks, summary };
     found.into_iter().for_each(|finding| check.report(finding));
     check.packs().map_err(OpenError::from)?;
     check.trees().map_err(OpenError::from)?;
@@ -125,7 +125,7 @@ struct Check<'a, 'e> {
     parts: &'a Parts,
     names: Names,
     depth: Depth,
-    ears: &'a mut Ears<'e>,
+    callbacks: &'a mut Callbacks<'e>,
     summary: Summary,
 }
 
@@ -133,7 +133,7 @@ impl Check<'_, '_> {
     fn report(&mut self, finding: Finding) {
         self.summary.findings += 1;
         self.summary.serious += u64::from(!finding.is_harmless());
-        (self.ears.found)(finding);
+        (self.callbacks.found)(finding);
     }
 
     fn packs(&mut self) -> Result<(), Error> {
@@ -151,7 +151,7 @@ impl Check<'_, '_> {
                         open_seen += 1;
                         let len = open.iter().find(|(no, _)| *no == pack).map(|(_, len)| *len);
                         self.open(pack, len)?;
-                        self.ears.done(Phase::OpenPacks, open_seen);
+                        self.callbacks.done(Phase::OpenPacks, open_seen);
                     }
                     PackRow::Condemned { .. } => {}
                 }
@@ -167,7 +167,7 @@ impl Check<'_, '_> {
         self.summary.blobs += 1;
         self.summary.blob_bytes += u64::from(size);
         let done = self.summary.blob_bytes;
-        self.ears.done(Phase::Blobs, done);
+        self.callbacks.done(Phase::Blobs, done);
         match looked {
             Ok(None) => Ok(()),
             Ok(Some(what)) => {
@@ -350,7 +350,7 @@ impl Check<'_, '_> {
                     return false;
                 }
             }
-            self.ears.done(Phase::Strays, seen);
+            self.callbacks.done(Phase::Strays, seen);
             true
         })?;
         failed.map_or(Ok(()), |error| Err(error.into()))
@@ -431,7 +431,7 @@ pub fn check_and_repair(
         let mut findings = Vec::new();
         let depth = if pass == 1 { depth } else { Depth::Presence };
         let summary =
-            check(parts, depth, &mut Ears { found: &mut |finding| findings.push(finding), progress })?;
+            check(parts, depth, &mut Callbacks { found: &mut |finding| findings.push(finding), progress })?;
         let mut repaired = 0;
         for finding in &findings {
             let kept = strays == Strays::Keep && matches!(finding, Finding::StrayBlob { .. });

@@ -12,7 +12,6 @@
 //! - [`errno`]: the one table from errors to error numbers.
 
 pub mod access;
-mod ahead;
 pub mod api;
 mod bytes;
 pub mod clone;
@@ -25,6 +24,7 @@ mod numbers;
 mod ops;
 mod packs;
 mod paths;
+mod prefetch;
 pub mod publish;
 mod refs;
 mod serve;

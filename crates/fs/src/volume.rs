@@ -38,7 +38,6 @@ use meta::{MetaStore, Names, PackRow};
 use parking_lot::{Mutex, RwLock};
 
 use crate::access::{AccessRules, Hints};
-use crate::ahead::Streams;
 use crate::api::Caller;
 use crate::equal::Answers;
 use crate::errno::{Errno, Error};
@@ -49,6 +48,7 @@ use crate::gc::sweep::Sweep;
 use crate::numbers::Numbers;
 use crate::packs::Packs;
 use crate::packs::table::Table;
+use crate::prefetch::Streams;
 use crate::publish::Publishing;
 use crate::refs::Refs;
 use crate::serve::Reported;
@@ -120,7 +120,7 @@ pub struct Options {
     /// The longest time between two flushes: everything older survives a power cut.
     pub commit: Duration,
     /// All blobs are on this machine: no read waits for a network.
-    pub near: bool,
+    pub local: bool,
     /// A pack below 1 MiB is sealed when nothing was added to it for this long. Where each blob costs a
     /// request, a longer wait gives fewer blobs.
     pub seal_small: Duration,
@@ -129,7 +129,7 @@ pub struct Options {
     /// Asked before new bytes are taken.
     pub gate: Arc<dyn Gate>,
     /// Names are on this machine too: no lookup waits for a network.
-    pub names_near: bool,
+    pub names_local: bool,
     /// Rules for how files will be read, if any were given.
     pub access: AccessRules,
     /// Called before a blob is deleted, if present. An error (a sentence) keeps the blob.
@@ -145,11 +145,11 @@ impl Default for Options {
             frozen: false,
             atime: Atime::AsSet,
             commit: Duration::from_secs(1),
-            near: true,
+            local: true,
             seal_small: crate::packs::IDLE_SMALL,
             fsync: Fsync::Here,
             gate: Arc::new(NoGate),
-            names_near: true,
+            names_local: true,
             access: AccessRules::default(),
             may_delete: None,
             report: Arc::new(|line| eprintln!("covey: {line}")),
@@ -340,14 +340,16 @@ impl Volume {
             volume.start("covey-sweep", Core::sweeper)?;
             volume.start("covey-reap", Core::reaper)?;
         }
-        if !core.options.read_only && !core.options.near {
+        if !core.options.read_only && core.options.local {
+            volume.start("covey-dedup", Core::deduper)?;
+        } else if !core.options.read_only {
             // Not joined: it may be waiting for a network.
             let deduper = core.clone();
             base::thread::spawn("covey-dedup", move || deduper.deduper()).map_err(OpenError::Thread)?;
         }
-        if !core.options.names_near {
+        if !core.options.names_local {
             // Not joined: it may be waiting for a network.
-            base::thread::spawn("covey-ahead", move || core.looker()).map_err(OpenError::Thread)?;
+            base::thread::spawn("covey-prefetch", move || core.prefetcher()).map_err(OpenError::Thread)?;
         }
         Ok(volume)
     }
@@ -389,7 +391,8 @@ impl Volume {
         self.core.stopping.store(true, Ordering::Release);
         self.core.packs.stop();
         self.core.sweep.stop();
-        self.core.streams.later.close();
+        self.core.fresh.close();
+        self.core.streams.queue.close();
         self.core.reaper.stop();
         for thread in self.threads.lock().drain(..) {
             if thread.join().is_err() {

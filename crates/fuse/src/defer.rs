@@ -56,7 +56,8 @@ const REPLACEMENTS: usize = 3;
 /// How long an idle worker stays.
 const IDLE: Duration = Duration::from_secs(10);
 
-/// Work that only reads has this many twelfths of the deadline. Its error says why, unlike the clock thread's.
+/// Work that only reads has this many twelfths of the deadline. Its error says why, and the clock thread's
+/// does not.
 const WORK_TWELFTHS: u32 = 11;
 
 /// How often callers that had a signal are checked.

@@ -53,7 +53,7 @@ pub struct Options {
     pub readers: usize,
     /// With io_uring, ring threads yield the CPU to the program that they answer, so the program stays on its
     /// CPU. Turn this off only to compare.
-    pub aside: bool,
+    pub yields: bool,
     /// The most worker threads for pending requests.
     pub workers: usize,
     /// A pending request is answered EIO after this time.
@@ -71,7 +71,7 @@ impl Default for Options {
             writeback: None,
             transport: Transport::Auto,
             readers: 0,
-            aside: true,
+            yields: true,
             workers: 32,
             deadline: Duration::from_secs(60),
             read_ahead_kib: Some(1024),
@@ -404,7 +404,7 @@ fn start(
     });
     let mut warnings = Vec::new();
     if let Some(fallback) = fallback.filter(|_| agreed.has(flag::OVER_IO_URING)) {
-        match Rings::start(&device, &shared, fallback, options.aside) {
+        match Rings::start(&device, &shared, fallback, options.yields) {
             Ok(rings) => drop(shared.rings.set(rings)),
             Err(why) => warnings.push(uring::fallback_line(&why)),
         }

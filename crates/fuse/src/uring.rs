@@ -14,10 +14,7 @@
 //! below [`MEMORY`], but a ring has at least [`LEAST`] entries. Only pages that were written to take memory.
 //! The kernel uses the entry that came back last, so few of them ever do.
 //!
-//! **The switch.** The kernel offers this only if `enable_uring` is on. This is one switch for the whole
-//! machine, and it is off by default. [`Transport::Auto`] takes what is offered. [`Transport::Uring`] turns
-//! the switch on, as root, and says so. It stays on, because other mounts may use it by now. Turning it off
-//! does not affect a running mount.
+//! [`switch`] decides whether a mount asks for rings.
 //!
 //! **The order.** Once INIT has negotiated rings, the kernel lets no request through until every queue has an
 //! entry. Rings are therefore registered one after another. Until the first entry of the last ring is
@@ -26,6 +23,7 @@
 
 mod entry;
 mod ring;
+mod switch;
 mod yielding;
 
 use std::fmt;
@@ -36,12 +34,12 @@ use std::sync::{Arc, Weak};
 
 pub(crate) use self::ring::Fallback;
 use self::ring::{Mailbox, Ring};
+use self::switch::{Lack, Switch};
+pub use self::switch::{SWITCH, switched_on};
 use self::yielding::Keeper;
 use crate::channel::{Device, Sink};
 use crate::mount::MountError;
 
-/// The host-wide switch.
-pub const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 /// The most memory for the payloads of all entries of a mount, in bytes.
 const MEMORY: usize = 64 << 20;
 /// The fewest entries per ring. With a single entry, a pending request would stop its CPU.
@@ -52,12 +50,12 @@ const MOST: usize = 16;
 /// How requests arrive and replies leave.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Transport {
-    /// io_uring if the kernel's switch is on, otherwise classic.
+    /// io_uring where it can be had, otherwise classic. Turns the switch on, as root.
     #[default]
     Auto,
-    /// io_uring. Turns the switch on, as root.
+    /// io_uring or no mount. Turns the switch on, as root.
     Uring,
-    /// read(2) and write(2) on /dev/fuse.
+    /// read(2) and write(2) on /dev/fuse. Leaves the switch as it is.
     Classic,
 }
 
@@ -84,41 +82,14 @@ impl fmt::Display for Transport {
     }
 }
 
-/// Whether the kernel's switch is on. `None` if the kernel has no such switch.
-pub fn switched_on() -> Option<bool> {
-    let read = || std::fs::read_to_string(SWITCH).ok();
-    // The kernel's module may be loaded only when its device is first opened.
-    let text = read().or_else(|| Device::open().ok().and_then(|_| read()))?;
-    Some(matches!(text.trim(), "Y" | "1"))
-}
-
 /// Whether to ask the kernel for rings. Messages for the user are added to `remarks`.
 ///
 /// # Errors
 /// [`MountError::NoUring`] if rings were demanded and cannot be had. Its text says what to do.
 pub(crate) fn decide(wanted: Transport, remarks: &mut Vec<String>) -> Result<bool, MountError> {
-    match (wanted, switched_on()) {
-        (Transport::Classic, _) | (Transport::Auto, None | Some(false)) => return Ok(false),
-        (_, Some(true)) => {}
-        (_, None) => {
-            return Err(MountError::NoUring(
-                "this kernel has no FUSE over io_uring (Linux 6.14 or newer has it); use --transport auto"
-                    .into(),
-            ));
-        }
-        (_, Some(false)) => {
-            std::fs::write(SWITCH, "Y").map_err(|error| {
-                MountError::NoUring(format!(
-                    "the kernel's switch for it is off and cannot be turned on here ({error}); as root: \
-                     echo Y > {SWITCH}; or use --transport auto"
-                ))
-            })?;
-            remarks.push(format!(
-                "turned on FUSE over io_uring for the whole machine (off again: echo N > {SWITCH})"
-            ));
-        }
-    }
-    Ok(true)
+    // Loads the kernel's module, if that has not happened yet.
+    switched_on();
+    switch::decide(wanted, &Switch::of_kernel(), ring::allowed, remarks)
 }
 
 /// Makes sure that rings can be given up again, before INIT promises them. `None`: there can be no rings.
@@ -132,20 +103,18 @@ pub(crate) fn prepare(
 ) -> Result<Option<Fallback>, MountError> {
     match Fallback::prepare(device) {
         Ok(fallback) => Ok(Some(fallback)),
-        Err(error) if wanted == Transport::Uring => Err(MountError::NoUring(format!(
-            "this system does not allow io_uring ({error}): see `sysctl kernel.io_uring_disabled` and, in a \
-             container, its seccomp profile; or use --transport auto"
-        ))),
+        Err(error) if wanted == Transport::Uring => Err(Lack::forbidden(&error).refusal()),
         Err(error) => {
-            remarks.push(fallback_line(&format!("this system does not allow io_uring: {error}")));
+            remarks.push(Lack::forbidden(&error).line());
             Ok(None)
         }
     }
 }
 
-/// The line that says why io_uring is not used although it could be expected.
+/// The line that says that io_uring is not used although the kernel's switch is on.
 pub(crate) fn fallback_line(why: &str) -> String {
-    format!("requests come through /dev/fuse instead of io_uring: {why}")
+    let next = "covey doctor looks for the cause".to_owned();
+    Lack { why: why.to_owned(), next }.line()
 }
 
 /// Serves the requests that arrive through rings.

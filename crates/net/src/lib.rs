@@ -1,11 +1,11 @@
 //! What nodes say to each other, and the connections over which they say it.
 //!
 //! ```text
-//!   a node wants a blob                                                    another node has it
+//!   a node wants a blob                                           another node has it
 //!
-//!   fleet ──► transport: requests ──frames over TCP, with TLS if wanted──► transport: sends files with sendfile
-//!                 │                                                                │
-//!                 └──► fetch: verified as it arrives, passed on at once            └──► seam: the blobs here
+//!   fleet ──► transport: requests ──frames over TCP, maybe TLS──► transport: sends files with sendfile
+//!                 │                                                         │
+//!                 └──► fetch: verified as it arrives                        └──► seam: the blobs here
 //! ```
 //!
 //! - [`id`]: the id of a node, and what is known about a node.
@@ -18,8 +18,8 @@
 //!
 //! A blob that is being received is verified as it arrives, and passed on at once: [`fetch::arriving`].
 //!
-//! This crate decides nothing: which nodes exist, which of them is asked and what it answers is the business of
-//! crate `fleet`, which calls it and implements [`transport::Service`].
+//! This crate decides nothing. Crate `fleet` decides which nodes exist, which of them is asked, and what a
+//! node answers. It calls this crate and implements [`transport::Service`].
 
 pub mod frame;
 pub mod hello;

@@ -50,7 +50,7 @@ pub struct Writer {
     keeper: Arc<Keeper>,
     take_over: bool,
     /// Whether the origin is in a folder.
-    is_near: bool,
+    is_local: bool,
     /// Whether the origin lies within the volume's own folder.
     private: bool,
     /// The folder whose marker is completed after the origin is claimed.
@@ -59,12 +59,12 @@ pub struct Writer {
 
 impl Writer {
     /// The writer to a remote origin.
-    pub fn far(dir: &VolumeDir, bare: Arc<dyn Origin>, take_over: bool) -> Writer {
+    pub fn remote(dir: &VolumeDir, bare: Arc<dyn Origin>, take_over: bool) -> Writer {
         Writer::new(dir, bare, None, false, take_over)
     }
 
     /// The writer to an origin in a folder.
-    pub fn near(dir: &VolumeDir, folder: origin::Folder, take_over: bool) -> Result<Writer> {
+    pub fn local(dir: &VolumeDir, folder: origin::Folder, take_over: bool) -> Result<Writer> {
         let folder = Arc::new(folder);
         if let Some(owner) = folder.volume().filter(|owner| *owner != dir.format().id) {
             return Err(not_this_volume(dir, &owner));
@@ -74,8 +74,8 @@ impl Writer {
     }
 
     /// The writer to an origin whose marker and claims may be lost. The caller repairs them.
-    pub fn mending(dir: &VolumeDir, bare: Arc<dyn Origin>, near: bool, private: bool) -> Writer {
-        Writer { marker: None, ..Writer::with(dir, bare, near, private, false) }
+    pub fn mending(dir: &VolumeDir, bare: Arc<dyn Origin>, local: bool, private: bool) -> Writer {
+        Writer { marker: None, ..Writer::with(dir, bare, local, private, false) }
     }
 
     /// Claims an origin whose marker exists again. If the origin lost its claims, or was restored to an
@@ -96,7 +96,7 @@ impl Writer {
 
     /// The writer of a volume that is being restored into a folder outside of its origin.
     pub fn restored(dir: &VolumeDir, bare: Arc<dyn Origin>) -> Writer {
-        Writer::far(dir, bare, true)
+        Writer::remote(dir, bare, true)
     }
 
     fn new(
@@ -106,20 +106,20 @@ impl Writer {
         private: bool,
         take_over: bool,
     ) -> Writer {
-        let near = marker.is_some();
-        Writer { marker, ..Writer::with(dir, bare, near, private, take_over) }
+        let local = marker.is_some();
+        Writer { marker, ..Writer::with(dir, bare, local, private, take_over) }
     }
 
-    fn with(dir: &VolumeDir, bare: Arc<dyn Origin>, near: bool, private: bool, take_over: bool) -> Writer {
+    fn with(dir: &VolumeDir, bare: Arc<dyn Origin>, local: bool, private: bool, take_over: bool) -> Writer {
         let who = Who { volume: publisher::volume_id(dir), place: publisher::place_of(dir) };
         let file = Box::new(ClaimFile::new(&dir.claim(), private));
-        let keeper = Keeper::new(bare.clone(), file, who, near);
+        let keeper = Keeper::new(bare.clone(), file, who, local);
         Writer {
             dir: dir.clone(),
             bare,
             keeper: Arc::new(keeper),
             take_over,
-            is_near: near,
+            is_local: local,
             private,
             marker: None,
         }
@@ -264,7 +264,7 @@ impl Writer {
 
     /// Fails if the claim is lost. Reads an origin in a folder for that, which is cheap.
     pub fn not_lost(&self) -> Result<()> {
-        if self.is_near {
+        if self.is_local {
             return self.verify();
         }
         match self.keeper.standing() {

@@ -22,11 +22,11 @@ use origin::{Access, Limits, OriginError, Remote};
 use tree::root::{PublicKey, Root, from_hex, hex};
 use tree::{Tree, TreeError};
 
-use crate::far::{ORIGIN_ASKED, passes};
 use crate::fleet::Grouped;
 use crate::fleet::options::FleetOptions;
 use crate::origins::{self, Reach};
 use crate::publisher;
+use crate::remote_side::{ORIGIN_ASKED, passes};
 use crate::volume_dir::Home;
 use trust::{Accept, Unread};
 
@@ -127,7 +127,7 @@ impl Named {
     /// Sets the fleet to join.
     pub fn in_fleet(mut self, fleet: &FleetOptions) -> Result<Named> {
         fleet.check()?;
-        if fleet.is_on() && self.is_near() {
+        if fleet.is_on() && self.is_local() {
             return Err(Failure::usage(format!(
                 "{self} is on this machine: there is nothing to ask others for"
             ))
@@ -138,7 +138,7 @@ impl Named {
     }
 
     /// Whether the origin is on this machine.
-    pub fn is_near(&self) -> bool {
+    pub fn is_local(&self) -> bool {
         self.home.origin.starts_with("file:")
     }
 
@@ -150,7 +150,7 @@ impl Named {
 
     /// The same for a tree in a remote origin, which has figures of its own. While the origin cannot be used,
     /// the root is the newest that was seen here, if this node has it.
-    pub fn far_root(&self, limits: Limits) -> Result<FarRoot> {
+    pub fn remote_root(&self, limits: Limits) -> Result<RemoteRoot> {
         let Some(last) = trust::last(self) else { return Ok(self.ask(limits)?) };
         let failure = match Deadline::after(ORIGIN_ASKED).scope(|| self.ask(limits)) {
             Ok(found) => return Ok(found),
@@ -160,10 +160,10 @@ impl Named {
         let unseen = origins::try_remote(&self.home, limits, Some(&hex(&last.volume)))?;
         let remote = Arc::new(unseen.map_err(origins::origin_failure)?);
         let why = failure.why.first().unwrap_or(&failure.what).clone();
-        Ok(FarRoot { root: last, remote, away: Some(why) })
+        Ok(RemoteRoot { root: last, remote, away: Some(why) })
     }
 
-    fn ask(&self, limits: Limits) -> std::result::Result<FarRoot, Unread> {
+    fn ask(&self, limits: Limits) -> std::result::Result<RemoteRoot, Unread> {
         let remote = origins::try_remote(&self.home, limits, None)?.map_err(|error| {
             let is_away = matches!(&error, OriginError::Remote { mistake, .. } if passes(*mistake));
             let failure = origins::origin_failure(error);
@@ -171,7 +171,7 @@ impl Named {
         })?;
         let remote = Arc::new(remote);
         let root = trust::try_read(self, &*remote, self.older)?;
-        Ok(FarRoot { root, remote, away: None })
+        Ok(RemoteRoot { root, remote, away: None })
     }
 
     /// The failure for an error with this tree.
@@ -191,7 +191,7 @@ fn parse_key(text: &str) -> Result<PublicKey> {
 }
 
 /// The root of a tree in a remote origin.
-pub struct FarRoot {
+pub struct RemoteRoot {
     /// The root.
     pub root: Root,
     /// Its origin.

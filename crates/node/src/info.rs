@@ -37,11 +37,11 @@ impl Places<'_> {
         };
         // A link of its own pins a blob that the origin does not have yet.
         let is_pinned = self.folder.is_some_and(|folder| folder.join("upload").join(id.to_string()).exists());
-        let is_near = self.origin.is_near(id);
+        let is_local = self.origin.is_local(id);
         match if ask { self.origin.size(id).ok() } else { None } {
             _ if is_pinned => "here, not uploaded",
             Some(None) => "lost",
-            _ if is_near => "here",
+            _ if is_local => "here",
             Some(Some(_)) => "origin",
             None => "unknown",
         }

@@ -4,7 +4,7 @@
 //!   running.rs      a mount from beginning to end: open, mount, answer, close
 //!   mount.rs        what a mount serves: a volume, a published tree, a corpus
 //!   opened.rs       the wiring: a volume's folder becomes lock, journal, packs, origin, volume
-//!   far.rs          a remote origin: the node's cache in front of it, the uploads beside it
+//!   remote_side.rs  a remote origin: the node's cache in front of it, the uploads beside it
 //!   fleet.rs        a node of a fleet: what it lends, and to which fleet it belongs
 //!   frozen.rs       a published tree as the source of a mount
 //!   follow.rs       moving a mount to the next published tree
@@ -43,7 +43,6 @@ pub mod claim;
 pub mod control;
 pub mod corpus;
 pub mod errno;
-pub mod far;
 pub mod fleet;
 pub mod follow;
 pub mod frozen;
@@ -62,6 +61,7 @@ pub mod own;
 pub mod publish;
 pub mod publisher;
 pub mod refused;
+pub mod remote_side;
 pub mod running;
 pub mod secrets;
 pub mod signals;

@@ -17,7 +17,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 
-use api::control::Ear;
+use api::control::ControlAddress;
 use api::error::{Context, Failure, Result};
 use base::Deadline;
 use fuse::mount::{ANSWER_WITHIN, Life, Mounted, find};
@@ -109,7 +109,9 @@ pub fn entered(path: &Path) -> Option<(Mounted, PathBuf)> {
 /// Whether a mount's daemon lives. No answer in time is a failure that says so.
 pub fn life(mount: &Mounted) -> Result<Life> {
     match mount.life(Deadline::current().within(ANSWER_WITHIN)) {
-        Life::Silent => Err(control::silent(&Ear::of_source(Path::new(&mount.source)), ANSWER_WITHIN)),
+        Life::Silent => {
+            Err(control::silent(&ControlAddress::of_source(Path::new(&mount.source)), ANSWER_WITHIN))
+        }
         life => Ok(life),
     }
 }

@@ -4,7 +4,7 @@
 //!   VOLUME/lock ── held          covey.json ── format, origin
 //!   meta/ ──► journal over SQLite ──┐
 //!   open/ ──► DiskPacks ────────────┼──► Volume ──► a mount, an import, fsck, ...
-//!   origin (blobs/) ────────────────┘          a remote one has a cache and uploads in front (far.rs)
+//!   origin (blobs/) ────────────────┘          remote_side.rs: a cache and uploads in front
 //! ```
 //!
 //! A volume in memory has the same parts, all in memory. Everything is opened in this order and closed in the
@@ -38,8 +38,6 @@ use tree::Root;
 use crate::claim::Writer;
 use crate::claim::watch::{self, Watch};
 use crate::errno::errno_failure;
-use crate::far::tree::TreeCache;
-use crate::far::{Far, warm};
 use crate::fleet::shown;
 use crate::follow::{Follow, Watching};
 use crate::frozen;
@@ -48,6 +46,8 @@ use crate::limits;
 use crate::log;
 use crate::options::NodeOptions;
 use crate::refused::{no_cache, no_fleet, open_failure};
+use crate::remote_side::tree::TreeCache;
+use crate::remote_side::{RemoteSide, warm};
 use crate::volume_dir::{Holder, Lock, VolumeDir};
 
 pub use clone::Cloned;
@@ -68,7 +68,7 @@ pub struct Node {
     /// The rows of a volume in memory.
     rows: Option<Arc<meta::Memory>>,
     /// The remote side, if the origin is remote.
-    far: Option<Arc<Far>>,
+    remote_side: Option<Arc<RemoteSide>>,
     /// The cache of a mounted tree in a remote origin.
     tree_cache: Option<TreeCache>,
     /// The root of a published tree, and its origin.
@@ -96,25 +96,25 @@ impl Node {
         };
         let lock = dir.lock(&holder)?;
         let failed = |error: OpenError| open_failure(dir.path(), error);
-        let Opened { parts, journal, far, writer, .. } = folder_parts(dir, options)?;
+        let Opened { parts, journal, remote_side, writer, .. } = folder_parts(dir, options)?;
         let mut for_volume = volume_options(options);
-        if let Some(far) = &far {
-            for_volume = far.volume_options(&options.far, for_volume);
+        if let Some(remote_side) = &remote_side {
+            for_volume = remote_side.volume_options(&options.remote_side, for_volume);
         }
         for_volume.may_delete = writer.as_ref().map(Writer::may_delete);
         let volume = match Volume::open(parts, for_volume) {
             Ok(volume) => Arc::new(volume),
             Err(error) => {
                 let _ = journal.close();
-                far.iter().for_each(Far::close);
+                remote_side.iter().for_each(RemoteSide::close);
                 writer.iter().for_each(Writer::close);
                 return Err(failed(error));
             }
         };
-        far.iter().for_each(|far| far.opened(&journal));
-        let far = far.map(Arc::new);
-        let uploads = far.clone();
-        let back = move || uploads.iter().for_each(|far| far.hurry());
+        remote_side.iter().for_each(|remote_side| remote_side.opened(&journal));
+        let remote_side = remote_side.map(Arc::new);
+        let uploads = remote_side.clone();
+        let back = move || uploads.iter().for_each(|remote_side| remote_side.hurry());
         let watch = writer.clone().map(|writer| watch::start(writer, &volume, Box::new(back))).transpose()?;
         Ok(Node {
             name: dir.path().display().to_string(),
@@ -122,7 +122,7 @@ impl Node {
             volume,
             journal: Some(journal),
             rows: None,
-            far,
+            remote_side,
             tree_cache: None,
             tree: None,
             follow: None,
@@ -152,7 +152,7 @@ impl Node {
             volume: Arc::new(volume),
             journal: None,
             rows: Some(rows),
-            far: None,
+            remote_side: None,
             tree_cache: None,
             tree: None,
             follow: None,
@@ -259,7 +259,7 @@ impl Node {
         // The journal is made durable even if the volume could not be closed.
         let journal = self.journal.as_ref().map_or(Ok(()), |journal| journal.close());
         if lock.is_some() {
-            self.far.iter().for_each(|far| far.close());
+            self.remote_side.iter().for_each(|remote_side| remote_side.close());
             self.writer.iter().for_each(Writer::close);
         }
         drop(lock);
@@ -285,8 +285,8 @@ impl Node {
     }
 
     /// The remote side, if the origin is remote.
-    pub fn far(&self) -> Option<&Far> {
-        self.far.as_deref()
+    pub fn remote_side(&self) -> Option<&RemoteSide> {
+        self.remote_side.as_deref()
     }
 
     /// Its claim on the origin, if it was opened for writing.
@@ -296,13 +296,13 @@ impl Node {
 
     /// Whether its blobs come over a network.
     pub fn is_remote(&self) -> bool {
-        self.far.is_some() || self.tree_cache.is_some()
+        self.remote_side.is_some() || self.tree_cache.is_some()
     }
 
     /// The endpoint of its object store, if one was named.
     pub fn endpoint(&self) -> Option<String> {
-        let far = self.far.as_ref().map(|far| far.status());
-        far.or_else(|| self.tree_cache.as_ref().map(TreeCache::status))?.endpoint
+        let remote_side = self.remote_side.as_ref().map(|remote_side| remote_side.status());
+        remote_side.or_else(|| self.tree_cache.as_ref().map(TreeCache::status))?.endpoint
     }
 
     /// The cache of a mounted tree in a remote origin.
@@ -339,8 +339,8 @@ impl Node {
                     .next("look at the log of the mount, then try again")
             })?;
         }
-        match &self.far {
-            Some(far) => far.settle(left(), tick),
+        match &self.remote_side {
+            Some(remote_side) => remote_side.settle(left(), tick),
             None => {
                 let synced = self.volume.parts().origin.sync();
                 synced.map_err(|error| {
@@ -353,8 +353,8 @@ impl Node {
 
     /// Evicts cached blobs: all, or until at most this many bytes are cached.
     pub fn evict(&self, to: Option<u64>) -> Result<Evicted> {
-        match (&self.far, &self.tree_cache) {
-            (Some(far), _) => far.evict(to),
+        match (&self.remote_side, &self.tree_cache) {
+            (Some(remote_side), _) => remote_side.evict(to),
             (None, Some(cache)) => Ok(cache.evict(to)),
             (None, None) => Err(no_cache(&self.name)),
         }
@@ -362,7 +362,7 @@ impl Node {
 
     /// Fetches the data of files and trees, into this node's cache or into the depots of its zone.
     pub fn warm(&self, paths: &[PathBuf], depot: bool, tick: &mut dyn FnMut(Tick)) -> Result<WarmSummary> {
-        let to = warm::To::of(&self.name, (self.far(), self.tree_cache.as_ref()), depot)?;
+        let to = warm::To::of(&self.name, (self.remote_side(), self.tree_cache.as_ref()), depot)?;
         warm::warm(to, Names::new(self.store()), paths, tick)
     }
 

@@ -7,7 +7,7 @@ use api::error::{Failure, Result};
 use blob::Access;
 use fs::access::{AccessRules, Pattern};
 
-use crate::far::options::{self as far, FarOptions};
+use crate::remote_side::options::{self as remote_side, RemoteOptions};
 
 /// The default for the longest time that a request waits.
 pub const DEADLINE: Duration = Duration::from_secs(60);
@@ -41,7 +41,7 @@ pub struct MountOptions {
     /// How files in a remote origin are read.
     pub access: AccessRules,
     /// The options of a remote origin.
-    pub far: FarOptions,
+    pub remote_side: RemoteOptions,
 }
 
 impl Default for MountOptions {
@@ -59,7 +59,7 @@ impl Default for MountOptions {
             read_ahead_kib: None,
             deadline: DEADLINE,
             access: AccessRules::default(),
-            far: FarOptions::default(),
+            remote_side: RemoteOptions::default(),
         }
     }
 }
@@ -84,7 +84,7 @@ pub struct NodeOptions {
     /// How files in a remote origin are read.
     pub access: AccessRules,
     /// The options of a remote origin.
-    pub far: FarOptions,
+    pub remote_side: RemoteOptions,
     /// Replay a damaged log up to the damage, after saving a copy of it in this new folder.
     pub salvage: Option<PathBuf>,
     /// Claim the origin for this folder, even if another folder holds the claim.
@@ -108,7 +108,7 @@ impl NodeOptions {
             commit: Duration::from_secs(1),
             deadline: DEADLINE,
             access: AccessRules::default(),
-            far: FarOptions::default(),
+            remote_side: RemoteOptions::default(),
             salvage: None,
             take_over: false,
         }
@@ -231,7 +231,7 @@ impl MountOptions {
             }
             _ if PASSED_OVER.contains(&word) => {}
             _ if PASSED_OVER_BEGIN.iter().any(|begin| word.starts_with(begin)) => {}
-            _ if self.far.set(name, value)? => {}
+            _ if self.remote_side.set(name, value)? => {}
             _ => return Err(unknown(word)),
         }
         Ok(())
@@ -275,14 +275,14 @@ impl MountOptions {
             words.push(format!("access={}", self.access.default.name()));
         }
         words.extend(self.access.names.iter().map(|(names, access)| format!("{}={names}", access.name())));
-        words.extend(self.far.to_words());
+        words.extend(self.remote_side.to_words());
         words.join(",")
     }
 }
 
 /// All words that `-o` accepts, as in [`KNOWN`], including those for remote origins.
 pub fn known() -> impl Iterator<Item = &'static (&'static str, &'static str)> {
-    KNOWN.iter().chain(far::KNOWN)
+    KNOWN.iter().chain(remote_side::KNOWN)
 }
 
 /// The names of all options, each with whether it takes a value.

@@ -74,7 +74,7 @@ fn spec_of(home: &Home) -> Result<Spec> {
             crate::secrets::keep_from_dumps();
             spec.at(home.endpoint.as_deref(), home.region.as_deref()).map(Spec::Remote)
         }
-        near => Ok(near),
+        local => Ok(local),
     });
     spec.map_err(origin_failure)
 }

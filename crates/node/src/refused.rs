@@ -15,7 +15,7 @@ pub fn not_a_volume(name: &str) -> Failure {
 /// The volume has all its blobs on this machine, and so no cache.
 pub fn no_cache(volume: &str) -> Failure {
     Failure::new("no-cache", format!("{volume} has no cache: its origin is on this machine"))
-        .next("a volume with a far origin has one: covey format VOLUME --origin s3://BUCKET/PREFIX")
+        .next("a volume with a remote origin has one: covey format VOLUME --origin s3://BUCKET/PREFIX")
 }
 
 /// The mount is not a node of a fleet.

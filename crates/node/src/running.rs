@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use api::control::{Ear, Listener, Request, Serve, Tick, Wire};
+use api::control::{ControlAddress, Listener, Request, Serve, Tick, Wire};
 use api::error::{Failure, Result};
 use api::status::{Mode, Served, Status};
 use api::watch::Wish;
@@ -75,12 +75,12 @@ pub struct Transport {
     /// Threads that read requests from /dev/fuse. 0 means one per core.
     pub readers: usize,
     /// Over io_uring, each program stays on the CPU where it sends its requests.
-    pub aside: bool,
+    pub yields: bool,
 }
 
 impl Default for Transport {
     fn default() -> Transport {
-        Transport { kind: fuse::Transport::default(), readers: 0, aside: true }
+        Transport { kind: fuse::Transport::default(), readers: 0, yields: true }
     }
 }
 
@@ -152,8 +152,8 @@ impl Running {
         };
         session.warnings().iter().for_each(|warning| log::warn(warning));
         let served = Arc::new(Daemon { node: node.clone(), session: session.clone() });
-        let ear = Ear::of_source(Path::new(&node.name()));
-        let listener = match Listener::start(ear, served.clone()) {
+        let address = ControlAddress::of_source(Path::new(&node.name()));
+        let listener = match Listener::start(address, served.clone()) {
             Ok(listener) => listener,
             Err(failure) => {
                 let _ = session.unmount(Unmount::Lazy);
@@ -297,7 +297,7 @@ fn node_options(plan: &Plan, mountpoint: &Path) -> NodeOptions {
         commit: options.commit,
         deadline: options.deadline,
         access: options.access.clone(),
-        far: options.far.clone(),
+        remote_side: options.remote_side.clone(),
         salvage: None,
         take_over: plan.take_over,
     }
@@ -317,7 +317,7 @@ fn session_options(plan: &Plan, node: &dyn Mount) -> fuse::Options {
         writeback: options.writeback,
         transport: plan.transport.kind,
         readers: plan.transport.readers,
-        aside: plan.transport.aside,
+        yields: plan.transport.yields,
         deadline: options.deadline,
         read_ahead_kib: Some(options.read_ahead_kib.unwrap_or_else(|| read_ahead(options, node))),
         workers: limits::workers(fuse::Options::default().workers),

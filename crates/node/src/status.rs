@@ -13,9 +13,9 @@ use meta::{Key, Names, PackRow};
 use tree::Root;
 
 use crate::claim;
-use crate::far::Far;
-use crate::far::tree::TreeCache;
 use crate::opened::Node;
+use crate::remote_side::RemoteSide;
+use crate::remote_side::tree::TreeCache;
 use crate::sys::Memory;
 use crate::volume_dir::VolumeDir;
 
@@ -109,7 +109,10 @@ impl Node {
             memory_bytes: memory.now,
             memory_peak_bytes: memory.peak,
             claim: self.writer().and_then(|writer| claim::status(writer.keeper().standing())),
-            far: self.far().map(Far::status).or_else(|| self.tree_cache().map(TreeCache::status)),
+            remote_side: self
+                .remote_side()
+                .map(RemoteSide::status)
+                .or_else(|| self.tree_cache().map(TreeCache::status)),
             fleet: self.fleet_status(),
         })
     }

@@ -15,7 +15,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use api::caller;
-use api::control::Ear;
+use api::control::ControlAddress;
 use fuse::mount::Mounted;
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 
@@ -64,9 +64,9 @@ fn owner_of(folder: &Path, all: &[Mounted]) -> Option<u32> {
 ///
 /// # Errors
 /// `PermissionDenied` with an explanation, if another program has taken the daemon's place.
-pub fn check_daemon(stream: &UnixStream, ear: &Ear) -> io::Result<()> {
+pub fn check_daemon(stream: &UnixStream, address: &ControlAddress) -> io::Result<()> {
     let user = caller::user(stream)?;
-    if user == 0 || user == caller::euid() || serves(user, ear) {
+    if user == 0 || user == caller::euid() || serves(user, address) {
         return Ok(());
     }
     let what =
@@ -75,12 +75,12 @@ pub fn check_daemon(stream: &UnixStream, ear: &Ear) -> io::Result<()> {
 }
 
 /// Whether this user has a mount, or owns a volume, whose daemon listens there.
-fn serves(user: u32, ear: &Ear) -> bool {
-    let mounted = mounts()
-        .iter()
-        .any(|mount| mount.user == Some(user) && Ear::of_source(Path::new(&mount.source)) == *ear);
+fn serves(user: u32, address: &ControlAddress) -> bool {
+    let mounted = mounts().iter().any(|mount| {
+        mount.user == Some(user) && ControlAddress::of_source(Path::new(&mount.source)) == *address
+    });
     mounted
-        || matches!(ear, Ear::File(path) if path.parent().is_some_and(|folder| owner_of(folder, &fuse::mount::all()) == Some(user)))
+        || matches!(address, ControlAddress::File(path) if path.parent().is_some_and(|folder| owner_of(folder, &fuse::mount::all()) == Some(user)))
 }
 
 #[cfg(test)]
@@ -126,10 +126,10 @@ mod tests {
     fn regression_a_daemon_is_known_by_its_user() {
         let (one, _other) = UnixStream::pair().unwrap();
         assert_eq!(caller::user(&one).unwrap(), caller::euid());
-        assert!(check_daemon(&one, &Ear::Name("covey-x".to_owned())).is_ok());
+        assert!(check_daemon(&one, &ControlAddress::Name("covey-x".to_owned())).is_ok());
         let temp = tempfile::tempdir().unwrap();
         let folder = std::fs::canonicalize(temp.path()).unwrap();
-        let ear = Ear::File(folder.join("control.sock"));
-        assert!(serves(caller::euid(), &ear) && !serves(caller::euid() + 1000, &ear));
+        let address = ControlAddress::File(folder.join("control.sock"));
+        assert!(serves(caller::euid(), &address) && !serves(caller::euid() + 1000, &address));
     }
 }

@@ -232,7 +232,7 @@ impl BlobSource for Folder {
     }
 
     /// Always: even that a blob is missing is known on this machine without waiting.
-    fn is_near(&self, _: &BlobId) -> bool {
+    fn is_local(&self, _: &BlobId) -> bool {
         true
     }
 

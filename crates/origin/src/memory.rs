@@ -70,7 +70,7 @@ impl BlobSource for Memory {
         Ok(())
     }
 
-    fn is_near(&self, _: &BlobId) -> bool {
+    fn is_local(&self, _: &BlobId) -> bool {
         true
     }
 }

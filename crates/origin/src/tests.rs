@@ -135,7 +135,7 @@ fn what_is_stored_is_read_whichever_way_it_came() {
             let bytes = [0, 1, 2].map(|way| noise(size, (i * 3 + way) as u64));
             let ids = [put(origin, &bytes[0]), adopt(origin, dir, &bytes[1]), put_shared(origin, &bytes[2])];
             for (id, bytes) in ids.iter().zip(&bytes) {
-                assert_eq!(origin.is_near(id), !origin.describe().starts_with("s3://"));
+                assert_eq!(origin.is_local(id), !origin.describe().starts_with("s3://"));
                 assert_eq!(read(origin, id, 0, size).unwrap(), *bytes);
                 assert_eq!(
                     read(origin, id, size / 3, size / 2).unwrap(),

@@ -54,7 +54,7 @@ impl BlobSource for Spy {
         Ok(())
     }
 
-    fn is_near(&self, _: &BlobId) -> bool {
+    fn is_local(&self, _: &BlobId) -> bool {
         true
     }
 }

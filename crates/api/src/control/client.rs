@@ -14,7 +14,7 @@ use base::Deadline;
 
 use serde::de::DeserializeOwned;
 
-use super::{Ear, Reply, Request, Tick};
+use super::{ControlAddress, Reply, Request, Tick};
 use crate::error::{Failure, Result};
 
 /// The limit for connecting and for sending a request.
@@ -42,21 +42,21 @@ pub trait Known: Sync {
     ///
     /// # Errors
     /// `InvalidData` with an explanation, if another program has taken the daemon's place.
-    fn check(&self, stream: &UnixStream, ear: &Ear) -> io::Result<()>;
+    fn check(&self, stream: &UnixStream, address: &ControlAddress) -> io::Result<()>;
 
     /// The mountpoint whose daemon listens there.
-    fn place(&self, ear: &Ear) -> Option<PathBuf>;
+    fn place(&self, address: &ControlAddress) -> Option<PathBuf>;
 }
 
 /// Sends a request and waits for the answer. `tick` receives the progress of a long operation. The deadline
 /// of this thread and the limit on the daemon's silence bound the wait.
 pub fn ask<T: DeserializeOwned>(
     known: &'static dyn Known,
-    ear: &Ear,
+    address: &ControlAddress,
     request: &Request,
     tick: &mut dyn FnMut(&Tick),
 ) -> Result<T> {
-    let asked = Asked::ask(known, ear, request)?;
+    let asked = Asked::ask(known, address, request)?;
     asked.hear(tick, &mut |_| ())
 }
 
@@ -64,17 +64,17 @@ pub fn ask<T: DeserializeOwned>(
 pub struct Asked {
     known: &'static dyn Known,
     stream: UnixStream,
-    ear: Ear,
+    address: ControlAddress,
     silence: Duration,
 }
 
 impl Asked {
     /// Sends the request.
-    pub fn ask(known: &'static dyn Known, ear: &Ear, request: &Request) -> Result<Asked> {
-        let lost = |error| lost(known, ear, error, CONNECT);
+    pub fn ask(known: &'static dyn Known, address: &ControlAddress, request: &Request) -> Result<Asked> {
+        let lost = |error| lost(known, address, error, CONNECT);
         let silence = silence(request);
-        let stream = ear.connect().map_err(lost)?;
-        known.check(&stream, ear).map_err(lost)?;
+        let stream = address.connect().map_err(lost)?;
+        known.check(&stream, address).map_err(lost)?;
         let sent = || {
             stream.set_write_timeout(Some(CONNECT))?;
             let mut line = serde_json::to_string(request)?;
@@ -82,14 +82,14 @@ impl Asked {
             (&stream).write_all(line.as_bytes())
         };
         match sent() {
-            Ok(()) => Ok(Asked { known, stream, ear: ear.clone(), silence }),
+            Ok(()) => Ok(Asked { known, stream, address: address.clone(), silence }),
             Err(error) => Err(lost(error)),
         }
     }
 
     /// A handle that another thread can use to stop the daemon. The daemon then answers with its summary.
     pub fn stopper(&self) -> Result<Stopper> {
-        self.stream.try_clone().map(Stopper).map_err(|error| lost(self.known, &self.ear, error, CONNECT))
+        self.stream.try_clone().map(Stopper).map_err(|error| lost(self.known, &self.address, error, CONNECT))
     }
 
     /// Waits for the answer, and passes on progress and notes until then.
@@ -98,7 +98,7 @@ impl Asked {
         tick: &mut dyn FnMut(&Tick),
         note: &mut dyn FnMut(serde_json::Value),
     ) -> Result<T> {
-        let lost = |error, waited| lost(self.known, &self.ear, error, waited);
+        let lost = |error, waited| lost(self.known, &self.address, error, waited);
         let mut lines = BufReader::new(&self.stream).lines();
         loop {
             let wait = Deadline::current().within(self.silence).left();
@@ -140,13 +140,13 @@ impl Stopper {
 }
 
 /// The failure to report when a daemon cannot be asked.
-fn lost(known: &dyn Known, ear: &Ear, error: io::Error, waited: Duration) -> Failure {
+fn lost(known: &dyn Known, address: &ControlAddress, error: io::Error, waited: Duration) -> Failure {
     match error.kind() {
         io::ErrorKind::PermissionDenied => {
             Failure::new("not-permitted", "only root and the user who mounted a volume may ask its daemon")
                 .next("use sudo")
         }
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => silent(known, ear, waited),
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => silent(known, address, waited),
         _ => Failure::new("no-answer", "the daemon that has this volume mounted does not answer")
             .why(crate::error::plain(&error))
             .next("if it died: covey umount MOUNTPOINT, then mount again"),
@@ -155,10 +155,10 @@ fn lost(known: &dyn Known, ear: &Ear, error: io::Error, waited: Duration) -> Fai
 
 /// The failure to report for a daemon that exists and is silent: which daemon, why as far as can be seen, and
 /// what to do.
-pub fn silent(known: &dyn Known, ear: &Ear, waited: Duration) -> Failure {
-    let place = known.place(ear).map(|place| place.display().to_string());
-    let name = place.clone().unwrap_or_else(|| ear.to_string());
-    let process = daemon(ear);
+pub fn silent(known: &dyn Known, address: &ControlAddress, waited: Duration) -> Failure {
+    let place = known.place(address).map(|place| place.display().to_string());
+    let name = place.clone().unwrap_or_else(|| address.to_string());
+    let process = daemon(address);
     let shown = process.map_or_else(|| "it".to_owned(), |pid| format!("process {pid}"));
     let waited = format!("nothing came from {shown} in {:.0} s", waited.as_secs_f64().max(1.0));
     let failure = Failure::new("silent", format!("the daemon of {name} does not answer"));
@@ -182,8 +182,8 @@ pub fn silent(known: &dyn Known, ear: &Ear, waited: Duration) -> Failure {
 }
 
 /// The process that listens, according to the kernel. A stopped process has its socket, too.
-fn daemon(ear: &Ear) -> Option<u32> {
-    let stream = ear.connect().ok()?;
+fn daemon(address: &ControlAddress) -> Option<u32> {
+    let stream = address.connect().ok()?;
     crate::caller::of(&stream).ok().map(|who| who.pid.cast_unsigned()).filter(|pid| *pid != 0)
 }
 
@@ -201,21 +201,21 @@ mod tests {
     use super::super::tests::Nothing;
     use super::*;
 
-    fn ear_of(folder: &tempfile::TempDir) -> (Ear, UnixListener) {
+    fn ear_of(folder: &tempfile::TempDir) -> (ControlAddress, UnixListener) {
         let path = folder.path().join("control.sock");
         let listener = UnixListener::bind(&path).unwrap();
-        (Ear::File(path), listener)
+        (ControlAddress::File(path), listener)
     }
 
     /// A daemon that accepts and never answers, and a daemon that does not even accept.
     #[test]
     fn regression_a_daemon_that_says_nothing_is_named_in_time() {
         let folder = tempfile::tempdir().unwrap();
-        let (ear, _listener) = ear_of(&folder);
+        let (address, _listener) = ear_of(&folder);
         let bound = Duration::from_millis(300);
         let begin = base::time::monotonic();
         let failure = Deadline::after(bound)
-            .scope(|| ask::<serde_json::Value>(&Nothing, &ear, &Request::Status, &mut |_| ()))
+            .scope(|| ask::<serde_json::Value>(&Nothing, &address, &Request::Status, &mut |_| ()))
             .unwrap_err();
         assert!(begin.elapsed() < Duration::from_secs(4), "{:?}", begin.elapsed());
         let said = failure.to_string();
@@ -223,20 +223,22 @@ mod tests {
         assert!(said.contains(&format!("process {}", std::process::id())), "{said}");
         assert!(said.contains(folder.path().to_str().unwrap()) && !failure.next.is_empty(), "{said}");
         // Its queue of callers is full. Connecting must time out, too.
-        let waiting: Vec<_> =
-            std::iter::from_fn(|| Deadline::after(Duration::from_millis(50)).scope(|| ear.connect()).ok())
-                .take(10_000)
-                .collect();
+        let waiting: Vec<_> = std::iter::from_fn(|| {
+            Deadline::after(Duration::from_millis(50)).scope(|| address.connect()).ok()
+        })
+        .take(10_000)
+        .collect();
         assert!(waiting.len() < 10_000);
-        let failure =
-            Deadline::after(bound).scope(|| Asked::ask(&Nothing, &ear, &Request::Gc).map(drop)).unwrap_err();
+        let failure = Deadline::after(bound)
+            .scope(|| Asked::ask(&Nothing, &address, &Request::Gc).map(drop))
+            .unwrap_err();
         assert_eq!(failure.code, "silent", "{failure}");
     }
 
     #[test]
     fn progress_begins_the_time_anew() {
         let folder = tempfile::tempdir().unwrap();
-        let (ear, listener) = ear_of(&folder);
+        let (address, listener) = ear_of(&folder);
         let serving = std::thread::spawn(move || {
             let (stream, _) = listener.accept().unwrap();
             let mut line = String::new();
@@ -248,8 +250,10 @@ mod tests {
             }
             super::super::send(&stream, &Reply::Done(serde_json::json!(7))).unwrap();
         });
-        let asked =
-            Asked { silence: Duration::from_secs(3), ..Asked::ask(&Nothing, &ear, &Request::Gc).unwrap() };
+        let asked = Asked {
+            silence: Duration::from_secs(3),
+            ..Asked::ask(&Nothing, &address, &Request::Gc).unwrap()
+        };
         let mut ticks = 0;
         let done: u32 = asked.hear(&mut |_| ticks += 1, &mut |_| ()).unwrap();
         serving.join().unwrap();

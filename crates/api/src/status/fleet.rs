@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::far::FarStatus;
+use super::remote_side::RemoteStatus;
 
 /// A node of the fleet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -146,7 +146,8 @@ pub struct LentStatus {
     /// The peak of that.
     pub memory_peak_bytes: u64,
     /// Its cache, and its requests to the origin.
-    pub far: FarStatus,
+    #[serde(rename = "far")]
+    pub remote_side: RemoteStatus,
     /// The other nodes, and where bytes came from.
     pub fleet: FleetStatus,
 }

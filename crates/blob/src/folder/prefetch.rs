@@ -63,7 +63,7 @@ impl State {
             let (sender, hints) = mpsc::sync_channel::<PathBuf>(QUEUE);
             let work = move || hints.iter().for_each(|path| fetch(&path));
             // Without a thread there is no prefetching.
-            let Ok(thread) = base::thread::spawn("covey-ahead", work) else { return false };
+            let Ok(thread) = base::thread::spawn("covey-prefetch", work) else { return false };
             self.thread = Some((sender, thread));
         }
         self.thread.as_ref().is_some_and(|(sender, _)| sender.try_send(path()).is_ok())

@@ -215,11 +215,11 @@ fn an_absent_blob_is_missing() {
         matches!(home.folder.read_at(&id, 0, &mut buf), Err(BlobError::Missing(missing)) if missing == id)
     );
     assert!(matches!(home.folder.verify(&id), Err(BlobError::Missing(_))));
-    assert!(!home.folder.is_near(&id));
+    assert!(!home.folder.is_local(&id));
     assert_eq!(home.folder.size(&id).unwrap(), None);
     home.folder.remove(&id).unwrap();
     let id = home.put(b"somebody");
-    assert!(home.folder.is_near(&id));
+    assert!(home.folder.is_local(&id));
     home.folder.remove(&id).unwrap();
     assert!(matches!(home.folder.read_at(&id, 0, &mut buf), Err(BlobError::Missing(_))));
     assert!(!sums_path(&home.folder.path(&id)).exists());

@@ -470,12 +470,12 @@ impl Core {
 
     /// Whether the whole blob is on this machine. A part in memory does not count: the next read may want
     /// another part.
-    pub(super) fn is_near(&self, id: &BlobId) -> bool {
+    pub(super) fn is_local(&self, id: &BlobId) -> bool {
         self.is_on_disk(id) || self.memory.lock().has_whole(id)
     }
 
     fn is_on_disk(&self, id: &BlobId) -> bool {
-        let known = self.books.contains(id) || !self.is_compared() && self.shelf.is_near(id);
+        let known = self.books.contains(id) || !self.is_compared() && self.shelf.is_local(id);
         known && self.health.may_read() || self.pending.is_pending(id)
     }
 
@@ -499,7 +499,7 @@ impl Core {
     /// As [`Core::will_need`], for a range that is read as a part.
     pub(super) fn will_need_part(self: &Arc<Core>, id: &BlobId, offset: u32, len: u32) {
         let is_part = (1..=PART).contains(&len);
-        if is_part && !self.is_near(id) && !self.pool.hint(self, Hint::Part(*id, offset, len)) {
+        if is_part && !self.is_local(id) && !self.pool.hint(self, Hint::Part(*id, offset, len)) {
             self.counters.hints_dropped.add(1);
         }
     }
@@ -508,11 +508,11 @@ impl Core {
     /// error.
     pub(super) fn follow(self: &Arc<Core>, hint: Hint) {
         match hint {
-            Hint::Whole(id) if !self.is_near(&id) && self.table.whole(&id).is_none() => {
+            Hint::Whole(id) if !self.is_local(&id) && self.table.whole(&id).is_none() => {
                 let _ = self.whole(&id, Purpose::Prefetch);
             }
             // If the whole blob should be fetched, the read itself does that.
-            Hint::Part(id, offset, len) if !self.is_near(&id) => {
+            Hint::Part(id, offset, len) if !self.is_local(&id) => {
                 let _ = self.parts(&id, Range { offset, len }, Access::Random, None);
             }
             _ => {}
@@ -520,7 +520,7 @@ impl Core {
     }
 
     pub(super) fn warm(self: &Arc<Core>, id: &BlobId) -> Result<Warmed, BlobError> {
-        if self.is_near(id) {
+        if self.is_local(id) {
             return Ok(Warmed::Here);
         }
         self.whole(id, Purpose::Read).map(|part| Warmed::Fetched(u64::from(part.sums.size())))

@@ -28,7 +28,7 @@ impl Core {
         access: Access,
         completion: Completion,
     ) -> Start {
-        if range.is_empty() || range.end > BLOB_MAX || self.is_near(id) || self.removals.has(id) {
+        if range.is_empty() || range.end > BLOB_MAX || self.is_local(id) || self.removals.has(id) {
             return Start::Read;
         }
         let Some(completion) = self.give_from_memory(id, &range, completion) else { return Start::Pending };
@@ -94,7 +94,7 @@ impl Core {
 
     /// Fetches the waiter's range and completes it. False: it is to be read, and the waiter is not completed.
     fn lead_read(self: &Arc<Core>, id: &BlobId, access: Access, waiter: &Arc<Waiter>) -> bool {
-        if self.is_near(id) {
+        if self.is_local(id) {
             return false;
         }
         let _phase = phase::enter(Phase::Origin);

@@ -28,8 +28,8 @@ impl BlobSource for InFolder {
         self.0.read_at(id, offset, buf)
     }
 
-    fn is_near(&self, id: &BlobId) -> bool {
-        self.0.is_near(id)
+    fn is_local(&self, id: &BlobId) -> bool {
+        self.0.is_local(id)
     }
 }
 
@@ -101,7 +101,7 @@ impl BlobSource for InMemory {
         Ok(())
     }
 
-    fn is_near(&self, _: &BlobId) -> bool {
+    fn is_local(&self, _: &BlobId) -> bool {
         true
     }
 }

@@ -6,23 +6,23 @@ use api::answers::Evicted;
 use api::control::Request;
 use api::error::{Failure, Result};
 use api::status::Status;
-use api::status::far::FarStatus;
 use api::status::fleet::LentStatus;
+use api::status::remote_side::RemoteStatus;
 use api::text::{bytes, count};
 use clap::Subcommand;
 use node::control;
-use node::far::options::parse_size;
 use node::fleet::lent;
 use node::opened::Node;
 use node::options::NodeOptions;
 use node::refused::no_cache;
+use node::remote_side::options::parse_size;
 
 use crate::rows;
 use crate::table::Pairs;
 use crate::target::{Target, resolve_volume};
 use crate::term::Term;
 
-/// Shows what this node's disk keeps of a far origin, or lets go of it
+/// Shows what this node's disk keeps of a remote origin, or lets go of it
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  covey cache status /mnt/covey\n  covey cache evict --to 10G /mnt/covey\n  covey cache evict --all /srv/volume      also one that is not mounted\n  \
@@ -62,11 +62,11 @@ enum What {
 pub fn run(args: &Args, term: Term) -> Result<u8> {
     match &args.what {
         What::Status { volume } => {
-            let (name, far) = status(volume)?;
-            term.result(&far.cache, || {
+            let (name, remote_side) = status(volume)?;
+            term.result(&remote_side.cache, || {
                 let mut pairs = Pairs::new();
                 pairs.row(if lent::is_one(volume) { "folder" } else { "volume" }, &name);
-                rows::cache(&mut pairs, &far);
+                rows::cache(&mut pairs, &remote_side);
                 pairs.text()
             });
         }
@@ -86,13 +86,13 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     Ok(0)
 }
 
-fn status(volume: &Path) -> Result<(String, FarStatus)> {
+fn status(volume: &Path) -> Result<(String, RemoteStatus)> {
     if lent::is_one(volume) {
         let status: LentStatus = lent::ask(volume, &Request::Status)?;
-        return Ok((status.folder.display().to_string(), status.far));
+        return Ok((status.folder.display().to_string(), status.remote_side));
     }
     let status: Status = match resolve_volume(volume)? {
-        Target::Mounted(place) => control::ask(&place.ear(), &Request::Status, &mut |_| ())?,
+        Target::Mounted(place) => control::ask(&place.address(), &Request::Status, &mut |_| ())?,
         Target::Closed { dir, .. } => {
             let node = Node::open(&dir, &NodeOptions::reading("cache status"))?;
             let status = node.status();
@@ -100,8 +100,8 @@ fn status(volume: &Path) -> Result<(String, FarStatus)> {
             status?
         }
     };
-    match status.far {
-        Some(far) => Ok((status.volume, far)),
+    match status.remote_side {
+        Some(remote_side) => Ok((status.volume, remote_side)),
         None => Err(no_cache(&status.volume)),
     }
 }
@@ -111,7 +111,7 @@ fn evict(volume: &Path, to: Option<u64>) -> Result<Evicted> {
         return lent::ask(volume, &Request::Evict { to });
     }
     match resolve_volume(volume)? {
-        Target::Mounted(place) => control::ask(&place.ear(), &Request::Evict { to }, &mut |_| ()),
+        Target::Mounted(place) => control::ask(&place.address(), &Request::Evict { to }, &mut |_| ()),
         Target::Closed { dir, .. } => {
             let node = Node::open(&dir, &NodeOptions::reading("cache evict"))?;
             let evicted = node.evict(to);

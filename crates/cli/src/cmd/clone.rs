@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use api::answers::CloneSummary;
-use api::control::{Ear, Request, Tick};
+use api::control::{ControlAddress, Request, Tick};
 use api::error::{Failure, Result};
 use api::text::count;
 use node::control;
@@ -70,9 +70,9 @@ fn mounted(src: &Place, dest: &Place, tick: &mut dyn FnMut(&Tick)) -> Result<Clo
     // names. If programs keep writing, the wait ends after its limit. What they wrote before has arrived by
     // then.
     fuse::mount::hand_over(&src.mount.path, HAND_OVER);
-    let ear: Ear = src.ear();
+    let address: ControlAddress = src.address();
     let request = Request::Clone { from: src.inner().into(), to: dest.inner().into() };
-    control::ask(&ear, &request, tick)
+    control::ask(&address, &request, tick)
 }
 
 fn two_volumes(args: &Args) -> Failure {

@@ -2,17 +2,17 @@
 //! command that fixes it. It also says which settings suit which use ([`advice`]).
 
 mod advice;
-mod far;
 mod fleet;
 mod machine;
 mod places;
+mod remote_side;
 
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use api::control::{Ear, Request};
+use api::control::{ControlAddress, Request};
 use api::error::{Failure, Result};
 use api::status::Status;
 use base::Deadline;
@@ -94,32 +94,32 @@ pub fn checks(path: Option<&Path>, named: Option<&OsString>) -> Vec<Check> {
     let mut checks = vec![kernel(), filesystem(), device(), rights()];
     checks.extend(allow_other());
     let machine = advice::Machine::here();
-    checks.push(uring());
+    checks.push(uring(machine.uring));
     checks.extend(machine::passthrough());
     checks.extend(advice::machine(&machine));
     checks.push(machine::clock());
     checks.push(open_files());
     checks.extend(machine::pinned_memory());
-    checks.extend(machine::stepping_aside());
+    checks.extend(machine::yielding());
     checks.push(machine::configuration(named));
     checks.extend(machine::fstab());
     checks.push(places::disk(folder));
     checks.extend(places::inodes(folder));
     checks.extend(folder.map(volume));
     if let Some(dir) = folder.and_then(|folder| VolumeDir::open(folder).ok()) {
-        checks.extend(far::clock(&dir));
-        checks.extend(far::clear(dir.home().endpoint.as_deref()));
+        checks.extend(remote_side::clock(&dir));
+        checks.extend(remote_side::clear(dir.home().endpoint.as_deref()));
         checks.extend(places::rights(&dir));
         checks.extend(places::leftovers(&dir));
     }
     let of_mount = |mount: &Mounted| {
         let mut checks = vec![present_mount(mount)];
-        let ear = Ear::of_source(Path::new(&mount.source));
+        let address = ControlAddress::of_source(Path::new(&mount.source));
         if checks[0].level != Level::Wrong
-            && let Ok(status) = control::ask::<Status>(&ear, &Request::Status, &mut |_| ())
+            && let Ok(status) = control::ask::<Status>(&address, &Request::Status, &mut |_| ())
         {
             checks.extend(advice::of_mount(mount, &status, &machine));
-            checks.extend(far::of_mount(mount, &status));
+            checks.extend(remote_side::of_mount(mount, &status));
             checks.extend(fleet::of_mount(mount));
             checks.extend(in_the_clear(mount));
         }
@@ -132,12 +132,12 @@ pub fn checks(path: Option<&Path>, named: Option<&OsString>) -> Vec<Check> {
 
 /// Connections of a mount that are not encrypted.
 fn in_the_clear(mount: &Mounted) -> Vec<Check> {
-    let ear = Ear::of_source(Path::new(&mount.source));
-    let status: Option<Status> = control::ask(&ear, &Request::Status, &mut |_| ()).ok();
+    let address = ControlAddress::of_source(Path::new(&mount.source));
+    let status: Option<Status> = control::ask(&address, &Request::Status, &mut |_| ()).ok();
     let Some(status) = status else { return Vec::new() };
-    let endpoint = status.far.as_ref().and_then(|far| far.endpoint.as_deref());
+    let endpoint = status.remote_side.as_ref().and_then(|remote_side| remote_side.endpoint.as_deref());
     let fleet = status.fleet.as_ref().and_then(fleet::clear);
-    fleet.into_iter().chain(far::clear(endpoint)).collect()
+    fleet.into_iter().chain(remote_side::clear(endpoint)).collect()
 }
 
 fn text(checks: &[Check], wrong: usize) -> String {
@@ -263,15 +263,18 @@ fn allow_other() -> Option<Check> {
     })
 }
 
-fn uring() -> Check {
-    match fs::read_to_string("/sys/module/fuse/parameters/enable_uring") {
-        Ok(text) if text.trim() == "Y" => ok("io_uring", "FUSE over io_uring is on"),
-        Ok(_) => note(
+fn uring(switched_on: Option<bool>) -> Check {
+    match switched_on {
+        Some(true) => ok("io_uring", "FUSE over io_uring is on"),
+        Some(false) if may_mount() => {
+            ok("io_uring", "FUSE over io_uring is off on this host; the next mount of root turns it on")
+        }
+        Some(false) => note(
             "io_uring",
-            "FUSE over io_uring is off on this host; mounts use /dev/fuse",
-            "covey mount --transport uring ...   (as root; it turns on enable_uring, a switch for the whole host: quicker in nearly every way)",
+            "FUSE over io_uring is off on this host, and only root can turn it on; mounts use /dev/fuse, which is slower",
+            format!("echo Y > {}   (as root; then mount again)", fuse::uring::SWITCH),
         ),
-        Err(_) => ok("io_uring", "this kernel has no FUSE over io_uring; mounts use /dev/fuse"),
+        None => ok("io_uring", "this kernel has no FUSE over io_uring; mounts use /dev/fuse"),
     }
 }
 
@@ -322,7 +325,8 @@ fn present_mount(mount: &Mounted) -> Check {
             );
         }
         Life::Silent => {
-            let failure = control::silent(&Ear::of_source(Path::new(&mount.source)), ANSWER_WITHIN);
+            let failure =
+                control::silent(&ControlAddress::of_source(Path::new(&mount.source)), ANSWER_WITHIN);
             let why = failure.why.join("; ");
             return wrong("mount", format!("{}: {why}", failure.what), failure.next.join("; or "));
         }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use api::answers::Settled;
-use api::control::{Ear, Request, Tick};
+use api::control::{ControlAddress, Request, Tick};
 use api::error::Result;
 use api::text::{bytes, count};
 use base::Deadline;
@@ -24,7 +24,7 @@ pub const HAND_OVER: Duration = Duration::from_secs(5);
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  covey flush /mnt/covey\n  covey flush --timeout 60 /srv/volume      a volume that is not mounted, for at most a minute\n\n\
-    With a far origin, what is written is kept on this node's disk and uploaded behind; covey status says how much is not\n\
+    With a remote origin, what is written is kept on this node's disk and uploaded behind; covey status says how much is not\n\
     uploaded yet. Exit status: 0 when all of it is in the origin, 1 otherwise."
 )]
 pub struct Args {
@@ -63,9 +63,9 @@ pub fn mounted(mount: &Mounted, deadline: Deadline, tick: &mut dyn FnMut(&Tick))
     fuse::mount::hand_over(&mount.path, deadline.within(HAND_OVER).left());
     // The daemon counts whole seconds, so a fraction is rounded up.
     let seconds = deadline.is_bounded().then(|| deadline.left().as_secs_f64().ceil() as u64);
-    let ear = Ear::of_source(Path::new(&mount.source));
+    let address = ControlAddress::of_source(Path::new(&mount.source));
     let answer = Deadline::after_if(deadline.is_bounded().then(|| deadline.left() + LAST_WORD));
-    answer.scope(|| control::ask(&ear, &Request::Settle { seconds }, tick))
+    answer.scope(|| control::ask(&address, &Request::Settle { seconds }, tick))
 }
 
 /// Flushes a volume that was opened for this, and closes it.

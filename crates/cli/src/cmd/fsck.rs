@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use api::error::{Failure, Result};
 use api::text::{bytes, count, span};
 use base::PackNo;
-use fs::fsck::{Depth, Ears, Finding, Phase, Progress as Step, Strays, Summary, check, check_and_repair};
+use fs::fsck::{
+    Callbacks, Depth, Finding, Phase, Progress as Step, Strays, Summary, check, check_and_repair,
+};
 use meta::journal::damage::Damage;
 use meta::{Names, PackRow};
 use node::claim::hold_published;
@@ -218,7 +220,7 @@ fn look(
     if args.repair {
         return check_and_repair(&bare.parts, depth, strays(bare, term), &mut take, step);
     }
-    check(&bare.parts, depth, &mut Ears { found: &mut |finding| take(&finding, false), progress: step })
+    check(&bare.parts, depth, &mut Callbacks { found: &mut |finding| take(&finding, false), progress: step })
 }
 
 fn range(file: &fs::fsck::FileRange) -> Range {

@@ -30,7 +30,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     let mut progress = term.progress("gc");
     let summary: GcSummary = match resolve_volume(&args.volume)? {
         Target::Mounted(place) => {
-            control::ask(&place.ear(), &Request::Gc, &mut |tick| show(&mut progress, tick))?
+            control::ask(&place.address(), &Request::Gc, &mut |tick| show(&mut progress, tick))?
         }
         Target::Closed { dir, .. } => {
             let node = Node::open(&dir, &NodeOptions::writing("gc"))?;

@@ -38,7 +38,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     let info: Info = match resolve(&args.path)? {
         Target::Mounted(place) => {
             let request = Request::Info { path: place.inner().into(), list: args.extents };
-            control::ask(&place.ear(), &request, &mut |_| ())?
+            control::ask(&place.address(), &request, &mut |_| ())?
         }
         Target::Closed { dir, inner } => {
             let node = Node::open(&dir, &NodeOptions::reading("info"))?;

@@ -86,8 +86,8 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
 
 /// The origin, opened without requiring a marker.
 enum Place {
-    Near(Arc<Folder>),
-    Far(Arc<Remote>),
+    Local(Arc<Folder>),
+    RemoteSide(Arc<Remote>),
 }
 
 impl Place {
@@ -97,11 +97,11 @@ impl Place {
                 let (environment, limits) = (Environment::process(), Limits::default());
                 let id = &dir.format().id;
                 let remote = Remote::open_unseen(&spec, &environment, limits, Access::ReadWrite, id);
-                Place::Far(Arc::new(remote.map_err(origin_failure)?))
+                Place::RemoteSide(Arc::new(remote.map_err(origin_failure)?))
             }
             spec => {
                 let folder = spec.folder().map(Folder::unmarked).transpose().map_err(origin_failure)?;
-                Place::Near(Arc::new(
+                Place::Local(Arc::new(
                     folder.ok_or_else(|| Failure::usage("the volume has no origin to mark"))?,
                 ))
             }
@@ -110,16 +110,16 @@ impl Place {
 
     fn origin(&self) -> Arc<dyn Origin> {
         match self {
-            Place::Near(folder) => folder.clone(),
-            Place::Far(remote) => remote.clone(),
+            Place::Local(folder) => folder.clone(),
+            Place::RemoteSide(remote) => remote.clone(),
         }
     }
 
     /// Creates the marker. Returns whether it was missing.
     fn mark(&self, id: &str) -> Result<bool> {
         let made = match self {
-            Place::Near(folder) => folder.mark(id),
-            Place::Far(remote) => remote.mark(),
+            Place::Local(folder) => folder.mark(id),
+            Place::RemoteSide(remote) => remote.mark(),
         };
         made.map_err(origin_failure)
     }
@@ -127,12 +127,12 @@ impl Place {
     /// Opens the writer. The marker must exist.
     fn writer(&self, dir: &VolumeDir) -> Result<Writer> {
         Ok(match self {
-            Place::Near(folder) => {
+            Place::Local(folder) => {
                 let private = is_within(folder.dir(), dir.path());
                 let marked = Folder::open(folder.dir(), Access::ReadWrite).map_err(origin_failure)?;
                 Writer::mending(dir, Arc::new(marked), true, private)
             }
-            Place::Far(remote) => Writer::mending(dir, remote.clone(), false, false),
+            Place::RemoteSide(remote) => Writer::mending(dir, remote.clone(), false, false),
         })
     }
 }
@@ -156,8 +156,8 @@ fn mark(dir: &VolumeDir) -> Result<Outcome> {
     writer.mend()?;
     let held = writer.hold_published(&*journal);
     let (again, again_bytes) = match &place {
-        Place::Near(_) => (0, 0),
-        Place::Far(_) => upload_again(dir, &found.missing)?,
+        Place::Local(_) => (0, 0),
+        Place::RemoteSide(_) => upload_again(dir, &found.missing)?,
     };
     let closed = journal.close();
     writer.close();

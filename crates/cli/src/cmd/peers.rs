@@ -61,7 +61,7 @@ fn of(place: &Path) -> Result<Vec<PeerRow>> {
         return lent::ask(place, &Request::Peers);
     }
     match resolve_volume(place)? {
-        Target::Mounted(place) => control::ask(&place.ear(), &Request::Peers, &mut |_| ()),
+        Target::Mounted(place) => control::ask(&place.address(), &Request::Peers, &mut |_| ()),
         Target::Closed { .. } => Err(no_fleet(&place.display().to_string())),
     }
 }

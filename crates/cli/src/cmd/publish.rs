@@ -46,7 +46,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
             fuse::mount::hand_over(&place.mount.path, HAND_OVER);
             let (path, name) = (place.inner().into(), args.name.clone());
             let request = Request::Publish { path, name, afresh: args.afresh };
-            control::ask(&place.ear(), &request, &mut |tick| show(&mut progress, tick))?
+            control::ask(&place.address(), &request, &mut |tick| show(&mut progress, tick))?
         }
         Target::Closed { dir, inner } => {
             let node = Node::open(&dir, &NodeOptions::writing("publish"))?;

@@ -47,9 +47,9 @@ pub fn interval_ms(interval: Duration) -> Result<u64> {
 /// Runs the command.
 pub fn run(args: &Args, term: Term) -> Result<u8> {
     let interval_ms = interval_ms(args.interval)?;
-    let ear = ear_of(&args.path, "stats")?;
+    let address = ear_of(&args.path, "stats")?;
     node::signals::block();
-    let asked = control::begin(&ear, &Request::Watch { wish: Wish::Stats { interval_ms } })?;
+    let asked = control::begin(&address, &Request::Watch { wish: Wish::Stats { interval_ms } })?;
     let enough = asked.stopper()?;
     stop_by_signal(vec![asked.stopper()?], None)?;
     let mut shown = 0;

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use api::control::{Ear, Request};
+use api::control::{ControlAddress, Request};
 use api::error::{Failure, Result};
 use api::status::fleet::LentStatus;
 use api::status::{Kind, Status};
@@ -55,8 +55,8 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     // A mount of another user, a dead one, or one that does not answer must not hide the others.
     let (mut all, mut failed) = (Vec::new(), None);
     let ask = |mount: &Mounted| {
-        let ear = Ear::of_source(Path::new(&mount.source));
-        control::ask::<Status>(&ear, &Request::Status, &mut |_| ())
+        let address = ControlAddress::of_source(Path::new(&mount.source));
+        control::ask::<Status>(&address, &Request::Status, &mut |_| ())
     };
     for (mount, answer) in mounts.iter().zip(mounts::of_each(&mounts, ask)) {
         match answer {
@@ -78,7 +78,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
 
 fn of(path: &Path) -> Result<Status> {
     match resolve_volume(path)? {
-        Target::Mounted(place) => control::ask(&place.ear(), &Request::Status, &mut |_| ()),
+        Target::Mounted(place) => control::ask(&place.address(), &Request::Status, &mut |_| ()),
         Target::Closed { dir, .. } => {
             let node = Node::open(&dir, &NodeOptions::reading("status"))?;
             let status = node.status();
@@ -121,7 +121,7 @@ fn text(status: &Status, verbose: bool) -> String {
         None => pairs.row("mounted on", "-"),
     };
     pairs.row("files", count(status.files)).row("bytes", bytes(status.bytes));
-    let is_away = status.far.as_ref().is_some_and(|far| far.away.is_some());
+    let is_away = status.remote_side.as_ref().is_some_and(|remote_side| remote_side.away.is_some());
     if status.kind() == Kind::Tree && is_away && status.blobs == 0 {
         pairs.row("stored", "not known: the names are not all on this node");
     } else if status.kind() == Kind::Tree {
@@ -132,9 +132,9 @@ fn text(status: &Status, verbose: bool) -> String {
         volume_rows(&mut pairs, status);
     }
     status.claim.iter().for_each(|claim| rows::claim(&mut pairs, claim));
-    match &status.far {
-        Some(far) if status.kind() == Kind::Tree => rows::reading(&mut pairs, far),
-        Some(far) => rows::far(&mut pairs, far),
+    match &status.remote_side {
+        Some(remote_side) if status.kind() == Kind::Tree => rows::reading(&mut pairs, remote_side),
+        Some(remote_side) => rows::remote_side(&mut pairs, remote_side),
         None => {}
     }
     if let Some(fleet) = &status.fleet {
@@ -145,8 +145,8 @@ fn text(status: &Status, verbose: bool) -> String {
         pairs.row("I/O errors", format!("{}: see the log, then covey fsck", count(status.io_errors)));
     }
     let mut text = pairs.text();
-    if let Some(far) = status.far.as_ref().filter(|_| verbose) {
-        text.push_str(&rows::waiting(&far.uploads));
+    if let Some(remote_side) = status.remote_side.as_ref().filter(|_| verbose) {
+        text.push_str(&rows::waiting(&remote_side.uploads));
     }
     text
 }

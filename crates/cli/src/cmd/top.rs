@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use api::control::{Ear, Request};
+use api::control::{ControlAddress, Request};
 use api::error::{Failure, Result};
 use api::text::{Lines, bytes, count};
 use api::watch::{Busy, TopTable, Wish};
@@ -51,9 +51,9 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     node::signals::block();
     let (news, heard) = mpsc::channel();
     let (mut stoppers, mut failed, mut asked_of) = (Vec::new(), None, vec![false; places.len()]);
-    for (index, (place, ear)) in places.iter().enumerate() {
+    for (index, (place, address)) in places.iter().enumerate() {
         // A mount of another user, a dead one, or one that does not answer must not hide the others.
-        let asked = match control::begin(ear, &Request::Watch { wish: Wish::Top { interval_ms } }) {
+        let asked = match control::begin(address, &Request::Watch { wish: Wish::Top { interval_ms } }) {
             Ok(asked) => asked,
             Err(failure) if places.len() > 1 => {
                 term.warn(format_args!("{place}: {}", failure.line()));
@@ -90,7 +90,7 @@ type News = (usize, Option<Result<TopTable>>);
 fn show(
     args: &Args,
     term: Term,
-    places: &[(String, Ear)],
+    places: &[(String, ControlAddress)],
     asked: &[bool],
     heard: &mpsc::Receiver<News>,
     enough: &dyn Fn(),
@@ -135,7 +135,7 @@ fn show(
     failed.filter(|_| places.len() == 1 || !seen).map_or(Ok(0), Err)
 }
 
-fn places(args: &Args) -> Result<Vec<(String, Ear)>> {
+fn places(args: &Args) -> Result<Vec<(String, ControlAddress)>> {
     if let Some(path) = &args.path {
         return Ok(vec![(path.display().to_string(), ear_of(path, "top")?)]);
     }
@@ -144,12 +144,12 @@ fn places(args: &Args) -> Result<Vec<(String, Ear)>> {
         return Err(Failure::new("not-mounted", "no volume is mounted")
             .next("mount one: covey mount -d VOLUME MOUNTPOINT"));
     }
-    let ear = |source: &str| Ear::of_source(std::path::Path::new(source));
-    Ok(mounts.iter().map(|mount| (mount.path.display().to_string(), ear(&mount.source))).collect())
+    let address = |source: &str| ControlAddress::of_source(std::path::Path::new(source));
+    Ok(mounts.iter().map(|mount| (mount.path.display().to_string(), address(&mount.source))).collect())
 }
 
 /// Redraws all tables over the terminal, with as many lines as fit.
-fn draw(places: &[(String, Ear)], latest: &[Option<TopTable>]) {
+fn draw(places: &[(String, ControlAddress)], latest: &[Option<TopTable>]) {
     let shown =
         places.iter().zip(latest).filter_map(|((mount, _), table)| Some(text(mount, table.as_ref()?)));
     let all: String = shown.collect();

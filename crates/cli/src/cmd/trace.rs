@@ -50,7 +50,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     if let Some(op) = &args.op {
         opcode_of(op)?;
     }
-    let ear = ear_of(&args.path, "trace")?;
+    let address = ear_of(&args.path, "trace")?;
     let slow_ns = match (args.quiet, args.slow) {
         (true, _) => NEVER,
         (false, slow) => slow.map_or(0, |slow| u64::try_from(slow.as_nanos()).unwrap_or(NEVER)),
@@ -74,7 +74,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
             ));
         }
     };
-    let summary: TraceSummary = look_on(&ear, wish, args.at_most, &mut each)?;
+    let summary: TraceSummary = look_on(&address, wish, args.at_most, &mut each)?;
     term.line(Some(&json!({ "summary": summary })), || summary_text(&summary));
     Ok(0)
 }

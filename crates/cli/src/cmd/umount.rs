@@ -13,7 +13,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use api::control::Ear;
+use api::control::ControlAddress;
 use api::error::{Failure, Result};
 use api::raw_path::RawPath;
 use api::text::span;
@@ -21,11 +21,11 @@ use base::Deadline;
 use fuse::mount::{ANSWER_WITHIN, Life, Mounted};
 use fuse::{Unmount, UnmountError};
 use node::control;
-use node::far;
 use node::mounts;
 use node::opened::Node;
 use node::options::NodeOptions;
 use node::others::Others;
+use node::remote_side;
 use node::volume_dir::VolumeDir;
 use serde::Serialize;
 
@@ -97,7 +97,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     };
     let life = mount.life(deadline.within(ANSWER_WITHIN));
     if life == Life::Silent && !args.force && !args.lazy {
-        return Err(control::silent(&Ear::of_source(Path::new(&mount.source)), ANSWER_WITHIN));
+        return Err(control::silent(&ControlAddress::of_source(Path::new(&mount.source)), ANSWER_WITHIN));
     }
     let was_dead = life == Life::Dead;
     let how = match args {
@@ -135,7 +135,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
         };
         match not_uploaded_blobs {
             0 => done,
-            blobs => format!("{done}\n{}.", far::not_uploaded(blobs, not_uploaded_bytes)),
+            blobs => format!("{done}\n{}.", remote_side::not_uploaded(blobs, not_uploaded_bytes)),
         }
     });
     Ok(0)

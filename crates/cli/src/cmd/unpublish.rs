@@ -37,7 +37,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     match resolve_volume(&args.volume)? {
         Target::Mounted(place) => {
             let request = Request::Unpublish { name: args.name.clone() };
-            control::ask::<()>(&place.ear(), &request, &mut |_| ())?;
+            control::ask::<()>(&place.address(), &request, &mut |_| ())?;
         }
         Target::Closed { dir, .. } => {
             let node = Node::open(&dir, &NodeOptions::writing("unpublish"))?;

@@ -5,7 +5,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use api::answers::WarmSummary;
-use api::control::{Ear, Request};
+use api::control::{ControlAddress, Request};
 use api::error::{Context, Failure, Result};
 use api::raw_path::RawPath;
 use api::text::{bytes, count};
@@ -49,9 +49,9 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     }
     let mut progress = term.progress("warm");
     let mut sum = WarmSummary::default();
-    for (ear, batch) in batches(&paths)? {
+    for (address, batch) in batches(&paths)? {
         let request = Request::Warm { paths: batch, depot: args.depot };
-        sum.add(control::ask(&ear, &request, &mut |tick| show(&mut progress, tick))?);
+        sum.add(control::ask(&address, &request, &mut |tick| show(&mut progress, tick))?);
     }
     progress.done();
     for missed in &sum.failed {
@@ -80,8 +80,8 @@ fn list(file: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// The paths, grouped by the daemon that serves them, in batches that fit a request.
-fn batches(paths: &[PathBuf]) -> Result<Vec<(Ear, Vec<RawPath>)>> {
-    let mut by_mount: BTreeMap<PathBuf, (Ear, Vec<RawPath>)> = BTreeMap::new();
+fn batches(paths: &[PathBuf]) -> Result<Vec<(ControlAddress, Vec<RawPath>)>> {
+    let mut by_mount: BTreeMap<PathBuf, (ControlAddress, Vec<RawPath>)> = BTreeMap::new();
     let mut out = Vec::new();
     let mut room: BTreeMap<PathBuf, usize> = BTreeMap::new();
     for path in paths {
@@ -94,7 +94,7 @@ fn batches(paths: &[PathBuf]) -> Result<Vec<(Ear, Vec<RawPath>)>> {
         let inner = RawPath::from(place.inner());
         let taken = room.entry(mount.clone()).or_default();
         *taken += place.inner().as_os_str().len() * 2 + 16;
-        let entry = by_mount.entry(mount).or_insert_with(|| (place.ear(), Vec::new()));
+        let entry = by_mount.entry(mount).or_insert_with(|| (place.address(), Vec::new()));
         entry.1.push(inner);
         if *taken >= BATCH {
             *taken = 0;

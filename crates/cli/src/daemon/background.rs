@@ -127,9 +127,9 @@ fn command(plan: &Plan) -> Result<Command> {
     command.args(["--log-level", level.word(), "--log-format", format.word()]);
     command.arg("mount").arg(plan.source.name()).arg(mounts::absolute(&plan.mountpoint)?);
     command.arg("-o").arg(plan.options.to_words());
-    let Transport { kind, readers, aside } = &plan.transport;
+    let Transport { kind, readers, yields } = &plan.transport;
     command.args(["--transport", &kind.to_string(), "--readers", &readers.to_string()]);
-    command.args(["--aside", if *aside { "on" } else { "off" }]);
+    command.args(["--yield", if *yields { "on" } else { "off" }]);
     if let Some(metrics) = &plan.shown.metrics {
         command.args(["--metrics", metrics]);
     }

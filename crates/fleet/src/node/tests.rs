@@ -76,7 +76,7 @@ impl BlobSource for Store {
         no()
     }
 
-    fn is_near(&self, _: &BlobId) -> bool {
+    fn is_local(&self, _: &BlobId) -> bool {
         false
     }
 }

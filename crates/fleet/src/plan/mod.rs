@@ -48,8 +48,8 @@
 //!   that names the current upstream, if the node that the first answer named has sent nothing yet.
 //! - When a peer sends its first byte, the other peers that have sent nothing are cancelled. Otherwise they
 //!   would send the same bytes over one link.
-//! - No hedging step is longer than [`STEPS`] allows, however long fetches take on this link. Otherwise a reader
-//!   with a short deadline would see an error although another source has the blob.
+//! - No hedging step is longer than [`STEPS`] allows, however long fetches take on this link. Otherwise a
+//!   reader with a short deadline would see an error although another source has the blob.
 //! - Once [`RESCUE`] says so, and nothing in flight will be here by the deadline, the origin is asked. The
 //!   exception is a blob that another node is fetching from there.
 //! - If many blobs share a link, one of them may stall although its sender is well. The sender is excluded

@@ -196,6 +196,7 @@ impl Plan {
         let fresh = !self.fetches.iter().any(|fetch| fetch.from == Source::Origin);
         if fresh {
             self.fetch(now, Source::Origin, why, out);
+            self.rescue = u64::MAX;
         }
         fresh
     }

@@ -31,7 +31,7 @@ use meta::plan::op::{Move, Piece};
 use meta::record::{ContentRow, InodeRecord};
 use meta::store::CommitError;
 use meta::{Commit, Expect, Key, PackRow};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 use super::crowd::refers_twice;
 use crate::bytes::{content_id, page_of};
@@ -98,6 +98,10 @@ struct Pages {
     all: HashMap<(Ino, u32), Written>,
     /// Those of which [`LARGE`] bytes or more were written.
     large: BTreeSet<(Ino, u32)>,
+    /// A file with large pages was synced since the last wait.
+    due: bool,
+    /// The volume is being closed.
+    closed: bool,
 }
 
 /// Pages in several pieces, by the hash of their bytes at the time of examination. Bounded: when it is full,
@@ -125,13 +129,17 @@ impl Scattered {
 
 /// Pages that were written to and not examined since. Bounded.
 #[derive(Default)]
-pub(crate) struct Fresh(Mutex<Pages>);
+pub(crate) struct Fresh {
+    pages: Mutex<Pages>,
+    /// A file with large pages was synced, or the volume is being closed.
+    synced: Condvar,
+}
 
 impl Fresh {
     /// Records that these pieces of a file were written.
     pub(crate) fn note(&self, ino: Ino, pieces: &[Piece]) {
         let now = time::monotonic();
-        let mut pages = self.0.lock();
+        let mut pages = self.pages.lock();
         for piece in pieces {
             let page = (ino, page_of(piece.at).0);
             if pages.all.len() >= PAGES_MAX && !pages.all.contains_key(&page) {
@@ -148,24 +156,41 @@ impl Fresh {
     }
 
     /// Records that a file was synced: its large pages are examined without waiting for them to be quiet.
-    /// Returns true if it has any.
-    pub(crate) fn synced(&self, ino: Ino) -> bool {
-        let mut pages = self.0.lock();
-        let Pages { all, large } = &mut *pages;
+    pub(crate) fn synced(&self, ino: Ino) {
+        let mut pages = self.pages.lock();
+        let Pages { all, large, .. } = &mut *pages;
         let mut any = false;
         for page in large.range((ino, 0)..=(ino, u32::MAX)) {
             if let Some(written) = all.get_mut(page) {
                 (written.synced, any) = (true, true);
             }
         }
-        any
+        if any {
+            pages.due = true;
+            self.synced.notify_all();
+        }
+    }
+
+    /// Waits until a file with large pages is synced after the last wait, and no longer than `time`.
+    fn wait_for_sync(&self, time: Duration) {
+        let mut pages = self.pages.lock();
+        if !pages.due && !pages.closed {
+            self.synced.wait_for(&mut pages, time);
+        }
+        pages.due = false;
+    }
+
+    /// Ends the waits, also later ones.
+    pub(crate) fn close(&self) {
+        self.pages.lock().closed = true;
+        self.synced.notify_all();
     }
 
     /// Records that a file was written whole and was looked up. If more is written, the page must be examined
     /// as a whole.
     pub(crate) fn note_whole(&self, ino: Ino, len: u32) {
         let now = time::monotonic();
-        let mut pages = self.0.lock();
+        let mut pages = self.pages.lock();
         if pages.all.len() < WHOLE_MAX {
             pages
                 .all
@@ -176,15 +201,15 @@ impl Fresh {
     /// Whether no page is left to examine.
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.lock().all.is_empty()
+        self.pages.lock().all.is_empty()
     }
 
     /// Takes pages that are worth examining, with the record of each.
     fn take(&self, when: When, count: usize) -> Vec<((Ino, u32), Written)> {
         let now = time::monotonic();
         let mut found = Vec::new();
-        let mut pages = self.0.lock();
-        let Pages { all, large } = &mut *pages;
+        let mut pages = self.pages.lock();
+        let Pages { all, large, .. } = &mut *pages;
         all.retain(|page, written| {
             let young = now.saturating_duration_since(written.last) < QUIET;
             if when == When::Quiet && young && !written.synced {
@@ -203,7 +228,7 @@ impl Fresh {
 
     /// Puts a page back, to be examined when `enough` bytes of it were written.
     fn put_back(&self, page: (Ino, u32), before: &Written, enough: u32) {
-        let mut pages = self.0.lock();
+        let mut pages = self.pages.lock();
         if pages.all.len() >= PAGES_MAX {
             return;
         }
@@ -250,24 +275,20 @@ enum Known {
 }
 
 impl Core {
-    /// Examines written pages for one round.
-    pub(crate) fn dedup_round(&self) -> Result<(), Error> {
-        self.dedup(When::Quiet, ROUND)
-    }
-
-    /// The thread that deduplicates with a remote origin, where a check may wait for the network. For that
-    /// reason it is not joined.
+    /// The thread that deduplicates. An fsync wakes it, so that equal files are stored once a moment after
+    /// they were copied and synced. With a remote origin a check may wait for the network. For that reason
+    /// the thread is not joined then.
     pub(crate) fn deduper(&self) {
         let mut complained = false;
         while !self.stopping() {
-            let done = if self.may_copy() { self.dedup_round() } else { Ok(()) };
+            let done = if self.may_copy() { self.dedup(When::Quiet, ROUND) } else { Ok(()) };
             if let Err(error) = &done
                 && !complained
             {
                 self.report(&format!("equal bytes could not be looked for; it is tried again: {error}"));
             }
             complained = done.is_err();
-            self.sweep.pause(QUIET);
+            self.fresh.wait_for_sync(if complained { QUIET } else { ROUND });
         }
     }
 
@@ -409,12 +430,12 @@ impl Core {
 
     /// Whether reading these pieces would wait for a network.
     fn is_remote(&self, pieces: &[Extent]) -> Result<bool, Error> {
-        if self.options.near {
+        if self.options.local {
             return Ok(false);
         }
         for piece in pieces {
             if let Some(Place::Blob(blob)) = self.place_of(piece.pack)?
-                && !self.parts.source.is_near(&blob)
+                && !self.parts.source.is_local(&blob)
             {
                 return Ok(true);
             }

@@ -160,9 +160,6 @@ impl Core {
             self.flush_and_delete()?;
         }
         if compact && self.may_copy() {
-            if self.options.near {
-                self.dedup_round()?;
-            }
             self.compact_round()?;
             self.crowd_round()?;
             self.contents_round()?;
@@ -202,9 +199,12 @@ impl Core {
     fn judge(&self, pack: PackNo) -> Result<(), Error> {
         let row = self.pack_row(pack)?;
         let live = self.names.pack_live(pack)?;
-        if row == Some(PackRow::Open) && live == 0 && self.packs.is_quarantined(pack) {
+        if live == 0 && self.packs.is_quarantined(pack) {
+            if row == Some(PackRow::Open) {
+                self.forget_open(pack)?;
+            }
             self.packs.end_quarantine(pack);
-            return self.forget_open(pack);
+            return Ok(());
         }
         let Some(PackRow::Sealed { blob, size }) = row else {
             return Ok(());

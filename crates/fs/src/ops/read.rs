@@ -32,14 +32,14 @@ impl Core {
         match request {
             Waiting::Read { ino, offset, len } => {
                 len >= STREAM_LEN
-                    || !self.options.names_near && !self.are_names_at_hand(ino, offset, len)
-                    || !self.options.near && self.read_is_remote(ino, offset, len)
+                    || !self.options.names_local && !self.are_names_at_hand(ino, offset, len)
+                    || !self.options.local && self.read_is_remote(ino, offset, len)
             }
             // A write that waited on the thread that received it would delay reads too.
             Waiting::Write => !self.options.gate.is_open(),
             Waiting::Sync => true,
             Waiting::Change => false,
-            Waiting::Look => !self.options.names_near,
+            Waiting::Look => !self.options.names_local,
         }
     }
 
@@ -78,8 +78,8 @@ impl Core {
     /// The one blob that holds the whole range up to the end of the file: its offset there, and the length.
     /// None if there are several.
     fn one_range(&self, ino: Ino, offset: u64, len: u32) -> Option<(InodeRecord, BlobId, u32, u32)> {
-        let is_remote = !self.options.near;
-        if !is_remote || !self.options.names_near && !self.are_names_at_hand(ino, offset, len) {
+        let is_remote = !self.options.local;
+        if !is_remote || !self.options.names_local && !self.are_names_at_hand(ino, offset, len) {
             return None;
         }
         let record = self.file(ino).ok().filter(|record| !record.has(InodeRecord::INLINE))?;
@@ -106,7 +106,7 @@ impl Core {
             let from = if page == first { at } else { 0 };
             let until = (end - u64::from(page) * u64::from(BLOB_MAX)).min(u64::from(BLOB_MAX)) as u32;
             extents.extents().iter().filter(|e| e.at < until && e.end() > from).any(|e| {
-                matches!(self.place_of(e.pack), Ok(Some(Place::Blob(blob))) if !self.parts.source.is_near(&blob))
+                matches!(self.place_of(e.pack), Ok(Some(Place::Blob(blob))) if !self.parts.source.is_local(&blob))
             })
         })
     }

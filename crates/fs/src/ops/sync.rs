@@ -20,9 +20,7 @@ const RESEALING: Duration = Duration::from_millis(20);
 impl Core {
     pub(crate) fn fsync(&self, ino: Ino) -> Result<(), Error> {
         self.sync()?;
-        if self.fresh.synced(ino) {
-            self.sweep.wake();
-        }
+        self.fresh.synced(ino);
         Ok(())
     }
 

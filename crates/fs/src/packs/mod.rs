@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 use base::size::MIB;
 use base::{Ino, PackNo, time};
 use hashbrown::HashMap;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 pub(crate) use open::{OpenPack, Slot};
 
@@ -109,6 +109,8 @@ struct State {
 
 struct Shared {
     state: Mutex<State>,
+    /// Held while a pack is created, which takes a file and a commit. Taken before `state`.
+    creating: Mutex<()>,
     /// The sealer waits here.
     work: Condvar,
     /// Writers wait here while too many packs wait to be sealed.
@@ -141,6 +143,7 @@ impl Packs {
     pub(crate) fn new(idle_small: Duration) -> Packs {
         Packs(Arc::new(Shared {
             state: Mutex::default(),
+            creating: Mutex::default(),
             work: Condvar::new(),
             room: Condvar::new(),
             closed: AtomicU32::new(0),
@@ -150,7 +153,7 @@ impl Packs {
     }
 
     /// Allocates `len` bytes (1 to 4 MiB) of an open pack. `begin` creates a new pack and returns its number.
-    /// It is called under the lock, once for every 4 MiB.
+    /// It is called once for every 4 MiB. Meanwhile only writers that need a new pack too have to wait.
     pub(crate) fn reserve<E>(
         &self,
         writer: Writer,
@@ -158,28 +161,43 @@ impl Packs {
         begin: impl FnOnce() -> Result<PackNo, E>,
     ) -> Result<Slot, E> {
         let mut state = self.0.state.lock();
-        let mut closed = false;
-        let (pack, offset) = match Self::place(&state, writer, len) {
-            Some(found) => found,
-            None => {
-                let base = Self::begins_own(&state, writer);
-                let pack = Arc::new(OpenPack::new(begin()?, base, 0));
-                closed = self.begin_at(&mut state, writer, base.is_some(), pack.clone());
-                let offset = pack.fits(writer, len).unwrap_or(0);
-                (pack, offset)
-            }
-        };
+        if let Some((pack, offset)) = Self::place(&state, writer, len) {
+            return Ok(self.allocate(&mut state, pack, (offset, len), false));
+        }
+        drop(state);
+        let _creating = self.0.creating.lock();
+        // Another writer may have begun one while this one waited.
+        let mut state = self.0.state.lock();
+        if let Some((pack, offset)) = Self::place(&state, writer, len) {
+            return Ok(self.allocate(&mut state, pack, (offset, len), false));
+        }
+        let base = Self::begins_own(&state, writer);
+        let no = MutexGuard::unlocked(&mut state, begin)?;
+        let pack = Arc::new(OpenPack::new(no, base, 0));
+        let closed = self.begin_at(&mut state, writer, base.is_some(), pack.clone());
+        let offset = pack.fits(writer, len).unwrap_or(0);
+        Ok(self.allocate(&mut state, pack, (offset, len), closed))
+    }
+
+    /// Gives a writer a range of a pack. `closed`: another pack was closed just now.
+    fn allocate(
+        &self,
+        state: &mut State,
+        pack: Arc<OpenPack>,
+        (offset, len): (u32, u32),
+        mut closed: bool,
+    ) -> Slot {
         pack.give(offset, len);
         pack.slots.fetch_add(1, Ordering::AcqRel);
         pack.last_ms.store(self.0.now_ms(), Ordering::Release);
         if pack.is_full() {
-            closed |= self.close(&mut state, &pack);
+            closed |= self.close(state, &pack);
         }
         if closed {
             state.woken = true;
             self.0.work.notify_one();
         }
-        Ok(Slot { pack, offset, len, packs: self.0.clone() })
+        Slot { pack, offset, len, packs: self.0.clone() }
     }
 
     /// The open pack that has space for this write, if any, and the offset in it.

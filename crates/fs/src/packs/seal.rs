@@ -40,6 +40,10 @@ impl Core {
             let Some(pack) = self.packs.next_to_seal(LOOK) else { continue };
             let done = self.seal_or_quarantine(&pack, true);
             self.packs.sealed(pack.clone(), done.is_err());
+            if self.packs.is_quarantined(pack.no) {
+                // What died while it was being sealed was not judged.
+                self.garbage.touch(&[pack.no]);
+            }
             match done {
                 Ok(()) => complained = false,
                 Err(error) => {

@@ -6,7 +6,7 @@ use base::size::MIB;
 use meta::Journal;
 
 use super::*;
-use crate::fsck::{self, Depth, Ears};
+use crate::fsck::{self, Callbacks, Depth};
 
 /// A folder that holds everything a volume stores on a disk.
 struct Disk {
@@ -66,8 +66,8 @@ impl Disk {
     fn check(&self) {
         let (parts, _journal) = self.parts();
         let mut findings = Vec::new();
-        let mut ears = Ears { found: &mut |finding| findings.push(finding), progress: &mut |_| {} };
-        fsck::check(&parts, Depth::Full, &mut ears).unwrap();
+        let mut callbacks = Callbacks { found: &mut |finding| findings.push(finding), progress: &mut |_| {} };
+        fsck::check(&parts, Depth::Full, &mut callbacks).unwrap();
         findings.retain(|finding| !finding.is_harmless());
         assert_eq!(findings, []);
     }
@@ -179,8 +179,8 @@ fn a_flipped_bit_on_the_disk_is_an_error_and_fsck_names_the_file() {
     assert!(lines.lock().iter().any(|line| line.contains("damaged")), "{:?}", lines.lock());
     drop(v);
     let mut findings = Vec::new();
-    let mut ears = Ears { found: &mut |finding| findings.push(finding), progress: &mut |_| {} };
-    fsck::check(&parts, Depth::Full, &mut ears).unwrap();
+    let mut callbacks = Callbacks { found: &mut |finding| findings.push(finding), progress: &mut |_| {} };
+    fsck::check(&parts, Depth::Full, &mut callbacks).unwrap();
     assert!(
         matches!(&findings[..], [fsck::Finding::DamagedBlob { files, .. }] if files[0].path.as_deref() == Some("/f")),
         "{findings:?}"
@@ -266,8 +266,9 @@ fn regression_rot_in_an_open_pack_is_an_error_and_the_rest_of_it_is_sealed() {
             drop((v, journal));
             rot(&disk.path().join("open"), &bad);
             let mut findings = Vec::new();
-            let mut ears = Ears { found: &mut |finding| findings.push(finding), progress: &mut |_| {} };
-            fsck::check(&disk.parts().0, Depth::Sums, &mut ears).unwrap();
+            let mut callbacks =
+                Callbacks { found: &mut |finding| findings.push(finding), progress: &mut |_| {} };
+            fsck::check(&disk.parts().0, Depth::Sums, &mut callbacks).unwrap();
             findings.retain(|finding| !finding.is_harmless());
             let named = |files: &[fsck::FileRange]| files[0].path.as_deref() == Some("/bad");
             assert!(

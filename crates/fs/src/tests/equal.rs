@@ -71,7 +71,7 @@ fn regression_lost_bytes_are_no_target_and_heal_when_they_are_written_again() {
 #[test]
 fn a_far_origin_is_asked_before_its_blobs_are_referred_to() {
     let world = World::new();
-    let options = || Options { near: false, ..world.options() };
+    let options = || Options { local: false, ..world.options() };
     let v = Volume::open(world.parts.clone(), options()).unwrap();
     let (kept, gone) = (noise(1, 3000), noise(2, 3000));
     for (name, body) in [("kept", &kept), ("gone", &gone)] {

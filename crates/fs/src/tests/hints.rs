@@ -30,7 +30,7 @@ impl BlobSource for Heard {
         self.inner.read_at(id, offset, buf)
     }
 
-    fn is_near(&self, _: &base::BlobId) -> bool {
+    fn is_local(&self, _: &base::BlobId) -> bool {
         false
     }
 
@@ -50,7 +50,7 @@ fn volume(rules: AccessRules) -> (World, Volume, Arc<Heard>, [Ino; 2]) {
     let (how, needed) = (Mutex::default(), Mutex::default());
     let heard = Arc::new(Heard { inner: world.parts.source.clone(), how, needed });
     world.parts.source = heard.clone();
-    let options = Options { near: false, access: rules, ..world.options() };
+    let options = Options { local: false, access: rules, ..world.options() };
     let volume = Volume::open(world.parts.clone(), options).unwrap();
     let folder = volume.find(Ino::ROOT, "data.lance").unwrap().ino;
     let file = volume.find(folder, "file").unwrap().ino;

@@ -1,6 +1,5 @@
 //! Tests of the volume in memory, without a kernel or a disk.
 
-mod ahead;
 mod collect;
 mod data;
 mod disk;
@@ -8,6 +7,7 @@ mod equal;
 mod faults;
 mod hints;
 mod model;
+mod prefetch;
 mod remote;
 mod stress;
 mod tree;
@@ -70,8 +70,8 @@ impl blob::BlobSource for OriginSource {
         self.0.read_at(id, offset, buf)
     }
 
-    fn is_near(&self, id: &base::BlobId) -> bool {
-        self.0.is_near(id)
+    fn is_local(&self, id: &base::BlobId) -> bool {
+        self.0.is_local(id)
     }
 }
 

@@ -5,7 +5,7 @@ use base::size::MIB;
 
 use super::*;
 use crate::api::{Allocate, RenameMode};
-use crate::fsck::{self, Depth, Ears};
+use crate::fsck::{self, Callbacks, Depth};
 
 /// A small random number generator with a seed, so that a failure can be repeated.
 struct Dice(u64);
@@ -172,8 +172,8 @@ fn everything_at_once_and_nothing_is_wrong_afterwards() {
     drop((players, v));
     assert_eq!(*world.lines.lock(), [""; 0]);
     let mut findings = Vec::new();
-    let mut ears = Ears { found: &mut |finding| findings.push(finding), progress: &mut |_| {} };
-    fsck::check(&world.parts, Depth::Full, &mut ears).unwrap();
+    let mut callbacks = Callbacks { found: &mut |finding| findings.push(finding), progress: &mut |_| {} };
+    fsck::check(&world.parts, Depth::Full, &mut callbacks).unwrap();
     findings.retain(|finding| !finding.is_harmless());
     assert_eq!(findings, []);
 }

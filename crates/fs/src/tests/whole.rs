@@ -7,12 +7,12 @@ use meta::{Commit, Key};
 
 use super::*;
 use crate::clone::Cloned;
-use crate::fsck::{self, Depth, Ears, Finding};
+use crate::fsck::{self, Callbacks, Depth, Finding};
 
 fn check(world: &World, depth: Depth) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let mut ears = Ears { found: &mut |finding| findings.push(finding), progress: &mut |_| {} };
-    fsck::check(&world.parts, depth, &mut ears).unwrap();
+    let mut callbacks = Callbacks { found: &mut |finding| findings.push(finding), progress: &mut |_| {} };
+    fsck::check(&world.parts, depth, &mut callbacks).unwrap();
     findings
 }
 
@@ -308,17 +308,17 @@ fn a_collection_frees_all_that_is_dead() {
 fn lookups_wait_where_names_are_remote() {
     use crate::api::Waiting;
     let world = World::new();
-    let near = world.open();
-    assert!(!near.would_wait(Waiting::Look));
-    near.close().unwrap();
-    let options = Options { frozen: true, names_near: false, ..world.options() };
+    let local = world.open();
+    assert!(!local.would_wait(Waiting::Look));
+    local.close().unwrap();
+    let options = Options { frozen: true, names_local: false, ..world.options() };
     let far = Volume::open(world.parts.clone(), options).unwrap();
     assert!(far.would_wait(Waiting::Look));
     let read = Waiting::Read { ino: Ino::ROOT, offset: 0, len: 1 };
     assert!(!far.would_wait(read), "these are known to be local");
     far.close().unwrap();
     let parts = Parts { store: Arc::new(Elsewhere(world.parts.store.clone())), ..world.parts.clone() };
-    let far = Volume::open(parts, Options { frozen: true, names_near: false, ..world.options() }).unwrap();
+    let far = Volume::open(parts, Options { frozen: true, names_local: false, ..world.options() }).unwrap();
     assert!(far.would_wait(read));
 }
 

@@ -44,6 +44,16 @@ pub(super) fn create(depth: usize) -> io::Result<Uring> {
     builder.build(depth as u32 + 2)
 }
 
+/// Tries whether the system allows io_uring at all. A thread of its own makes the ring, for the reason that
+/// [`Fallback`] gives.
+///
+/// # Errors
+/// The system's error.
+pub(super) fn allowed() -> io::Result<()> {
+    let thread = base::thread::spawn("fuse-probe", || create(1).map(drop))?;
+    thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread that tried it failed")))
+}
+
 /// Gives up rings again: makes the kernel stop waiting for them and serve the mount through /dev/fuse alone.
 /// It does so by a registration that fails.
 ///

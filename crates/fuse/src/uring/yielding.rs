@@ -28,7 +28,7 @@
 //! build with `make -j` took a sixth longer.
 //!
 //! Leaving the class needs CAP_SYS_NICE, so a [`Keeper`] first tries it on itself.
-//! [`Options::aside`](crate::Options::aside) turns yielding off.
+//! [`Options::yields`](crate::Options::yields) turns yielding off.
 
 use std::io;
 use std::sync::Arc;

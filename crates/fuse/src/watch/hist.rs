@@ -1,5 +1,5 @@
-//! Histograms of durations, with eight buckets for every doubling ([`base::scale`]). So a percentile is within
-//! 7 % of the truth.
+//! Histograms of durations, with eight buckets for every doubling ([`base::scale`]). So a percentile is
+//! within 7 % of the truth.
 //!
 //! ```text
 //!   bucket 0        1 ... 8            9 ... 16           ...    one above all

@@ -72,34 +72,42 @@ fn drop_pages(path: &Path) {
     unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
 }
 
+fn said_about_the_switch(session: &Session) -> Vec<&String> {
+    session.warnings().iter().filter(|line| line.contains("io_uring")).collect()
+}
+
 #[test]
-fn auto_follows_the_switch_and_uring_turns_it_on_and_says_so() {
+fn auto_and_uring_turn_the_switch_on_and_say_so_and_classic_leaves_it_alone() {
     let Some(switch) = Switch::hold() else { return };
     switch.turn("N");
-    let rig = rig_with(Memory::new(), over(Transport::Auto)).unwrap();
+    let rig = rig_with(Memory::new(), over(Transport::Classic)).unwrap();
     assert_eq!(rig.session.transport(), Transport::Classic);
     assert!(!rig.session.agreed().has(flag::OVER_IO_URING));
-    assert!(!rig.session.warnings().iter().any(|line| line.contains("uring")), "nothing to remark");
+    assert!(said_about_the_switch(&rig.session).is_empty(), "nothing to remark");
+    assert_eq!(switched_on(), Some(false));
+    works(&rig.session);
     drop(rig);
 
-    let rig = rig_with(Memory::new(), over(Transport::Uring)).unwrap();
-    assert_eq!(rig.session.transport(), Transport::Uring);
-    assert!(rig.session.agreed().has(flag::OVER_IO_URING));
-    let said =
-        rig.session.warnings().iter().any(|line| line.starts_with("turned on") && line.contains(SWITCH));
-    assert!(said, "{:?}", rig.session.warnings());
-    assert_eq!(switched_on(), Some(true));
-    works(&rig.session);
-    // A running mount continues when the switch is turned off.
-    switch.turn("N");
-    works(&rig.session);
-    rig.session.unmount(Unmount::Polite).unwrap();
-    assert_eq!(rig.session.wait_for(SOON).map(|end| end.aborted), Some(false));
-    drop(rig);
+    for transport in [Transport::Auto, Transport::Uring] {
+        switch.turn("N");
+        let rig = rig_with(Memory::new(), over(transport)).unwrap();
+        assert_eq!(rig.session.transport(), Transport::Uring);
+        assert!(rig.session.agreed().has(flag::OVER_IO_URING));
+        let said = said_about_the_switch(&rig.session);
+        assert!(said.len() == 1 && said[0].starts_with("turned on") && said[0].contains(SWITCH), "{said:?}");
+        assert_eq!(switched_on(), Some(true));
+        works(&rig.session);
+        // A running mount continues when the switch is turned off.
+        switch.turn("N");
+        works(&rig.session);
+        rig.session.unmount(Unmount::Polite).unwrap();
+        assert_eq!(rig.session.wait_for(SOON).map(|end| end.aborted), Some(false));
+    }
 
     switch.turn("Y");
     let rig = rig_with(Memory::new(), over(Transport::Auto)).unwrap();
     assert_eq!(rig.session.transport(), Transport::Uring);
+    assert!(said_about_the_switch(&rig.session).is_empty(), "nothing to remark");
     drop(rig);
     let rig = rig_with(Memory::new(), over(Transport::Classic)).unwrap();
     assert_eq!(rig.session.transport(), Transport::Classic);
@@ -132,7 +140,7 @@ fn without_io_uring_there_is_a_way_back() {
         println!("no {FORBID}: skipped");
         return;
     }
-    switch.turn("Y");
+    switch.turn("N");
     let forbidden = Restore::write(FORBID, "2");
     let auto = rig_with(Memory::new(), over(Transport::Auto)).unwrap();
     assert_eq!(auto.session.transport(), Transport::Classic);
@@ -144,6 +152,7 @@ fn without_io_uring_there_is_a_way_back() {
     assert!(matches!(refused, MountError::NoUring(_)), "{refused}");
     assert!(refused.to_string().contains("kernel.io_uring_disabled"), "{refused}");
     assert!(fuse::mount::find(dir.path()).is_none());
+    assert_eq!(switched_on(), Some(false), "it would be of no use");
     drop(forbidden);
 }
 

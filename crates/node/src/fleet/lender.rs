@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use api::answers::Evicted;
-use api::control::{Ear, Listener, Request, Serve, Tick, Wire};
+use api::control::{ControlAddress, Listener, Request, Serve, Tick, Wire};
 use api::error::{Context, Failure, Result};
 use api::status::fleet::LentStatus;
 use api::watch::Wish;
@@ -32,11 +32,11 @@ use super::lent::LOCK;
 use super::options::FleetOptions;
 use super::shown;
 use super::{Lender, Told};
-use crate::far::options::{FarOptions, parse_size};
-use crate::far::status::of_reading;
-use crate::far::tree;
 use crate::options::DEADLINE;
 use crate::origins::Reach;
+use crate::remote_side::options::{RemoteOptions, parse_size};
+use crate::remote_side::status::of_reading;
+use crate::remote_side::tree;
 use crate::sys::Memory;
 use crate::volume_dir::private_folder;
 use crate::{limits, log, origins};
@@ -74,7 +74,7 @@ impl Lending {
     /// Starts serving.
     pub fn start(options: &Options, role: Role) -> Result<Lending> {
         let node = Arc::new(Lent::open(options, role)?);
-        let listener = Listener::start(Ear::of_source(&node.folder), node.clone())?;
+        let listener = Listener::start(ControlAddress::of_source(&node.folder), node.clone())?;
         Ok(Lending { listener, node })
     }
 
@@ -137,7 +137,7 @@ impl Lent {
             true => None,
             false => Some(Arc::new(origins::open_remote(
                 &home,
-                crate::far::limits(&FarOptions::default(), crate::options::DEADLINE),
+                crate::remote_side::limits(&RemoteOptions::default(), crate::options::DEADLINE),
             )?)),
         };
         let endpoint = remote.as_ref().and_then(|remote| remote.spec().endpoint.as_deref());
@@ -202,7 +202,7 @@ impl Lent {
             kept_blobs: counts.kept,
             memory_bytes: memory.now,
             memory_peak_bytes: memory.peak,
-            far: of_reading(self.remote.as_deref(), &self.cache),
+            remote_side: of_reading(self.remote.as_deref(), &self.cache),
             fleet: shown::of(&self.fleet, &self.cache),
         }
     }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use api::control::{Ear, Request};
+use api::control::{ControlAddress, Request};
 use api::error::{Failure, Result};
 use serde::de::DeserializeOwned;
 
@@ -19,12 +19,17 @@ pub fn is_one(place: &Path) -> bool {
 
 /// Sends a request to the node that uses the folder.
 pub fn ask<T: DeserializeOwned>(place: &Path, request: &Request) -> Result<T> {
-    control::ask(&Ear::of_source(place), request, &mut |_| ()).map_err(|failure| match &*failure.code {
-        "no-answer" => {
-            let place = place.display();
-            Failure::new("no-answer", format!("{place} is the folder of a depot or lender that does not run"))
+    control::ask(&ControlAddress::of_source(place), request, &mut |_| ()).map_err(|failure| {
+        match &*failure.code {
+            "no-answer" => {
+                let place = place.display();
+                Failure::new(
+                    "no-answer",
+                    format!("{place} is the folder of a depot or lender that does not run"),
+                )
                 .next(format!("start it: covey depot --cache {place} ..., or covey lend --cache {place} ..."))
+            }
+            _ => failure,
         }
-        _ => failure,
     })
 }

@@ -140,11 +140,11 @@ impl FleetOptions {
             }
             return Ok(listen);
         }
-        let is_far = |contact: &Contact| match contact {
+        let is_remote = |contact: &Contact| match contact {
             Contact::Address(address) => !address.ip().is_loopback(),
             Contact::Name(name) => !name.starts_with("localhost:"),
         };
-        if contacts.iter().any(is_far) {
+        if contacts.iter().any(is_remote) {
             return Err(Failure::usage(
                 "the fleet is on other machines, and this node would not be reached there",
             )

@@ -34,7 +34,7 @@ pub fn peer(seen: &Seen) -> PeerRow {
 
 /// The current figures of a node.
 pub fn of(fleet: &Fleet, cache: &Arc<NodeCache>) -> FleetStatus {
-    let (counts, net, near) = (fleet.counts(), fleet.net_counts(), cache.stats());
+    let (counts, net, local) = (fleet.counts(), fleet.net_counts(), cache.stats());
     let seen = fleet.seen();
     let depots = seen.iter().filter(|seen| seen.member.role == Role::Depot).count();
     let tier = |hits, bytes| TierStatus { hits, bytes };
@@ -44,8 +44,8 @@ pub fn of(fleet: &Fleet, cache: &Arc<NodeCache>) -> FleetStatus {
         encrypted: Some(fleet.is_encrypted()),
         nodes: seen.len() as u64,
         depots: depots as u64,
-        memory: tier(near.memory_reads, near.memory_bytes),
-        disk: tier(near.disk_reads, near.disk_bytes),
+        memory: tier(local.memory_reads, local.memory_bytes),
+        disk: tier(local.disk_reads, local.disk_bytes),
         peer: tier(counts.peer_blobs, counts.peer_bytes),
         stream: tier(counts.stream_blobs, counts.stream_bytes),
         depot: tier(counts.depot_blobs, counts.depot_bytes),

@@ -162,7 +162,7 @@ impl Place {
             Ok(lock) => lock,
             // A tree on this machine needs no cache folder, and there may be no space for one. Then a first
             // use cannot be told from a later one.
-            Err(failure) if named.is_near() && !self.file.exists() => {
+            Err(failure) if named.is_local() && !self.file.exists() => {
                 log::warn(&format!(
                     "the key and the number of {named} cannot be remembered, so a change would not be noticed: {}; \
                      name a folder with --cache DIR",
@@ -251,7 +251,7 @@ impl Place {
     /// Stores the record itself, for mounts while the store is away. With `say`, logs a failure to do so.
     fn keep(&self, named: &Named, record: &[u8], say: bool) {
         let file = self.record(named);
-        if named.is_near() || read_record(&file).is_ok_and(|kept| kept == record) {
+        if named.is_local() || read_record(&file).is_ok_and(|kept| kept == record) {
             return;
         }
         if let Err(failure) = self.write(&file, record)

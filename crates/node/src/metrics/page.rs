@@ -3,8 +3,8 @@
 use std::fmt::Write;
 
 use api::metrics::METRICS;
-use api::status::far::{FarStatus, UploadStatus};
 use api::status::fleet::FleetStatus;
+use api::status::remote_side::{RemoteStatus, UploadStatus};
 use fuse::Session;
 use fuse::watch::Histogram;
 
@@ -60,13 +60,13 @@ pub fn render(node: &dyn Mount, session: &Session) -> String {
     page.value("covey_uptime_seconds", node.age().as_secs_f64());
     requests(&mut page, session);
     volume(&mut page, node);
-    if let Some(far) = node.node().and_then(Node::far) {
-        let status = far.status();
+    if let Some(remote_side) = node.node().and_then(Node::remote_side) {
+        let status = remote_side.status();
         uploads(&mut page, &status.uploads);
-        far_origin(&mut page, &status);
+        remote_origin(&mut page, &status);
     }
     if let Some(cache) = node.node().and_then(Node::tree_cache) {
-        far_origin(&mut page, &cache.status());
+        remote_origin(&mut page, &cache.status());
     }
     if let Some(status) = node.node().and_then(Node::fleet_status) {
         fleet(&mut page, &status);
@@ -149,8 +149,8 @@ fn uploads(page: &mut Page, uploads: &UploadStatus) {
 }
 
 /// The metrics of a remote origin, for a volume or a published tree. Without one they are absent.
-fn far_origin(page: &mut Page, far: &FarStatus) {
-    let FarStatus { cache, requests, .. } = far;
+fn remote_origin(page: &mut Page, remote_side: &RemoteStatus) {
+    let RemoteStatus { cache, requests, .. } = remote_side;
     for (name, value) in [
         ("covey_cache_size_bytes", cache.size_bytes),
         ("covey_cache_bytes", cache.bytes),

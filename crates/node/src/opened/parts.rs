@@ -15,12 +15,12 @@ use meta::{Journal, MetaStore};
 use origin::{Access, Folder, Spec};
 
 use crate::claim::Writer;
-use crate::far::Far;
 use crate::limits;
 use crate::log;
 use crate::options::NodeOptions;
 use crate::origins::{of_volume, origin_failure, spec};
 use crate::refused::open_failure;
+use crate::remote_side::RemoteSide;
 use crate::volume_dir::{Holder, Lock, VolumeDir};
 
 /// The user who creates a volume owns it.
@@ -48,7 +48,7 @@ pub struct Opened {
     /// The journal in front of its metadata.
     pub journal: Arc<Journal>,
     /// The remote side, if the origin is remote.
-    pub far: Option<Far>,
+    pub remote_side: Option<RemoteSide>,
     /// What recovery found in the log.
     pub recovered: Recovered,
     /// The claim on the origin, if the volume is opened for writing.
@@ -57,8 +57,8 @@ pub struct Opened {
 
 /// An origin, with the cache in front of it if it is remote.
 enum Side {
-    Near(Arc<dyn Origin>, Option<Writer>),
-    Far(Far),
+    Local(Arc<dyn Origin>, Option<Writer>),
+    Remote(RemoteSide),
 }
 
 /// Opens the parts.
@@ -66,14 +66,14 @@ pub fn folder_parts(dir: &VolumeDir, options: &NodeOptions) -> Result<Opened> {
     let read_only = options.read_only || options.frozen;
     let access = if read_only { Access::ReadOnly } else { Access::ReadWrite };
     let side = match spec(dir)? {
-        Spec::Remote(spec) => Side::Far(Far::open(dir, &spec, options)?),
+        Spec::Remote(spec) => Side::Remote(RemoteSide::open(dir, &spec, options)?),
         Spec::Folder(folder) if !read_only => {
             let folder = Folder::open(&folder, access).map_err(|error| of_volume(dir, error))?;
-            let writer = Writer::near(dir, folder, options.take_over)?;
+            let writer = Writer::local(dir, folder, options.take_over)?;
             writer.open()?;
-            Side::Near(writer.origin(), Some(writer))
+            Side::Local(writer.origin(), Some(writer))
         }
-        spec => Side::Near(spec.open(access).map_err(origin_failure)?, None),
+        spec => Side::Local(spec.open(access).map_err(origin_failure)?, None),
     };
     if !read_only {
         // Before the first write that an older program does not understand.
@@ -93,13 +93,13 @@ fn with_journal(
     salvage: Option<PathBuf>,
 ) -> Result<Opened> {
     let open = dir.open_packs();
-    let (origin, writer, far) = match side {
-        Side::Near(origin, writer) => (origin, writer, None),
-        Side::Far(far) => (far.origin(), far.writer().cloned(), Some(far)),
+    let (origin, writer, remote_side) = match side {
+        Side::Local(origin, writer) => (origin, writer, None),
+        Side::Remote(remote_side) => (remote_side.origin(), remote_side.writer().cloned(), Some(remote_side)),
     };
     let packs = DiskPacks::open(&open, origin.clone()).at("open", &open)?;
-    let packs: Arc<dyn PackStore> = match &far {
-        Some(far) => far.packs(packs),
+    let packs: Arc<dyn PackStore> = match &remote_side {
+        Some(remote_side) => remote_side.packs(packs),
         None => Arc::new(packs),
     };
     let options = meta::journal::Options { commit_every, salvage, ..meta::journal::Options::default() };
@@ -109,18 +109,18 @@ fn with_journal(
         log::warn(&line);
     }
     let journal = Arc::new(journal);
-    Ok(Opened { parts: parts(journal.clone(), packs, origin), journal, far, recovered, writer })
+    Ok(Opened { parts: parts(journal.clone(), packs, origin), journal, remote_side, recovered, writer })
 }
 
 /// Creates the log of a volume whose metadata already exists.
 pub fn make_journal(dir: &VolumeDir, origin: Arc<dyn Origin>) -> Result<()> {
-    let Opened { journal, .. } = with_journal(dir, Side::Near(origin, None), Duration::from_secs(1), None)?;
+    let Opened { journal, .. } = with_journal(dir, Side::Local(origin, None), Duration::from_secs(1), None)?;
     journal.close().map_err(|error| open_failure(dir.path(), OpenError::Store(error)))
 }
 
 /// Opens the metadata of a volume over an origin that is only read. The caller holds the volume's lock.
 pub fn open_names(dir: &VolumeDir, origin: Arc<dyn Origin>) -> Result<Arc<Journal>> {
-    Ok(with_journal(dir, Side::Near(origin, None), Duration::from_secs(1), None)?.journal)
+    Ok(with_journal(dir, Side::Local(origin, None), Duration::from_secs(1), None)?.journal)
 }
 
 /// Fills a new volume's folder: origin and metadata.
@@ -128,21 +128,21 @@ pub fn fill(dir: &VolumeDir) -> Result<()> {
     let id = &dir.format().id;
     let spec = spec(dir)?;
     let side = match &spec {
-        Spec::Remote(spec) => Side::Far(Far::format(dir, spec)?),
-        spec => Side::Near(spec.format(id).map_err(origin_failure)?, None),
+        Spec::Remote(spec) => Side::Remote(RemoteSide::format(dir, spec)?),
+        spec => Side::Local(spec.format(id).map_err(origin_failure)?, None),
     };
     // The marker of a failed volume would prevent the next attempt.
     fill_names(dir, side).inspect_err(|_| spec.folder().into_iter().for_each(Folder::unmake))
 }
 
 fn fill_names(dir: &VolumeDir, side: Side) -> Result<()> {
-    let Opened { parts, journal, far, .. } = with_journal(dir, side, Duration::from_secs(1), None)?;
+    let Opened { parts, journal, remote_side, .. } = with_journal(dir, side, Duration::from_secs(1), None)?;
     let id = id_bytes(&dir.format().id);
     let request = FormatRequest { id, ..format_request() };
     let failed = |error: OpenError| open_failure(dir.path(), error);
     Volume::format(&parts, &request).map_err(failed)?;
     let closed = journal.close().map_err(|error| failed(OpenError::Store(error)));
-    far.iter().for_each(Far::close);
+    remote_side.iter().for_each(RemoteSide::close);
     closed
 }
 
@@ -160,13 +160,13 @@ pub struct Bare {
     pub damage: Option<Damage>,
     /// The claim on the origin, if the check may change it.
     pub writer: Option<Writer>,
-    far: Option<Far>,
+    remote_side: Option<RemoteSide>,
     _lock: Lock,
 }
 
 impl Drop for Bare {
     fn drop(&mut self) {
-        self.far.iter().for_each(Far::close);
+        self.remote_side.iter().for_each(RemoteSide::close);
         self.writer.iter().for_each(Writer::close);
     }
 }
@@ -183,8 +183,8 @@ pub fn open_bare(
     }
     let lock = dir.lock(&Holder { pid: std::process::id(), does: does.to_owned(), mountpoint: None })?;
     let options = NodeOptions { read_only, salvage, ..NodeOptions::writing(does) };
-    let Opened { parts, journal, far, recovered, writer } = folder_parts(dir, &options)?;
-    Ok(Bare { parts, journal, damage: recovered.damage, writer, far, _lock: lock })
+    let Opened { parts, journal, remote_side, recovered, writer } = folder_parts(dir, &options)?;
+    Ok(Bare { parts, journal, damage: recovered.damage, writer, remote_side, _lock: lock })
 }
 
 /// One line about the remains of a crash. None after an orderly end.

@@ -19,12 +19,12 @@ use parking_lot::Mutex;
 use tree::Root;
 
 use super::{Node, volume_options};
-use crate::far::tree::{TreeCache, Which};
 use crate::follow::{Follow, ReadFrom};
-use crate::frozen::{self, FarRoot, Interval, Named};
+use crate::frozen::{self, Interval, Named, RemoteRoot};
 use crate::log;
 use crate::options::NodeOptions;
 use crate::refused::open_failure;
+use crate::remote_side::tree::{TreeCache, Which};
 
 /// The time limit for opening the metadata while the origin is away. Data on this disk is available at once.
 const OPENING: Duration = Duration::from_secs(2);
@@ -42,9 +42,9 @@ impl Node {
     /// Opens a published tree: reads its root and its first tree nodes.
     pub(super) fn open_published(named: &Named, options: &NodeOptions) -> Result<Node> {
         let options = NodeOptions { read_only: true, frozen: true, ..options.clone() };
-        let (side, (volume, follow)) = match named.is_near() {
-            true => near(named, &options)?,
-            false => far(named, &options)?,
+        let (side, (volume, follow)) = match named.is_local() {
+            true => local(named, &options)?,
+            false => remote_side(named, &options)?,
         };
         let Side { root, mut cache, away, .. } = side;
         if let (Some(cache), Some(why)) = (&mut cache, away) {
@@ -58,7 +58,7 @@ impl Node {
             volume,
             journal: None,
             rows: None,
-            far: None,
+            remote_side: None,
             tree_cache: cache,
             tree: Some((root, named.home.origin.clone())),
             follow,
@@ -78,7 +78,7 @@ impl Node {
     }
 }
 
-fn near(named: &Named, options: &NodeOptions) -> Result<(Side, Shown)> {
+fn local(named: &Named, options: &NodeOptions) -> Result<(Side, Shown)> {
     let (root, origin) = named.root(Access::ReadOnly)?;
     let side = Side { root, from: ReadFrom { names: origin.clone(), origin }, cache: None, away: None };
     let shown = shown(named, &side, options)?;
@@ -87,14 +87,19 @@ fn near(named: &Named, options: &NodeOptions) -> Result<(Side, Shown)> {
 
 /// Opens the tree with the first cache that no other mount uses. While the origin is away, takes one that has
 /// the metadata, if there is one.
-fn far(named: &Named, options: &NodeOptions) -> Result<(Side, Shown)> {
-    let limits = crate::far::limits(&options.far, options.deadline);
-    let FarRoot { root, remote, away } = named.far_root(limits)?;
+fn remote_side(named: &Named, options: &NodeOptions) -> Result<(Side, Shown)> {
+    let limits = crate::remote_side::limits(&options.remote_side, options.deadline);
+    let RemoteRoot { root, remote, away } = named.remote_root(limits)?;
     let mut which = Which { after: 0, patience: away.as_ref().map_or(Duration::ZERO, |_| OPENING) };
     loop {
         let volume = root.volume;
-        let cache =
-            TreeCache::before(remote.clone(), volume, named, &options.far, (options.deadline, which))?;
+        let cache = TreeCache::before(
+            remote.clone(),
+            volume,
+            named,
+            &options.remote_side,
+            (options.deadline, which),
+        )?;
         let from = ReadFrom { origin: cache.origin(), names: cache.names() };
         let side = Side { root: root.clone(), from, cache: Some(cache), away: away.clone() };
         let Some(why) = &away else {
@@ -115,8 +120,8 @@ fn far(named: &Named, options: &NodeOptions) -> Result<(Side, Shown)> {
 type Shown = (Arc<Volume>, Option<(Arc<Follow>, Duration)>);
 
 fn shown(named: &Named, side: &Side, options: &NodeOptions) -> Result<Shown> {
-    let is_near = side.cache.is_none();
-    let open = Options { near: is_near, names_near: is_near, ..volume_options(options) };
+    let is_local = side.cache.is_none();
+    let open = Options { local: is_local, names_local: is_local, ..volume_options(options) };
     let groups = side.cache.as_ref().and_then(TreeCache::fleet).map(|joined| joined.groups.clone());
     let ReadFrom { origin, names } = side.from.clone();
     if let Some(Interval(every)) = named.follow {

@@ -61,7 +61,9 @@ impl Source {
     /// The log of a daemon in the background.
     pub fn log(&self) -> Option<PathBuf> {
         match self {
-            Source::Published(tree) => crate::far::tree::log(tree.cache.as_deref(), &tree.to_string()),
+            Source::Published(tree) => {
+                crate::remote_side::tree::log(tree.cache.as_deref(), &tree.to_string())
+            }
             _ => self.dir().map(VolumeDir::log),
         }
     }

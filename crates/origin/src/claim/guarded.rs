@@ -40,8 +40,8 @@ impl BlobSource for Guarded {
         self.inner.read_at(id, offset, buf)
     }
 
-    fn is_near(&self, id: &BlobId) -> bool {
-        self.inner.is_near(id)
+    fn is_local(&self, id: &BlobId) -> bool {
+        self.inner.is_local(id)
     }
 
     fn will_need(&self, id: &BlobId) {

@@ -68,7 +68,7 @@ impl BlobSource for Remote {
     }
 
     /// Never: each read is a request.
-    fn is_near(&self, _: &BlobId) -> bool {
+    fn is_local(&self, _: &BlobId) -> bool {
         false
     }
 }

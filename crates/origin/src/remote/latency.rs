@@ -1,10 +1,10 @@
 //! How long requests take: a histogram for people, and a running p99 that decides when to hedge with a second
 //! GET.
 //!
-//! There are eight buckets for each doubling ([`base::scale`]), from 64 µs on, over a minute. The histogram for
-//! people only grows. The running one is halved every 1024 requests, so that it shows the store's present
-//! state. A request that was dropped because the second GET was faster counts with the time
-//! that it had taken until then. Otherwise the p99 would shrink by its own use.
+//! There are eight buckets for each doubling ([`base::scale`]), from 64 µs on, over a minute. The histogram
+//! for people only grows. The running one is halved every 1024 requests, so that it shows the store's present
+//! state. A request that was dropped because the second GET was faster counts with the time that it had taken
+//! until then. Otherwise the p99 would shrink by its own use.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

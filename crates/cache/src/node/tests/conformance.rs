@@ -135,7 +135,7 @@ fn what_is_absent_is_missing() {
         assert!(matches!(case.home.read(&id, 0, 1 << 20), Err(BlobError::Missing(_))));
         assert!(matches!(cache.verify(&id), Err(BlobError::Missing(_))));
         assert!(matches!(cache.warm(&id), Err(BlobError::Missing(_))));
-        assert!(!cache.is_near(&id));
+        assert!(!cache.is_local(&id));
         assert_eq!(cache.size(&id).unwrap(), None);
         cache.remove(&id).unwrap();
         assert_eq!(case.listed(), []);

@@ -78,7 +78,7 @@ impl BlobSource for Far {
         Ok(())
     }
 
-    fn is_near(&self, _: &BlobId) -> bool {
+    fn is_local(&self, _: &BlobId) -> bool {
         false
     }
 }
@@ -378,8 +378,8 @@ impl BlobSource for Disk {
         self.folder.read_at(id, offset, buf)
     }
 
-    fn is_near(&self, id: &BlobId) -> bool {
-        self.folder.is_near(id)
+    fn is_local(&self, id: &BlobId) -> bool {
+        self.folder.is_local(id)
     }
 }
 

@@ -77,7 +77,7 @@ fn the_first_reads_take_parts_a_fourth_all_and_a_fifth_the_disk() {
     let (id, bytes) = far_blobs(&home, 1, MIB4).remove(0);
     assert_eq!(home.read(&id, 1_000_000, 5000).unwrap(), bytes[1_000_000..1_005_000]);
     assert_eq!(home.far.requests(), (1, 0));
-    assert!(!home.cache().is_near(&id), "another part of it would have to be fetched");
+    assert!(!home.cache().is_local(&id), "another part of it would have to be fetched");
     // The whole group was fetched, so this is in memory.
     assert_eq!(home.read(&id, 1_010_000, 5000).unwrap(), bytes[1_010_000..1_015_000]);
     assert_eq!((home.far.requests(), home.stats().memory_reads), ((1, 0), 1));
@@ -86,7 +86,7 @@ fn the_first_reads_take_parts_a_fourth_all_and_a_fifth_the_disk() {
     }
     assert_eq!((home.far.requests(), home.stats().whole_fetches), ((3 + 4, 0), 1));
     home.rest();
-    assert!(home.cache().is_near(&id));
+    assert!(home.cache().is_local(&id));
     assert_eq!(home.read(&id, 2_000_000, 5000).unwrap(), bytes[2_000_000..2_005_000]);
     let stats = home.stats();
     assert_eq!((home.far.requests(), stats.disk_reads, stats.in_memory_bytes), ((3 + 4, 0), 1, 0));
@@ -243,7 +243,7 @@ fn hints_are_fetched_side_by_side_and_nobody_waits() {
     assert_eq!(home.far.requests(), (0, 24));
     assert!(home.far.most_at_once.load(Ordering::SeqCst) <= 8);
     for (id, bytes) in &blobs {
-        assert!(home.cache().is_near(id));
+        assert!(home.cache().is_local(id));
         assert_eq!(home.read(id, 0, bytes.len()).unwrap(), *bytes);
     }
     assert_eq!((home.far.requests(), home.stats().far_reads), ((0, 24), 0));

@@ -157,7 +157,7 @@ proptest! {
         prop_assert!(home.given() <= count * LEN, "{} for {count} groups", home.given());
         home.rest();
         // The whole blob may be here by now.
-        let known: Vec<usize> = (0..GROUPS).filter(|n| here[*n] && !home.cache().is_near(&blob.0)).collect();
+        let known: Vec<usize> = (0..GROUPS).filter(|n| here[*n] && !home.cache().is_local(&blob.0)).collect();
         let spoiled = spoiled.iter().filter(|_| !known.is_empty());
         let mut wrong: Vec<usize> = spoiled.map(|at| *at.get(&known)).collect();
         wrong.sort_unstable();

@@ -242,7 +242,7 @@ fn a_restart_keeps_what_is_here_also_without_the_origin() {
     home.reopen();
     assert_eq!((home.stats().blobs, home.stats().comparing), (30, true));
     for (id, bytes) in &blobs {
-        assert!(home.cache().is_near(id));
+        assert!(home.cache().is_local(id));
         assert_eq!(home.read(id, 0, SIZE).unwrap(), *bytes);
     }
     // Also without its index: until the comparison ends, reads check the folder.
@@ -250,7 +250,7 @@ fn a_restart_keeps_what_is_here_also_without_the_origin() {
     home.reopen();
     assert_eq!(home.stats().blobs, 0);
     for (id, bytes) in &blobs {
-        assert!(home.cache().is_near(id));
+        assert!(home.cache().is_local(id));
         assert_eq!(home.read(id, 0, SIZE).unwrap(), *bytes);
     }
 }

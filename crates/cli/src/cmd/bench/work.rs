@@ -78,7 +78,7 @@ impl Unit {
     }
 }
 
-const MISSES: &str = "requests are slow: covey mount --transport uring (as root), and fewer other programs";
+const MISSES: &str = "requests are slow: mount as root, which uses io_uring, and run fewer other programs";
 const KERNEL: &str =
     "this should not reach the daemon at all: covey doctor says whether the mount is as it should be";
 const BYTES: &str = "the disk below the volume is the limit, or read_ahead: covey doctor looks at both";

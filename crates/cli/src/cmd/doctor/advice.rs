@@ -6,9 +6,9 @@
 use std::fs;
 use std::path::Path;
 
-use api::control::{Ear, Request};
+use api::control::{ControlAddress, Request};
 use api::status::Status;
-use api::status::far::CacheStatus;
+use api::status::remote_side::CacheStatus;
 use api::text::bytes;
 use base::size::MIB;
 use fuse::mount::Mounted;
@@ -31,7 +31,7 @@ pub struct Machine {
     /// Bytes of memory, and how many of them are available to programs.
     memory: Option<(u64, u64)>,
     /// Whether FUSE over io_uring is enabled. `None`: this kernel does not have it.
-    uring: Option<bool>,
+    pub uring: Option<bool>,
 }
 
 impl Machine {
@@ -107,7 +107,7 @@ pub fn of_mount(mount: &Mounted, status: &Status, machine: &Machine) -> Vec<Chec
         .served
         .as_ref()
         .and_then(|served| transport_of(&mount.path, &mount.source, &served.transport, machine.uring));
-    let cache = status.far.as_ref().and_then(|far| cache_of(&mount.path, &far.cache));
+    let cache = status.remote_side.as_ref().and_then(|remote_side| cache_of(&mount.path, &remote_side.cache));
     transport.into_iter().chain(cache).collect()
 }
 
@@ -128,9 +128,9 @@ fn cache_of(path: &Path, cache: &CacheStatus) -> Option<Check> {
 
 /// Whether the mount's blobs come over a network, according to its daemon.
 pub fn is_remote(mount: &Mounted) -> bool {
-    let ear = Ear::of_source(Path::new(&mount.source));
-    let status: Option<Status> = control::ask(&ear, &Request::Status, &mut |_| ()).ok();
-    status.is_some_and(|status| status.far.is_some())
+    let address = ControlAddress::of_source(Path::new(&mount.source));
+    let status: Option<Status> = control::ask(&address, &Request::Status, &mut |_| ()).ok();
+    status.is_some_and(|status| status.remote_side.is_some())
 }
 
 fn transport_of(path: &Path, source: &str, transport: &str, uring: Option<bool>) -> Option<Check> {
@@ -139,20 +139,16 @@ fn transport_of(path: &Path, source: &str, transport: &str, uring: Option<bool>)
         note(
             "transport",
             format!(
-                "{place} was mounted over /dev/fuse, and io_uring is on by now: quicker for many callers"
+                "{place} was mounted over /dev/fuse, and io_uring is on by now: quicker in nearly every way"
             ),
-            format!("covey umount {place} && covey mount -d --transport uring {source} {place}"),
+            format!("covey umount {place} && covey mount -d {source} {place}"),
         )
     })
 }
 
 /// Tips: which settings suit which use.
 pub fn uses(of: &Machine) -> Vec<Check> {
-    let how = match of.uring {
-        Some(true) => "--transport auto",
-        Some(false) => "--transport uring",
-        None => "--transport classic",
-    };
+    let how = if of.uring.is_some() { "--transport auto" } else { "--transport classic" };
     let many = of.cores > 4;
     let tight = of.memory.is_some_and(|(total, _)| total < 2048 * MIB);
     vec![
@@ -236,7 +232,7 @@ mod tests {
             assert!(["covey ", "unset ", "sysctl "].iter().any(|word| mend.starts_with(word)), "{mend}");
         }
         assert!(
-            uses(&without).iter().all(|check| !check.mend.as_deref().unwrap().contains("--transport uring"))
+            uses(&without).iter().all(|check| !check.mend.as_deref().unwrap().contains("--transport auto"))
         );
     }
 }

@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::time::Duration;
 
-use api::control::{Ear, Request};
+use api::control::{ControlAddress, Request};
 use api::status::fleet::{FleetStatus, PeerRow};
 use fuse::mount::Mounted;
 use node::control;
@@ -19,8 +19,8 @@ const ANSWER: Duration = Duration::from_secs(2);
 
 /// The findings for a mount. Empty if it is not a node of a fleet.
 pub fn of_mount(mount: &Mounted) -> Vec<Check> {
-    let ear = Ear::of_source(Path::new(&mount.source));
-    let rows: Vec<PeerRow> = control::ask(&ear, &Request::Peers, &mut |_| ()).unwrap_or_default();
+    let address = ControlAddress::of_source(Path::new(&mount.source));
+    let rows: Vec<PeerRow> = control::ask(&address, &Request::Peers, &mut |_| ()).unwrap_or_default();
     let Some(own) = rows.iter().find(|row| row.state == "own") else { return Vec::new() };
     vec![listens(own, &rows), depot(own, &rows)]
 }

@@ -48,8 +48,7 @@ pub fn clock() -> Check {
 /// Checks the limit of pinned memory. io_uring pins its buffers, and users without privileges can pin little.
 pub fn pinned_memory() -> Option<Check> {
     const ENOUGH: u64 = 8 << 20;
-    let switched_on =
-        fs::read_to_string("/sys/module/fuse/parameters/enable_uring").is_ok_and(|text| text.trim() == "Y");
+    let switched_on = fuse::uring::switched_on() == Some(true);
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `limit` is alive during the call, and its type is the one that getrlimit(2) fills.
     let status = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) };
@@ -65,15 +64,15 @@ pub fn pinned_memory() -> Option<Check> {
 
 /// Checks whether threads that serve over io_uring can yield to the caller, so that programs stay on their
 /// CPU.
-pub fn stepping_aside() -> Option<Check> {
+pub fn yielding() -> Option<Check> {
     let switched_on = fuse::uring::switched_on() == Some(true);
     let status = fs::read_to_string("/proc/self/status").ok()?;
-    let off = std::env::var_os("COVEY_FUSE_ASIDE").is_some_and(|value| is_off(&value));
+    let off = std::env::var_os("COVEY_FUSE_YIELD").is_some_and(|value| is_off(&value));
     if switched_on && off {
         return Some(note(
             "io_uring",
-            "COVEY_FUSE_ASIDE=off: programs move to another CPU with every request",
-            "unset COVEY_FUSE_ASIDE",
+            "COVEY_FUSE_YIELD=off: programs move to another CPU with every request",
+            "unset COVEY_FUSE_YIELD",
         ));
     }
     (switched_on && !has_sys_nice(&status)?).then(|| {
@@ -85,7 +84,7 @@ pub fn stepping_aside() -> Option<Check> {
     })
 }
 
-/// Whether `covey mount --aside` reads this value as off. An invalid value is reported by `covey mount`
+/// Whether `covey mount --yield` reads this value as off. An invalid value is reported by `covey mount`
 /// itself.
 fn is_off(value: &OsStr) -> bool {
     let asked = BoolishValueParser::new().parse_ref(&clap::Command::new("doctor"), None, value);

@@ -51,16 +51,3 @@ fn a_node_that_waits_for_a_fetch_from_the_origin_does_not_ask_the_origin() {
     let wait = Answer::Wait { parent: node(7), time: Duration::from_millis(900) };
     assert_eq!(begun(wait, 5_400), [(0, Source::Stream(node(7)))]);
 }
-
-/// Almost everything has arrived: the rest comes in time.
-#[test]
-fn a_fetch_that_will_arrive_in_time_is_waited_for() {
-    let (mut plan, _) = Plan::new(0, hurried());
-    answer(&mut plan, 0, 0, go(5, None));
-    for now in (100..7_900).step_by(100) {
-        let came = u64::from(BLOB_MAX) * now / 7_950;
-        let out = plan.handle(now * MS, Event::Progress { fetch: 0, came });
-        let origin = |action: &Action| matches!(action, Action::Fetch { from: Source::Origin, .. });
-        assert!(!out.iter().any(origin), "{now}: {out:?}");
-    }
-}

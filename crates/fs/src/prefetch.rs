@@ -11,14 +11,14 @@
 //! not used, for two reasons. While the blob is still in flight or being written to the disk, the next ones
 //! must be requested already. And where half of a file is local, every single read would look like a stream.
 //!
-//! Where names are remote as well, a separate thread prefetches for threads that must not wait ([`later`]).
+//! Where names are remote as well, a separate thread prefetches for threads that must not wait ([`queue`]).
 //!
 //! Where all blobs are local, nothing is remembered: at the beginning of each page, the disk is told of the
 //! next pages.
 
 mod files;
-mod later;
 mod pattern;
+mod queue;
 
 use base::size::BLOB_MAX;
 use base::{BlobId, Ino};
@@ -29,8 +29,8 @@ use crate::bytes::page_of;
 use crate::packs::table::Place;
 use crate::volume::Core;
 use files::{Files, Following, Found};
-use later::{Later, Todo};
 use pattern::{Pattern, Read, Wanted};
+use queue::{Prefetches, Todo};
 
 /// A read of at least this many bytes may be part of a stream.
 const STREAM_MIN: usize = 128 << 10;
@@ -48,7 +48,7 @@ const FOLLOWING_AT_ONCE: usize = 64;
 pub(crate) struct Streams {
     within: [Mutex<(u64, Pattern)>; FILES],
     across: Mutex<Files>,
-    pub(crate) later: Later,
+    pub(crate) queue: Prefetches,
 }
 
 impl Streams {
@@ -56,7 +56,7 @@ impl Streams {
         Streams {
             within: std::array::from_fn(|_| Mutex::default()),
             across: Mutex::default(),
-            later: Later::default(),
+            queue: Prefetches::default(),
         }
     }
 
@@ -74,7 +74,7 @@ impl Core {
     /// wanted after it. If that cannot be told now, nothing is prefetched.
     pub(crate) fn look_ahead(&self, ino: Ino, (offset, len): (u64, usize), size: u64, access: Access) {
         let source = &self.parts.source;
-        if self.options.near {
+        if self.options.local {
             let (page, at) = page_of(offset);
             // A stream begins a page here. A read across a page's end begins the next page.
             let next = u64::from(at) + len as u64 > u64::from(BLOB_MAX);
@@ -92,10 +92,10 @@ impl Core {
         let wanted = self.streams.read(ino, &read, access == Access::Stream);
         let following = self.streams.across.lock().read(ino, &read);
         let todo = Todo { ino, wanted, following };
-        if self.options.names_near || base::thread::may_wait() {
+        if self.options.names_local || base::thread::may_wait() {
             self.want(&todo);
         } else if !todo.is_empty() {
-            self.streams.later.push(todo);
+            self.streams.queue.push(todo);
         }
     }
 
@@ -106,7 +106,7 @@ impl Core {
         for (n, page) in (0..).zip(wanted.pages.clone()) {
             self.each_blob_of(ino, page, |blob| {
                 // Of local pages, the disk is told only of the next ones; the first is being read.
-                if (1..=PAGES_AHEAD).contains(&n) || !source.is_near(blob) {
+                if (1..=PAGES_AHEAD).contains(&n) || !source.is_local(blob) {
                     source.will_need(blob);
                 }
             });
@@ -126,7 +126,7 @@ impl Core {
         for (ino, page, extents) in rows.iter().take_while(|(ino, ..)| ino.0 < following.before) {
             for extent in extents.extents().iter().take(EXTENTS_AHEAD) {
                 let Ok(Some(Place::Blob(blob))) = self.place_of(extent.pack) else { continue };
-                if before.replace(blob) != Some(blob) && !self.parts.source.is_near(&blob) {
+                if before.replace(blob) != Some(blob) && !self.parts.source.is_local(&blob) {
                     self.parts.source.will_need(&blob);
                     found.begin.push(*ino);
                 }
@@ -161,7 +161,7 @@ impl Core {
         for extent in in_range.take(EXTENTS_AHEAD) {
             let (from, to) = (extent.at.max(at), extent.end().min(until));
             if let Ok(Some(Place::Blob(blob))) = self.place_of(extent.pack)
-                && !self.parts.source.is_near(&blob)
+                && !self.parts.source.is_local(&blob)
             {
                 self.parts.source.will_need_part(&blob, extent.offset + (from - extent.at), to - from);
             }

@@ -9,7 +9,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use api::status::far::TroubleStatus;
+use api::status::remote_side::TroubleStatus;
 use base::Timestamp;
 use origin::{Mistake, OriginError, Remote};
 use parking_lot::{Condvar, Mutex};

@@ -14,8 +14,8 @@ use std::time::Duration;
 use ::fleet::node::Fleet;
 use api::answers::Evicted;
 use api::error::{Context, Failure, Result};
-use api::status::far::{FarStatus, TroubleStatus};
 use api::status::fleet::FleetStatus;
+use api::status::remote_side::{RemoteStatus, TroubleStatus};
 use base::Deadline;
 use base::size::MIB;
 use blob::{BlobSource, Origin};
@@ -25,7 +25,7 @@ use net::id::Role;
 use origin::Remote;
 
 use super::away::Away;
-use super::options::FarOptions;
+use super::options::RemoteOptions;
 use super::status::of_reading;
 use crate::fleet::{self, Joined, Lender, Told};
 use crate::frozen::Named;
@@ -73,7 +73,7 @@ impl TreeCache {
         store: Arc<Remote>,
         volume: [u8; 16],
         named: &Named,
-        options: &FarOptions,
+        options: &RemoteOptions,
         (patience, which): (Duration, Which),
     ) -> Result<TreeCache> {
         let below = cache_folder(named.cache.as_deref())?;
@@ -172,8 +172,8 @@ impl TreeCache {
     }
 
     /// The current figures, without those about uploads.
-    pub fn status(&self) -> FarStatus {
-        FarStatus { away: self.away(), ..of_reading(Some(&self.remote), &self.cache) }
+    pub fn status(&self) -> RemoteStatus {
+        RemoteStatus { away: self.away(), ..of_reading(Some(&self.remote), &self.cache) }
     }
 
     /// Evicts cached blobs: all, or until at most this many bytes are cached.

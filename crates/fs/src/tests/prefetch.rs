@@ -14,7 +14,7 @@ use crate::api::Came;
 /// A source whose local blobs the test chooses, and which records the prefetches that were requested.
 struct Watched {
     inner: Arc<dyn BlobSource>,
-    near: Mutex<HashSet<BlobId>>,
+    local: Mutex<HashSet<BlobId>>,
     read: Mutex<Vec<BlobId>>,
     needed: Mutex<Vec<BlobId>>,
     parts: Mutex<Vec<(BlobId, u32, u32)>>,
@@ -25,7 +25,7 @@ impl Watched {
     fn over(world: &mut World) -> Arc<Watched> {
         let watched = Arc::new(Watched {
             inner: world.parts.source.clone(),
-            near: Mutex::default(),
+            local: Mutex::default(),
             read: Mutex::default(),
             needed: Mutex::default(),
             parts: Mutex::default(),
@@ -41,8 +41,8 @@ impl BlobSource for Watched {
         self.inner.read_at(id, offset, buf)
     }
 
-    fn is_near(&self, id: &BlobId) -> bool {
-        self.near.lock().contains(id)
+    fn is_local(&self, id: &BlobId) -> bool {
+        self.local.lock().contains(id)
     }
 
     fn will_need(&self, id: &BlobId) {
@@ -56,7 +56,7 @@ impl BlobSource for Watched {
 
     /// Every fetch of a blob that is not local is in flight, and has just ended.
     fn start_read(&self, id: &BlobId, range: Range<u32>, _: Access, completion: Completion) -> Start {
-        if self.is_near(id) {
+        if self.is_local(id) {
             return Start::Read;
         }
         let mut bytes = vec![0; range.len()];
@@ -89,7 +89,7 @@ impl Far {
         let watched = Watched::over(&mut world);
         let open = || {
             let volume =
-                Volume::open(world.parts.clone(), Options { near: false, ..world.options() }).unwrap();
+                Volume::open(world.parts.clone(), Options { local: false, ..world.options() }).unwrap();
             let ino = volume.find(Ino::ROOT, "large").unwrap().ino;
             (volume, ino)
         };
@@ -148,7 +148,7 @@ fn regression_a_stream_is_prefetched_before_anything_has_arrived() {
 #[test]
 fn regression_one_read_after_a_local_page_is_no_stream() {
     let far = Far::new();
-    far.watched.near.lock().insert(far.blobs[4]);
+    far.watched.local.lock().insert(far.blobs[4]);
     assert_eq!(far.wanted_after(5 * PAGE, 128 * KIB), NONE);
     assert_eq!(
         far.wanted_after(5 * PAGE + 128 * KIB, 128 * KIB),
@@ -163,7 +163,7 @@ fn regression_one_read_after_a_local_page_is_no_stream() {
 #[test]
 fn local_blobs_are_not_fetched_and_the_disk_is_told_of_the_next() {
     let far = Far::new();
-    far.watched.near.lock().extend(&far.blobs[..7]);
+    far.watched.local.lock().extend(&far.blobs[..7]);
     let wanted: Vec<u64> = (0..8).flat_map(|n| far.wanted_after(n * MIB, MIB)).collect();
     assert!(wanted.contains(&2) && wanted.contains(&8) && !wanted.contains(&6), "{wanted:?}");
     far.close();
@@ -213,7 +213,7 @@ fn files_that_are_read_one_after_another_go_on_with_the_next() {
     }
     v.close().unwrap();
     let watched = Watched::over(&mut world);
-    let volume = Volume::open(world.parts.clone(), Options { near: false, ..world.options() }).unwrap();
+    let volume = Volume::open(world.parts.clone(), Options { local: false, ..world.options() }).unwrap();
     let mut buf = vec![0; MIB as usize];
     let mut blobs = Vec::new();
     for ino in &inos[..10] {
@@ -263,7 +263,7 @@ fn a_read_in_flight_is_completed_and_prefetches() {
     for (offset, len) in [(2 * MIB, 4096), (PAGES * PAGE, 10), (MIB - 10, 20), (PAGE - 10, 20)] {
         assert_eq!(rides(&far, far.ino, offset, len as u32), None, "{offset}");
     }
-    far.watched.near.lock().insert(far.blobs[0]);
+    far.watched.local.lock().insert(far.blobs[0]);
     assert_eq!(rides(&far, far.ino, 0, 131_072), None);
     let last = (PAGES - 1) * PAGE + MIB - 100;
     assert_eq!(
@@ -280,7 +280,7 @@ fn a_read_in_flight_is_completed_and_prefetches() {
 #[test]
 fn a_thread_that_must_not_wait_leaves_prefetch_to_another() {
     let far = Far::new();
-    let options = Options { frozen: true, near: false, names_near: false, ..far.world.options() };
+    let options = Options { frozen: true, local: false, names_local: false, ..far.world.options() };
     let volume = Arc::new(Volume::open(far.world.parts.clone(), options).unwrap());
     let (reader, ino) = (Arc::clone(&volume), far.ino);
     let read = move || {

@@ -31,44 +31,44 @@ const RUN: (&str, &str) = ("/run/covey", "/run/user");
 
 /// The address of a daemon's control socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Ear {
+pub enum ControlAddress {
     /// A socket file.
     File(PathBuf),
     /// A name, for a mount without a folder. See the [module](self).
     Name(String),
 }
 
-impl fmt::Display for Ear {
+impl fmt::Display for ControlAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Ear::File(path) => path.parent().unwrap_or(path).display().fmt(f),
-            Ear::Name(name) => f.write_str(name),
+            ControlAddress::File(path) => path.parent().unwrap_or(path).display().fmt(f),
+            ControlAddress::Name(name) => f.write_str(name),
         }
     }
 }
 
-impl Ear {
+impl ControlAddress {
     /// The control socket of the daemon whose mount has this source.
-    pub fn of_source(mounted: &Path) -> Ear {
+    pub fn of_source(mounted: &Path) -> ControlAddress {
         match mounted.to_str() {
             // The text holds the numbers of the corpus, and what tells one mount of it from another.
-            Some(text) if text.starts_with(source::CORPUS) => Ear::Name(format!("covey-{text}")),
+            Some(text) if text.starts_with(source::CORPUS) => ControlAddress::Name(format!("covey-{text}")),
             Some(text) if text.starts_with(source::MEMORY) => {
-                Ear::Name(format!("covey-{}", &text[source::MEMORY.len()..]))
+                ControlAddress::Name(format!("covey-{}", &text[source::MEMORY.len()..]))
             }
             // The name of an origin can be longer than a socket address.
             Some(text) if source::tree(text).is_some() => {
                 let mark = text.rsplit(source::MARK).next().unwrap_or(text);
-                Ear::Name(format!("covey-tree-{mark}"))
+                ControlAddress::Name(format!("covey-tree-{mark}"))
             }
-            _ => Ear::File(mounted.join("control.sock")),
+            _ => ControlAddress::File(mounted.join("control.sock")),
         }
     }
 
     pub(super) fn connect(&self) -> io::Result<UnixStream> {
         let name = match self {
-            Ear::File(path) => return connect(path),
-            Ear::Name(name) => name,
+            ControlAddress::File(path) => return connect(path),
+            ControlAddress::Name(name) => name,
         };
         let mut found = None;
         for path in rendezvous(name) {
@@ -85,7 +85,7 @@ impl Ear {
     /// Starts listening. Also returns the file to remove at the end.
     pub(super) fn bind(&self) -> io::Result<(UnixListener, Option<PathBuf>)> {
         let name = match self {
-            Ear::File(path) => {
+            ControlAddress::File(path) => {
                 // The process that binds holds the volume's lock. So an existing socket belongs to a dead
                 // daemon.
                 match fs::remove_file(path) {
@@ -94,7 +94,7 @@ impl Ear {
                 }
                 return Ok((bind(path)?, Some(path.clone())));
             }
-            Ear::Name(name) => name,
+            ControlAddress::Name(name) => name,
         };
         // Two attempts: the last daemon of a folder removes the folder, perhaps at this moment.
         for _ in 0..2 {
@@ -110,7 +110,7 @@ impl Ear {
     /// Removes the file, and the folder if it is empty then.
     pub(super) fn remove(&self, path: &Path) {
         let _ = fs::remove_file(path);
-        if let (Ear::Name(_), Some(folder)) = (self, path.parent()) {
+        if let (ControlAddress::Name(_), Some(folder)) = (self, path.parent()) {
             // Fails if other daemons have sockets in it.
             let _ = fs::remove_dir(folder);
         }
@@ -219,17 +219,17 @@ mod tests {
 
     #[test]
     fn a_name_is_a_file_that_goes_with_its_daemon() {
-        let ear = Ear::Name(format!("covey-test-{:016x}", base::random::u64()));
-        assert!(ear.connect().is_err());
-        let (listener, file) = ear.bind().unwrap();
-        ear.connect().unwrap();
+        let address = ControlAddress::Name(format!("covey-test-{:016x}", base::random::u64()));
+        assert!(address.connect().is_err());
+        let (listener, file) = address.bind().unwrap();
+        address.connect().unwrap();
         let Some(file) = file else { return };
         assert!(file.is_absolute() && file.exists());
         // It dies without cleaning up. The next daemon removes its socket.
         drop(listener);
-        let other = Ear::Name(format!("covey-test-{:016x}", base::random::u64()));
+        let other = ControlAddress::Name(format!("covey-test-{:016x}", base::random::u64()));
         let (_listener, second) = other.bind().unwrap();
-        assert!(!file.exists() && ear.connect().is_err());
+        assert!(!file.exists() && address.connect().is_err());
         other.remove(&second.unwrap());
         assert!(other.connect().is_err());
     }

@@ -20,7 +20,7 @@ use meta::{Names, PackRow};
 use net::transport::Filled;
 use parking_lot::Mutex;
 
-use super::Far;
+use super::RemoteSide;
 use super::tree::TreeCache;
 use crate::refused::{no_cache, no_fleet};
 
@@ -150,9 +150,13 @@ pub enum To {
 impl To {
     /// The destination for a mount of this name. Only mounts with a remote origin and published trees can be
     /// warmed.
-    pub fn of(name: &str, (far, tree): (Option<&Far>, Option<&TreeCache>), depot: bool) -> Result<To> {
+    pub fn of(
+        name: &str,
+        (remote_side, tree): (Option<&RemoteSide>, Option<&TreeCache>),
+        depot: bool,
+    ) -> Result<To> {
         if !depot {
-            let cache = far.map(Far::cache).or_else(|| tree.map(TreeCache::cache));
+            let cache = remote_side.map(RemoteSide::cache).or_else(|| tree.map(TreeCache::cache));
             return cache.cloned().map(To::Here).ok_or_else(|| no_cache(name));
         }
         let fleet = tree.and_then(TreeCache::fleet).map(|joined| &joined.fleet);

@@ -37,12 +37,12 @@ struct Queue {
 
 /// The queue. See the [module](self).
 #[derive(Default)]
-pub(crate) struct Later {
+pub(crate) struct Prefetches {
     queue: Mutex<Queue>,
     more: Condvar,
 }
 
-impl Later {
+impl Prefetches {
     pub(super) fn push(&self, todo: Todo) {
         let mut queue = self.queue.lock();
         if queue.todo.len() < MOST {
@@ -74,8 +74,8 @@ impl Later {
 
 impl Core {
     /// The body of the prefetch thread.
-    pub(crate) fn looker(&self) {
-        while let Some(todo) = self.streams.later.next() {
+    pub(crate) fn prefetcher(&self) {
+        while let Some(todo) = self.streams.queue.next() {
             self.want(&todo);
         }
     }

@@ -1,6 +1,6 @@
 //! The blobs that the origin does not have yet, one by one, as `status` shows them.
 
-use api::status::far::Waiting;
+use api::status::remote_side::Waiting;
 use api::text::{seconds_since, utc};
 use cache::Uploads;
 

@@ -6,7 +6,7 @@ use api::error::{Failure, Result};
 
 /// How a remote origin is used.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FarOptions {
+pub struct RemoteOptions {
     /// fsync(2) waits until its bytes are in the origin.
     pub fsync_origin: bool,
     /// How long a writer waits for space, and an fsync for the origin.
@@ -23,9 +23,9 @@ pub struct FarOptions {
     pub uploads: usize,
 }
 
-impl Default for FarOptions {
-    fn default() -> FarOptions {
-        FarOptions {
+impl Default for RemoteOptions {
+    fn default() -> RemoteOptions {
+        RemoteOptions {
             fsync_origin: false,
             timeout: Duration::from_secs(30),
             cache_size: None,
@@ -54,7 +54,7 @@ pub const KNOWN: &[(&str, &str)] = &[
 /// The smallest cache that works: it holds a few blobs on their way in and out.
 const CACHE_MIN: u64 = 64 << 20;
 
-impl FarOptions {
+impl RemoteOptions {
     /// Sets one word after `-o`. False if it is none of these.
     pub fn set(&mut self, name: &str, value: Option<&str>) -> Result<bool> {
         let Some(text) = value else { return Ok(false) };
@@ -97,7 +97,7 @@ impl FarOptions {
 
     /// The options as words after `-o`. Only those that differ from the default.
     pub fn to_words(&self) -> Vec<String> {
-        let default = FarOptions::default();
+        let default = RemoteOptions::default();
         let mut words = Vec::new();
         if self.fsync_origin {
             words.push("fsync=origin".to_owned());
@@ -136,8 +136,8 @@ pub fn parse_size(text: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
-    fn set(words: &[&str]) -> Result<FarOptions> {
-        let mut options = FarOptions::default();
+    fn set(words: &[&str]) -> Result<RemoteOptions> {
+        let mut options = RemoteOptions::default();
         for word in words {
             let (name, value) = word.split_once('=').unwrap();
             assert!(options.set(name, Some(value))?, "{word}");
@@ -160,9 +160,9 @@ mod tests {
         assert_eq!((options.cache_size, options.max_bandwidth), (Some(200 << 30), Some(50 << 20)));
         let again = options.to_words();
         assert_eq!(set(&again.iter().map(String::as_str).collect::<Vec<_>>()).unwrap(), options);
-        assert!(FarOptions::default().to_words().is_empty());
-        assert!(!FarOptions::default().set("commit", Some("1")).unwrap());
-        assert!(!FarOptions::default().set("ro", None).unwrap());
+        assert!(RemoteOptions::default().to_words().is_empty());
+        assert!(!RemoteOptions::default().set("commit", Some("1")).unwrap());
+        assert!(!RemoteOptions::default().set("ro", None).unwrap());
     }
 
     #[test]

@@ -23,7 +23,7 @@ use std::time::Duration;
 use api::answers::{Evicted, Settled};
 use api::control::Tick;
 use api::error::{Context, Failure, Result};
-use api::status::far::FarStatus;
+use api::status::remote_side::RemoteStatus;
 use api::text::{bytes, count};
 use base::Deadline;
 use blob::{Origin, PackStore};
@@ -40,7 +40,7 @@ use crate::log;
 use crate::options::NodeOptions;
 use crate::volume_dir::VolumeDir;
 use away::Away;
-use options::FarOptions;
+use options::RemoteOptions;
 use status::{cache_status, request_status, upload_status};
 
 /// A pack of small files stays open for this long before it is uploaded half empty, because each upload is a
@@ -58,7 +58,7 @@ pub const ORIGIN_ASKED: Duration = Duration::from_secs(2);
 const LAST_UPLOADS: Duration = Duration::from_secs(2);
 
 /// The remote side of a volume: cache, uploads and origin.
-pub struct Far {
+pub struct RemoteSide {
     cache: Arc<NodeCache>,
     uploads: Arc<Uploads>,
     remote: Arc<Remote>,
@@ -70,37 +70,37 @@ pub struct Far {
     writer: Option<Writer>,
 }
 
-impl Far {
+impl RemoteSide {
     /// Opens the remote side of a volume.
-    pub fn open(dir: &VolumeDir, spec: &RemoteSpec, options: &NodeOptions) -> Result<Far> {
+    pub fn open(dir: &VolumeDir, spec: &RemoteSpec, options: &NodeOptions) -> Result<RemoteSide> {
         let read_only = options.read_only || options.frozen;
         let access = if read_only { Access::ReadOnly } else { Access::ReadWrite };
         // One time limit for all questions before the volume is open. Most of a volume works without the
         // origin.
-        let reached = || reach(dir, spec, access, limits(&options.far, options.deadline));
+        let reached = || reach(dir, spec, access, limits(&options.remote_side, options.deadline));
         let (remote, trouble) = Deadline::after(ORIGIN_ASKED).scope(reached)?;
         let remote = Arc::new(remote);
-        let writer = (!read_only).then(|| Writer::far(dir, remote.clone(), options.take_over));
+        let writer = (!read_only).then(|| Writer::remote(dir, remote.clone(), options.take_over));
         match &writer {
             Some(writer) if trouble.is_none() => writer.open()?,
             Some(_) if options.take_over => return Err(claim::not_now(dir)),
             // The thread that checks the claim makes it when the origin answers.
             _ => {}
         }
-        let mut far = Far::before(dir, remote, writer, read_only, &options.far)?;
-        let uploads = Arc::downgrade(&far.uploads);
+        let mut remote_side = RemoteSide::before(dir, remote, writer, read_only, &options.remote_side)?;
+        let uploads = Arc::downgrade(&remote_side.uploads);
         let back = move || uploads.upgrade().iter().for_each(|uploads| uploads.hurry());
-        far.away = trouble.map(|why| Away::look(&far.remote, why, back));
-        Ok(far)
+        remote_side.away = trouble.map(|why| Away::look(&remote_side.remote, why, back));
+        Ok(remote_side)
     }
 
     /// Creates the origin of a new volume.
-    pub fn format(dir: &VolumeDir, spec: &RemoteSpec) -> Result<Far> {
-        let options = FarOptions::default();
+    pub fn format(dir: &VolumeDir, spec: &RemoteSpec) -> Result<RemoteSide> {
+        let options = RemoteOptions::default();
         let limits = limits(&options, crate::options::DEADLINE);
         let made = Remote::format(spec, &Environment::process(), limits, &dir.format().id);
         let remote = Arc::new(made.map_err(crate::origins::origin_failure)?);
-        Far::before(dir, remote, None, false, &options)
+        RemoteSide::before(dir, remote, None, false, &options)
     }
 
     /// Puts the cache and the uploads in front of an origin.
@@ -109,8 +109,8 @@ impl Far {
         remote: Arc<Remote>,
         writer: Option<Writer>,
         read_only: bool,
-        options: &FarOptions,
-    ) -> Result<Far> {
+        options: &RemoteOptions,
+    ) -> Result<RemoteSide> {
         let bare: Arc<dyn Origin> = remote.clone();
         let origin = writer.as_ref().map_or(bare, Writer::origin);
         let default = |size: io::Result<u64>| size.or_fail(|| format!("cannot use {}", dir.path().display()));
@@ -143,7 +143,7 @@ impl Far {
         };
         let cache = NodeCache::open(parts).at("open", &dir.blobs())?;
         let spec = remote.spec().clone();
-        Ok(Far { cache: Arc::new(cache), uploads, remote, spec, floor, away: None, writer })
+        Ok(RemoteSide { cache: Arc::new(cache), uploads, remote, spec, floor, away: None, writer })
     }
 
     /// The origin for the volume.
@@ -172,11 +172,11 @@ impl Far {
     }
 
     /// The options for opening a volume with this origin.
-    pub fn volume_options(&self, far: &FarOptions, options: Options) -> Options {
+    pub fn volume_options(&self, remote_side: &RemoteOptions, options: Options) -> Options {
         Options {
-            near: false,
+            local: false,
             seal_small: SEAL_SMALL,
-            fsync: if far.fsync_origin { Fsync::Origin(far.timeout) } else { Fsync::Here },
+            fsync: if remote_side.fsync_origin { Fsync::Origin(remote_side.timeout) } else { Fsync::Here },
             gate: self.uploads.clone(),
             ..options
         }
@@ -240,8 +240,8 @@ impl Far {
     }
 
     /// The current figures.
-    pub fn status(&self) -> FarStatus {
-        FarStatus {
+    pub fn status(&self) -> RemoteStatus {
+        RemoteStatus {
             endpoint: self.spec.endpoint.clone(),
             region: self.spec.region.clone(),
             uploads: upload_status(&self.uploads),
@@ -253,7 +253,7 @@ impl Far {
 }
 
 /// The limits for an origin, from the mount's options. `deadline` is the time after which a read fails.
-pub fn limits(options: &FarOptions, deadline: Duration) -> Limits {
+pub fn limits(options: &RemoteOptions, deadline: Duration) -> Limits {
     Limits {
         max_requests: options.max_requests.map(u64::from),
         max_bandwidth: options.max_bandwidth,

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use api::status::far::{CacheStatus, FarStatus, RefusalStatus, RequestStatus, TroubleStatus, UploadStatus};
+use api::status::remote_side::{
+    CacheStatus, RefusalStatus, RemoteStatus, RequestStatus, TroubleStatus, UploadStatus,
+};
 use api::text::{seconds_since, utc};
 use cache::{NodeCache, Uploads};
 use origin::Remote;
@@ -94,9 +96,9 @@ fn refusal(refusal: &Refusal) -> RefusalStatus {
 }
 
 /// The figures of a cache without uploads, and of the origin behind it if that is remote.
-pub fn of_reading(remote: Option<&Remote>, cache: &NodeCache) -> FarStatus {
+pub fn of_reading(remote: Option<&Remote>, cache: &NodeCache) -> RemoteStatus {
     let spec = remote.map(Remote::spec);
-    FarStatus {
+    RemoteStatus {
         endpoint: spec.and_then(|spec| spec.endpoint.clone()),
         region: spec.and_then(|spec| spec.region.clone()),
         uploads: UploadStatus::default(),

@@ -40,9 +40,9 @@ pub fn clear(endpoint: Option<&str>) -> Option<Check> {
 /// Findings for each kind of request that a mount's origin refuses, and for an origin that was unusable at
 /// mount time.
 pub fn of_mount(mount: &Mounted, status: &Status) -> Vec<Check> {
-    let Some(far) = &status.far else { return Vec::new() };
+    let Some(remote_side) = &status.remote_side else { return Vec::new() };
     let place = mount.path.display();
-    let refused = far.requests.refusing.iter().map(|refusal| {
+    let refused = remote_side.requests.refusing.iter().map(|refusal| {
         let found = format!(
             "that of {place} refuses {} for {}: {}",
             refusal.what,
@@ -51,7 +51,7 @@ pub fn of_mount(mount: &Mounted, status: &Status) -> Vec<Check> {
         );
         wrong("origin", found, mend(&refusal.cause))
     });
-    let away = far.away.iter().map(|away| {
+    let away = remote_side.away.iter().map(|away| {
         let found =
             format!("that of {place} could not be used for {}: {}", span(away.seconds as f64), away.why);
         wrong(

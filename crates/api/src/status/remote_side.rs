@@ -6,7 +6,7 @@ use crate::text::{seconds_since, utc};
 
 /// The figures of a remote origin. Field names are stable.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct FarStatus {
+pub struct RemoteStatus {
     /// The address of the object store, if it is not the cloud's default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<String>,
