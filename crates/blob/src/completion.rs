@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   reader ── start_read(range, completion) ──► source
-//!                                                 │ Read:    the bytes are here, or the reader must look itself
+//!                                                 │ Read:    the bytes are here, or nothing is known
 //!                                                 │ Pending: a fetch in flight will complete it
 //!                                                 ▼ Lead:    run the task, which fetches and completes it
 //!   completion(Ok(bytes)), on the thread that received them
@@ -28,8 +28,8 @@ pub type Arrival<'a> = Result<&'a [u8], Missed>;
 /// use.
 pub type Completion = Box<dyn FnOnce(Arrival<'_>) -> bool + Send>;
 
-/// A fetch that the caller has to run on a thread that may wait. Returns false if the range must be read
-/// after it, by whoever runs it: the completion was not called then, and will not be.
+/// A fetch that the caller has to run on a thread that may wait. Returns false if the caller must read the
+/// range after it. Then the completion was not called, and will not be.
 pub type FetchTask = Box<dyn FnOnce() -> bool + Send>;
 
 /// The answer to a request for bytes that may have to be fetched.

@@ -11,16 +11,17 @@
 //!
 //! - **Stores.** A stored blob is linked into the folder and recorded as pending ([`pending::Pending`]). It
 //!   is written once, and pinned here until the origin has it.
-//! - **Reads.** A read takes a blob from the disk if it is there. Otherwise it joins the fetch of it or begins
-//!   one ([`read`], [`start`], [`fetch::table`]). Whole blobs that arrive, whatever began their fetch, are kept
-//!   on the disk within a budget ([`admission`], [`keep`]). [`crate::residency`] decides which blobs stay.
+//! - **Reads.** A read takes a blob from the disk if it is there. Otherwise it joins the fetch of it or
+//!   begins one ([`read`], [`start`], [`fetch::table`]). Whole blobs that arrive, whatever began their fetch,
+//!   are kept on the disk within a budget ([`admission`], [`keep`]). [`crate::residency`] decides which blobs
+//!   stay.
 //! - **Removals.** A removed blob disappears here at once, and from the origin in the background
 //!   ([`removals`]).
 //! - **A copy is expendable.** A damaged copy is dropped and fetched again. A failing disk is no longer used
 //!   ([`health`]). An unreadable blob is an error only if the origin does not have it yet.
 //!
-//! Lock order: making room, a blob's lock, removals, the index, pending; partial, the table. No lock is held during a request to
-//! the origin.
+//! Lock order: making room, a blob's lock, removals, the index, pending. The record of parts is locked before
+//! the table of fetches. No lock is held during a request to the origin.
 
 mod admission;
 mod books;

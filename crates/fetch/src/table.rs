@@ -1,7 +1,7 @@
 //! The table of in-flight fetches, and of whole blobs that have just arrived.
 //!
 //! ```text
-//!   join_whole ──► in flight ──finish──► received ──the cache has written it──► kept ──replaced, 10 s──► removed
+//!   join_whole ──► in flight ──finish──► received ──the cache has written it──► kept ──10 s──► removed
 //!                      └──error, dropped──► removed    └──not written──► removed
 //!   join_part  ──► in flight ──finish, error, dropped──► removed
 //!   announce   ──► the buffer of a whole blob whose fetch may begin ──► in flight, or removed

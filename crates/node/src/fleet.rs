@@ -59,7 +59,8 @@ pub struct Joined {
 }
 
 /// Joins a fleet. `keeps` means a node that only lends its disk. `folder` holds the node's identity. `volume`
-/// is the volume whose trees the fleet reads. `table` is the one that its cache will have. `patience` is the time after which a read fails.
+/// is the volume whose trees the fleet reads. `table` is the one that its cache will have. `patience` is the
+/// time after which a read fails.
 pub fn join(
     options: &FleetOptions,
     role: Role,

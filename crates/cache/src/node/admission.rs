@@ -1,5 +1,5 @@
-//! The cache's subscription to the table of in-flight fetches: every whole blob that arrives on this node goes
-//! to the disk, whether a read, a prefetch or the fleet began its fetch.
+//! The cache's subscription to the table of in-flight fetches: every whole blob that arrives on this node
+//! goes to the disk, whether a read, a prefetch or the fleet began its fetch.
 
 use std::sync::{Arc, Weak};
 

@@ -3,9 +3,9 @@
 //! **The rule**, on a single machine and in a fleet: a read fetches the groups that it asks for and that are
 //! not here. It fetches more only on evidence that they will be read ([`super::partial`]). A stream's next
 //! blobs are fetched whole. If the whole is wanted and parts are here, only the rest is fetched
-//! ([`super::rest`]). A whole blob goes to all waiters and then to the disk ([`super::admission`]). Parts stay
-//! in memory. The tier decides where a part comes from, and whether a node must fetch the rest for others. In
-//! a fleet, `fleet::node::parts` decides that.
+//! ([`super::rest`]). A whole blob goes to all waiters and then to the disk ([`super::admission`]). Parts
+//! stay in memory. The tier decides where a part comes from, and whether a node must fetch the rest for
+//! others. In a fleet, `fleet::node::parts` decides that.
 //!
 //! Each read that misses joins the node's table ([`fetch::table`]): it leads the fetch of a part or of the
 //! whole, or follows one.

@@ -1,7 +1,7 @@
 //! Reads that do not wait on the thread that begins them.
 //!
-//! A read whose bytes are in flight registers a waiter with the fetch, and holds no thread. A read that has to
-//! begin a fetch gets a task, which a thread that may wait runs. The task fetches like any read of
+//! A read whose bytes are in flight registers a waiter with the fetch, and holds no thread. A read that has
+//! to begin a fetch gets a task, which a thread that may wait runs. The task fetches like any read of
 //! [`super::read`], and its waiter is completed by whatever has the bytes first: in a fleet, the loop that
 //! receives them.
 

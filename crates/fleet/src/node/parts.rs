@@ -288,8 +288,8 @@ impl Inner {
     }
 
     /// This node has the lease. The whole is fetched behind, under the same lease, and the part does not wait
-    /// for it. If too many blobs are being fetched so, the part waits for the whole. If the whole is in flight
-    /// already, that fetch's plan gets the same lease.
+    /// for it. If too many blobs are being fetched so, the part waits for the whole. If the whole is in
+    /// flight already, that fetch's plan gets the same lease.
     fn part_with_lease(
         self: &Arc<Inner>,
         announcement: &Announcement,
