@@ -12,7 +12,7 @@ use base::BlobId;
 use base::time::monotonic;
 use blob::Sums;
 use blob::folder::BlobFolder;
-use net::arriving::{Arriving, Verify};
+use fetch::{Arriving, Verify};
 use net::hello::Identity;
 use net::id::{NodeId, Role};
 use net::message::{Answer, Ask, Note};

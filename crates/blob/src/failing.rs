@@ -6,6 +6,7 @@
 //! them to show it.
 
 use std::io;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,7 +16,7 @@ use base::time::BootTime;
 use base::{BlobId, PackNo};
 
 use crate::access::Access;
-use crate::coming::{Coming, Then};
+use crate::completion::{Completion, Start};
 use crate::pack::{PackStore, Space};
 use crate::records::Records;
 use crate::source::{BlobError, BlobSource, Onto, Origin, Part, SharedBytes};
@@ -266,8 +267,8 @@ impl BlobSource for FailingOrigin {
         self.inner.will_need_part(id, offset, len);
     }
 
-    fn coming(&self, id: &BlobId, offset: u32, len: u32, then: Then) -> Coming {
-        self.inner.coming(id, offset, len, then)
+    fn start_read(&self, id: &BlobId, range: Range<u32>, access: Access, completion: Completion) -> Start {
+        self.inner.start_read(id, range, access, completion)
     }
 }
 
@@ -365,10 +366,6 @@ impl Origin for FailingOrigin {
     fn fetch_onto(&self, id: &BlobId, onto: &Arc<dyn Onto>) -> Result<Option<(Sums, Buffer)>, BlobError> {
         self.meet_read(id)?;
         self.inner.fetch_onto(id, onto)
-    }
-
-    fn ahead_at_once(&self) -> usize {
-        self.inner.ahead_at_once()
     }
 
     fn fetch_part(&self, id: &BlobId, offset: u32, len: u32) -> Result<Part, BlobError> {

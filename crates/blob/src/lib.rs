@@ -12,7 +12,7 @@
 //! - [`pack::PackStore`]: this node's open packs; the write path.
 //!
 //! - [`access`]: how a file is read, if a user or program has declared it.
-//! - [`coming`]: notification when bytes of an in-flight fetch arrive.
+//! - [`completion`]: reads that are completed when their bytes arrive.
 //! - [`extent`]: the extents of one 4 MiB range of a file, as a value with its operations.
 //! - [`sums`]: the checksums beside a blob that let a part of it be checked: chaining values and CRCs.
 //! - [`folder`]: blobs as files, each with its sums beside it. A `file:` origin and a node's cache consist of
@@ -23,7 +23,7 @@
 
 pub mod access;
 pub mod claim;
-pub mod coming;
+pub mod completion;
 pub mod extent;
 pub mod failing;
 pub mod folder;
@@ -35,7 +35,6 @@ pub mod stock;
 pub mod sums;
 
 pub use access::Access;
-pub use coming::Coming;
 pub use extent::{Extent, ExtentPage};
 pub use folder::BlobFolder;
 pub use gate::Gate;

@@ -1,6 +1,7 @@
 //! The traits of sealed blobs: [`BlobSource`] gives bytes, [`Origin`] also takes and keeps them.
 
 use std::io;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +11,7 @@ use base::size::BLOB_MAX;
 use base::time::BootTime;
 
 use crate::access::Access;
-use crate::coming::{Coming, Then};
+use crate::completion::{Completion, Start};
 use crate::records::Records;
 use crate::stock::Buffer;
 use crate::sums::Sums;
@@ -86,10 +87,15 @@ pub trait BlobSource: Send + Sync {
     /// A hint that these bytes of the blob will be read soon, but not those around them.
     fn will_need_part(&self, _id: &BlobId, _offset: u32, _len: u32) {}
 
-    /// Registers `then` with an in-flight fetch of the blob, to be called when these bytes have arrived.
-    /// Quick, never blocks.
-    fn coming(&self, _id: &BlobId, _offset: u32, _len: u32, _then: Then) -> Coming {
-        Coming::No
+    /// Begins a read that `completion` gets the bytes of, without waiting for them. Quick, never blocks.
+    fn start_read(
+        &self,
+        _id: &BlobId,
+        _range: Range<u32>,
+        _access: Access,
+        _completion: Completion,
+    ) -> Start {
+        Start::Read
     }
 }
 
@@ -245,11 +251,6 @@ pub trait Origin: BlobSource + Records {
         self.fetch(id).map(Some)
     }
 
-    /// How many blobs are worth prefetching in parallel. More would only compete for the same line.
-    fn ahead_at_once(&self) -> usize {
-        usize::MAX
-    }
-
     /// At least the groups that contain the `len` bytes from `offset` on, each verified against the blob's
     /// name. An origin behind a network fetches little more than these.
     ///
@@ -261,13 +262,6 @@ pub trait Origin: BlobSource + Records {
             return Err(crate::folder::past_end(id, sums.size()));
         }
         Ok(Part { sums, offset: 0, bytes })
-    }
-
-    /// Whether a cache that has parts of a blob and wants all of it should fetch the missing parts only. If
-    /// not, it fetches the whole blob, because other nodes want it too.
-    fn rest_by_parts(&self, id: &BlobId) -> bool {
-        let _ = id;
-        true
     }
 
     /// The origin's name for a person: `file:/srv/blobs`, `mem:`.

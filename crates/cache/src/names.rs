@@ -17,15 +17,16 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
+use std::ops::Range;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use base::BlobId;
 use base::size::BLOB_MAX;
-use blob::coming::Then;
+use blob::completion::{Completion, Start};
 use blob::sums::crc32c;
-use blob::{Access, BlobError, BlobSource, Coming};
+use blob::{Access, BlobError, BlobSource};
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 
@@ -249,8 +250,8 @@ impl BlobSource for NameCache {
         self.source.will_need_part(id, offset, len);
     }
 
-    fn coming(&self, id: &BlobId, offset: u32, len: u32, then: Then) -> Coming {
-        self.source.coming(id, offset, len, then)
+    fn start_read(&self, id: &BlobId, range: Range<u32>, access: Access, completion: Completion) -> Start {
+        self.source.start_read(id, range, access, completion)
     }
 }
 

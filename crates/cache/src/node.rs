@@ -4,27 +4,27 @@
 //!                 adopt, put                                  read
 //!                     │                                         │
 //!                     ▼                                         ▼
-//!   VOLUME/blobs: a link to the sealed pack ◄── kept ──  disk, memory, one fetch for all waiters
+//!   VOLUME/blobs: a link to the sealed pack ◄── kept ──  disk, memory, the table of in-flight fetches
 //!                     │                                         ▲
 //!                     └─► pending: uploaded by others ──► the remote origin
 //! ```
 //!
 //! - **Stores.** A stored blob is linked into the folder and recorded as pending ([`pending::Pending`]). It
 //!   is written once, and pinned here until the origin has it.
-//! - **Reads.** A read takes a blob from the disk if it is there. Otherwise it fetches the blob from the
-//!   origin, once for all waiters ([`read`]). Fetched blobs are kept on the disk within a budget ([`keep`]).
-//!   [`crate::residency`] decides which blobs stay.
+//! - **Reads.** A read takes a blob from the disk if it is there. Otherwise it joins the fetch of it or
+//!   begins one ([`read`], [`start`], [`fetch::table`]). Whole blobs that arrive, whatever began their fetch,
+//!   are kept on the disk within a budget ([`admission`], [`keep`]). [`crate::residency`] decides which blobs
+//!   stay.
 //! - **Removals.** A removed blob disappears here at once, and from the origin in the background
 //!   ([`removals`]).
 //! - **A copy is expendable.** A damaged copy is dropped and fetched again. A failing disk is no longer used
 //!   ([`health`]). An unreadable blob is an error only if the origin does not have it yet.
 //!
-//! Lock order: making room, a blob's lock, removals, the index, pending. No lock is held during a request to
-//! the origin.
+//! Lock order: making room, a blob's lock, removals, the index, pending. The record of parts is locked before
+//! the table of fetches. No lock is held during a request to the origin.
 
+mod admission;
 mod books;
-mod coming;
-mod flights;
 mod health;
 mod keep;
 mod lend;
@@ -37,6 +37,7 @@ mod refused;
 mod removals;
 mod rest;
 pub mod shelf;
+mod start;
 mod stats;
 #[cfg(test)]
 mod tests;
@@ -44,6 +45,7 @@ mod walk;
 
 use std::collections::HashSet;
 use std::io;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -52,12 +54,13 @@ use std::time::Duration;
 use base::BlobId;
 use base::phase::{self, Phase};
 use base::size::{BLOB_MAX, GIB, MIB};
-use blob::coming::{Coming, Then};
+use blob::completion::{Completion, Start};
 use blob::{Access, BlobError, BlobFolder, BlobSource, Buffer, Origin, Part, Records, Sums};
+use fetch::{Direct, Table, Tier};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
+use admission::Admission;
 use books::Books;
-use flights::{Flights, Room};
 use health::Health;
 use memory::Memory;
 use partial::Partial;
@@ -86,7 +89,8 @@ pub struct CacheOptions {
     pub floor: u64,
     /// How much parts of remote blobs may take in memory, in bytes.
     pub memory: usize,
-    /// How much in-flight fetches may take in memory, in bytes. A fetch that exceeds this waits.
+    /// How much in-flight fetches may take in memory, in bytes ([`Table::new`]). A fetch that exceeds this
+    /// waits.
     pub in_flight: u64,
     /// How many blobs are prefetched at the same time.
     pub readers_ahead: usize,
@@ -158,6 +162,10 @@ pub struct NodeParts {
     pub index: PathBuf,
     /// The permanent store of blobs.
     pub remote: Arc<dyn Origin>,
+    /// In a fleet: where blobs are fetched instead of the store.
+    pub tier: Option<Arc<dyn Tier>>,
+    /// The in-flight fetches of this node. A fleet has the same table.
+    pub table: Arc<Table>,
     /// The blobs that are not in the origin yet.
     pub pending: Arc<dyn Pending>,
     /// Called before each deletion in the origin, if given. Its error, a sentence, postpones the deletion.
@@ -227,6 +235,7 @@ impl Flag {
 struct Core {
     shelf: Arc<dyn Shelf>,
     remote: Arc<dyn Origin>,
+    tier: Arc<dyn Tier>,
     pending: Arc<dyn Pending>,
     may_delete: Option<MayDelete>,
     watch: Option<Arc<dyn Watch>>,
@@ -235,8 +244,7 @@ struct Core {
     memory: Mutex<Memory>,
     /// Locked before the in-flight fetches and the hints.
     partial: Mutex<Partial>,
-    flights: Arc<Flights>,
-    room: Arc<Room>,
+    table: Arc<Table>,
     pool: Pool,
     removals: Removals,
     health: Health,
@@ -364,6 +372,8 @@ impl Core {
 /// The node's cache of a remote origin. See the [module](self).
 pub struct NodeCache {
     core: Arc<Core>,
+    /// The table holds it weakly.
+    _admission: Arc<Admission>,
 }
 
 impl NodeCache {
@@ -381,7 +391,8 @@ impl NodeCache {
     }
 
     fn over(shelf: Arc<dyn Shelf>, parts: NodeParts) -> NodeCache {
-        let NodeParts { index, remote, pending, may_delete, watch, options, report, .. } = parts;
+        let NodeParts { index, remote, tier, table, pending, may_delete, watch, options, report, .. } = parts;
+        let tier = tier.unwrap_or_else(|| Arc::new(Direct(Arc::clone(&remote))));
         let (books, opened) = Books::open(&index, options.budget);
         let health = Health::new(report, options.look_again);
         if let Err(error) = opened {
@@ -390,14 +401,14 @@ impl NodeCache {
         let core = Arc::new(Core {
             shelf,
             remote,
+            tier,
             pending,
             may_delete,
             watch,
             books,
             memory: Mutex::new(Memory::new(options.memory)),
             partial: Mutex::default(),
-            flights: Arc::default(),
-            room: Room::new(options.in_flight),
+            table,
             pool: Pool::new(options.readers_ahead),
             removals: Removals::default(),
             health,
@@ -412,6 +423,7 @@ impl NodeCache {
             closed: Flag::default(),
             options,
         });
+        let admission = Admission::of(&core);
         // Deletions that were outstanding when this was last closed, except of blobs that were stored again.
         for id in core.books.unwanted() {
             match core.pending.is_pending(&id) {
@@ -422,7 +434,7 @@ impl NodeCache {
         let walker = Arc::clone(&core);
         // Without this thread, every read checks the folder before it asks the origin.
         let _ = base::thread::spawn("covey-compare", move || walker.walk());
-        NodeCache { core }
+        NodeCache { core, _admission: admission }
     }
 
     /// Statistics.
@@ -494,8 +506,8 @@ impl BlobSource for NodeCache {
         self.core.will_need_part(id, offset, len);
     }
 
-    fn coming(&self, id: &BlobId, offset: u32, len: u32, then: Then) -> Coming {
-        self.core.coming(id, offset, len, then)
+    fn start_read(&self, id: &BlobId, range: Range<u32>, access: Access, completion: Completion) -> Start {
+        self.core.start_read(id, range, access, completion)
     }
 }
 

@@ -1,4 +1,4 @@
-//! A node of a fleet: an origin that asks other nodes before it asks the origin behind it.
+//! A node of a fleet: a source of blobs that asks other nodes before it asks the origin.
 //!
 //! ```text
 //!   the node's cache ──fetch──► Fleet ──plan──► tracker: which nodes have it?
@@ -7,20 +7,21 @@
 //!   the transport ◄── Holdings ───┘              └── LEASE: from the depot, or the origin, for all nodes
 //! ```
 //!
-//! [`Fleet`] is a [`blob::Origin`], so the cache above it knows nothing of the fleet. The cache asks once for
-//! all readers of a blob, and keeps what arrives. In return it reports what it inserts and evicts
-//! ([`Fleet::came`], [`Fleet::went`]), and lends its files ([`Holdings`]). All calls but fetches go through
-//! to the origin.
+//! [`Fleet`] is a [`fetch::Tier`], so the cache above it knows nothing of the fleet. Both have the same table
+//! of in-flight fetches ([`fetch::table`]). The cache leads the fetches for its readers, and the fleet fills
+//! them. The fleet itself leads what it fetches for other nodes. The cache keeps whatever arrives. In return
+//! it reports what it inserts and evicts ([`Fleet::came`], [`Fleet::went`]), and lends its files
+//! ([`Holdings`]).
 //!
 //! - **A small read gets a part** from a node that has the blob, and nothing else is fetched. If no node has
 //!   the blob, the whole is fetched behind the part.
 //! - **A read of a blob in flight is answered by the loop that receives the blob**, from the receive buffer,
-//!   and no thread waits ([`blob::coming`]).
+//!   and no thread waits ([`fetch::Waiter`]).
 //! - **All knowledge is soft.** When the membership changes, each node tells the new trackers what it has,
 //!   some thousand blobs a second.
 //! - `driver`: drives the fetch of one blob. `inflow`: passes on what the origin sends as it arrives.
 //!   `parts`: fetches a part. `questions`: merges questions. `service`: what the node does for other nodes.
-//!   `reporting`: tells trackers what the node has. `transit`: the table of in-flight blobs. `notes`,
+//!   `reporting`: tells trackers what the node has. `tier`: the fleet as the cache sees it. `notes`,
 //!   [`groups`].
 //! - [`warm`]: asks depots to fetch before a reader does. `keeper`: a node that only lends its disk keeps a
 //!   copy of what it tracks.
@@ -33,26 +34,25 @@ pub mod groups;
 mod inflow;
 mod keeper;
 mod notes;
-mod origin;
 mod parts;
 mod questions;
 mod reporting;
 mod service;
 #[cfg(test)]
 mod tests;
-mod transit;
+mod tier;
 pub mod warm;
 
 use std::collections::{HashMap, HashSet};
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use base::BlobId;
 use blob::Origin;
-use net::arriving::Verify;
+use fetch::Table;
 use net::hello::Identity;
 use net::id::{Member, NodeId, Role, Seen, Zone};
 use net::message::What;
@@ -74,7 +74,6 @@ use keeper::Keeper;
 use notes::Notes;
 use questions::Questions;
 use service::{Filling, Serving};
-use transit::Transit;
 
 pub use counters::FleetCounts;
 pub use groups::Groups;
@@ -109,12 +108,13 @@ pub struct FleetParts {
     pub zone: Zone,
     /// Whether it is a node or a depot.
     pub role: Role,
-    /// It only lends its disk, and keeps copies of what it tracks as soon as it can ([`Fleet::keep_with`]).
+    /// It only lends its disk, and keeps copies of what it tracks as soon as it can ([`Fleet::keep_copies`]).
     pub keeps: bool,
     /// Its share of what is tracked, and of what depots hold.
     pub weight: u16,
-    /// How data from other nodes is verified.
-    pub verify: Verify,
+    /// The in-flight fetches of this node. Its cache has the same table. It says how data from other nodes is
+    /// verified.
+    pub table: Arc<Table>,
     /// The origin, where blobs are stored permanently.
     pub origin: Arc<dyn Origin>,
     /// How long a blob may take, from any source. Somewhat less than its readers wait.
@@ -173,7 +173,6 @@ struct Inner {
     groups: Groups,
     report: Report,
     holdings: OnceLock<Arc<dyn Holdings>>,
-    filler: OnceLock<Weak<dyn Origin>>,
     net: OnceLock<Net>,
     members: OnceLock<Members>,
     tracker: Mutex<Tracker>,
@@ -199,15 +198,13 @@ struct Inner {
     /// The number of parts that are being fetched.
     parts: AtomicUsize,
     origins: Mutex<Origins>,
-    transit: Arc<Transit>,
+    table: Arc<Table>,
     notes: Notes,
     questions: Questions<driver::Asking>,
     filling: Filling,
     /// Fetches of a depot that were requested by warming.
     warming: Filling,
     keeper: Keeper,
-    /// Whole blobs that the cache is about to ask for. See [`parts`].
-    handed: Mutex<HashMap<BlobId, driver::Whole>>,
     counters: Counters,
     free: AtomicU32,
     closed: AtomicBool,
@@ -272,31 +269,23 @@ impl Fleet {
         self.inner.report_all();
     }
 
-    /// Sets the cache above this fleet, which keeps what it fetches. A depot uses it to fetch blobs that
-    /// other nodes request. A node uses it to fetch the rest of a blob, if a part was read and the tracker
-    /// gave this node the lease.
-    pub fn fill_from(&self, cache: &Arc<dyn Origin>) {
-        let _ = self.inner.filler.set(Arc::downgrade(cache));
-    }
-
-    /// For a node that only lends its disk ([`FleetParts::keeps`]): keeps a copy of what it tracks, fetched
-    /// through `cache`, as long as there is room. Blobs that it was told about since it joined are copied
-    /// now.
+    /// For a node that only lends its disk ([`FleetParts::keeps`]): keeps a copy of what it tracks, as
+    /// long as there is room. Call it when its cache is open. Blobs that it was told about since it joined
+    /// are copied now.
     ///
     /// # Errors
     /// The system cannot start its threads, or the node was not started as one that keeps.
-    pub fn keep_with(&self, cache: &Arc<dyn Origin>) -> std::io::Result<()> {
-        keeper::start(&self.inner, cache)
+    pub fn keep_copies(&self) -> std::io::Result<()> {
+        keeper::start(&self.inner)
     }
 
     /// The cache has written a blob to the disk.
     pub fn came(&self, id: &BlobId) {
-        self.inner.came(id);
+        self.inner.note_first(id, What::Have);
     }
 
     /// The cache has evicted a blob.
     pub fn went(&self, id: &BlobId) {
-        self.inner.transit.forget(id);
         self.inner.note_first(id, What::Gone);
     }
 
@@ -337,7 +326,7 @@ impl Fleet {
 
     /// The results of fetches.
     pub fn counts(&self) -> FleetCounts {
-        self.inner.counters.now()
+        FleetCounts { direct: self.inner.table.served_early(), ..self.inner.counters.now() }
     }
 
     /// What the transport did.
@@ -352,7 +341,7 @@ impl Fleet {
 
     /// The number of blobs in flight to this node.
     pub fn under_way(&self) -> usize {
-        self.inner.transit.len()
+        self.inner.table.arriving()
     }
 
     /// Leaves the fleet and ends all connections. A second call does nothing.
@@ -369,7 +358,6 @@ impl Fleet {
         if let Some(thread) = self.housekeeping.lock().take() {
             let _ = thread.join();
         }
-        self.inner.transit.close();
     }
 }
 
@@ -392,7 +380,7 @@ fn listen(parts: &FleetParts, inner: &Arc<Inner>) -> Result<(Net, UdpSocket), Fl
             secret: parts.secret.clone(),
             tls: parts.tls.clone(),
             listen: Some(parts.listen),
-            verify: parts.verify,
+            verify: parts.table.verify(),
             limits: net::transport::Limits::default(),
         };
         let service = Arc::new(Serving(Arc::downgrade(inner)));
@@ -419,7 +407,6 @@ impl Inner {
             groups: parts.groups.clone(),
             report: Arc::clone(&parts.report),
             holdings: OnceLock::new(),
-            filler: OnceLock::new(),
             net: OnceLock::new(),
             members: OnceLock::new(),
             tracker: Mutex::new(Tracker::new(own, base::random::u64(), Limits::default())),
@@ -434,13 +421,12 @@ impl Inner {
             capacity: Capacity::default(),
             parts: AtomicUsize::new(0),
             origins: Mutex::default(),
-            transit: Arc::new(Transit::new(parts.verify)),
+            table: Arc::clone(&parts.table),
             notes: Notes::default(),
             questions: Questions::default(),
             filling: Filling::default(),
             warming: Filling::default(),
             keeper: Keeper::new(parts.keeps),
-            handed: Mutex::default(),
             counters: Counters::default(),
             free: AtomicU32::new(0),
             closed: AtomicBool::new(false),
@@ -526,6 +512,8 @@ impl Inner {
     }
 
     fn place(&self, roster: &Roster) {
+        // A node that is alone has no other node to keep blobs in memory for.
+        self.table.remember(roster.members.len() > 1);
         *self.addresses.lock() = roster.members.iter().map(|member| (member.node, member.address)).collect();
         let placement = Placement::new(roster.epoch, &self.zone, &roster.members);
         let mut placed = self.placed.lock();
@@ -533,15 +521,6 @@ impl Inner {
             self.before.lock().get_or_insert_with(|| placed.placement().clone());
         }
         placed.update(placement);
-    }
-
-    fn came(&self, id: &BlobId) {
-        self.note_first(id, What::Have);
-        self.transit.kept(id);
-        if self.is_alone() {
-            // There is no other node to ask for it.
-            self.transit.forget(id);
-        }
     }
 
     /// One round of the periodic work. False when the node ends.
@@ -559,7 +538,7 @@ impl Inner {
                 let _ = call.await;
             });
         }
-        self.transit.tidy(base::time::monotonic());
+        self.table.tidy(base::time::monotonic());
         self.tracker.lock().tick(self.now());
         if let Some(members) = self.members.get() {
             members.set_vitals(self.free.load(Ordering::Relaxed), net.backlog());

@@ -155,11 +155,6 @@ pub(crate) fn check_value(value: &[u8]) -> Result<(), Errno> {
 }
 
 impl Core {
-    /// The access mode of a file, as far as it is known without waiting.
-    pub(crate) fn access_known(&self, ino: Ino) -> Access {
-        self.hints.known(ino).unwrap_or(self.hints.rules.default)
-    }
-
     /// The access mode of a file; `record` was just read. If it cannot be told without waiting, the default.
     pub(crate) fn access_of(&self, ino: Ino, record: &InodeRecord) -> Access {
         if self.options.local {

@@ -14,7 +14,7 @@
 use std::ops::ControlFlow;
 
 use base::{Ino, Timestamp};
-pub use blob::coming::Coming;
+pub use blob::completion::{FetchTask, Start};
 
 use crate::errno::Errno;
 
@@ -327,10 +327,10 @@ pub trait Filesystem: Send + Sync {
         false
     }
 
-    /// Attaches a read of a range to an in-flight fetch of its bytes, if there is one: `then` is called on
-    /// arrival. Never blocks.
-    fn coming(&self, ino: Ino, offset: u64, len: u32, then: Answer) -> Coming {
-        Coming::No
+    /// Begins a read that would wait: joins the in-flight fetch of its bytes, or says how to fetch them.
+    /// `answer` is called when they arrive. Never blocks.
+    fn start_read(&self, ino: Ino, offset: u64, len: u32, answer: Answer) -> Start {
+        Start::Read
     }
 
     /// Whether the current answers are about to change, so that the kernel must not cache attributes or the

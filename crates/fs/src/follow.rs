@@ -33,8 +33,8 @@ use hashbrown::HashMap;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::api::{
-    Allocate, Answer, Attr, Caller, Coherence, Coming, DirEntry, Entry, FileKind, Filesystem, NewNode,
-    RenameMode, Result, Seek, SetAttr, StatFs, Touched, Waiting, XattrMode,
+    Allocate, Answer, Attr, Caller, Coherence, DirEntry, Entry, FileKind, Filesystem, NewNode, RenameMode,
+    Result, Seek, SetAttr, Start, StatFs, Touched, Waiting, XattrMode,
 };
 use crate::errno::Errno;
 
@@ -273,8 +273,8 @@ impl Filesystem for Following {
         }
     }
 
-    fn coming(&self, ino: Ino, offset: u64, len: u32, then: Answer) -> Coming {
-        self.place(ino).map_or(Coming::No, |place| place.fs.coming(place.ino, offset, len, then))
+    fn start_read(&self, ino: Ino, offset: u64, len: u32, answer: Answer) -> Start {
+        self.place(ino).map_or(Start::Read, |place| place.fs.start_read(place.ino, offset, len, answer))
     }
 
     fn fleeting(&self) -> bool {

@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use base::Ino;
 use blob::BlobError;
-use blob::coming::{Missed, Told};
+use blob::completion::{Arrival, Missed};
 use meta::store::StoreError;
 
 use crate::api::{
-    Allocate, Answer, Attr, Caller, Coherence, Coming, DirEntry, Entry, Filesystem, NewNode, RenameMode,
-    Result, Seek, SetAttr, StatFs, Touched, Waiting, XattrMode,
+    Allocate, Answer, Attr, Caller, Coherence, DirEntry, Entry, Filesystem, NewNode, RenameMode, Result,
+    Seek, SetAttr, Start, StatFs, Touched, Waiting, XattrMode,
 };
 use crate::errno::{Errno, Error};
 use crate::ops::write::How;
@@ -78,20 +78,20 @@ impl Filesystem for Volume {
         self.core.would_wait(request)
     }
 
-    fn coming(&self, ino: Ino, offset: u64, len: u32, then: Answer) -> Coming {
+    fn start_read(&self, ino: Ino, offset: u64, len: u32, answer: Answer) -> Start {
         let core = Arc::clone(&self.core);
-        let completion = move |result: Told<'_>| match result {
+        let completion = move |arrival: Arrival<'_>| match arrival {
             Ok(bytes) => {
-                let used = then(Ok(bytes));
+                let used = answer(Ok(bytes));
                 if used {
                     core.counters.from_blobs.add(bytes.len());
                 }
                 used
             }
-            Err(Missed::Read) => then(Err(None)),
-            Err(Missed::Failed(error)) => then(Err(Some(core.answer("read", ino, error.into())))),
+            Err(Missed::Read) => answer(Err(None)),
+            Err(Missed::Failed(error)) => answer(Err(Some(core.answer("read", ino, error.into())))),
         };
-        self.core.coming(ino, offset, len, Box::new(completion))
+        self.core.start_read(ino, offset, len, Box::new(completion))
     }
 
     fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Entry> {

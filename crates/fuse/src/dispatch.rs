@@ -6,12 +6,13 @@
 //! to a malformed request is EIO or EINVAL, and the reply to a request whose handler panicked is EIO.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+use std::thread::ThreadId;
 use std::time::Duration;
 
 use base::Ino;
 use fs::Errno;
-use fs::api::{Came, Coming, Filesystem, Touched, Waiting};
+use fs::api::{Came, FetchTask, Filesystem, Start, Touched, Waiting};
 
 use crate::Log;
 use crate::abi::header::Header;
@@ -197,12 +198,13 @@ impl Dispatcher {
             this: self.clone(),
             lane,
             span,
+            worker: Arc::default(),
             pending,
             request: request.into(),
             sink: Arc::clone(sink),
         };
         match waiting {
-            Some(Waiting::Read { ino, offset, len }) => deferred.join_fetch(ino, offset, len),
+            Some(Waiting::Read { ino, offset, len }) => deferred.start_read(ino, offset, len),
             _ => deferred.push(pool),
         }
         true
@@ -330,6 +332,8 @@ struct Deferred {
     this: Dispatcher,
     lane: usize,
     span: Option<Span>,
+    /// The worker that fetches for it, with the span as it continues there.
+    worker: Arc<OnceLock<(ThreadId, Option<Span>)>>,
     pending: Arc<PendingRequest>,
     request: Arc<[u8]>,
     sink: Arc<dyn Sink>,
@@ -346,12 +350,12 @@ impl Deferred {
         pool.push(pending, Box::new(work));
     }
 
-    /// Defers a read. If the data is in flight, its completion replies; otherwise a worker serves the read.
-    /// If the worker's read is what starts the fetch, then whichever of the two finishes first replies.
-    fn join_fetch(self, ino: Ino, offset: u64, len: u32) {
+    /// Defers a read. If the data is in flight, or a worker can fetch it, its completion replies, once.
+    /// Otherwise a worker serves the read.
+    fn start_read(self, ino: Ino, offset: u64, len: u32) {
         let (fs, workers) = (Arc::clone(&self.this.0.fs), Arc::clone(&self.this.0.workers));
         let waiter = self.clone();
-        let then = move |came: Came<'_>| match came {
+        let answer = move |came: Came<'_>| match came {
             Ok(bytes) => waiter.serve(0, bytes),
             Err(Some(error)) => waiter.serve(-error.0, &[]),
             Err(None) => {
@@ -361,10 +365,38 @@ impl Deferred {
             }
         };
         // If this panics, the same panic occurs again where the read is served, and is answered there.
-        let said = catch_unwind(AssertUnwindSafe(|| fs.coming(ino, offset, len, Box::new(then))));
-        if !matches!(said, Ok(Coming::Begun)) {
-            self.push(&workers);
+        let start = catch_unwind(AssertUnwindSafe(|| fs.start_read(ino, offset, len, Box::new(answer))));
+        match start {
+            Ok(Start::Pending) => {}
+            Ok(Start::Lead(task)) => self.push_task(&workers, task),
+            Ok(Start::Read) | Err(_) => self.push(&workers),
         }
+    }
+
+    /// Queues the fetch of a read for a worker. If it ends without a reply, the same worker serves the read.
+    fn push_task(self, pool: &Arc<Pool>, task: FetchTask) {
+        let pending = Arc::clone(&self.pending);
+        let work = move |pending: &PendingRequest, room: &mut [u8]| {
+            let span = self.this.0.watch.resume(self.span);
+            let _ = self.worker.set((std::thread::current().id(), span));
+            let fetch = || catch_unwind(AssertUnwindSafe(task)).unwrap_or(false);
+            match pending.deadline().scope(fetch) {
+                true if pending.is_served() => self.this.0.watch.suspend(span),
+                true => self.end_late(span),
+                false => self.this.finish((self.lane, span), pending, &self.request, room, &*self.sink),
+            }
+        };
+        pool.push(pending, Box::new(work));
+    }
+
+    /// Counts a fetched read to which the deadline or an interrupt replied first.
+    fn end_late(&self, span: Option<Span>) {
+        let Parts { watch, counts, .. } = &*self.this.0;
+        let Ok((header, _)) = Header::split(&self.request) else { return };
+        let answered = watch.answering(span);
+        let late = Outcome { bytes: 0, error: libc::EIO as u32 };
+        counts.lane(self.lane).ended(header.opcode, late);
+        watch.end(watch.workers(), answered, &header, late);
     }
 
     /// Replies with the data that arrived, or with an error. Returns true if this was the reply to the
@@ -376,7 +408,11 @@ impl Deferred {
         if !self.pending.serve() {
             return false;
         }
-        let answered = watch.completed(self.span);
+        let answered = match self.worker.get() {
+            // The phases of this thread belong to the request.
+            Some((worker, span)) if *worker == std::thread::current().id() => watch.answering(*span),
+            _ => watch.completed(self.span),
+        };
         let taken = self.pending.answer(error, bytes);
         let outcome = match (taken, error) {
             (true, 0) => Outcome { bytes: bytes.len() as u32, error: 0 },

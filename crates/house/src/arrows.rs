@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! base < blob < meta < fs < fuse, corpus < node
-//! base < blob < cache, origin < node      base < blob < net < fleet < node
-//! base < blob < meta < tree < node      meta < fs < archive
+//! base < blob < fetch < cache < node      base < blob < fetch < net < fleet < node
+//! base < blob < origin < node      base < blob < meta < tree < node      meta < fs < archive
 //! base < api < archive < node < cli
 //! ```
 //!
@@ -20,12 +20,13 @@ pub const ARROWS: &[(&str, &[&str])] = &[
     ("base", &[]),
     ("blob", &["base"]),
     ("meta", &["base", "blob"]),
-    ("cache", &["base", "blob"]),
+    ("fetch", &["base", "blob"]),
+    ("cache", &["base", "blob", "fetch"]),
     ("origin", &["base", "blob"]),
     ("fs", &["base", "blob", "meta"]),
     ("tree", &["base", "blob", "meta"]),
-    ("net", &["base", "blob"]),
-    ("fleet", &["base", "blob", "net"]),
+    ("net", &["base", "blob", "fetch"]),
+    ("fleet", &["base", "blob", "fetch", "net"]),
     ("corpus", &["base", "fs"]),
     ("fuse", &["base", "fs"]),
     ("api", &["base"]),
@@ -33,15 +34,15 @@ pub const ARROWS: &[(&str, &[&str])] = &[
     (
         "node",
         &[
-            "base", "archive", "blob", "meta", "tree", "cache", "origin", "net", "fleet", "fs", "corpus",
-            "fuse", "api",
+            "base", "archive", "blob", "meta", "tree", "fetch", "cache", "origin", "net", "fleet", "fs",
+            "corpus", "fuse", "api",
         ],
     ),
     (
         "cli",
         &[
-            "base", "archive", "blob", "meta", "tree", "cache", "origin", "net", "fleet", "fs", "corpus",
-            "fuse", "api", "node",
+            "base", "archive", "blob", "meta", "tree", "fetch", "cache", "origin", "net", "fleet", "fs",
+            "corpus", "fuse", "api", "node",
         ],
     ),
     ("house", &[]),

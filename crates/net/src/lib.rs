@@ -5,7 +5,7 @@
 //!
 //!   fleet ──► transport: requests ──frames over TCP, maybe TLS──► transport: sends files with sendfile
 //!                 │                                                         │
-//!                 └──► arriving: verified as it arrives                     └──► seam: the blobs here
+//!                 └──► fetch: verified as it arrives                        └──► seam: the blobs here
 //! ```
 //!
 //! - [`id`]: the id of a node, and what is known about a node.
@@ -14,13 +14,13 @@
 //! - [`tls`]: which certificates are accepted when connections are encrypted.
 //! - [`frame`] and [`hello`]: what is sent on a connection, and how a connection begins.
 //! - [`transport`]: connections, requests, serving.
-//! - [`arriving`]: a blob that is being received. It is verified as it arrives and passed on at once.
 //! - [`seam`]: the interface through which this crate gets the blobs that a node can send.
+//!
+//! A blob that is being received is verified as it arrives, and passed on at once: [`fetch::arriving`].
 //!
 //! This crate decides nothing. Crate `fleet` decides which nodes exist, which of them is asked, and what a
 //! node answers. It calls this crate and implements [`transport::Service`].
 
-pub mod arriving;
 pub mod frame;
 pub mod hello;
 pub mod id;

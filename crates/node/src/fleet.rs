@@ -4,11 +4,12 @@
 //!   Volume ──► NodeCache ──miss──► Fleet ──► nodes, depots, the origin
 //!                 │  ▲              ▲ │
 //!                 │  └── files ─────┼─┘ Lender
-//!                 └── came, went ───┘   Told
+//!                 ├── came, went ───┤   Told
+//!                 └──────► Table ◄──┘   of in-flight fetches
 //! ```
 //!
-//! The cache owns the fleet, which is the origin for the cache. So the other direction has only weak
-//! references.
+//! The cache owns the fleet, from which it fetches. So the other direction has only weak references. Both own
+//! the table, which tells the cache of whole blobs that the fleet has fetched for others.
 
 pub mod lender;
 pub mod lent;
@@ -26,6 +27,7 @@ use base::{BlobId, PackNo};
 use blob::Origin;
 use cache::NodeCache;
 use cache::residency::Cost;
+use fetch::Table;
 use fleet::members::{HomeError, NodeHome};
 use fleet::node::{Fleet, FleetError, FleetParts, Groups};
 use fleet::plan::Tier;
@@ -57,14 +59,15 @@ pub struct Joined {
 }
 
 /// Joins a fleet. `keeps` means a node that only lends its disk. `folder` holds the node's identity. `volume`
-/// is the volume whose trees the fleet reads. `patience` is the time after which a read fails.
+/// is the volume whose trees the fleet reads. `table` is the one that its cache will have. `patience` is the
+/// time after which a read fails.
 pub fn join(
     options: &FleetOptions,
     role: Role,
     keeps: bool,
     folder: &Path,
     volume: [u8; 16],
-    origin: Arc<dyn Origin>,
+    (origin, table): (Arc<dyn Origin>, Arc<Table>),
     patience: Duration,
 ) -> Result<Joined> {
     let secret = options.secret()?;
@@ -85,7 +88,7 @@ pub fn join(
         role,
         keeps,
         weight: options.weight,
-        verify: options.verify,
+        table,
         origin,
         // The fleet's error says why. So it must come before the reader's timeout, which says nothing.
         deadline: patience * 11 / 12,

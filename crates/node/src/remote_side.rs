@@ -30,6 +30,7 @@ use blob::{Origin, PackStore};
 use cache::{
     CacheOptions, DiskPacks, Evict, NodeCache, NodeParts, Pending, Pinned, SharedDisk, UploadOptions, Uploads,
 };
+use fetch::{Table, Verify};
 use fs::volume::{Fsync, Options};
 use meta::{Journal, Names};
 use origin::{Access, Environment, Limits, Mistake, OriginError, Remote, RemoteSpec};
@@ -127,14 +128,17 @@ impl RemoteSide {
         let uploads = Uploads::open(&folder, origin.clone(), upload, log::sink()).at("open", &folder)?;
         let uploads = Arc::new(uploads);
         let pending: Arc<dyn Pending> = uploads.clone();
+        let options = CacheOptions { budget, floor, ..crate::limits::cache_options() };
         let parts = NodeParts {
             folder: dir.blobs(),
             index: dir.cache_index(),
             may_delete: None,
             watch: None,
             remote: origin,
+            tier: None,
+            table: Table::new(Verify::default(), options.in_flight),
             pending,
-            options: CacheOptions { budget, floor, ..crate::limits::cache_options() },
+            options,
             report: log::sink(),
         };
         let cache = NodeCache::open(parts).at("open", &dir.blobs())?;

@@ -124,7 +124,7 @@ impl Evil {
             role: Role::Node,
             keeps: false,
             weight: 100,
-            verify: Default::default(),
+            table: fetch::Table::new(Default::default(), 64 << 20),
             origin: Arc::new(origin::Memory::new()),
             deadline: Duration::from_secs(55),
             groups: Default::default(),

@@ -18,8 +18,9 @@ use std::sync::atomic::Ordering;
 use base::BlobId;
 use base::size::MIB;
 use blob::{BlobError, Part};
+use fetch::{Completed, Purpose};
 
-use super::pool::{Job, Landed};
+use super::pool::Job;
 use super::{Core, Evict, Evicted};
 use crate::residency::{Victim, charge};
 
@@ -73,10 +74,7 @@ impl Freed {
 impl Core {
     pub(super) fn run(self: &Arc<Core>, job: Job) {
         match job {
-            Job::Keep(landed) => {
-                self.keep(&landed);
-                landed.done();
-            }
+            Job::Keep(completed) => self.keep(*completed),
             Job::Tend => self.tend(),
             Job::Tidy => {
                 if let Err(error) = self.books.write_anew() {
@@ -94,21 +92,23 @@ impl Core {
         }
     }
 
-    /// Puts a fetched blob on the disk, or in memory if it cannot be kept.
-    pub(super) fn keep(self: &Arc<Core>, landed: &Landed) {
-        let Landed { id, part, ahead, .. } = landed;
-        if self.keep_on_disk(id, part, *ahead) {
+    /// Puts a fetched blob on the disk, or in memory if it cannot be kept. Then it leaves the table.
+    pub(super) fn keep(self: &Arc<Core>, mut completed: Completed) {
+        let (id, part) = (&completed.id, &completed.part);
+        let ahead = completed.purpose == Purpose::Prefetch;
+        if self.keep_on_disk(id, part, ahead) {
             // A prefetched blob stays in memory until its reader has passed it.
             let mut memory = self.memory.lock();
-            let gone = if *ahead { memory.forget_passed(id) } else { memory.forget(id) };
+            let gone = if ahead { memory.forget_passed(id) } else { memory.forget(id) };
             drop(memory);
             drop(gone);
+            completed.kept();
             if self.books.is_long() {
                 self.run_later(Job::Tidy);
             }
         } else {
             self.counters.not_kept.add(1);
-            if !*ahead {
+            if !ahead {
                 let gone = self.memory.lock().keep(id, Arc::clone(part));
                 drop(gone);
             }
@@ -154,7 +154,7 @@ impl Core {
     fn write(&self, id: &BlobId, part: &Part, ahead: bool, coming: Coming<'_>) -> Result<(), BlobError> {
         let _turn = self.turn(id);
         // The reader that continues gets a prefetched blob from memory, and so does a peer that wants it soon
-        // (`fleet::node::transit`).
+        // (`fetch::table`).
         match ahead {
             true => self.shelf.keep_for_later(id, &part.sums, &part.bytes)?,
             false => self.shelf.keep(id, &part.sums, &part.bytes)?,

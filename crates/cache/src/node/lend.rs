@@ -70,8 +70,10 @@ impl Core {
         }
     }
 
-    /// Notifies the watch that the blob is no longer on the disk.
+    /// Notifies the watch that the blob is no longer on the disk. It is no longer in memory for other nodes
+    /// either.
     pub(super) fn went(&self, id: &BlobId) {
+        self.table.forget(id);
         if let Some(watch) = &self.watch {
             watch.went(id);
         }

@@ -10,11 +10,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::BlobId;
-use blob::{Origin, Part};
+use fetch::{Completed, Tier};
 use parking_lot::{Condvar, Mutex};
 
 use super::Core;
-use super::flights::{Permit, Pilot};
 
 /// A thread without work ends after this.
 const IDLE: Duration = Duration::from_secs(5);
@@ -23,30 +22,10 @@ const HINTS: usize = 64;
 /// Threads beside those for hints.
 const SPARE: usize = 2;
 
-/// A blob that arrived. Dropping this ends its fetch and gives back its memory budget.
-pub(super) struct Landed {
-    pub(super) id: BlobId,
-    pub(super) part: Arc<Part>,
-    /// It was prefetched, and is in memory as well.
-    pub(super) ahead: bool,
-    pub(super) _pilot: Pilot,
-    pub(super) _permit: Permit,
-}
-
-impl Landed {
-    /// Ends the fetch after the blob was put away.
-    pub(super) fn done(self) {
-        let Landed { part, _pilot: pilot, _permit: permit, .. } = self;
-        drop(pilot);
-        drop(part);
-        drop(permit);
-    }
-}
-
 /// A job.
 pub(super) enum Job {
     /// Put a blob on the disk.
-    Keep(Box<Landed>),
+    Keep(Box<Completed>),
     /// Make room.
     Tend,
     /// Rewrite the index.
@@ -130,7 +109,7 @@ impl Pool {
     }
 
     /// The next job, or `None` if this thread must end.
-    fn next(&self, remote: &dyn Origin) -> Option<Job> {
+    fn next(&self, tier: &dyn Tier) -> Option<Job> {
         let mut state = self.state.lock();
         loop {
             if let Some(job) = state.urgent.pop_front() {
@@ -139,7 +118,7 @@ impl Pool {
             if state.closed {
                 break;
             }
-            if state.fetching < self.hint_threads.min(remote.ahead_at_once())
+            if state.fetching < self.hint_threads.min(tier.prefetches())
                 && let Some(hint) = state.hints.pop_front()
             {
                 state.fetching += 1;
@@ -186,7 +165,7 @@ impl Pool {
 }
 
 fn work(core: &Arc<Core>) {
-    while let Some(job) = core.pool.next(&*core.remote) {
+    while let Some(job) = core.pool.next(&*core.tier) {
         let fetch = matches!(job, Job::Fetch(_));
         core.run(job);
         if fetch {

@@ -3,13 +3,16 @@
 //! **The rule**, on a single machine and in a fleet: a read fetches the groups that it asks for and that are
 //! not here. It fetches more only on evidence that they will be read ([`super::partial`]). A stream's next
 //! blobs are fetched whole. If the whole is wanted and parts are here, only the rest is fetched
-//! ([`super::rest`]). A whole blob goes to all waiters and then to the disk. Parts stay in memory. The origin
-//! decides where a part comes from, and whether a node must fetch the rest for others. In a fleet,
-//! `fleet::node::parts` decides that.
+//! ([`super::rest`]). A whole blob goes to all waiters and then to the disk ([`super::admission`]). Parts
+//! stay in memory. The tier decides where a part comes from, and whether a node must fetch the rest for
+//! others. In a fleet, `fleet::node::parts` decides that.
+//!
+//! Each read that misses joins the node's table ([`fetch::table`]): it leads the fetch of a part or of the
+//! whole, or follows one.
 //!
 //! The folder verifies bytes from the disk. The code that fetches from the origin verifies the bytes against
-//! the blob's name, and this module verifies them against their sums. So the cache writes nothing to the disk
-//! that it could not read back.
+//! the blob's name, and the table verifies them against their sums ([`fetch::check`]). So the cache writes
+//! nothing to the disk that it could not read back.
 
 use std::fs;
 use std::io;
@@ -20,11 +23,11 @@ use base::phase::{self, Phase};
 use base::size::{BLOB_MAX, GROUP, MIB};
 use blob::folder::past_end;
 use blob::{Access, BlobError, Buffer, Part, Sums};
+use fetch::{Ended, InFlight, Join, PartLead, Purpose, Waiter, WholeLead};
 
-use super::flights::{Flight, Outcome, Pilot, Seat, same};
-use super::memory::{self, is_whole};
+use super::memory;
 use super::partial::{Fetch, Need};
-use super::pool::{Hint, Job, Landed};
+use super::pool::Hint;
 use super::refused::Asked;
 use super::{Core, Warmed};
 
@@ -40,16 +43,42 @@ pub(super) enum Here<T> {
 
 /// A range of a blob that is read.
 #[derive(Clone, Copy)]
-struct Range {
-    offset: u32,
-    len: u32,
+pub(super) struct Range {
+    pub(super) offset: u32,
+    pub(super) len: u32,
 }
 
 /// Parts of a blob that overlap a range.
-struct Parts {
-    parts: Vec<Arc<Part>>,
+pub(super) struct Parts {
+    pub(super) parts: Vec<Arc<Part>>,
     /// Whether some of them had to be fetched.
     fetched: bool,
+}
+
+/// How a read gets bytes that are neither on the disk nor in memory.
+pub(super) enum Step {
+    /// The whole blob should be fetched, or is in flight.
+    Whole,
+    /// A part with them has just arrived.
+    Here(Arc<Part>),
+    /// They are in flight.
+    Follow(Arc<InFlight>),
+    /// This read fetches them, from the beginning of a group to this offset.
+    Lead(PartLead, u32),
+}
+
+impl Step {
+    /// Completes the waiter early, if the fetch brings all of its range.
+    fn notify(&self, waiter: &Arc<Waiter>) {
+        let fetch = match self {
+            Step::Lead(lead, _) => lead.fetch(),
+            Step::Follow(fetch) => fetch,
+            Step::Whole | Step::Here(_) => return,
+        };
+        if fetch.covers(&waiter.range()) {
+            fetch.notify_of_bytes(waiter);
+        }
+    }
 }
 
 impl Core {
@@ -75,7 +104,7 @@ impl Core {
             return self.read_nothing(id, offset);
         }
         let range = Range { offset, len: buf.len() as u32 };
-        match self.parts(id, range, access)? {
+        match self.parts(id, range, access, None)? {
             Some(Parts { parts, fetched: false }) => {
                 memory::gather(id, &parts, offset, buf)?;
                 self.counters.memory_reads.add(1);
@@ -83,10 +112,7 @@ impl Core {
                 return Ok(());
             }
             Some(Parts { parts, .. }) => memory::gather(id, &parts, offset, buf)?,
-            None => {
-                let whole = self.whole(id, false)?;
-                memory::copy(id, &whole, offset, buf)?.ok_or_else(|| not_whole(id))?;
-            }
+            None => self.read_whole(id, offset, buf)?,
         }
         self.counters.far_reads.add(1);
         self.counters.far_bytes.add(buf.len() as u64);
@@ -199,12 +225,13 @@ impl Core {
     }
 
     /// The parts that overlap a range, from memory and the origin. `None` if the whole blob should be
-    /// fetched.
-    fn parts(
+    /// fetched. `waiter` is completed as soon as a fetch of all of its range has it.
+    pub(super) fn parts(
         self: &Arc<Core>,
         id: &BlobId,
         range: Range,
         access: Access,
+        waiter: Option<&Arc<Waiter>>,
     ) -> Result<Option<Parts>, BlobError> {
         let Some(end) = range.offset.checked_add(range.len).filter(|end| *end <= BLOB_MAX) else {
             return Ok(None);
@@ -217,8 +244,13 @@ impl Core {
             if last.replace(from) == Some(from) {
                 return Ok(None);
             }
-            match self.part(id, (from, to), end, access) {
-                Some(part) => got.parts.push(part?),
+            let step = self.step(id, (from, to), end, access);
+            waiter.iter().for_each(|waiter| step.notify(waiter));
+            match self.take(id, from, step) {
+                Some(Ok(part)) => got.parts.push(part),
+                Some(Err(Ended::Failed(error))) => return Err(error),
+                // The next step begins it again.
+                Some(Err(Ended::GivenUp)) => last = None,
                 None => return Ok(None),
             }
             got.fetched = true;
@@ -227,164 +259,154 @@ impl Core {
         Ok(Some(got))
     }
 
-    /// A part of a blob that begins with these groups, for a read that ends at `end`. `None` if the whole
-    /// blob should be fetched.
-    fn part(
+    /// How to get a part of a blob that begins with these groups, for a read that ends at `end`.
+    pub(super) fn step(&self, id: &BlobId, (from, to): (u32, u32), end: u32, access: Access) -> Step {
+        let mut partial = self.partial.lock();
+        if self.table.whole(id).is_some() || self.pool.has_hint(&Hint::Whole(*id)) {
+            return Step::Whole;
+        }
+        if let Some(fetch) = self.table.part(id, from / GROUP) {
+            partial.reads(id, from, to);
+            return Step::Follow(fetch);
+        }
+        // It may have arrived since the look into memory.
+        if let Some(part) = self.memory.lock().pieces(id, from, 1).pop() {
+            return Step::Here(part);
+        }
+        let need = Need { from, to, access };
+        let Fetch::Part(from, to) = partial.plan(id, &need, self.counters.totals()) else {
+            return Step::Whole;
+        };
+        match self.table.join_part(id, from / GROUP..to / GROUP) {
+            Join::Leader(lead) => {
+                partial.fetches(id, from, lead.end());
+                // Before the part arrives: a later or concurrent read then counts as sequential.
+                partial.reads(id, from, need.to);
+                // If the blob's size is unknown, the fetch must not extend past the read.
+                let to = lead.end().min(partial.size(id).unwrap_or(end).max(end));
+                Step::Lead(lead, to)
+            }
+            Join::Follower(whole) if whole.is_whole() => Step::Whole,
+            Join::Follower(part) => Step::Follow(part),
+        }
+    }
+
+    /// Gets the part that begins at `from`. `None` if the whole blob should be fetched.
+    fn take(self: &Arc<Core>, id: &BlobId, from: u32, step: Step) -> Option<Result<Arc<Part>, Ended>> {
+        match step {
+            Step::Whole => None,
+            Step::Here(part) => Some(Ok(part)),
+            Step::Lead(lead, to) => Some(self.fetch_range(id, (from, to), lead).map_err(Ended::Failed)),
+            Step::Follow(fetch) => {
+                self.counters.shared_fetches.add(1);
+                // If the range of the read that fetches it was invalid, this says nothing about this one.
+                let none = |error: &io::Error| error.kind() == io::ErrorKind::InvalidInput;
+                Some(fetch.wait())
+                    .filter(|got| !matches!(got, Err(Ended::Failed(BlobError::Io(error))) if none(error)))
+            }
+        }
+    }
+
+    /// Fetches a part, as its leader.
+    fn fetch_range(
         self: &Arc<Core>,
         id: &BlobId,
         (from, to): (u32, u32),
-        end: u32,
-        access: Access,
-    ) -> Option<Outcome> {
-        let (pilot, size) = {
-            let mut partial = self.partial.lock();
-            if self.flights.find(&(*id, None)).is_some() || self.pool.has_hint(&Hint::Whole(*id)) {
-                return None;
-            }
-            if let Some(flight) = self.flights.find(&(*id, Some(from / GROUP))) {
-                partial.reads(id, from, to);
-                drop(partial);
-                return self.join(&flight);
-            }
-            // It may have arrived since the look into memory.
-            if let Some(part) = self.memory.lock().pieces(id, from, 1).pop() {
-                return Some(Ok(part));
-            }
-            let need = Need { from, to, access };
-            let Fetch::Part(from, to) = partial.plan(id, &need, self.counters.totals()) else { return None };
-            match self.flights.board_part(id, from / GROUP..to / GROUP) {
-                Seat::Pilot(pilot) => {
-                    let until = pilot.groups().map_or(to, |groups| groups.end * GROUP);
-                    partial.fetches(id, from, until);
-                    // Before the part arrives: a later or concurrent read then counts as sequential.
-                    partial.reads(id, from, need.to);
-                    (pilot, partial.size(id))
-                }
-                Seat::Passenger(flight) => {
-                    drop(partial);
-                    return self.join(&flight);
-                }
-            }
-        };
-        let to = pilot.groups().map_or(to, |groups| groups.end * GROUP);
-        // If the blob's size is unknown, the fetch must not extend past the read.
-        let to = to.min(size.unwrap_or(end).max(end));
-        Some(self.fetch_range(id, (from, to), pilot))
-    }
-
-    fn fetch_range(self: &Arc<Core>, id: &BlobId, (from, to): (u32, u32), mut pilot: Pilot) -> Outcome {
+        mut lead: PartLead,
+    ) -> Result<Arc<Part>, BlobError> {
         let len = to - from;
-        let mut permit = self.room.take(u64::from(len.next_multiple_of(GROUP)), false);
+        lead.reserve(u64::from(len.next_multiple_of(GROUP)));
         self.counters.part_fetches.add(1);
-        let fetched = self.remote.fetch_part(id, from, len);
+        let fetched = self.tier.part(&lead, from, len);
         self.refused.came(Asked::Reads, &self.health, &fetched);
-        let fetched = fetched.and_then(|part| self.arrived(id, part));
-        let part = match fetched {
-            Ok(part) => part,
+        self.count_fetched(&fetched);
+        let keep = |part: &Arc<Part>| {
+            self.partial.lock().came(id, part.sums.size());
+            let gone = self.memory.lock().keep(id, Arc::clone(part));
+            drop(gone);
+        };
+        match lead.finish(fetched, keep) {
+            Ok(part) => Ok(part),
             Err(error) => {
                 if matches!(error, BlobError::Damaged { .. } | BlobError::Missing(_)) {
                     self.pending.doubt(id);
                 }
                 self.counters.failed_fetches.add(1);
-                pilot.land(Err(same(&error)));
-                return Err(error);
-            }
-        };
-        permit.shrink(part.bytes.len() as u64);
-        self.partial.lock().came(id, part.sums.size());
-        let landed = Arc::clone(&part);
-        if is_whole(&part) {
-            pilot.land(Ok(Arc::clone(&part)));
-            self.put_away(Landed { id: *id, part: landed, ahead: false, _pilot: pilot, _permit: permit });
-        } else {
-            let gone = self.memory.lock().keep(id, landed);
-            drop(gone);
-            pilot.land(Ok(Arc::clone(&part)));
-        }
-        Ok(part)
-    }
-
-    /// Waits for a part that another read fetches. If that read's range was invalid, this says nothing about
-    /// this one.
-    fn join(&self, flight: &Flight) -> Option<Outcome> {
-        self.counters.shared_fetches.add(1);
-        let none = |error: &io::Error| error.kind() == io::ErrorKind::InvalidInput;
-        Some(flight.wait()).filter(|got| !matches!(got, Err(BlobError::Io(error)) if none(error)))
-    }
-
-    /// Fetches a whole remote blob. `hint` says that no reader waits for it yet.
-    pub(super) fn whole(self: &Arc<Core>, id: &BlobId, hint: bool) -> Outcome {
-        let mut pilot = match self.flights.board((*id, None)) {
-            Seat::Pilot(pilot) => pilot,
-            Seat::Passenger(flight) => {
-                self.counters.shared_fetches.add(1);
-                return flight.wait();
-            }
-        };
-        // It may have arrived on the disk since the last look.
-        if let Ok(Some((sums, bytes))) = self.whole_here(id) {
-            let part = Arc::new(Part { sums, offset: 0, bytes });
-            pilot.land(Ok(Arc::clone(&part)));
-            return Ok(part);
-        }
-        let parts = self.parts_here(id);
-        // Missing bytes are in memory twice while they are copied into place.
-        let twice = if parts.is_empty() { 0 } else { u64::from(BLOB_MAX).saturating_sub(bytes_of(&parts)) };
-        let mut permit = self.room.take(u64::from(BLOB_MAX) + twice, hint);
-        self.counters.whole_fetches.add(1);
-        let completed = self.complete(id, &parts);
-        drop(parts);
-        match completed.unwrap_or_else(|| self.fetch_whole(id)) {
-            Ok(part) if is_whole(&part) => {
-                permit.shrink(part.bytes.len() as u64);
-                pilot.land(Ok(Arc::clone(&part)));
-                if hint {
-                    let gone = self.memory.lock().keep_passed(id, Arc::clone(&part), pilot.given());
-                    drop(gone);
-                }
-                let landed = Arc::clone(&part);
-                self.put_away(Landed { id: *id, part: landed, ahead: hint, _pilot: pilot, _permit: permit });
-                Ok(part)
-            }
-            other => {
-                let error = other.err().unwrap_or_else(|| not_whole(id));
-                if matches!(error, BlobError::Damaged { .. } | BlobError::Missing(_)) {
-                    self.pending.doubt(id);
-                }
-                self.counters.failed_fetches.add(1);
-                pilot.land(Err(same(&error)));
                 Err(error)
             }
         }
     }
 
-    fn fetch_whole(&self, id: &BlobId) -> Outcome {
-        let fetched = self.remote.fetch(id);
-        self.refused.came(Asked::Reads, &self.health, &fetched);
-        fetched.and_then(|(sums, bytes)| self.arrived(id, Part { sums, offset: 0, bytes }))
+    /// Reads a range of a blob that is fetched whole. Does not wait for the rest if others fetch it.
+    fn read_whole(self: &Arc<Core>, id: &BlobId, offset: u32, buf: &mut [u8]) -> Result<(), BlobError> {
+        loop {
+            match self.table.join_whole(id, Purpose::Read) {
+                Join::Leader(lead) => {
+                    let whole = self.lead_whole(lead)?;
+                    return memory::copy(id, &whole, offset, buf)?.ok_or_else(|| not_whole(id));
+                }
+                Join::Follower(fetch) => {
+                    self.counters.shared_fetches.add(1);
+                    match fetch.read(offset, buf) {
+                        Ok(()) => return Ok(()),
+                        Err(Ended::Failed(error)) => return Err(error),
+                        Err(Ended::GivenUp) => {}
+                    }
+                }
+            }
+        }
+    }
+
+    /// Fetches a whole remote blob.
+    pub(super) fn whole(self: &Arc<Core>, id: &BlobId, purpose: Purpose) -> Result<Arc<Part>, BlobError> {
+        loop {
+            match self.table.join_whole(id, purpose) {
+                Join::Leader(lead) => return self.lead_whole(lead),
+                Join::Follower(fetch) => {
+                    self.counters.shared_fetches.add(1);
+                    match fetch.wait() {
+                        Ok(part) => return Ok(part),
+                        Err(Ended::Failed(error)) => return Err(error),
+                        Err(Ended::GivenUp) => {}
+                    }
+                }
+            }
+        }
+    }
+
+    /// Fetches a whole remote blob, as the leader.
+    pub(super) fn lead_whole(self: &Arc<Core>, mut lead: WholeLead) -> Result<Arc<Part>, BlobError> {
+        let id = *lead.id();
+        // It may have arrived on the disk since the last look.
+        if let Ok(Some((sums, bytes))) = self.whole_here(&id) {
+            let part = Arc::new(Part { sums, offset: 0, bytes });
+            lead.found(&part);
+            return Ok(part);
+        }
+        let parts = self.parts_here(&id);
+        // Missing bytes are in memory twice while they are copied into place.
+        let twice = if parts.is_empty() { 0 } else { u64::from(BLOB_MAX).saturating_sub(bytes_of(&parts)) };
+        lead.reserve(u64::from(BLOB_MAX) + twice);
+        self.counters.whole_fetches.add(1);
+        let completed = self.complete(&lead, &parts);
+        drop(parts);
+        if let Some(result) = completed {
+            return lead.finish(result);
+        }
+        let fetched = self.tier.whole(&lead).map(|(sums, bytes)| Part { sums, offset: 0, bytes });
+        self.count_fetched(&fetched);
+        lead.finish(fetched)
+    }
+
+    fn count_fetched(&self, fetched: &Result<Part, BlobError>) {
+        self.counters.fetched_bytes.add(fetched.as_ref().map_or(0, |part| part.bytes.len() as u64));
     }
 
     /// Verifies fetched bytes against their sums.
     pub(super) fn arrived(&self, id: &BlobId, part: Part) -> Result<Arc<Part>, BlobError> {
-        let damaged = |what: String| BlobError::Damaged { id: *id, what };
-        if part.sums.id() != *id {
-            return Err(damaged(format!("the origin gave the blob {} for it", part.sums.id())));
-        }
-        if part.bytes.is_empty() {
-            if part.sums.size() > 0 {
-                return Err(damaged("the origin gave no bytes of it".to_owned()));
-            }
-        } else {
-            part.sums.check(part.offset, &part.bytes).map_err(|mismatch| damaged(mismatch.to_string()))?;
-        }
+        fetch::check(id, &part)?;
         self.counters.fetched_bytes.add(part.bytes.len() as u64);
         Ok(Arc::new(part))
-    }
-
-    fn put_away(self: &Arc<Core>, landed: Landed) {
-        if let Err(Job::Keep(landed)) = self.pool.push(self, Job::Keep(Box::new(landed))) {
-            self.keep(&landed);
-        }
     }
 
     /// The whole blob from the disk, if it is there.
@@ -410,7 +432,7 @@ impl Core {
         let _phase = phase::enter(Phase::Origin);
         self.is_wanted(id)?;
         let held = self.memory.lock().whole(id);
-        let whole = held.map_or_else(|| self.whole(id, false), Ok)?;
+        let whole = held.map_or_else(|| self.whole(id, Purpose::Read), Ok)?;
         Ok((whole.sums.clone(), whole.bytes.clone()))
     }
 
@@ -435,14 +457,14 @@ impl Core {
         let _phase = phase::enter(Phase::Origin);
         self.is_wanted(id)?;
         if len > 0
-            && let Some(Parts { parts, .. }) = self.parts(id, Range { offset, len }, Access::Normal)?
+            && let Some(Parts { parts, .. }) = self.parts(id, Range { offset, len }, Access::Normal, None)?
         {
             return match parts.iter().find(|part| covers(part)) {
                 Some(part) => Ok(copy(part)),
                 None => memory::joined(id, &parts, offset, len)?.ok_or_else(|| not_whole(id)),
             };
         }
-        let whole = self.whole(id, false)?;
+        let whole = self.whole(id, Purpose::Read)?;
         if covers(&whole) { Ok(copy(&whole)) } else { Err(past_end(id, whole.sums.size())) }
     }
 
@@ -461,7 +483,7 @@ impl Core {
         if self.is_on_disk(id) {
             self.shelf.will_need(id);
         } else if !self.memory.lock().has_whole(id)
-            && self.flights.find(&(*id, None)).is_none()
+            && self.table.whole(id).is_none()
             && !(self.has_room_ahead() && self.pool.hint(self, Hint::Whole(*id)))
         {
             self.counters.hints_dropped.add(1);
@@ -486,12 +508,12 @@ impl Core {
     /// error.
     pub(super) fn follow(self: &Arc<Core>, hint: Hint) {
         match hint {
-            Hint::Whole(id) if !self.is_local(&id) && self.flights.find(&(id, None)).is_none() => {
-                let _ = self.whole(&id, true);
+            Hint::Whole(id) if !self.is_local(&id) && self.table.whole(&id).is_none() => {
+                let _ = self.whole(&id, Purpose::Prefetch);
             }
             // If the whole blob should be fetched, the read itself does that.
             Hint::Part(id, offset, len) if !self.is_local(&id) => {
-                let _ = self.parts(&id, Range { offset, len }, Access::Random);
+                let _ = self.parts(&id, Range { offset, len }, Access::Random, None);
             }
             _ => {}
         }
@@ -501,7 +523,7 @@ impl Core {
         if self.is_local(id) {
             return Ok(Warmed::Here);
         }
-        self.whole(id, false).map(|part| Warmed::Fetched(u64::from(part.sums.size())))
+        self.whole(id, Purpose::Read).map(|part| Warmed::Fetched(u64::from(part.sums.size())))
     }
 }
 
@@ -509,6 +531,6 @@ fn bytes_of(parts: &[Arc<Part>]) -> u64 {
     parts.iter().map(|part| part.bytes.len() as u64).sum()
 }
 
-fn not_whole(id: &BlobId) -> BlobError {
+pub(super) fn not_whole(id: &BlobId) -> BlobError {
     BlobError::Damaged { id: *id, what: "the origin gave a part of it only".to_owned() }
 }

@@ -6,19 +6,19 @@
 //! which groups are wrong. Those are fetched again, once. If that fails too, the whole blob is fetched.
 //!
 //! In a fleet, a blob that other nodes also want is fetched whole by the fleet's plan: see
-//! [`Origin::rest_by_parts`].
+//! [`Tier::rest_by_parts`].
 //!
-//! [`Origin::rest_by_parts`]: blob::Origin::rest_by_parts
+//! [`Tier::rest_by_parts`]: fetch::Tier::rest_by_parts
 
 use std::sync::Arc;
 
 use base::BlobId;
 use base::size::GROUP;
 use blob::{BlobError, Buffer, Part, Sums};
+use fetch::WholeLead;
 use parking_lot::Mutex;
 
 use super::Core;
-use super::flights::Outcome;
 use super::memory::end_of;
 use super::partial::groups;
 use super::refused::Asked;
@@ -101,26 +101,27 @@ impl Core {
         let coming = {
             // A read that takes this lock later finds the fetch of the whole blob.
             let _partial = self.partial.lock();
-            self.flights.of_parts(id)
+            self.table.parts(id)
         };
-        let came: Vec<_> = coming.iter().filter_map(|flight| flight.wait().ok()).collect();
+        let came: Vec<_> = coming.iter().filter_map(|fetch| fetch.wait().ok()).collect();
         let mut parts = self.memory.lock().all(id);
         parts.extend(came);
-        if parts.is_empty() || self.remote.rest_by_parts(id) { parts } else { Vec::new() }
+        if parts.is_empty() || self.tier.rest_by_parts(id) { parts } else { Vec::new() }
     }
 
     /// Assembles a blob from these parts and the missing bytes. `None` if it must be fetched at once.
-    pub(super) fn complete(&self, id: &BlobId, parts: &[Arc<Part>]) -> Option<Outcome> {
+    pub(super) fn complete(&self, lead: &WholeLead, parts: &[Arc<Part>]) -> Option<Result<Part, BlobError>> {
+        let id = lead.id();
         let sums = parts.first()?.sums.clone();
         let mut puzzle = Puzzle::new(sums);
         parts.iter().for_each(|part| puzzle.take(part));
         for _ in 0..ROUNDS {
-            puzzle = match self.fill(id, puzzle) {
+            puzzle = match self.fill(lead, puzzle) {
                 Ok(puzzle) => puzzle,
                 Err(error) => return Some(Err(error)),
             };
             if let Some(sums) = puzzle.judge(id) {
-                return Some(Ok(Arc::new(Part { sums, offset: 0, bytes: puzzle.bytes })));
+                return Some(Ok(Part { sums, offset: 0, bytes: puzzle.bytes }));
             }
             // The damaged part in memory must not serve any more reads.
             self.counters.damaged.add(1);
@@ -131,7 +132,8 @@ impl Core {
     }
 
     /// Fetches the missing groups.
-    fn fill(&self, id: &BlobId, puzzle: Puzzle) -> Result<Puzzle, BlobError> {
+    fn fill(&self, lead: &WholeLead, puzzle: Puzzle) -> Result<Puzzle, BlobError> {
+        let (id, lead) = (lead.id(), lead.part());
         let missing = puzzle.missing();
         let puzzle = Mutex::new(puzzle);
         base::thread::for_each("covey-rest", AT_ONCE, &missing, |(from, to): &(u32, u32)| {
@@ -140,7 +142,7 @@ impl Core {
                 return Ok(());
             }
             self.counters.part_fetches.add(1);
-            let fetched = self.remote.fetch_part(id, *from, to - from);
+            let fetched = self.tier.part(&lead, *from, to - from);
             self.refused.came(Asked::Reads, &self.health, &fetched);
             let part = self.arrived(id, fetched?)?;
             let mut puzzle = puzzle.lock();

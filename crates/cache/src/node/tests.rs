@@ -5,14 +5,16 @@ mod parts;
 mod random;
 mod reads;
 mod rest;
-mod rides;
+
 mod room;
 mod stores;
+mod waiters;
 
 use std::fs;
 use std::time::Instant;
 
 use base::size::GROUP;
+use fetch::Verify;
 use proptest::prelude::*;
 
 use super::*;
@@ -94,6 +96,8 @@ impl Home {
             folder: self.dir.path().join("blobs"),
             index: self.index(),
             remote: Arc::clone(&self.far) as Arc<dyn Origin>,
+            tier: Some(Arc::clone(&self.far) as Arc<dyn Tier>),
+            table: Table::new(Verify::Blake3, self.options.in_flight),
             pending: Arc::clone(&self.noted) as Arc<dyn Pending>,
             may_delete: Some(Arc::new(ask)),
             watch: None,

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use net::arriving::Verify;
+use fetch::Verify;
 use node::fleet::lender;
 use node::fleet::options::{FleetOptions, TlsOptions, WEIGHT};
 

@@ -71,8 +71,6 @@ counters! {
     asks,
     /// Of these, not answered in time. The next tracker may not know that a node is already fetching.
     asks_late,
-    /// Blobs that a reader here waited for because they were already being fetched.
-    shared,
     /// Ranges that readers here got from the receiving loop.
     direct,
     /// Questions answered as a tracker.

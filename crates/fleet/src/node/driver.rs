@@ -16,9 +16,9 @@ use base::phase::{self, Phase};
 use base::size::BLOB_MAX;
 use base::{BlobId, Deadline};
 use blob::source::Onto;
-use blob::{BlobError, Buffer, Sums};
-use net::arriving::Arriving;
-use net::id::NodeId;
+use blob::{BlobError, Buffer, Part, Sums};
+use fetch::{Arriving, WholeLead};
+use net::id::{NodeId, Role};
 use net::message::{Answer, Ask, Group, Note};
 use net::transport::{Fail, Peer};
 use tokio::sync::oneshot;
@@ -27,7 +27,6 @@ use super::Inner;
 use super::counters::Counters;
 use super::inflow::Inflow;
 use super::questions::{COMPANY, Key, Together};
-use super::transit::Joined;
 use crate::plan::{Action, Event, Failure, FetchNo, Pace, Plan, Setup, Source, Tier};
 
 /// The time limit of a question. The plan asks another tracker long before.
@@ -116,33 +115,6 @@ impl Inner {
         }
     }
 
-    /// Brings a blob here, from whatever source the fleet names.
-    pub(super) fn obtain(self: &Arc<Inner>, id: &BlobId) -> Result<Whole, BlobError> {
-        let _phase = phase::enter(Phase::Peer);
-        let until = base::time::monotonic() + self.left();
-        if let Some(whole) = self.handed.lock().remove(id) {
-            return Ok(whole);
-        }
-        loop {
-            let arriving = match self.transit.join_fetch(id) {
-                Joined::Leader(arriving) => return self.lead(id, arriving),
-                Joined::Follower(arriving) => arriving,
-            };
-            Counters::one(&self.counters.shared);
-            let came = arriving.wait_for(BLOB_MAX, until).is_ok();
-            if let Some((sums, bytes)) = came.then(|| arriving.into_parts()).flatten() {
-                return Ok(((*sums).clone(), bytes));
-            }
-            // The leader of that fetch has failed. This thread tries by itself, until its deadline.
-            if base::time::monotonic() >= until {
-                return Err(BlobError::Unavailable(format!(
-                    "{id} did not arrive within {:?}",
-                    self.deadline
-                )));
-            }
-        }
-    }
-
     /// The time that the caller's request still has. A prefetch has none, and gets the fleet's.
     pub(super) fn left(&self) -> Duration {
         Deadline::current().within(self.deadline).left()
@@ -161,42 +133,53 @@ impl Inner {
         self.placed.lock().placement().is_depot(node)
     }
 
-    /// Runs the fetch as its leader.
-    pub(super) fn lead(self: &Arc<Inner>, id: &BlobId, arriving: Arc<Arriving>) -> Result<Whole, BlobError> {
-        let run = Run::new(self, id, &arriving);
-        let (from, origin_copy, others) = match run.drive() {
-            Ok(end) => end,
-            Err(error) => {
-                self.transit.ended(id);
-                arriving.fail(net::transport::Fail::Missing);
-                Counters::one(&self.counters.lost);
-                return Err(error);
-            }
-        };
+    /// Brings a whole blob here for the leader of its fetch, from whatever source the fleet names. Other
+    /// nodes can be served from its buffer from before the first question on: as soon as this node has a
+    /// lease, they are told to wait for it.
+    pub(super) fn whole(self: &Arc<Inner>, lead: &WholeLead) -> Result<Whole, BlobError> {
+        let _phase = phase::enter(Phase::Peer);
+        let (id, arriving) = (lead.id(), lead.buffer());
+        let end = Run::new(self, id, &arriving).drive();
+        let (from, origin_copy, others) = end.inspect_err(|_| Counters::one(&self.counters.lost))?;
         let from = self.by_role(from);
         // If a blob came from the origin although a node here has it and was slow, this node need not keep it
         // for the zone.
         let tier = if from == Source::Origin && others { Tier::Peer } else { from.tier() };
         self.origins.lock().put(*id, tier);
-        let whole = match origin_copy {
-            Some(whole) => Some(whole),
-            None => Arc::clone(&arriving).into_parts().map(|(sums, bytes)| ((*sums).clone(), bytes)),
-        };
-        let Some((sums, bytes)) = whole else {
-            self.transit.ended(id);
-            arriving.fail(net::transport::Fail::Missing);
-            return Err(BlobError::Unavailable(format!(
-                "{id} was said to be here and is not: this is a defect"
-            )));
-        };
-        self.transit.landed(id, &sums, &bytes, base::time::monotonic());
-        if !arriving.is_whole() {
-            // The blob came from another source. The waiters for `arriving` must ask again, and find it.
-            arriving.fail(net::transport::Fail::Missing);
-        }
-        self.counters.came(from, bytes.len() as u64);
-        Ok((sums, bytes))
+        let here = || arriving.into_parts().map(|(sums, bytes)| ((*sums).clone(), bytes));
+        let whole = origin_copy.or_else(here).ok_or_else(|| not_here(id))?;
+        self.counters.came(from, whole.1.len() as u64);
+        Ok(whole)
     }
+
+    /// Brings a whole blob here from the origin, without asking other nodes. It is passed on as it arrives.
+    fn whole_from_origin(&self, lead: &WholeLead) -> Result<Whole, BlobError> {
+        let _phase = phase::enter(Phase::Origin);
+        let (id, arriving) = (lead.id(), lead.buffer());
+        let onto: Arc<dyn Onto> = Arc::new(Inflow::new(&arriving, &Arc::default()));
+        match self.origin.fetch_onto(id, &onto)? {
+            Some(whole) => Ok(whole),
+            None => {
+                let (sums, bytes) = arriving.into_parts().ok_or_else(|| not_here(id))?;
+                Ok(((*sums).clone(), bytes))
+            }
+        }
+    }
+
+    /// Does a fetch that this node leads for other nodes, or to keep a copy. A depot asks the origin only:
+    /// other nodes are asked before a depot is.
+    pub(super) fn lead_for_others(self: &Arc<Inner>, mut lead: WholeLead) -> Result<Arc<Part>, BlobError> {
+        lead.reserve(u64::from(BLOB_MAX));
+        let whole = match self.role {
+            Role::Depot => self.whole_from_origin(&lead),
+            Role::Node => self.whole(&lead),
+        };
+        lead.finish(whole.map(|(sums, bytes)| Part { sums, offset: 0, bytes }))
+    }
+}
+
+fn not_here(id: &BlobId) -> BlobError {
+    BlobError::Unavailable(format!("{id} was said to be here and is not: this is a defect"))
 }
 
 impl Run {
@@ -222,7 +205,7 @@ impl Run {
             self.inner.silence.lock().order(self.inner.now(), &mut trackers);
             let mut depots = self.inner.placed.lock().placement().depots(&self.id, DEPOTS);
             depots.retain(|depot| *depot != self.inner.own);
-            let under_way = self.inner.transit.len();
+            let under_way = self.inner.table.arriving();
             let mut pace = Pace::of(&self.inner.latencies.lock(), under_way)
                 .with_link_rate(self.inner.capacity.rate(), under_way);
             if trackers

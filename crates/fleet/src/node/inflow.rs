@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 
 use blob::Sums;
 use blob::source::Onto;
-use net::arriving::Arriving;
+use fetch::Arriving;
 
 /// What an origin writes into. It does not keep the blob alive: the waiter does. When nobody wants the blob
 /// any more, everything is accepted and discarded.
@@ -43,7 +43,7 @@ impl Onto for Inflow {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use net::arriving::Verify;
+    use fetch::Verify;
 
     #[test]
     fn what_comes_is_verified_and_free_at_once() {

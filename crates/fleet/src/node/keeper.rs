@@ -16,7 +16,6 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use base::BlobId;
-use blob::Origin;
 use net::message::{Note, What};
 use parking_lot::{Condvar, Mutex};
 
@@ -72,8 +71,8 @@ impl Row {
     }
 }
 
-/// Begins to copy, through the node's own cache, which fetches through the fleet.
-pub(super) fn start(inner: &Arc<Inner>, cache: &Arc<dyn Origin>) -> io::Result<()> {
+/// Begins to copy. The node's cache keeps what arrives.
+pub(super) fn start(inner: &Arc<Inner>) -> io::Result<()> {
     let Some(row) = &inner.keeper.0 else {
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
@@ -81,11 +80,11 @@ pub(super) fn start(inner: &Arc<Inner>, cache: &Arc<dyn Origin>) -> io::Result<(
         ));
     };
     for _ in 0..HANDS {
-        let (row, owner, cache) = (Arc::clone(row), Arc::downgrade(inner), Arc::downgrade(cache));
+        let (row, owner) = (Arc::clone(row), Arc::downgrade(inner));
         base::thread::spawn("covey-keep", move || {
             while is_alive(&owner) {
                 if let Some(id) = row.pop() {
-                    copy(&owner, &cache, &id);
+                    copy(&owner, &id);
                     row.done(&id);
                 }
             }
@@ -98,12 +97,12 @@ fn is_alive(owner: &Weak<Inner>) -> bool {
     owner.upgrade().is_some_and(|inner| !inner.closed.load(Ordering::Acquire))
 }
 
-fn copy(owner: &Weak<Inner>, cache: &Weak<dyn Origin>, id: &BlobId) {
-    let (Some(inner), Some(cache)) = (owner.upgrade(), cache.upgrade()) else { return };
+fn copy(owner: &Weak<Inner>, id: &BlobId) {
+    let Some(inner) = owner.upgrade() else { return };
     let has_room = inner.free.load(Ordering::Relaxed) > ROOM;
     // By the plan, like every fetch: from a holder or, if that has dropped the blob in the meantime, from
     // elsewhere.
-    if has_room && !inner.holds(id) && inner.fetch_and_keep(&*cache, id).is_ok() {
+    if has_room && !inner.holds(id) && inner.fetch_and_keep(id).is_ok() {
         Counters::one(&inner.counters.kept);
     }
 }

@@ -30,22 +30,21 @@
 //! - A part has no plan. Each step has a time limit, and what misses it is left to the plan of the whole,
 //!   which tries every source.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use base::BlobId;
 use base::phase::{self, Phase};
 use base::size::{BLOB_MAX, GROUP};
 use blob::{BlobError, Part};
-use net::arriving::Arriving;
+use fetch::{Announcement, Arrivals, Join, PartLead, Purpose, WholeLead};
 use net::id::NodeId;
 use net::message::{Answer, Ask, Note, What};
 use net::transport::Fail;
 
 use super::Inner;
 use super::counters::Counters;
-use super::transit::Joined;
 use crate::plan::Pace;
 
 /// How many blobs are fetched behind their parts at a time. Each takes a thread, and 4 MiB until the cache
@@ -111,31 +110,38 @@ impl Wanted {
 }
 
 impl Inner {
-    /// At least these bytes of a blob. `len` is at least 1.
+    /// At least these bytes of a blob, for the leader of their fetch.
     pub(super) fn obtain_part(
         self: &Arc<Inner>,
-        id: &BlobId,
+        lead: &PartLead,
         offset: u32,
         len: u32,
     ) -> Result<Part, BlobError> {
-        let wanted = Wanted { id: *id, offset, len };
+        let wanted = Wanted { id: *lead.id(), offset, len };
         if wanted.groups(BLOB_MAX).is_some() && len > 0 {
             let _phase = phase::enter(Phase::Peer);
             self.parts.fetch_add(1, Ordering::Relaxed);
-            let part = match self.transit.join_fetch(id) {
-                Joined::Follower(arriving) => self.part_of_coming(&arriving, wanted),
-                Joined::Leader(arriving) => self.part_from_elsewhere(arriving, wanted),
-            };
+            let part = self.part_from_fleet(lead, wanted);
             self.parts.fetch_sub(1, Ordering::Relaxed);
             if let Some(part) = part? {
                 return Ok(part);
             }
         }
-        let (sums, bytes) = self.obtain(id)?;
-        if u64::from(offset) + u64::from(len) > u64::from(sums.size()) {
-            return Err(blob::folder::past_end(id, sums.size()));
+        match self.table.join_whole(lead.id(), Purpose::Others) {
+            Join::Leader(whole) => self.part_of_whole(whole, wanted),
+            // Its leader may be waiting for this part, so this does not wait for it.
+            Join::Follower(_) => self.part_from_origin(wanted),
         }
-        Ok(Part { sums, offset: 0, bytes })
+    }
+
+    /// Fetches the whole blob instead, and gives it to all.
+    fn part_of_whole(self: &Arc<Inner>, lead: WholeLead, wanted: Wanted) -> Result<Part, BlobError> {
+        let whole = self.whole(&lead).map(|(sums, bytes)| Part { sums, offset: 0, bytes });
+        let whole = lead.finish(whole)?;
+        if u64::from(wanted.offset) + u64::from(wanted.len) > u64::from(whole.sums.size()) {
+            return Err(blob::folder::past_end(&wanted.id, whole.sums.size()));
+        }
+        Ok(Part { sums: whole.sums.clone(), offset: 0, bytes: whole.bytes.clone() })
     }
 
     /// How long nodes have for a part, and trackers to answer. The time grows with the number of wanted
@@ -145,47 +151,36 @@ impl Inner {
         Pace::of(&self.latencies.lock(), self.parts.load(Ordering::Relaxed)).at_most(most)
     }
 
-    /// From a blob in flight, as soon as the bytes are there. None: its fetch was given up.
-    fn part_of_coming(&self, arriving: &Arc<Arriving>, wanted: Wanted) -> Result<Option<Part>, BlobError> {
-        Counters::one(&self.counters.shared);
-        let end = (wanted.offset + wanted.len).next_multiple_of(GROUP);
-        match arriving.wait_for(end, base::time::monotonic() + self.left()) {
-            Ok(()) => Ok(part_of(arriving, wanted)),
-            Err(Fail::Late(time)) => {
-                Err(BlobError::Unavailable(format!("{} did not arrive within {time:.0?}", wanted.id)))
-            }
-            Err(_) => Ok(None),
-        }
-    }
-
-    /// The blob counts as in flight from before the question on. As soon as this node has a lease, other
-    /// nodes are told to wait for it, and must find the blob in flight here.
-    fn part_from_elsewhere(
+    /// Other nodes can wait for the blob here from before the question on. As soon as this node has a lease,
+    /// they are told to do so. None: the whole must be fetched, by the plan.
+    fn part_from_fleet(
         self: &Arc<Inner>,
-        arriving: Arc<Arriving>,
+        lead: &PartLead,
         wanted: Wanted,
     ) -> Result<Option<Part>, BlobError> {
+        let announcement = lead.announce();
         let source = self
             .ask_for_part(&wanted.id)
             .map(|(tracker, answer)| (tracker, PartSource::of(answer, tracker, self.own, &self.pace())));
         let depot = self.placed.lock().placement().depots(&wanted.id, 1).first().copied();
         let depot = depot.filter(|depot| *depot != self.own);
         if matches!(source, Some((_, PartSource::Lease(_)))) && depot.is_none() {
-            return self.part_with_lease(arriving, wanted).map(Some);
+            return self.part_with_lease(&announcement, wanted).map(Some);
         }
-        self.transit.given_up(&wanted.id, &arriving, base::time::monotonic());
+        drop(announcement);
+        let arrivals = lead.arrivals();
         Ok(match source {
             Some((tracker, PartSource::Nodes(nodes, time))) => {
-                self.part_from_holders(&nodes, tracker, wanted, time)
+                self.part_from_holders(&nodes, tracker, wanted, (time, &arrivals))
             }
             // Nothing of this is reported to trackers. The plan of the whole reports what is necessary.
-            Some((_, PartSource::Coming(node, time))) => self.part_from(node, wanted, time).ok(),
+            Some((_, PartSource::Coming(node, time))) => self.part_from(node, wanted, (time, &arrivals)).ok(),
             Some((tracker, PartSource::Lease(lease))) => {
                 let (group, what) = (self.groups.of(&wanted.id), What::Failed { lease });
                 self.note(tracker, Note { group, blob: wanted.id, what });
-                Some(self.part_from_depot(depot, wanted)?)
+                Some(self.part_from_depot(depot, wanted, &arrivals)?)
             }
-            Some((_, PartSource::Alone)) => Some(self.part_from_depot(depot, wanted)?),
+            Some((_, PartSource::Alone)) => Some(self.part_from_depot(depot, wanted, &arrivals)?),
             Some((_, PartSource::Nowhere)) | None => None,
         })
     }
@@ -233,7 +228,7 @@ impl Inner {
     /// have it, once for all that want it. A lease that this question gained belongs to the plan, which asks
     /// the same tracker.
     pub(super) fn wants_alone(&self, id: &BlobId) -> bool {
-        if self.transit.get(id).is_some() || self.handed.lock().contains_key(id) {
+        if self.table.serve(id).is_some() {
             return false;
         }
         matches!(self.ask_for_part(id), Some((_, Some(Answer::NotMine))))
@@ -245,9 +240,9 @@ impl Inner {
         nodes: &[NodeId],
         tracker: NodeId,
         wanted: Wanted,
-        time: Duration,
+        (time, arrivals): (Duration, &Arrivals),
     ) -> Option<Part> {
-        nodes.iter().find_map(|node| match self.part_from(*node, wanted, time) {
+        nodes.iter().find_map(|node| match self.part_from(*node, wanted, (time, arrivals)) {
             Ok(part) => Some(part),
             // The node is busy, or the path to it is slow. It still has the blob.
             Err(Fail::Late(_) | Fail::Busy) => None,
@@ -259,13 +254,17 @@ impl Inner {
         })
     }
 
-    fn part_from(&self, node: NodeId, wanted: Wanted, time: Duration) -> Result<Part, Fail> {
+    fn part_from(
+        &self,
+        node: NodeId,
+        wanted: Wanted,
+        (time, arrivals): (Duration, &Arrivals),
+    ) -> Result<Part, Fail> {
         let (Some(net), Some(peer)) = (self.net(), self.peer(node)) else { return Err(Fail::Closed) };
         let call = net.read_groups(peer, &wanted.id, wanted.offset, wanted.len, time);
         // Readers of these bytes are notified by the receiving loop and do not wait for this thread.
-        let (transit, id, from) =
-            (Arc::clone(&self.transit), wanted.id, wanted.offset - wanted.offset % GROUP);
-        call.on_arrival(move |bytes| transit.came(&id, from, bytes));
+        let (arrivals, from) = (arrivals.clone(), wanted.offset - wanted.offset % GROUP);
+        call.on_arrival(move |bytes| arrivals.arrived(from, bytes));
         match call.wait() {
             Ok((sums, bytes)) => {
                 let counters = &self.counters;
@@ -289,26 +288,30 @@ impl Inner {
     }
 
     /// This node has the lease. The whole is fetched behind, under the same lease, and the part does not wait
-    /// for it. If there is no cache to keep the whole, or too many blobs are being fetched so, the part waits
-    /// for the whole.
+    /// for it. If too many blobs are being fetched so, the part waits for the whole. If the whole is in
+    /// flight already, that fetch's plan gets the same lease.
     fn part_with_lease(
         self: &Arc<Inner>,
-        arriving: Arc<Arriving>,
+        announcement: &Announcement,
         wanted: Wanted,
     ) -> Result<Part, BlobError> {
-        if !self.follow(&wanted.id, &arriving) {
-            let (sums, bytes) = self.lead(&wanted.id, arriving)?;
-            wanted.groups(sums.size()).ok_or_else(|| blob::folder::past_end(&wanted.id, sums.size()))?;
-            return Ok(Part { sums, offset: 0, bytes });
+        match announcement.begin_whole() {
+            Some(lead) if self.filling.begin(FOLLOWING) => self.follow(lead),
+            Some(lead) => return self.part_of_whole(lead, wanted),
+            None => {}
         }
-        drop(arriving);
         self.part_from_origin(wanted)
     }
 
     /// From the depot. If it does not deliver in time, from the origin.
-    fn part_from_depot(&self, depot: Option<NodeId>, wanted: Wanted) -> Result<Part, BlobError> {
+    fn part_from_depot(
+        &self,
+        depot: Option<NodeId>,
+        wanted: Wanted,
+        arrivals: &Arrivals,
+    ) -> Result<Part, BlobError> {
         let time = self.pace().depot;
-        match depot.and_then(|depot| self.part_from(depot, wanted, time).ok()) {
+        match depot.and_then(|depot| self.part_from(depot, wanted, (time, arrivals)).ok()) {
             Some(part) => Ok(part),
             None => self.part_from_origin(wanted),
         }
@@ -322,39 +325,24 @@ impl Inner {
         Ok(part)
     }
 
-    /// Fetches a blob on its own thread and then makes the cache ask for it, which gets the fetched data.
-    /// False if it does not fetch.
-    fn follow(self: &Arc<Inner>, id: &BlobId, arriving: &Arc<Arriving>) -> bool {
-        let Some(cache) = self.filler.get().and_then(Weak::upgrade) else { return false };
-        if !self.filling.begin(FOLLOWING) {
-            return false;
-        }
-        let (inner, blob, coming) = (Arc::clone(self), *id, Arc::clone(arriving));
+    /// Fetches a whole blob on its own thread. The cache learns of it from the table. Without a thread, the
+    /// fetch ends at once, and the lease by itself.
+    fn follow(self: &Arc<Inner>, mut lead: WholeLead) {
+        let inner = Arc::clone(self);
         let work = move || {
-            // An error is reported to the next requester.
-            if let Ok(whole) = inner.lead(&blob, coming) {
-                inner.handed.lock().insert(blob, whole);
-                let _ = cache.fetch(&blob);
-                // The cache may have got it elsewhere in the meantime.
-                inner.handed.lock().remove(&blob);
+            let whole = inner.whole(&lead).map(|(sums, bytes)| Part { sums, offset: 0, bytes });
+            // The lease does not wait for memory. The bytes count from now on, until they are on the disk.
+            if let Ok(part) = &whole {
+                lead.reserve(part.bytes.len() as u64);
             }
+            // An error is reported to the next requester.
+            let _ = lead.finish(whole);
             inner.filling.end();
         };
-        let begun = base::thread::spawn("covey-follow", work).is_ok();
-        if !begun {
+        if base::thread::spawn("covey-follow", work).is_err() {
             self.filling.end();
         }
-        begun
     }
-}
-
-/// The groups that cover the range, from the received data.
-fn part_of(arriving: &Arriving, wanted: Wanted) -> Option<Part> {
-    let (from, to) = wanted.groups(arriving.size()?)?;
-    // Doubtful sums must be computed again from the whole blob.
-    let sums = arriving.sums().filter(|_| !arriving.is_doubtful())?;
-    let bytes = arriving.bytes(from..to)?.to_vec();
-    Some(Part { sums: (**sums).clone(), offset: from, bytes: bytes.into() })
 }
 
 #[cfg(test)]

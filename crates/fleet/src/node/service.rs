@@ -6,15 +6,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use base::BlobId;
+use fetch::{Arriving, Join, Purpose};
 use hashbrown::HashSet;
-use net::arriving::Arriving;
 use net::id::{NodeId, Role};
 use net::message::{Answer, Ask, Note};
-use net::transport::{Content, CopyState, Fail, Listed, Prefix, Roll, Service, Then, Unfilled};
+use net::transport::{Content, CopyState, Listed, Prefix, Roll, Service, Then, Unfilled};
 
 use super::Inner;
 use super::counters::Counters;
-use super::transit::Joined;
 
 /// A depot fetches this many blobs at a time for other nodes. Further requesters go to the origin.
 pub(super) const FILLING: usize = 64;
@@ -49,7 +48,7 @@ impl Service for Serving {
         Counters::one(&inner.counters.answered);
         // What the cache is still writing can be sent too. This check opens files, so it happens before the
         // tracker is locked.
-        let here = |id: &&BlobId| inner.holds(id) || inner.transit.has_landed(id);
+        let here = |id: &&BlobId| inner.holds(id) || inner.table.has_whole(id);
         let held: HashSet<BlobId> = ask.blobs.iter().filter(here).copied().collect();
         let backlog = inner.backlog();
         let mut tracker = inner.tracker.lock();
@@ -68,7 +67,7 @@ impl Service for Serving {
 
     fn content(&self, id: &BlobId) -> Option<Content> {
         let inner = self.0.upgrade()?;
-        let arriving = inner.transit.get(id);
+        let arriving = inner.table.serve(id);
         if let Some(recent) = arriving.as_ref().filter(|arriving| arriving.is_whole()) {
             return Some(Content::Arriving(Arc::clone(recent)));
         }
@@ -95,7 +94,7 @@ impl Service for Serving {
 
     fn suspect(&self, id: &BlobId) -> CopyState {
         let Some(inner) = self.0.upgrade() else { return CopyState::Absent };
-        inner.transit.forget(id);
+        inner.table.forget(id);
         inner.holdings().map_or(CopyState::Absent, |holdings| holdings.suspect(id))
     }
 
@@ -128,36 +127,32 @@ impl Inner {
         self.holdings().is_some_and(|holdings| holdings.open(id).is_some())
     }
 
-    /// Begins to fetch a blob for another node. None: too many such fetches are in flight.
+    /// Begins to fetch a blob for another node. None: this depot's cache is not open yet, or too many such
+    /// fetches are in flight.
     fn fill(self: &Arc<Inner>, id: &BlobId) -> Option<Arc<Arriving>> {
-        let source = self.filler.get()?.upgrade()?;
-        let arriving = match self.transit.join_fetch(id) {
-            Joined::Follower(arriving) => return Some(arriving),
-            Joined::Leader(arriving) => arriving,
-        };
+        self.holdings()?;
         if !self.filling.begin(FILLING) {
-            self.transit.ended(id);
             return None;
         }
-        let (inner, blob, coming) = (Arc::clone(self), *id, Arc::clone(&arriving));
-        let work = move || {
-            match source.fetch(&blob) {
-                Ok((_, bytes)) => {
-                    Counters::one(&inner.counters.filled);
-                    if let Err((fail, _)) = coming.complete(bytes) {
-                        coming.fail(fail);
-                    }
-                }
-                Err(_) => coming.fail(Fail::Missing),
+        let lead = match self.table.join_whole(id, Purpose::Others) {
+            Join::Leader(lead) => lead,
+            Join::Follower(fetch) => {
+                self.filling.end();
+                return Some(self.table.buffer_of(&fetch));
             }
-            inner.transit.ended(&blob);
+        };
+        let (inner, buffer) = (Arc::clone(self), lead.buffer());
+        let work = move || {
+            if inner.lead_for_others(lead).is_ok() {
+                Counters::one(&inner.counters.filled);
+            }
             inner.filling.end();
         };
         if base::thread::spawn("covey-fill", work).is_err() {
-            self.transit.ended(id);
+            // The lead went with the work, so the fetch has ended.
             self.filling.end();
             return None;
         }
-        Some(arriving)
+        Some(buffer)
     }
 }

@@ -13,8 +13,9 @@ use std::time::Duration;
 
 use base::BlobId;
 use base::size::GROUP;
+use blob::folder::past_end;
 use blob::{BlobError, BlobFolder, BlobSource, Buffer, Origin, Part, Records, Sums};
-use net::arriving::Verify;
+use fetch::{Completed, Ended, Join, Purpose, Subscriber, Table, Tier, Verify};
 use net::id::{Role, Zone};
 use net::message::Group;
 use net::seam::{CopyState, Held, Holdings};
@@ -34,8 +35,6 @@ struct Store {
     /// Parts that were fetched, and their bytes.
     parts: Mutex<(u64, u64)>,
     away: AtomicBool,
-    /// If this is the cache above a fleet: the fleet, and where it keeps fetched blobs.
-    keeps: OnceLock<(Weak<Fleet>, Arc<Disk>)>,
 }
 
 impl Store {
@@ -134,13 +133,6 @@ impl Origin for Store {
     }
 
     fn fetch(&self, id: &BlobId) -> Done<(Sums, Buffer)> {
-        if let Some((fleet, disk)) = self.keeps.get() {
-            let fleet = fleet.upgrade().ok_or(BlobError::Missing(*id))?;
-            let (sums, bytes) = fleet.fetch(id)?;
-            disk.0.keep(id, &sums, &bytes)?;
-            fleet.came(id);
-            return Ok((sums, bytes));
-        }
         *self.fetched.lock().entry(*id).or_default() += 1;
         // A store is distant. Requests in the meantime must find the fetch in flight.
         std::thread::sleep(Duration::from_millis(30));
@@ -155,7 +147,7 @@ impl Origin for Store {
         let bytes = self.blobs.lock().get(id).cloned().ok_or(BlobError::Missing(*id))?;
         let end = offset.saturating_add(len);
         if end as usize > bytes.len() {
-            return Err(blob::folder::past_end(id, bytes.len() as u32));
+            return Err(past_end(id, bytes.len() as u32));
         }
         let (from, to) = (offset - offset % GROUP, (end.next_multiple_of(GROUP) as usize).min(bytes.len()));
         let part = Part { sums: Sums::of(&bytes), offset: from, bytes: bytes[from as usize..to].into() };
@@ -194,11 +186,52 @@ impl Holdings for Disk {
     }
 }
 
+/// A cache above a fleet, which keeps every whole blob that arrives.
+struct Cache {
+    disk: Arc<Disk>,
+    fleet: OnceLock<Weak<Fleet>>,
+    /// It writes nothing now, and these wait.
+    waiting: Mutex<Option<Vec<Completed>>>,
+}
+
+impl Cache {
+    fn write(&self, mut completed: Completed) {
+        let Completed { id, part, .. } = &completed;
+        self.disk.0.keep(id, &part.sums, &part.bytes).unwrap();
+        if let Some(fleet) = self.fleet.get().and_then(Weak::upgrade) {
+            fleet.came(id);
+        }
+        completed.kept();
+    }
+
+    /// Writes what waits, and from now on what arrives.
+    fn go_on(&self) {
+        let waiting = self.waiting.lock().take();
+        waiting.into_iter().flatten().for_each(|completed| self.write(completed));
+    }
+}
+
+impl Subscriber for Cache {
+    fn completed(&self, completed: Completed) {
+        let mut waiting = self.waiting.lock();
+        match &mut *waiting {
+            Some(waiting) => waiting.push(completed),
+            None => {
+                drop(waiting);
+                self.write(completed);
+            }
+        }
+    }
+
+    fn failed(&self, _: &BlobId, _: Purpose, _: &BlobError) {}
+}
+
 /// A node with a cache that keeps everything.
 struct Node {
     fleet: Arc<Fleet>,
+    table: Arc<Table>,
     disk: Arc<Disk>,
-    filler: Mutex<Option<Arc<dyn Origin>>>,
+    cache: Arc<Cache>,
     _folder: tempfile::TempDir,
 }
 
@@ -217,6 +250,7 @@ impl Node {
         change: impl FnOnce(&mut FleetParts),
     ) -> Node {
         let folder = tempfile::tempdir().unwrap();
+        let table = Table::new(Verify::Blake3, 64 << 20);
         let join = join.map(|node| node.fleet.address().unwrap().to_string()).unwrap_or_default();
         let mut parts = FleetParts {
             home: Arc::new(NodeHome::open(folder.path()).unwrap()),
@@ -230,7 +264,7 @@ impl Node {
             role,
             keeps: false,
             weight: 100,
-            verify: Verify::Blake3,
+            table: table.clone(),
             origin: store.clone(),
             deadline: Duration::from_secs(55),
             groups: Groups::new(),
@@ -241,7 +275,39 @@ impl Node {
         let disk =
             Arc::new(Disk(BlobFolder::create(&folder.path().join("blobs")).unwrap(), Mutex::default()));
         fleet.lend(disk.clone());
-        Node { fleet, disk, filler: Mutex::new(None), _folder: folder }
+        let cache = Cache { disk: disk.clone(), fleet: OnceLock::new(), waiting: Mutex::default() };
+        let cache = Arc::new(cache);
+        let _ = cache.fleet.set(Arc::downgrade(&fleet));
+        let subscriber = Arc::downgrade(&cache);
+        table.subscribe(subscriber);
+        Node { fleet, table, disk, cache, _folder: folder }
+    }
+
+    /// Fetches a whole blob, as a cache does that does not have it.
+    fn fetch(&self, id: &BlobId) -> Done<Arc<Part>> {
+        match self.table.join_whole(id, Purpose::Read) {
+            Join::Leader(lead) => {
+                let whole = self.fleet.whole(&lead).map(|(sums, bytes)| Part { sums, offset: 0, bytes });
+                lead.finish(whole)
+            }
+            Join::Follower(fetch) => ended(fetch.wait()),
+        }
+    }
+
+    /// The same for a range.
+    fn fetch_part(&self, id: &BlobId, offset: u32, len: u32) -> Done<Arc<Part>> {
+        let end = offset.saturating_add(len);
+        match self.table.join_part(id, offset / GROUP..end.div_ceil(GROUP)) {
+            Join::Leader(lead) => {
+                let part = self.fleet.part(&lead, offset, len);
+                lead.finish(part, |_| {})
+            }
+            Join::Follower(fetch) => {
+                let part = ended(fetch.wait())?;
+                let is_in_it = u64::from(offset) + u64::from(len) <= u64::from(part.sums.size());
+                is_in_it.then_some(part.clone()).ok_or_else(|| past_end(id, part.sums.size()))
+            }
+        }
     }
 
     fn fleet_of(store: &Arc<Store>, count: usize) -> Vec<Node> {
@@ -259,17 +325,23 @@ impl Node {
             std::os::unix::fs::FileExt::read_exact_at(&*held.file, &mut bytes, held.offset).unwrap();
             return Ok(bytes);
         }
-        let (sums, bytes) = self.fleet.fetch(id)?;
-        assert_eq!((sums.id(), Sums::of(&bytes).id()), (*id, *id));
-        self.disk.0.keep(id, &sums, &bytes)?;
-        self.fleet.came(id);
-        Ok(bytes.to_vec())
+        let part = self.fetch(id)?;
+        assert_eq!((part.sums.id(), Sums::of(&part.bytes).id()), (*id, *id));
+        Ok(part.bytes.to_vec())
     }
 
     fn evict(&self, id: &BlobId) {
         self.disk.0.remove(id).unwrap();
+        self.table.forget(id);
         self.fleet.went(id);
     }
+}
+
+fn ended(outcome: fetch::Outcome) -> Done<Arc<Part>> {
+    outcome.map_err(|ended| match ended {
+        Ended::Failed(error) => error,
+        Ended::GivenUp => BlobError::Unavailable("its leader gave it up".to_owned()),
+    })
 }
 
 fn soon(what: &str, mut holds: impl FnMut() -> bool) {
@@ -291,7 +363,7 @@ fn a_node_that_is_alone_asks_the_origin() {
     for id in &ids {
         assert_eq!(node.read(id).unwrap(), store.blobs.lock()[id]);
     }
-    let in_memory = |id: &BlobId| node.fleet.inner.transit.has_landed(id);
+    let in_memory = |id: &BlobId| node.table.has_whole(id);
     assert!(!ids.iter().any(in_memory), "no node gets anything from here");
     assert_eq!((store.fetches(), node.fleet.counts().origin_told), (3, 3));
     let unknown = BlobId([9; 32]);
@@ -364,13 +436,13 @@ fn regression_what_the_cache_is_writing_is_not_fetched_again() {
     let (store, ids) = Store::with(12, 300_000);
     let nodes = Node::fleet_of(&store, 2);
     for id in &ids {
-        let (sums, bytes) = nodes[0].fleet.fetch(id).unwrap();
+        *nodes[0].cache.waiting.lock() = Some(Vec::new());
+        let part = nodes[0].fetch(id).unwrap();
         std::thread::scope(|scope| {
             let other = scope.spawn(|| nodes[1].read(id).unwrap());
             std::thread::sleep(Duration::from_millis(20));
-            nodes[0].disk.0.keep(id, &sums, &bytes).unwrap();
-            nodes[0].fleet.came(id);
-            assert!(bytes == other.join().unwrap());
+            nodes[0].cache.go_on();
+            assert!(part.bytes == other.join().unwrap());
         });
     }
     let troubles: u64 = nodes.iter().map(|node| node.fleet.counts().troubles()).sum();
@@ -408,10 +480,6 @@ fn a_crowd_that_comes_at_once_costs_one_fetch_from_the_origin() {
 fn a_depot_fetches_once_for_all_and_keeps_it() {
     let (store, ids) = Store::with(6, 200_000);
     let depot = Node::start(&store, Role::Depot, None);
-    // Its cache has the origin behind it, not the fleet.
-    let filler: Arc<dyn Origin> = store.clone();
-    depot.fleet.fill_from(&filler);
-    *depot.filler.lock() = Some(filler);
     let node = Node::start(&store, Role::Node, Some(&depot));
     let nodes = [depot, node];
     see_each_other(&nodes);
@@ -453,8 +521,6 @@ fn a_depot_that_is_warmed_says_what_came_of_it() {
     see_each_other(&nodes);
     let [depot, node] = &nodes;
     assert_eq!(node.fleet.depots(), 1);
-    let filler: Arc<dyn Origin> = store.clone();
-    depot.fleet.fill_from(&filler);
     depot.read(&ids[0]).unwrap();
     assert_eq!(node.fleet.warm_depot(&ids[0]).unwrap(), Filled::Here);
     store.away.store(true, Ordering::SeqCst);
@@ -500,7 +566,7 @@ fn a_copy_that_rots_is_found_dropped_and_had_from_elsewhere() {
     // A recently received blob is sent from memory, and the disk is not read.
     assert_eq!(nodes[1].read(&ids[0]).unwrap(), store.blobs.lock()[&ids[0]]);
     assert_eq!(nodes[1].fleet.net_counts().corrupt, 0);
-    nodes[0].fleet.inner.transit.tidy(base::time::monotonic() + Duration::from_secs(60));
+    nodes[0].table.tidy(base::time::monotonic() + Duration::from_secs(60));
     for id in &ids[1..] {
         assert_eq!(nodes[1].read(id).unwrap(), store.blobs.lock()[id]);
     }
@@ -515,15 +581,12 @@ fn a_copy_that_rots_is_found_dropped_and_had_from_elsewhere() {
 fn regression_what_has_just_landed_is_not_fetched_again() {
     let (store, ids) = Store::with(1, 100_000);
     let nodes = Node::fleet_of(&store, 2);
-    let (sums, bytes) = nodes[0].fleet.fetch(&ids[0]).unwrap();
-    std::thread::scope(|scope| {
-        let again = scope.spawn(|| nodes[0].fleet.fetch(&ids[0]).unwrap());
-        std::thread::sleep(Duration::from_millis(200));
-        nodes[0].disk.0.keep(&ids[0], &sums, &bytes).unwrap();
-        nodes[0].fleet.came(&ids[0]);
-        assert_eq!(again.join().unwrap().1, bytes);
-    });
-    assert_eq!((store.fetches(), nodes[0].fleet.counts().shared), (1, 1));
+    *nodes[0].cache.waiting.lock() = Some(Vec::new());
+    let part = nodes[0].fetch(&ids[0]).unwrap();
+    assert!(nodes[0].fetch(&ids[0]).unwrap().bytes == part.bytes);
+    assert!(nodes[0].fetch_part(&ids[0], 70_000, 10).unwrap().bytes == part.bytes);
+    nodes[0].cache.go_on();
+    assert_eq!((store.fetches(), store.parts.lock().0), (1, 0));
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::BlobId;
-use blob::Origin;
+use fetch::{Ended, Join, Purpose};
 use net::transport::{Fail, Filled, Then, Unfilled};
 use parking_lot::Mutex;
 
@@ -90,14 +90,13 @@ impl Inner {
             return then(Ok(Filled::Here));
         }
         // A depot whose cache is not open yet has no capacity.
-        let source = self.filler.get().and_then(std::sync::Weak::upgrade);
-        let Some(source) = source.filter(|_| self.warming.begin(WARMING)) else {
+        if self.holdings().is_none() || !self.warming.begin(WARMING) {
             return then(Err(Unfilled::Busy));
-        };
+        }
         let (inner, id, end) = (Arc::clone(self), *id, Arc::new(Mutex::new(Some(then))));
         let told = Arc::clone(&end);
         let work = move || {
-            let came = inner.fetch_and_keep(&*source, &id);
+            let came = inner.fetch_and_keep(&id);
             inner.warming.end();
             if came.is_ok() {
                 Counters::one(&inner.counters.warmed);
@@ -114,9 +113,19 @@ impl Inner {
         }
     }
 
-    /// Fetches a blob through the node's cache, and waits until it can be sent to other nodes.
-    pub(super) fn fetch_and_keep(&self, source: &dyn Origin, id: &BlobId) -> Result<Filled, Unfilled> {
-        if let Err(error) = source.fetch(id) {
+    /// Fetches a blob, and waits until the cache has it on the disk and it can be sent to other nodes.
+    pub(super) fn fetch_and_keep(self: &Arc<Inner>, id: &BlobId) -> Result<Filled, Unfilled> {
+        let fetched = loop {
+            match self.table.join_whole(id, Purpose::Others) {
+                Join::Leader(lead) => break self.lead_for_others(lead),
+                Join::Follower(fetch) => match fetch.wait() {
+                    Ok(part) => break Ok(part),
+                    Err(Ended::Failed(error)) => break Err(error),
+                    Err(Ended::GivenUp) => {}
+                },
+            }
+        };
+        if let Err(error) = fetched {
             return Err(Unfilled::Failed(format!("it could not fetch it: {error}")));
         }
         // The cache writes in the background. A blob that is only in its memory is soon gone.

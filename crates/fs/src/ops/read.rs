@@ -2,7 +2,7 @@
 
 use base::size::BLOB_MAX;
 use base::{BlobId, Ino};
-use blob::coming::{Coming, Then};
+use blob::completion::{Completion, Start};
 use blob::extent::Part;
 use meta::Key;
 use meta::record::InodeRecord;
@@ -62,16 +62,17 @@ impl Core {
         })
     }
 
-    /// Attaches a read to an in-flight fetch of its bytes. Not possible (`No`) if the range spans several
-    /// blobs, or if names must be fetched first.
-    pub(crate) fn coming(&self, ino: Ino, offset: u64, len: u32, then: Then) -> Coming {
-        let Some((record, blob, at, len)) = self.one_range(ino, offset, len) else { return Coming::No };
-        let attached = self.parts.source.coming(&blob, at, len, then);
-        if attached == Coming::Begun {
-            self.look_ahead(ino, (offset, len as usize), record.size, self.access_known(ino));
+    /// Begins a read that would wait. `Read` if the range spans several blobs, or if names must be fetched
+    /// first.
+    pub(crate) fn start_read(&self, ino: Ino, offset: u64, len: u32, completion: Completion) -> Start {
+        let Some((record, blob, at, len)) = self.one_range(ino, offset, len) else { return Start::Read };
+        let access = self.access_of(ino, &record);
+        let start = self.parts.source.start_read(&blob, at..at + len, access, completion);
+        if !matches!(start, Start::Read) {
+            self.look_ahead(ino, (offset, len as usize), record.size, access);
             self.touch_if_relative(ino, &record);
         }
-        attached
+        start
     }
 
     /// The one blob that holds the whole range up to the end of the file: its offset there, and the length.

@@ -1,11 +1,12 @@
 //! Prefetch from a remote origin: which blobs are requested in advance.
 
 use std::collections::HashSet;
+use std::ops::Range;
 
 use base::BlobId;
 use base::size::{BLOB_MAX, KIB, MIB};
-use blob::coming::{Coming, Missed, Then};
-use blob::{BlobError, BlobSource};
+use blob::completion::{Completion, Missed, Start};
+use blob::{Access, BlobError, BlobSource};
 
 use super::*;
 use crate::api::Came;
@@ -54,14 +55,14 @@ impl BlobSource for Watched {
     }
 
     /// Every fetch of a blob that is not local is in flight, and has just ended.
-    fn coming(&self, id: &BlobId, offset: u32, len: u32, then: Then) -> Coming {
+    fn start_read(&self, id: &BlobId, range: Range<u32>, _: Access, completion: Completion) -> Start {
         if self.is_local(id) {
-            return Coming::No;
+            return Start::Read;
         }
-        let mut bytes = vec![0; len as usize];
-        let read = self.inner.read_at(id, offset, &mut bytes);
-        then(read.map(|()| &bytes[..]).map_err(Missed::Failed));
-        Coming::Begun
+        let mut bytes = vec![0; range.len()];
+        let read = self.inner.read_at(id, range.start, &mut bytes);
+        completion(read.map(|()| &bytes[..]).map_err(Missed::Failed));
+        Start::Pending
     }
 }
 
@@ -243,8 +244,8 @@ fn rides(far: &Far, ino: Ino, offset: u64, len: u32) -> Option<Option<Vec<u8>>> 
         *tell.lock() = Some(came.ok().map(<[u8]>::to_vec));
         true
     };
-    match far.volume.coming(ino, offset, len, Box::new(then)) {
-        Coming::Begun => told.lock().clone(),
+    match far.volume.start_read(ino, offset, len, Box::new(then)) {
+        Start::Pending => told.lock().clone(),
         _ => None,
     }
 }

@@ -3,6 +3,8 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use fetch::Fault;
+
 use crate::frame::ErrorKind;
 
 /// Why there is no answer.
@@ -52,6 +54,17 @@ pub enum Fail {
     /// This node is stopping, or the request was given up.
     #[error("the request was given up")]
     Closed,
+}
+
+impl From<Fault> for Fail {
+    fn from(fault: Fault) -> Fail {
+        match fault {
+            Fault::Wrong(what) => Fail::Corrupt(what),
+            Fault::Misplaced(what) => Fail::Protocol(what),
+            Fault::Late(time) => Fail::Late(time),
+            Fault::GivenUp => Fail::Missing,
+        }
+    }
 }
 
 impl Fail {

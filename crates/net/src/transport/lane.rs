@@ -24,9 +24,9 @@ use super::call::{Reply, Slot, Undo};
 use super::counters::Counters;
 use super::fail::Fail;
 use super::link::Link;
-use crate::arriving::Arriving;
 use crate::frame::{self, HEADER, Header, Type};
 use crate::hello::Class;
+use fetch::Arriving;
 
 /// Where bytes of blobs go.
 #[derive(Clone)]

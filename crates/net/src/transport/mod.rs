@@ -64,13 +64,13 @@ use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Handle, Runtime};
 
-use crate::arriving::{Arriving, Verify};
 use crate::frame::{self, Get, ListAsk, Type, WITH_SUMS};
 use crate::hello::{Class, Greeter, Identity};
 use crate::id::NodeId;
 use crate::message::{Answer, Ask, Note};
 use crate::secret::Secret;
 use crate::tls::Tls;
+use fetch::{Arriving, Verify};
 
 use backlog::Backlog;
 pub use call::Call;

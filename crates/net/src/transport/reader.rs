@@ -17,9 +17,9 @@ use super::fail::Fail;
 use super::lane::{Lane, READ, Sink};
 use super::link::Link;
 use super::window::ReceiveWindow;
-use crate::arriving::Took;
 use crate::frame::{self, ErrorKind, HEADER, Header, LAST, Texted, Type};
 use crate::hello::Class;
+use fetch::arriving::Took;
 
 /// The low-water mark: while a body arrives, the receiver is woken only when this much is there.
 const LOW_WATER: u32 = 512 << 10;
@@ -318,8 +318,8 @@ impl Reader {
                         let most = here.min(left).min(scratch.len());
                         read.take().map_or(Ok(0), |read| read(&mut scratch[..most]))?
                     }
-                    Err(fail) => {
-                        wrong = Some(fail);
+                    Err(fault) => {
+                        wrong = Some(Fail::from(fault));
                         came
                     }
                 }
@@ -424,7 +424,7 @@ fn take(lane: &Lane, header: &Header, payload: &[u8]) -> Result<(), Fail> {
                 (Some(Sink::Blob(arriving, _)), Ok(sums)) => match arriving.begin(sums) {
                     Ok(()) if arriving.is_whole() => Ok(Reply::Done),
                     Ok(()) => return Ok(()),
-                    Err(fail) => Err(fail),
+                    Err(fault) => Err(fault.into()),
                 },
                 (Some(Sink::Groups(gather)), Ok(sums)) => {
                     let mut gather = gather.lock();

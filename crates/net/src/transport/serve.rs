@@ -24,6 +24,7 @@ use std::time::{Duration, Instant};
 
 use base::BlobId;
 use base::size::SEGMENT;
+use fetch::Bell;
 use parking_lot::Mutex;
 use tokio::io::Interest;
 use tokio::sync::Notify;
@@ -68,11 +69,21 @@ pub(super) struct Serving {
     jobs: VecDeque<Job>,
     /// The last turn was that of an answer of several slices.
     long_went: bool,
-    bell: Arc<Notify>,
+    bell: Arc<Doorbell>,
     finished: Arc<Mutex<Finished>>,
     /// Lists and fills that other threads work on, or that are in `finished`.
     slow: usize,
     heard: Instant,
+}
+
+/// Wakes the loop of a connection: there is something to send.
+#[derive(Default)]
+struct Doorbell(Notify);
+
+impl Bell for Doorbell {
+    fn ring(&self) {
+        self.0.notify_one();
+    }
 }
 
 /// The progress of sending.
@@ -101,7 +112,7 @@ impl Serving {
             out: Outbox::default(),
             jobs: VecDeque::new(),
             long_went: false,
-            bell: Arc::new(Notify::new()),
+            bell: Arc::default(),
             finished: Arc::default(),
             slow: 0,
             heard: base::time::monotonic(),
@@ -131,7 +142,7 @@ impl Serving {
             };
             tokio::select! {
                 ready = self.stream.ready(interest.unwrap_or(Interest::READABLE)), if interest.is_some() => { ready?; }
-                () = self.bell.notified() => {}
+                () = self.bell.0.notified() => {}
                 () = self.connection.leave.notified() => return Ok(()),
                 () = tokio::time::sleep(Duration::from_secs(1)) => {
                     if self.heard.elapsed() > idle && self.jobs.is_empty() {
@@ -289,7 +300,7 @@ impl Serving {
             let most = usize::from(ask.most).min(frame::LIST_MAX);
             let listed = frame::encode_listed(&service.list(ask.prefix, most));
             finished.lock().end(|frames| frame::put(frames, Type::Listed, request, &listed));
-            bell.notify_one();
+            bell.ring();
         });
     }
 
@@ -312,7 +323,7 @@ impl Serving {
                     frame::put(frames, Type::Error, request, &payload);
                 }
             });
-            bell.notify_one();
+            bell.ring();
         };
         self.shared.service.fill(&BlobId(id), Box::new(then));
         Ok(())

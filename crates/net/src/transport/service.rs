@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use base::BlobId;
 
-use crate::arriving::Arriving;
 use crate::id::{NodeId, Seen};
 use crate::message::{Answer, Ask, Note};
 use crate::seam::Held;
+use fetch::Arriving;
 
 /// A blob that can be sent.
 #[derive(Clone)]

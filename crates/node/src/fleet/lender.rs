@@ -22,6 +22,7 @@ use api::status::fleet::LentStatus;
 use api::watch::Wish;
 use blob::Origin;
 use cache::{CacheOptions, Evict, NodeCache, NodeParts, StoresNothing};
+use fetch::{Table, Tier};
 use fleet::node::Fleet;
 use net::id::Role;
 use origin::{Access, Remote};
@@ -150,36 +151,38 @@ impl Lent {
         private_folder(&folder)?;
         let locks = lock(&folder)?;
         // Nothing reads on this node, so the time limit is the default of reads elsewhere.
-        let joined =
-            super::join(&options.fleet, role, role == Role::Node, &folder, volume, origin.clone(), DEADLINE)?;
+        let table = Table::new(options.fleet.verify, limits::cache_options().in_flight);
+        let source = (origin.clone(), table.clone());
+        let keeps = role == Role::Node;
+        let joined = super::join(&options.fleet, role, keeps, &folder, volume, source, DEADLINE)?;
         let fits = |size: std::io::Result<u64>| size.at("use", &folder);
         let blobs = folder.join("blobs");
         private_folder(&blobs)?;
+        // Other nodes are asked before a depot. So a depot fetches missing blobs only from the origin.
+        let tier = keeps.then(|| Arc::clone(&joined.fleet) as Arc<dyn Tier>);
+        let cache_options = CacheOptions {
+            budget: size.map_or_else(|| fits(cache::default_budget(&folder)), Ok)?,
+            floor: fits(cache::default_floor(&folder))?,
+            ..limits::cache_options()
+        };
         let parts = NodeParts {
             folder: blobs,
             index: folder.join("cache.idx"),
-            // Other nodes are asked before a depot. So a depot fetches missing blobs only from the origin.
-            remote: if role == Role::Depot { origin } else { joined.fleet.clone() },
+            remote: origin,
+            tier,
+            table,
             pending: Arc::new(StoresNothing),
             may_delete: None,
             watch: Some(Arc::new(Told(Arc::downgrade(&joined.fleet)))),
-            options: CacheOptions {
-                budget: size.map_or_else(|| fits(cache::default_budget(&folder)), Ok)?,
-                floor: fits(cache::default_floor(&folder))?,
-                ..limits::cache_options()
-            },
+            options: cache_options,
             report: log::sink(),
         };
         let cache = Arc::new(NodeCache::open(parts).at("open", &folder)?);
-        let filler: Arc<dyn Origin> = cache.clone();
         joined.fleet.lend(Arc::new(Lender(Arc::downgrade(&cache))));
         super::tell_free(&joined.fleet, &cache);
-        match role {
-            Role::Depot => joined.fleet.fill_from(&filler),
-            Role::Node => {
-                let kept = joined.fleet.keep_with(&filler);
-                kept.map_err(|error| Failure::io("cannot start a thread to copy with", &error))?;
-            }
+        if keeps {
+            let kept = joined.fleet.keep_copies();
+            kept.map_err(|error| Failure::io("cannot start a thread to copy with", &error))?;
         }
         let (fleet, began, origin) = (joined.fleet, base::time::monotonic(), home.origin);
         Ok(Lent { folder, origin, role, began, fleet, cache, remote, _locks: locks })

@@ -4,8 +4,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use api::error::{Failure, Result};
+use fetch::Verify;
 use fleet::members::Contact;
-use net::arriving::Verify;
 use net::id::Zone;
 use net::secret::Secret;
 use net::tls::Tls;

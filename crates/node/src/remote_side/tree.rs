@@ -19,6 +19,7 @@ use base::Deadline;
 use base::size::MIB;
 use blob::{BlobSource, Origin};
 use cache::{CacheOptions, Evict, NameCache, NodeCache, NodeParts, StoresNothing};
+use fetch::{Table, Tier};
 use net::id::Role;
 use origin::Remote;
 
@@ -78,32 +79,35 @@ impl TreeCache {
         let id = ::tree::root::hex(&volume);
         let (number, lock) = take(&below, &id, which)?;
         let folder = below.join(folder_name(&id, number));
-        let join = |fleet| fleet::join(fleet, Role::Node, false, &folder, volume, store.clone(), patience);
-        let joined = named.fleet.as_deref().map(join).transpose()?;
-        let remote: Arc<dyn Origin> = match &joined {
-            Some(joined) => joined.fleet.clone(),
-            None => store.clone(),
+        let verify = named.fleet.as_deref().map(|fleet| fleet.verify).unwrap_or_default();
+        let table = Table::new(verify, crate::limits::cache_options().in_flight);
+        let join = |fleet| {
+            let source: Arc<dyn Origin> = store.clone();
+            fleet::join(fleet, Role::Node, false, &folder, volume, (source, table.clone()), patience)
         };
+        let joined = named.fleet.as_deref().map(join).transpose()?;
+        let tier = joined.as_ref().map(|joined| Arc::clone(&joined.fleet) as Arc<dyn Tier>);
         let fits = |size: std::io::Result<u64>| size.at("use", &folder);
         let budget = options.cache_size.map_or_else(|| fits(cache::default_budget(&folder)), Ok)?;
         let floor = options.cache_floor.map_or_else(|| fits(cache::default_floor(&folder)), Ok)?;
         let blobs = folder.join("blobs");
         private_folder(&blobs)?;
+        let options = CacheOptions { budget, floor, ..crate::limits::cache_options() };
         let parts = NodeParts {
             folder: blobs,
             index: folder.join("cache.idx"),
-            remote,
+            remote: store.clone(),
+            tier,
+            table,
             pending: Arc::new(StoresNothing),
             may_delete: None,
             watch: joined.as_ref().map(|joined| watch(&joined.fleet)),
-            options: CacheOptions { budget, floor, ..crate::limits::cache_options() },
+            options,
             report: log::sink(),
         };
         let cache = Arc::new(NodeCache::open(parts).at("open", &folder)?);
         if let Some(joined) = &joined {
             joined.fleet.lend(Arc::new(Lender(Arc::downgrade(&cache))));
-            let keeper: Arc<dyn Origin> = cache.clone();
-            joined.fleet.fill_from(&keeper);
             fleet::tell_free(&joined.fleet, &cache);
             fleet::calm(&joined.fleet);
         }

@@ -1,15 +1,16 @@
 //! An origin that stores and removes only while its folder's claim holds. A volume changes its origin only
 //! through this type.
 
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use base::BlobId;
 use base::time::BootTime;
-use blob::coming::{Coming, Then};
+use blob::completion::{Completion, Start};
 use blob::source::Onto;
-use blob::{BlobError, BlobSource, Buffer, Origin, Part, Records, SharedBytes, Sums};
+use blob::{Access, BlobError, BlobSource, Buffer, Origin, Part, Records, SharedBytes, Sums};
 
 use super::FRESH;
 use super::keeper::Keeper;
@@ -51,8 +52,8 @@ impl BlobSource for Guarded {
         self.inner.will_need_part(id, offset, len);
     }
 
-    fn coming(&self, id: &BlobId, offset: u32, len: u32, then: Then) -> Coming {
-        self.inner.coming(id, offset, len, then)
+    fn start_read(&self, id: &BlobId, range: Range<u32>, access: Access, completion: Completion) -> Start {
+        self.inner.start_read(id, range, access, completion)
     }
 }
 
@@ -141,14 +142,6 @@ impl Origin for Guarded {
 
     fn fetch_onto(&self, id: &BlobId, onto: &Arc<dyn Onto>) -> Result<Option<(Sums, Buffer)>, BlobError> {
         self.inner.fetch_onto(id, onto)
-    }
-
-    fn ahead_at_once(&self) -> usize {
-        self.inner.ahead_at_once()
-    }
-
-    fn rest_by_parts(&self, id: &BlobId) -> bool {
-        self.inner.rest_by_parts(id)
     }
 
     fn fetch_part(&self, id: &BlobId, offset: u32, len: u32) -> Result<Part, BlobError> {

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use blob::records::RecordMap;
 use blob::{Buffer, Space};
+use fetch::{PartLead, WholeLead};
 
 use super::*;
 
@@ -145,13 +146,6 @@ impl Origin for Far {
         self.get(id).map(drop)
     }
 
-    fn ahead_at_once(&self) -> usize {
-        match self.ahead.load(Ordering::SeqCst) {
-            0 => usize::MAX,
-            most => most as usize,
-        }
-    }
-
     fn fetch(&self, id: &BlobId) -> Result<(Sums, Buffer), BlobError> {
         self.wholes.fetch_add(1, Ordering::SeqCst);
         let (sums, bytes) = self.get(id)?;
@@ -171,12 +165,29 @@ impl Origin for Far {
         Ok(Part { sums, offset: from, bytes: bytes[from as usize..to as usize].into() })
     }
 
+    fn describe(&self) -> String {
+        "far:".to_owned()
+    }
+}
+
+impl Tier for Far {
+    fn whole(&self, lead: &WholeLead) -> Result<(Sums, Buffer), BlobError> {
+        self.fetch(lead.id())
+    }
+
+    fn part(&self, lead: &PartLead, offset: u32, len: u32) -> Result<Part, BlobError> {
+        self.fetch_part(lead.id(), offset, len)
+    }
+
     fn rest_by_parts(&self, _: &BlobId) -> bool {
         !self.shared.load(Ordering::SeqCst)
     }
 
-    fn describe(&self) -> String {
-        "far:".to_owned()
+    fn prefetches(&self) -> usize {
+        match self.ahead.load(Ordering::SeqCst) {
+            0 => usize::MAX,
+            most => most as usize,
+        }
     }
 }
 

@@ -372,6 +372,8 @@ fn a_real_disk_of_one_mebibyte_is_kept_within_and_survives_being_filled() {
             folder: dir.join("blobs"),
             index: dir.join("cache.idx"),
             remote: Arc::clone(&home.far) as Arc<dyn Origin>,
+            tier: None,
+            table: Table::new(Verify::Blake3, 64 << 20),
             pending: Arc::new(crate::StoresNothing),
             may_delete: None,
             watch: None,

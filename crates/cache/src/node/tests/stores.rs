@@ -45,6 +45,8 @@ fn nothing_is_stored_where_nothing_may_be() {
         folder: home.dir.path().join("other/blobs"),
         index: home.dir.path().join("other/cache.idx"),
         remote: Arc::clone(&home.far) as Arc<dyn Origin>,
+        tier: None,
+        table: Table::new(Verify::Blake3, 64 << 20),
         pending: Arc::new(crate::StoresNothing),
         may_delete: None,
         watch: None,

@@ -2,13 +2,11 @@
 
 use super::*;
 
-/// A node that keeps copies, and the cache for them.
-fn lender(store: &Arc<Store>, join: &Node) -> (Node, Arc<dyn Origin>) {
+/// A node that keeps copies.
+fn lender(store: &Arc<Store>, join: &Node) -> Node {
     let lender = Node::changed(store, Role::Node, Some(join), |parts| parts.keeps = true);
     lender.fleet.set_free(1000);
-    let cache = Store::default();
-    assert!(cache.keeps.set((Arc::downgrade(&lender.fleet), lender.disk.clone())).is_ok());
-    (lender, Arc::new(cache))
+    lender
 }
 
 /// How many of these the lender tracks.
@@ -22,11 +20,11 @@ fn tracked(lender: &Node, ids: &[BlobId]) -> u64 {
 fn a_lender_copies_only_what_it_tracks() {
     let (store, ids) = Store::with(12, 50_000);
     let node = Node::start(&store, Role::Node, None);
-    let (lender, cache) = lender(&store, &node);
+    let lender = lender(&store, &node);
     let nodes = [node, lender];
     see_each_other(&nodes);
     let [node, lender] = &nodes;
-    lender.fleet.keep_with(&cache).unwrap();
+    lender.fleet.keep_copies().unwrap();
     ids.iter().for_each(|id| drop(node.read(id).unwrap()));
     let share = tracked(lender, &ids);
     soon("it has its share", || lender.fleet.counts().kept >= share);
@@ -43,11 +41,11 @@ fn a_lender_copies_only_what_it_tracks() {
 fn regression_a_lender_learns_groups_from_notes() {
     let (store, ids) = Store::with(12, 50_000);
     let nodes = Node::fleet_of(&store, 2);
-    let (lender, cache) = lender(&store, &nodes[0]);
+    let lender = lender(&store, &nodes[0]);
     let nodes: Vec<Node> = nodes.into_iter().chain([lender]).collect();
     see_each_other(&nodes);
     let (readers, lender) = (&nodes[..2], &nodes[2]);
-    lender.fleet.keep_with(&cache).unwrap();
+    lender.fleet.keep_copies().unwrap();
     // Each blob is in a group of its own, which only nodes that mount the tree know.
     for (number, id) in ids.iter().enumerate() {
         readers.iter().for_each(|node| assert!(node.fleet.inner.groups.learn(id, number as u64 * 16)));
@@ -67,7 +65,7 @@ fn regression_what_a_lender_is_told_before_its_cache_is_open_is_copied() {
     let (store, ids) = Store::with(12, 50_000);
     let node = Node::start(&store, Role::Node, None);
     ids[..6].iter().for_each(|id| drop(node.read(id).unwrap()));
-    let (lender, cache) = lender(&store, &node);
+    let lender = lender(&store, &node);
     let nodes = [node, lender];
     see_each_other(&nodes);
     let [node, lender] = &nodes;
@@ -75,7 +73,7 @@ fn regression_what_a_lender_is_told_before_its_cache_is_open_is_copied() {
     let share = tracked(lender, &ids);
     soon("it knows of its share", || lender.fleet.tracker_counts().blobs >= share);
     assert_eq!(lender.fleet.counts().kept, 0, "it has no cache yet");
-    lender.fleet.keep_with(&cache).unwrap();
+    lender.fleet.keep_copies().unwrap();
     soon("it has its share", || lender.fleet.counts().kept >= share);
 }
 
@@ -83,6 +81,5 @@ fn regression_what_a_lender_is_told_before_its_cache_is_open_is_copied() {
 fn a_node_that_does_not_keep_says_so() {
     let (store, _) = Store::with(1, 1_000);
     let node = Node::start(&store, Role::Node, None);
-    let cache: Arc<dyn Origin> = store.clone();
-    assert!(node.fleet.keep_with(&cache).unwrap_err().to_string().contains("does not keep"));
+    assert!(node.fleet.keep_copies().unwrap_err().to_string().contains("does not keep"));
 }

@@ -7,15 +7,6 @@ use net::message::Group;
 
 use super::*;
 
-/// Gives a node a cache above its fleet that keeps what it fetches.
-fn with_keeper(node: &Node) {
-    let keeper = Store::default();
-    assert!(keeper.keeps.set((Arc::downgrade(&node.fleet), Arc::clone(&node.disk))).is_ok());
-    let keeper: Arc<dyn Origin> = Arc::new(keeper);
-    node.fleet.fill_from(&keeper);
-    *node.filler.lock() = Some(keeper);
-}
-
 /// Compares bytes of a part with the store's.
 fn right(store: &Store, id: &BlobId, part: &Part, offset: u32, len: u32) {
     let bytes = store.blobs.lock()[id].clone();
@@ -33,7 +24,7 @@ fn a_little_of_a_blob_moves_little_from_the_node_that_has_it() {
         nodes[0].read(id).unwrap();
         // The last bytes are in a group that ends with the blob.
         let offset = [0, 70_000, BLOB_MAX / 2 - 100, BLOB_MAX - 4096][n];
-        let part = nodes[1].fleet.fetch_part(id, offset, 4096).unwrap();
+        let part = nodes[1].fetch_part(id, offset, 4096).unwrap();
         right(&store, id, &part, offset, 4096);
     }
     let (counts, net) = (nodes[1].fleet.counts(), nodes[1].fleet.net_counts());
@@ -56,20 +47,19 @@ fn a_little_of_a_blob_moves_little_from_the_node_that_has_it() {
 fn regression_without_a_holder_one_node_gets_parts_and_the_rest_comes_once_for_all() {
     let (store, ids) = Store::with(3, 1 << 20);
     let nodes = Node::fleet_of(&store, 3);
-    nodes.iter().for_each(with_keeper);
     for (n, id) in (1..).zip(&ids) {
         // One node that reads a little fetches parts only, however often.
         for offset in [500_000, 70_000] {
-            right(&store, id, &nodes[2].fleet.fetch_part(id, offset, 4096).unwrap(), offset, 4096);
+            right(&store, id, &nodes[2].fetch_part(id, offset, 4096).unwrap(), offset, 4096);
         }
         assert_eq!((store.fetches(), store.parts.lock().0), (n - 1, 3 * n - 1));
         let begun = base::time::monotonic();
-        let part = nodes[1].fleet.fetch_part(id, 70_000, 4096).unwrap();
+        let part = nodes[1].fetch_part(id, 70_000, 4096).unwrap();
         // The store takes 30 ms for a blob and no time for a part.
         println!("a part after {:?}", begun.elapsed());
         right(&store, id, &part, 70_000, 4096);
         soon("the rest follows", || nodes[1].disk.open(id).is_some());
-        right(&store, id, &nodes[0].fleet.fetch_part(id, 900_000, 100_000).unwrap(), 900_000, 100_000);
+        right(&store, id, &nodes[0].fetch_part(id, 900_000, 100_000).unwrap(), 900_000, 100_000);
     }
     assert_eq!(*store.parts.lock(), (9, 9 << 16));
     assert_eq!((store.fetches(), store.most()), (3, 1), "each blob once");
@@ -82,16 +72,15 @@ fn regression_without_a_holder_one_node_gets_parts_and_the_rest_comes_once_for_a
 fn the_rest_comes_by_parts_only_where_nobody_else_wants_the_blob() {
     let (store, ids) = Store::with(2, 1 << 20);
     let nodes = Node::fleet_of(&store, 3);
-    nodes.iter().for_each(with_keeper);
     let rest_by_parts = |node: usize, id: &BlobId| nodes[node].fleet.rest_by_parts(id);
     for id in &ids {
-        right(&store, id, &nodes[2].fleet.fetch_part(id, 70_000, 4096).unwrap(), 70_000, 4096);
+        right(&store, id, &nodes[2].fetch_part(id, 70_000, 4096).unwrap(), 70_000, 4096);
         assert!(rest_by_parts(2, id) && rest_by_parts(2, id), "however often it asks");
-        right(&store, id, &nodes[2].fleet.fetch_part(id, 0, 4096).unwrap(), 0, 4096);
+        right(&store, id, &nodes[2].fetch_part(id, 0, 4096).unwrap(), 0, 4096);
     }
     assert_eq!(store.fetches(), 0, "asking fetches nothing");
     // Another that has a part fetches the whole for all, and who asked first has it from there.
-    nodes[1].fleet.fetch_part(&ids[0], 70_000, 4096).unwrap();
+    nodes[1].fetch_part(&ids[0], 70_000, 4096).unwrap();
     soon("the rest follows", || nodes[1].disk.open(&ids[0]).is_some());
     assert!(!rest_by_parts(2, &ids[0]) && !rest_by_parts(0, &ids[0]));
     assert_eq!(nodes[2].read(&ids[0]).unwrap(), store.blobs.lock()[&ids[0]]);
@@ -106,14 +95,13 @@ fn regression_of_what_a_depot_has_each_gets_its_part_and_the_rest_does_not_follo
     let (store, ids) = Store::with(3, BLOB_MAX as usize);
     let depot = Node::start(&store, Role::Depot, None);
     let nodes = [1, 2].map(|_| Node::start(&store, Role::Node, Some(&depot)));
-    nodes.iter().for_each(with_keeper);
     let nodes: Vec<Node> = [depot].into_iter().chain(nodes).collect();
     see_each_other(&nodes);
     for id in &ids {
         let bytes = store.blobs.lock()[id].clone();
         nodes[0].disk.0.put(id, &Sums::of(&bytes), &bytes).unwrap();
         for node in &nodes[1..] {
-            right(&store, id, &node.fleet.fetch_part(id, 70_000, 4096).unwrap(), 70_000, 4096);
+            right(&store, id, &node.fetch_part(id, 70_000, 4096).unwrap(), 70_000, 4096);
             // A note gives the lease back.
             std::thread::sleep(Duration::from_millis(100));
         }
@@ -136,7 +124,7 @@ fn regression_parts_have_longer_the_more_are_wanted_at_once() {
     let nodes = Node::fleet_of(&store, 2);
     let inner = &nodes[1].fleet.inner;
     nodes[0].read(&ids[0]).unwrap();
-    nodes[1].fleet.fetch_part(&ids[0], 0, 4096).unwrap();
+    nodes[1].fetch_part(&ids[0], 0, 4096).unwrap();
     assert_eq!(inner.parts.load(Ordering::SeqCst), 0, "finished ones do not count");
     assert!(inner.pace().peer < Duration::from_millis(500), "{:?}", inner.pace());
     // 64 parts of 192 KiB take half a second on a link of 200 Mbit/s.
@@ -149,13 +137,12 @@ fn regression_parts_have_longer_the_more_are_wanted_at_once() {
 fn a_part_that_many_want_at_once_is_fetched_once() {
     let (store, ids) = Store::with(1, 1 << 20);
     let nodes = Node::fleet_of(&store, 6);
-    nodes.iter().for_each(with_keeper);
     let begin = Barrier::new(nodes.len());
     std::thread::scope(|scope| {
         for node in &nodes {
             scope.spawn(|| {
                 begin.wait();
-                right(&store, &ids[0], &node.fleet.fetch_part(&ids[0], 0, 100).unwrap(), 0, 100);
+                right(&store, &ids[0], &node.fetch_part(&ids[0], 0, 100).unwrap(), 0, 100);
             });
         }
     });
@@ -189,7 +176,7 @@ fn a_part_that_a_node_makes_up_is_had_from_elsewhere() {
         std::io::Write::write_all(&mut file, &sent).unwrap();
         nodes[0].disk.1.lock().insert(*id, Held { file: Arc::new(file), offset: 0, sums: Arc::new(lie) });
         let offset = [65_536, 290_000][number];
-        right(&store, id, &nodes[1].fleet.fetch_part(id, offset, 5_000).unwrap(), offset, 5_000);
+        right(&store, id, &nodes[1].fetch_part(id, offset, 5_000).unwrap(), offset, 5_000);
     }
 }
 
@@ -198,12 +185,10 @@ fn a_part_that_is_not_in_the_blob_is_refused() {
     let (store, ids) = Store::with(1, 200_000);
     let nodes = Node::fleet_of(&store, 2);
     for (offset, len) in [(200_000, 1), (199_999, 2), (u32::MAX, 1), (0, BLOB_MAX + 1)] {
-        let error = nodes[0].fleet.fetch_part(&ids[0], offset, len).err().unwrap();
+        let error = nodes[0].fetch_part(&ids[0], offset, len).err().unwrap();
         assert!(matches!(error, BlobError::Io(_)), "{error}");
     }
-    let mut some = [0; 100];
-    nodes[1].fleet.read_at(&ids[0], 199_900, &mut some).unwrap();
-    assert_eq!(some, store.blobs.lock()[&ids[0]][199_900..]);
+    right(&store, &ids[0], &nodes[1].fetch_part(&ids[0], 199_900, 100).unwrap(), 199_900, 100);
 }
 
 /// Questions about blobs of one group that are wanted at once are merged, and each blob arrives.
@@ -242,7 +227,6 @@ fn neighbours_are_asked_about_together() {
 fn a_part_and_the_whole_may_be_wanted_on_one_node_at_once() {
     let (store, ids) = Store::with(8, 1 << 20);
     let nodes = Node::fleet_of(&store, 2);
-    nodes.iter().for_each(with_keeper);
     let begun = base::time::monotonic();
     for id in &ids {
         let begin = Barrier::new(6);
@@ -256,7 +240,7 @@ fn a_part_and_the_whole_may_be_wanted_on_one_node_at_once() {
                         _ => right(
                             store,
                             id,
-                            &node.fleet.fetch_part(id, n * 70_000, 4096).unwrap(),
+                            &node.fetch_part(id, n * 70_000, 4096).unwrap(),
                             n * 70_000,
                             4096,
                         ),

@@ -1,6 +1,6 @@
 //! A link that has room: plans are told of it.
 
-use net::arriving::Arriving;
+use fetch::Arriving;
 
 use super::super::driver::Run;
 use super::*;

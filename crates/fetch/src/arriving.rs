@@ -25,25 +25,20 @@
 //! ([`Arriving::into_parts`]), and nothing is served from here until then. If a forged length keeps correct
 //! bytes out, [`Arriving::complete`] returns them to a caller that got them from the origin.
 
-use std::future::Future;
 use std::io;
 use std::mem::MaybeUninit;
 use std::ops::Range;
-use std::pin::Pin;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
-use std::task::{Context, Poll, Waker};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use base::BlobId;
 use base::size::GROUP;
-use blob::coming::{Missed, Then};
 use blob::{Buffer, Sums};
 use parking_lot::{Condvar, Mutex};
-use tokio::sync::Notify;
 
-use crate::transport::Fail;
+use crate::waiter::Waiter;
 
 #[cfg(test)]
 mod tests;
@@ -61,6 +56,29 @@ pub enum Verify {
     Crc,
 }
 
+/// Why bytes were not taken, or did not come.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    /// They are not the blob's.
+    #[error("{0}")]
+    Wrong(String),
+    /// They came without sums, for a place before which bytes are missing, or beyond the blob's end.
+    #[error("{0}")]
+    Misplaced(String),
+    /// They did not come within this time.
+    #[error("not within {0:?}")]
+    Late(Duration),
+    /// The fetch was given up.
+    #[error("the fetch was given up")]
+    GivenUp,
+}
+
+/// Is notified at every step of a blob that is being received.
+pub trait Bell: Send + Sync {
+    /// Must not block.
+    fn ring(&self);
+}
+
 /// A blob that is being received. The filling side and the readers share it.
 pub struct Arriving {
     id: BlobId,
@@ -76,6 +94,8 @@ pub struct Arriving {
     writing: Mutex<Writing>,
     waiting: Mutex<Waiting>,
     changed: Condvar,
+    /// The number of waiters that took their bytes from here.
+    served: Arc<AtomicU64>,
 }
 
 #[derive(Default)]
@@ -84,28 +104,11 @@ struct Writing {
     filled: u32,
 }
 
-/// A waiter for a range. It gets the range as soon as it is here, or is told that it will not come.
-pub struct Await {
-    /// The range within the blob.
-    pub range: Range<u32>,
-    /// Called once, by the side that brings the bytes: a loop that must read other connections.
-    pub then: Then,
-}
-
-impl Await {
-    fn tell(self, arriving: &Arriving) {
-        // If the sums are doubtful, the whole blob must be compared first.
-        let bytes = arriving.bytes(self.range).filter(|_| !arriving.is_doubtful());
-        (self.then)(bytes.ok_or(Missed::Read));
-    }
-}
-
 #[derive(Default)]
 struct Waiting {
-    failed: Option<Fail>,
-    wakers: Vec<Waker>,
-    bells: Vec<Weak<Notify>>,
-    awaits: Vec<Await>,
+    failed: Option<Fault>,
+    bells: Vec<Weak<dyn Bell>>,
+    waiters: Vec<Arc<Waiter>>,
 }
 
 /// What happened to bytes that a source offered.
@@ -120,6 +123,11 @@ pub enum Took {
 impl Arriving {
     /// An empty one.
     pub fn new(id: BlobId, verify: Verify) -> Arc<Arriving> {
+        Arriving::counting(id, verify, Arc::default())
+    }
+
+    /// The same. `served` counts the waiters that take their bytes from it.
+    pub(crate) fn counting(id: BlobId, verify: Verify, served: Arc<AtomicU64>) -> Arc<Arriving> {
         Arc::new(Arriving {
             id,
             verify,
@@ -130,18 +138,31 @@ impl Arriving {
             writing: Mutex::default(),
             waiting: Mutex::default(),
             changed: Condvar::new(),
+            served,
         })
     }
 
-    /// A blob that is already here, whole and verified. It serves requests until the blob is stored
-    /// elsewhere.
-    pub fn here(id: BlobId, verify: Verify, sums: Arc<Sums>, bytes: Buffer) -> Arc<Arriving> {
-        let (arriving, size) = (Arriving::new(id, verify), bytes.len() as u32);
-        let _ = arriving.room.set(Room::full(bytes));
-        let _ = arriving.sums.set(sums);
-        arriving.writing.lock().filled = size;
-        arriving.verified.store(size, Ordering::Release);
+    /// A blob that is already here, whole and verified.
+    pub(crate) fn here(id: BlobId, verify: Verify, sums: Arc<Sums>, bytes: Buffer) -> Arc<Arriving> {
+        let arriving = Arriving::new(id, verify);
+        arriving.settle(sums, bytes);
         arriving
+    }
+
+    /// Takes the whole blob, verified by the caller, if nothing of it has come yet. Returns whether it did.
+    pub(crate) fn settle(&self, sums: Arc<Sums>, bytes: Buffer) -> bool {
+        let mut writing = self.writing.lock();
+        if self.sums.get().is_some() {
+            return false;
+        }
+        let size = bytes.len() as u32;
+        let _ = self.room.set(Room::full(bytes));
+        let _ = self.sums.set(sums);
+        writing.filled = size;
+        self.verified.store(size, Ordering::Release);
+        drop(writing);
+        self.tell();
+        true
     }
 
     /// The blob's id.
@@ -175,7 +196,7 @@ impl Arriving {
     }
 
     /// Why its fetch was given up, if it was.
-    pub fn failed(&self) -> Option<Fail> {
+    pub fn failed(&self) -> Option<Fault> {
         self.waiting.lock().failed.clone()
     }
 
@@ -183,15 +204,15 @@ impl Arriving {
     /// continues.
     ///
     /// # Errors
-    /// [`Fail::Corrupt`]: they are another blob's, or disagree with those that came before.
-    pub fn begin(&self, sums: Sums) -> Result<(), Fail> {
+    /// [`Fault::Wrong`]: they are another blob's, or disagree with those that came before.
+    pub fn begin(&self, sums: Sums) -> Result<(), Fault> {
         if sums.id() != self.id {
-            return Err(Fail::Corrupt(format!("the sums are those of {}, not of {}", sums.id(), self.id)));
+            return Err(Fault::Wrong(format!("the sums are those of {}, not of {}", sums.id(), self.id)));
         }
         let writing = self.writing.lock();
         if let Some(known) = self.sums.get() {
             let same = **known == sums;
-            return same.then_some(()).ok_or_else(|| Fail::Corrupt("two senders' sums differ".to_owned()));
+            return same.then_some(()).ok_or_else(|| Fault::Wrong("two senders' sums differ".to_owned()));
         }
         let size = sums.size() as usize;
         let _ = self.room.set(Room::empty(Buffer::with_room(size), size));
@@ -206,16 +227,16 @@ impl Arriving {
     /// wait.
     ///
     /// # Errors
-    /// The error of `read`. [`Fail::Corrupt`] inside: a whole group arrived and is wrong; verified bytes
-    /// stay. [`Fail::Protocol`]: the sums have not arrived, or nothing can be appended at the source's
+    /// The error of `read`. [`Fault::Wrong`] inside: a whole group arrived and is wrong; verified bytes
+    /// stay. [`Fault::Misplaced`]: the sums have not arrived, or nothing can be appended at the source's
     /// position.
     pub fn receive(
         &self,
         from: u32,
         most: usize,
         read: impl FnOnce(&mut [MaybeUninit<u8>]) -> io::Result<usize>,
-    ) -> io::Result<Result<Took, Fail>> {
-        let protocol = |what: &str| Ok(Err(Fail::Protocol(what.to_owned())));
+    ) -> io::Result<Result<Took, Fault>> {
+        let protocol = |what: &str| Ok(Err(Fault::Misplaced(what.to_owned())));
         let (Some(sums), Some(room)) = (self.sums.get(), self.room.get()) else {
             return protocol("bytes came before the sums");
         };
@@ -249,7 +270,7 @@ impl Arriving {
     }
 
     /// Verifies the groups that are whole now and frees them for reading. True: there are some.
-    fn check(&self, sums: &Sums, room: &Room, filled: u32) -> Result<bool, Fail> {
+    fn check(&self, sums: &Sums, room: &Room, filled: u32) -> Result<bool, Fault> {
         let verified = self.verified();
         let end = if filled == sums.size() { filled } else { filled - filled % GROUP };
         if end <= verified {
@@ -273,7 +294,7 @@ impl Arriving {
             };
             if let Err(wrong) = right {
                 self.verified.store(offset, Ordering::Release);
-                return Err(Fail::Corrupt(wrong.to_string()));
+                return Err(Fault::Wrong(wrong.to_string()));
             }
         }
         self.verified.store(end, Ordering::Release);
@@ -284,10 +305,10 @@ impl Arriving {
     /// that match it.
     ///
     /// # Errors
-    /// [`Fail::Corrupt`], and the bytes back: they are another blob's, or disagree with the sums that came
+    /// [`Fault::Wrong`], and the bytes back: they are another blob's, or disagree with the sums that came
     /// before.
-    pub fn complete(&self, bytes: Buffer) -> Result<(), (Fail, Buffer)> {
-        let corrupt = |why: String, bytes| Err((Fail::Corrupt(why), bytes));
+    pub fn complete(&self, bytes: Buffer) -> Result<(), (Fault, Buffer)> {
+        let corrupt = |why: String, bytes| Err((Fault::Wrong(why), bytes));
         if bytes.len() > base::size::BLOB_MAX as usize {
             return corrupt(format!("{} bytes are more than a blob has", bytes.len()), bytes);
         }
@@ -296,15 +317,8 @@ impl Arriving {
             if sums.id() != self.id {
                 return corrupt(format!("the bytes are those of {}, not of {}", sums.id(), self.id), bytes);
             }
-            let mut writing = self.writing.lock();
-            if self.sums.get().is_none() {
-                let size = sums.size();
-                let _ = self.room.set(Room::full(bytes));
-                let _ = self.sums.set(Arc::new(sums));
-                writing.filled = size;
-                self.verified.store(size, Ordering::Release);
-                drop(writing);
-                self.tell();
+            // The clone shares the memory.
+            if self.settle(Arc::new(sums), bytes.clone()) {
                 return Ok(());
             }
         }
@@ -318,8 +332,8 @@ impl Arriving {
     /// here.
     ///
     /// # Errors
-    /// [`Fail::Corrupt`]: they are wrong. [`Fail::Protocol`]: no sums yet, or more bytes than the blob has.
-    pub fn append(&self, bytes: &[u8]) -> Result<(), Fail> {
+    /// [`Fault::Wrong`]: they are wrong. [`Fault::Misplaced`]: no sums yet, or more bytes than the blob has.
+    pub fn append(&self, bytes: &[u8]) -> Result<(), Fault> {
         let at = self.verified();
         self.take(at, bytes.get(at as usize..).unwrap_or_default())
     }
@@ -328,12 +342,12 @@ impl Arriving {
     ///
     /// # Errors
     /// As [`Arriving::append`].
-    pub fn take(&self, offset: u32, bytes: &[u8]) -> Result<(), Fail> {
+    pub fn take(&self, offset: u32, bytes: &[u8]) -> Result<(), Fault> {
         let mut taken = 0;
         while taken < bytes.len() {
             let rest = &bytes[taken..];
             let took = self.receive(offset + taken as u32, rest.len(), |room| Ok(copy(rest, room)));
-            match took.map_err(|error| Fail::Protocol(error.to_string()))?? {
+            match took.map_err(|error| Fault::Misplaced(error.to_string()))?? {
                 Took::Bytes(count) | Took::Skip(count) => taken += count,
             }
         }
@@ -341,7 +355,7 @@ impl Arriving {
     }
 
     /// Gives up. All waiters get this error.
-    pub fn fail(&self, why: Fail) {
+    pub fn fail(&self, why: Fault) {
         self.waiting.lock().failed.get_or_insert(why);
         self.tell();
     }
@@ -358,8 +372,8 @@ impl Arriving {
     /// Waits on this thread until the bytes below `end` (or all, if the blob is shorter) can be read.
     ///
     /// # Errors
-    /// [`Fail::Late`] at `until`, or why the fetch was given up.
-    pub fn wait_for(&self, end: u32, until: Instant) -> Result<(), Fail> {
+    /// [`Fault::Late`] at `until`, or why the fetch was given up.
+    pub fn wait_for(&self, end: u32, until: Instant) -> Result<(), Fault> {
         let began = base::time::monotonic();
         let mut waiting = self.waiting.lock();
         loop {
@@ -370,30 +384,35 @@ impl Arriving {
                 return Err(fail.clone());
             }
             if self.changed.wait_until(&mut waiting, until).timed_out() && !self.reaches(end) {
-                return Err(waiting.failed.clone().unwrap_or_else(|| Fail::Late(began.elapsed())));
+                return Err(waiting.failed.clone().unwrap_or_else(|| Fault::Late(began.elapsed())));
             }
         }
     }
 
-    /// The same as a future, without a deadline.
-    pub fn reach(&self, end: u32) -> Reach<'_> {
-        Reach { arriving: self, end }
-    }
-
-    /// Registers a waiter. It is called when its range is here or the fetch has failed, or at once.
-    pub fn give(&self, wait: Await) {
+    /// Completes the waiter as soon as its range is here, at once if it is. A fetch that fails does not
+    /// complete it.
+    pub(crate) fn notify(&self, waiter: &Arc<Waiter>) {
         let mut waiting = self.waiting.lock();
-        if self.reaches(wait.range.end) || waiting.failed.is_some() {
+        if self.has(waiter) {
             drop(waiting);
-            wait.tell(self);
-        } else {
-            waiting.awaits.push(wait);
+            self.serve(waiter);
+        } else if waiting.failed.is_none() {
+            waiting.waiters.push(Arc::clone(waiter));
         }
     }
 
-    /// Takes out the waiters for what has not arrived.
-    pub fn take_awaits(&self) -> Vec<Await> {
-        std::mem::take(&mut self.waiting.lock().awaits)
+    /// Whether the waiter's range is here, and is known to be right.
+    fn has(&self, waiter: &Waiter) -> bool {
+        // If the sums are doubtful, the whole blob must be compared first.
+        self.verified() >= waiter.range().end && !self.is_doubtful()
+    }
+
+    fn serve(&self, waiter: &Waiter) {
+        if let Some(bytes) = self.bytes(waiter.range())
+            && waiter.complete(Ok(bytes))
+        {
+            self.served.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// Whether the sums are here, and the bytes below `end` or all.
@@ -401,26 +420,25 @@ impl Arriving {
         self.size().is_some_and(|size| self.verified() >= end.min(size))
     }
 
-    /// Notifies `bell` at every step from now on, as long as it exists.
-    pub(crate) fn ring(&self, bell: &Arc<Notify>) {
+    /// Rings `bell` at every step from now on, as long as it exists.
+    pub fn ring(&self, bell: &Arc<impl Bell + 'static>) {
+        let bell: Weak<dyn Bell> = Arc::downgrade(bell) as Weak<dyn Bell>;
         let mut waiting = self.waiting.lock();
         waiting.bells.retain(|known| known.strong_count() > 0);
-        if !waiting.bells.iter().any(|known| known.as_ptr() == Arc::as_ptr(bell)) {
-            waiting.bells.push(Arc::downgrade(bell));
+        if !waiting.bells.iter().any(|known| std::ptr::addr_eq(known.as_ptr(), bell.as_ptr())) {
+            waiting.bells.push(bell);
         }
     }
 
     fn tell(&self) {
         let mut waiting = self.waiting.lock();
-        let wakers = std::mem::take(&mut waiting.wakers);
-        waiting.bells.iter().filter_map(Weak::upgrade).for_each(|bell| bell.notify_one());
+        waiting.bells.iter().filter_map(Weak::upgrade).for_each(|bell| bell.ring());
         let over = waiting.failed.is_some();
-        let due = |wait: &mut Await| over || self.reaches(wait.range.end);
-        let due: Vec<Await> = waiting.awaits.extract_if(.., due).collect();
+        let due: Vec<_> = waiting.waiters.extract_if(.., |waiter| over || self.has(waiter)).collect();
         drop(waiting);
         self.changed.notify_all();
-        wakers.into_iter().for_each(Waker::wake);
-        due.into_iter().for_each(|wait| wait.tell(self));
+        // Only those whose range is here. The others have another completion to wait for.
+        due.iter().filter(|waiter| self.has(waiter)).for_each(|waiter| self.serve(waiter));
     }
 
     /// The whole blob and its sums, ready to be admitted. Those who still read it here share the memory.
@@ -437,30 +455,6 @@ impl Arriving {
 impl std::fmt::Debug for Arriving {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} of {:?} bytes of {}", self.verified(), self.size(), self.id)
-    }
-}
-
-/// See [`Arriving::reach`].
-pub struct Reach<'a> {
-    arriving: &'a Arriving,
-    end: u32,
-}
-
-impl Future for Reach<'_> {
-    type Output = Result<(), Fail>;
-
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut waiting = self.arriving.waiting.lock();
-        if self.arriving.reaches(self.end) {
-            return Poll::Ready(Ok(()));
-        }
-        if let Some(fail) = &waiting.failed {
-            return Poll::Ready(Err(fail.clone()));
-        }
-        if !waiting.wakers.iter().any(|waker| waker.will_wake(context.waker())) {
-            waiting.wakers.push(context.waker().clone());
-        }
-        Poll::Pending
     }
 }
 

@@ -1,4 +1,4 @@
-use blob::coming::Told;
+use blob::completion::Arrival;
 
 use super::*;
 
@@ -12,7 +12,7 @@ fn noise(len: usize) -> Vec<u8> {
 fn bytes_are_free_group_by_group_and_sources_may_overlap() {
     let bytes = noise(200_000);
     let arriving = Arriving::new(Sums::of(&bytes).id(), Verify::Blake3);
-    assert!(matches!(arriving.receive(0, 1, |_| Ok(0)).unwrap(), Err(Fail::Protocol(_))));
+    assert!(matches!(arriving.receive(0, 1, |_| Ok(0)).unwrap(), Err(Fault::Misplaced(_))));
     arriving.begin(Sums::of(&bytes)).unwrap();
     arriving.begin(Sums::of(&bytes)).unwrap();
     assert!(arriving.begin(Sums::of(&bytes[1..])).is_err());
@@ -22,7 +22,7 @@ fn bytes_are_free_group_by_group_and_sources_may_overlap() {
     assert_eq!(give(0, 65_535), Ok(Took::Bytes(65_535)));
     assert_eq!((arriving.verified(), arriving.bytes(0..1)), (0, None));
     assert_eq!(give(60_000, 10_000), Ok(Took::Skip(5_535)));
-    assert!(matches!(give(70_000, 1), Err(Fail::Protocol(_))), "a gap");
+    assert!(matches!(give(70_000, 1), Err(Fault::Misplaced(_))), "a gap");
     assert_eq!(give(65_535, 134_465), Ok(Took::Bytes(134_465)));
     assert!(arriving.is_whole());
     assert_eq!(arriving.bytes(5..200_000), Some(&bytes[5..]));
@@ -38,9 +38,9 @@ fn a_wrong_byte_frees_nothing_and_the_next_source_continues() {
     wrong[150_000] ^= 4;
     for verify in [Verify::Crc, Verify::Blake3] {
         let arriving = Arriving::new(Sums::of(&bytes).id(), verify);
-        assert!(matches!(arriving.complete(wrong.clone().into()), Err((Fail::Corrupt(_), _))));
+        assert!(matches!(arriving.complete(wrong.clone().into()), Err((Fault::Wrong(_), _))));
         arriving.begin(Sums::of(&bytes)).unwrap();
-        assert!(matches!(arriving.complete(wrong.clone().into()), Err((Fail::Corrupt(_), _))));
+        assert!(matches!(arriving.complete(wrong.clone().into()), Err((Fault::Wrong(_), _))));
         assert_eq!(arriving.verified(), 131_072);
         arriving.complete(bytes.clone().into()).unwrap();
         assert_eq!(arriving.into_parts().unwrap().1, bytes);
@@ -51,9 +51,9 @@ fn a_wrong_byte_frees_nothing_and_the_next_source_continues() {
 fn a_waiter_learns_of_the_end() {
     let arriving = Arriving::new(Sums::of(b"x").id(), Verify::Crc);
     let soon = base::time::monotonic() + std::time::Duration::from_millis(10);
-    assert!(matches!(arriving.wait_for(1, soon), Err(Fail::Late(_))));
-    arriving.fail(Fail::Missing);
-    assert_eq!(arriving.wait_for(1, soon), Err(Fail::Missing));
+    assert!(matches!(arriving.wait_for(1, soon), Err(Fault::Late(_))));
+    arriving.fail(Fault::GivenUp);
+    assert_eq!(arriving.wait_for(1, soon), Err(Fault::GivenUp));
     arriving.complete(b"x".to_vec().into()).unwrap();
     assert_eq!(arriving.wait_for(u32::MAX, soon), Ok(()));
     let empty = Arriving::new(Sums::of(b"").id(), Verify::Crc);
@@ -86,7 +86,7 @@ fn regression_made_up_crcs_do_not_keep_right_bytes_out() {
     // With CRCs alone it is unknown which sender lies. The bytes from elsewhere are returned.
     let arriving = Arriving::new(sums.id(), Verify::Crc);
     arriving.begin(lie).unwrap();
-    let Err((Fail::Corrupt(_), back)) = arriving.complete(bytes.clone().into()) else { panic!() };
+    let Err((Fault::Wrong(_), back)) = arriving.complete(bytes.clone().into()) else { panic!() };
     assert!(back == bytes);
 }
 
@@ -99,23 +99,23 @@ fn regression_a_made_up_size_gives_the_origins_bytes_back() {
     for verify in [Verify::Blake3, Verify::Crc] {
         let arriving = Arriving::new(sums.id(), verify);
         arriving.begin(lie.clone()).unwrap();
-        let Err((Fail::Corrupt(_), back)) = arriving.complete(bytes.clone().into()) else { panic!() };
+        let Err((Fault::Wrong(_), back)) = arriving.complete(bytes.clone().into()) else { panic!() };
         assert!(back == bytes && !arriving.is_whole());
     }
 }
 
 #[test]
-fn what_is_to_be_called_is_called_once_when_its_bytes_are_here_or_never_will_be() {
+fn a_waiter_is_completed_once_when_its_bytes_are_here_and_not_by_a_failure() {
     let bytes = noise(300_000);
     let arriving = Arriving::new(Sums::of(&bytes).id(), Verify::Blake3);
     let called = Arc::new(Mutex::new(Vec::new()));
     let give = |end: u32| {
         let called = Arc::clone(&called);
-        let then = move |told: Told<'_>| {
-            called.lock().push((end, told.ok().map(<[u8]>::len)));
+        let completion = move |arrival: Arrival<'_>| {
+            called.lock().push((end, arrival.ok().map(<[u8]>::len)));
             true
         };
-        arriving.give(Await { range: 0..end, then: Box::new(then) });
+        arriving.notify(&Waiter::new(0..end, Box::new(completion)));
     };
     give(1);
     give(70_000);
@@ -128,8 +128,10 @@ fn what_is_to_be_called_is_called_once_when_its_bytes_are_here_or_never_will_be(
     give(5);
     assert_eq!(called.lock()[2..], [(5, Some(5))], "at once");
     give(200_000);
-    arriving.fail(Fail::Missing);
-    assert_eq!(called.lock()[3..], [(u32::MAX, None), (200_000, None)]);
+    arriving.fail(Fault::GivenUp);
     give(299_999);
-    assert_eq!(called.lock()[5..], [(299_999, None)]);
+    arriving.append(&bytes).unwrap();
+    give(300_000);
+    assert_eq!(called.lock()[3..], [(300_000, Some(300_000))]);
+    assert_eq!(arriving.served.load(Ordering::Relaxed), 4);
 }
