@@ -24,9 +24,10 @@
 //! the table of fetches. No lock is held during a request to the origin.
 
 mod admission;
-mod books;
+pub mod disk_store;
 mod health;
 mod keep;
+mod ledger;
 mod lend;
 mod memory;
 mod partial;
@@ -36,7 +37,6 @@ mod read;
 mod refused;
 mod removals;
 mod rest;
-pub mod shelf;
 mod start;
 mod stats;
 #[cfg(test)]
@@ -60,8 +60,9 @@ use fetch::{Direct, Table, Tier};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use admission::Admission;
-use books::Books;
+use disk_store::DiskStore;
 use health::Health;
+use ledger::Ledger;
 use memory::Memory;
 use partial::Partial;
 use pending::Pending;
@@ -69,7 +70,6 @@ use pool::{Job, Pool};
 use read::Here;
 use refused::Refused;
 use removals::Removals;
-use shelf::Shelf;
 use stats::Counters;
 
 pub use health::Report;
@@ -139,7 +139,7 @@ impl CacheOptions {
 /// # Errors
 /// The system's error.
 pub fn default_budget(dir: &Path) -> io::Result<u64> {
-    Ok(shelf::space_at(dir)?.available / 5 * 4)
+    Ok(disk_store::space_at(dir)?.available / 5 * 4)
 }
 
 /// How much a cache leaves free by default on the disk that holds `dir`: a twentieth of the disk, at least 1
@@ -148,7 +148,7 @@ pub fn default_budget(dir: &Path) -> io::Result<u64> {
 /// # Errors
 /// The system's error.
 pub fn default_floor(dir: &Path) -> io::Result<u64> {
-    Ok((shelf::space_at(dir)?.total / 20).max(GIB))
+    Ok((disk_store::space_at(dir)?.total / 20).max(GIB))
 }
 
 /// Says whether blobs may be deleted in the origin. It may have another owner by now.
@@ -233,14 +233,14 @@ impl Flag {
 
 /// All state, shared with the cache's threads.
 struct Core {
-    shelf: Arc<dyn Shelf>,
+    disk_store: Arc<dyn DiskStore>,
     remote: Arc<dyn Origin>,
     tier: Arc<dyn Tier>,
     pending: Arc<dyn Pending>,
     may_delete: Option<MayDelete>,
     watch: Option<Arc<dyn Watch>>,
     options: CacheOptions,
-    books: Books,
+    ledger: Ledger,
     memory: Mutex<Memory>,
     /// Locked before the in-flight fetches and the hints.
     partial: Mutex<Partial>,
@@ -254,7 +254,7 @@ struct Core {
     /// Whether the index was compared with the disk.
     compared: AtomicBool,
     /// Room for blobs that are being written now.
-    coming: AtomicU64,
+    reserved: AtomicU64,
     /// Held while making room for another blob.
     making_room: Mutex<()>,
     /// Whether a job that makes room is queued already.
@@ -286,22 +286,23 @@ impl Core {
         self: &Arc<Core>,
         id: &BlobId,
         sums: &Sums,
-        put: impl FnOnce(&dyn Shelf) -> Result<(), BlobError>,
+        put: impl FnOnce(&dyn DiskStore) -> Result<(), BlobError>,
     ) -> Result<(), BlobError> {
         let _phase = phase::enter(Phase::Cache);
         {
             let _turn = self.turn(id);
             let unwanted = self.removals.call_off(id, self.options.doubt);
-            self.books.want(id);
-            let noted = put(&*self.shelf).and_then(|()| self.pending.note(id, sums, &self.shelf.file(id)));
+            self.ledger.want(id);
+            let noted =
+                put(&*self.disk_store).and_then(|()| self.pending.note(id, sums, &self.disk_store.file(id)));
             if let Err(error) = noted {
                 if unwanted {
-                    self.books.unwant(id);
+                    self.ledger.unwant(id);
                     self.removals.add(self, id);
                 }
                 return Err(error);
             }
-            self.books.insert(id, sums.size(), true);
+            self.ledger.insert(id, sums.size(), true);
         }
         self.counters.stored_blobs.add(1);
         self.counters.stored_bytes.add(u64::from(sums.size()));
@@ -321,11 +322,11 @@ impl Core {
         self.removals.has_room()?;
         let _turn = self.turn(id);
         self.pending.forget(id)?;
-        self.books.unwant(id);
+        self.ledger.unwant(id);
         self.removals.add(self, id);
-        self.shelf.remove(id)?;
-        self.books.remove(id);
-        self.went(id);
+        self.disk_store.remove(id)?;
+        self.ledger.remove(id);
+        self.evicted(id);
         let gone = self.memory.lock().forget(id);
         drop(gone);
         Ok(())
@@ -350,7 +351,7 @@ impl Core {
             return Ok(None);
         }
         if self.pending.is_pending(id)
-            && let Some(size) = self.shelf.size(id)?
+            && let Some(size) = self.disk_store.size(id)?
         {
             return Ok(Some(size));
         }
@@ -361,7 +362,7 @@ impl Core {
         if self.removals.has(id) {
             return Err(BlobError::Missing(*id));
         }
-        let here = self.here(id, || self.shelf.verify(id))?;
+        let here = self.here(id, || self.disk_store.verify(id))?;
         if matches!(here, Here::Done(())) && self.pending.is_pending(id) {
             return Ok(());
         }
@@ -390,22 +391,22 @@ impl NodeCache {
         Ok(NodeCache::over(Arc::new(folder), parts))
     }
 
-    fn over(shelf: Arc<dyn Shelf>, parts: NodeParts) -> NodeCache {
+    fn over(disk_store: Arc<dyn DiskStore>, parts: NodeParts) -> NodeCache {
         let NodeParts { index, remote, tier, table, pending, may_delete, watch, options, report, .. } = parts;
         let tier = tier.unwrap_or_else(|| Arc::new(Direct(Arc::clone(&remote))));
-        let (books, opened) = Books::open(&index, options.budget);
+        let (ledger, opened) = Ledger::open(&index, options.budget);
         let health = Health::new(report, options.look_again);
         if let Err(error) = opened {
             health.failed(&error.into());
         }
         let core = Arc::new(Core {
-            shelf,
+            disk_store,
             remote,
             tier,
             pending,
             may_delete,
             watch,
-            books,
+            ledger,
             memory: Mutex::new(Memory::new(options.memory)),
             partial: Mutex::default(),
             table,
@@ -416,7 +417,7 @@ impl NodeCache {
             counters: Counters::default(),
             turns: std::array::from_fn(|_| Mutex::new(())),
             compared: AtomicBool::new(false),
-            coming: AtomicU64::new(0),
+            reserved: AtomicU64::new(0),
             making_room: Mutex::new(()),
             tending: AtomicBool::new(false),
             told: Mutex::default(),
@@ -425,9 +426,9 @@ impl NodeCache {
         });
         let admission = Admission::of(&core);
         // Deletions that were outstanding when this was last closed, except of blobs that were stored again.
-        for id in core.books.unwanted() {
+        for id in core.ledger.unwanted() {
             match core.pending.is_pending(&id) {
-                true => core.books.want(&id),
+                true => core.ledger.want(&id),
                 false => core.removals.add(&core, &id),
             }
         }
@@ -444,7 +445,7 @@ impl NodeCache {
 
     /// The bytes of blobs here that could be evicted at once, because the origin has them.
     pub fn reclaimable(&self) -> u64 {
-        let (_, bytes, _) = self.core.books.totals();
+        let (_, bytes, _) = self.core.ledger.totals();
         let pinned = self.core.pending.pinned();
         // Per blob, 8192 bytes: the most that `charge` adds.
         bytes.saturating_sub(pinned.bytes + pinned.blobs * 8192)
@@ -474,7 +475,7 @@ impl NodeCache {
         self.core.closed.set();
         self.core.pool.close();
         self.core.removals.close();
-        self.core.books.close();
+        self.core.ledger.close();
     }
 }
 
@@ -535,17 +536,17 @@ impl Records for NodeCache {
 
 impl Origin for NodeCache {
     fn adopt(&self, id: &BlobId, sums: &Sums, file: &Path) -> Result<(), BlobError> {
-        self.core.store(id, sums, |shelf| shelf.adopt(id, sums, file))
+        self.core.store(id, sums, |disk_store| disk_store.adopt(id, sums, file))
     }
 
     fn put(&self, id: &BlobId, sums: &Sums, bytes: &[u8]) -> Result<(), BlobError> {
-        self.core.store(id, sums, |shelf| shelf.put(id, sums, bytes))
+        self.core.store(id, sums, |disk_store| disk_store.put(id, sums, bytes))
     }
 
     fn sync(&self) -> Result<(), BlobError> {
         let _phase = phase::enter(Phase::Cache);
-        self.core.books.sync()?;
-        self.core.shelf.sync()?;
+        self.core.ledger.sync()?;
+        self.core.disk_store.sync()?;
         self.core.pending.sync()
     }
 

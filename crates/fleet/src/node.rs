@@ -10,7 +10,7 @@
 //! [`Fleet`] is a [`fetch::Tier`], so the cache above it knows nothing of the fleet. Both have the same table
 //! of in-flight fetches ([`fetch::table`]). The cache leads the fetches for its readers, and the fleet fills
 //! them. The fleet itself leads what it fetches for other nodes. The cache keeps whatever arrives. In return
-//! it reports what it inserts and evicts ([`Fleet::came`], [`Fleet::went`]), and lends its files
+//! it reports what it inserts and evicts ([`Fleet::inserted`], [`Fleet::evicted`]), and lends its files
 //! ([`Holdings`]).
 //!
 //! - **A small read gets a part** from a node that has the blob, and nothing else is fetched. If no node has
@@ -280,12 +280,12 @@ impl Fleet {
     }
 
     /// The cache has written a blob to the disk.
-    pub fn came(&self, id: &BlobId) {
+    pub fn inserted(&self, id: &BlobId) {
         self.inner.note_first(id, What::Have);
     }
 
     /// The cache has evicted a blob.
-    pub fn went(&self, id: &BlobId) {
+    pub fn evicted(&self, id: &BlobId) {
         self.inner.note_first(id, What::Gone);
     }
 

@@ -299,10 +299,10 @@ pub enum Waiting {
 
 /// The result of an in-flight fetch: the bytes, an error, or `Err(None)`: the fetch ended without a result,
 /// and the range must be read.
-pub type Came<'a> = std::result::Result<&'a [u8], Option<Errno>>;
+pub type Fetched<'a> = std::result::Result<&'a [u8], Option<Errno>>;
 
 /// A completion, called at most once, on any thread. It must not block. It returns true if it used the bytes.
-pub type Answer = Box<dyn FnOnce(Came<'_>) -> bool + Send>;
+pub type Answer = Box<dyn FnOnce(Fetched<'_>) -> bool + Send>;
 
 /// What the kernel may cache. Asked once, at mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

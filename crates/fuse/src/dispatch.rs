@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use base::Ino;
 use fs::Errno;
-use fs::api::{Came, FetchTask, Filesystem, Start, Touched, Waiting};
+use fs::api::{FetchTask, Fetched, Filesystem, Start, Touched, Waiting};
 
 use crate::Log;
 use crate::abi::header::Header;
@@ -355,7 +355,7 @@ impl Deferred {
     fn start_read(self, ino: Ino, offset: u64, len: u32) {
         let (fs, workers) = (Arc::clone(&self.this.0.fs), Arc::clone(&self.this.0.workers));
         let waiter = self.clone();
-        let answer = move |came: Came<'_>| match came {
+        let answer = move |came: Fetched<'_>| match came {
             Ok(bytes) => waiter.serve(0, bytes),
             Err(Some(error)) => waiter.serve(-error.0, &[]),
             Err(None) => {

@@ -4,7 +4,7 @@
 //!   Volume ──► NodeCache ──miss──► Fleet ──► nodes, depots, the origin
 //!                 │  ▲              ▲ │
 //!                 │  └── files ─────┼─┘ Lender
-//!                 ├── came, went ───┤   Told
+//!                 ├── inserted, evicted ───┤   CacheEvents
 //!                 └──────► Table ◄──┘   of in-flight fetches
 //! ```
 //!
@@ -195,18 +195,18 @@ impl Holdings for Lender {
 }
 
 /// Tells the fleet which blobs enter and leave the cache.
-pub struct Told(pub Weak<Fleet>);
+pub struct CacheEvents(pub Weak<Fleet>);
 
-impl cache::Watch for Told {
-    fn came(&self, id: &BlobId) {
+impl cache::Watch for CacheEvents {
+    fn inserted(&self, id: &BlobId) {
         if let Some(fleet) = self.0.upgrade() {
-            fleet.came(id);
+            fleet.inserted(id);
         }
     }
 
-    fn went(&self, id: &BlobId) {
+    fn evicted(&self, id: &BlobId) {
         if let Some(fleet) = self.0.upgrade() {
-            fleet.went(id);
+            fleet.evicted(id);
         }
     }
 

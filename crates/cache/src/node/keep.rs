@@ -35,14 +35,14 @@ const BATCH: usize = 64;
 const OTHERS: u64 = 256 * MIB;
 
 /// Room reserved for a blob that is about to be written. Others that look for room at the same time leave it.
-struct Coming<'a> {
+struct Reserved<'a> {
     core: &'a Core,
     room: u64,
 }
 
-impl Drop for Coming<'_> {
+impl Drop for Reserved<'_> {
     fn drop(&mut self) {
-        self.core.coming.fetch_sub(self.room, Ordering::AcqRel);
+        self.core.reserved.fetch_sub(self.room, Ordering::AcqRel);
     }
 }
 
@@ -77,7 +77,7 @@ impl Core {
             Job::Keep(completed) => self.keep(*completed),
             Job::Tend => self.tend(),
             Job::Tidy => {
-                if let Err(error) = self.books.write_anew() {
+                if let Err(error) = self.ledger.write_anew() {
                     self.health.failed(&error.into());
                 }
             }
@@ -103,7 +103,7 @@ impl Core {
             drop(memory);
             drop(gone);
             completed.kept();
-            if self.books.is_long() {
+            if self.ledger.is_long() {
                 self.run_later(Job::Tidy);
             }
         } else {
@@ -119,14 +119,14 @@ impl Core {
         if self.closed.is() || !self.may_write() {
             return false;
         }
-        let Some(coming) = self.room_for(charge(part.sums.size())) else { return false };
-        let room = coming.room;
-        let mut kept = self.write(id, part, ahead, coming);
+        let Some(reserved) = self.room_for(charge(part.sums.size())) else { return false };
+        let room = reserved.room;
+        let mut kept = self.write(id, part, ahead, reserved);
         if matches!(kept, Err(BlobError::Full)) {
-            let some = HARDER.min(self.books.totals().1 / 4);
+            let some = HARDER.min(self.ledger.totals().1 / 4);
             self.evict_bytes(some.max(2 * room), Fate::Removed);
             kept = match self.room_for(room) {
-                Some(coming) => self.write(id, part, ahead, coming),
+                Some(reserved) => self.write(id, part, ahead, reserved),
                 None => return false,
             };
         }
@@ -146,31 +146,31 @@ impl Core {
     /// Whether the disk may be written to. Rewrites the index when the disk works again.
     fn may_write(&self) -> bool {
         self.health.may_write(|| {
-            self.shelf.probe()?;
-            self.books.write_anew()
+            self.disk_store.probe()?;
+            self.ledger.write_anew()
         })
     }
 
-    fn write(&self, id: &BlobId, part: &Part, ahead: bool, coming: Coming<'_>) -> Result<(), BlobError> {
+    fn write(&self, id: &BlobId, part: &Part, ahead: bool, reserved: Reserved<'_>) -> Result<(), BlobError> {
         let _turn = self.turn(id);
         // The reader that continues gets a prefetched blob from memory, and so does a peer that wants it soon
         // (`fetch::table`).
         match ahead {
-            true => self.shelf.keep_for_later(id, &part.sums, &part.bytes)?,
-            false => self.shelf.keep(id, &part.sums, &part.bytes)?,
+            true => self.disk_store.keep_for_later(id, &part.sums, &part.bytes)?,
+            false => self.disk_store.keep(id, &part.sums, &part.bytes)?,
         }
         // From here on the index counts it, so its reservation ends.
-        self.books.insert_copy(id, part.sums.size(), self.cost(id));
-        drop(coming);
-        self.came(id);
+        self.ledger.insert_copy(id, part.sums.size(), self.cost(id));
+        drop(reserved);
+        self.inserted(id);
         Ok(())
     }
 
     /// Makes room for one more blob beside those being written. None if there is no room. Calls run one after
     /// the other, so that no call evicts blobs for room that another has just made.
-    fn room_for(&self, room: u64) -> Option<Coming<'_>> {
+    fn room_for(&self, room: u64) -> Option<Reserved<'_>> {
         let _one = self.making_room.lock();
-        let total = self.coming.load(Ordering::Acquire) + room;
+        let total = self.reserved.load(Ordering::Acquire) + room;
         let (needed, fate) = self.needed(total);
         if needed > 0 && self.evict_bytes(needed + self.slack(), fate).room < needed {
             if fate == Fate::Removed {
@@ -179,14 +179,14 @@ impl Core {
             return None;
         }
         self.health.let_in();
-        self.coming.fetch_add(room, Ordering::AcqRel);
-        Some(Coming { core: self, room })
+        self.reserved.fetch_add(room, Ordering::AcqRel);
+        Some(Reserved { core: self, room })
     }
 
     /// The line that tells the operator why nothing is kept.
     fn floor_line(&self) -> String {
         let mib = |bytes: u64| bytes.div_ceil(1 << 20);
-        let free = self.shelf.space().map_or(0, |space| space.available);
+        let free = self.disk_store.space().map_or(0, |space| space.available);
         format!(
             "the cache keeps nothing: {} MiB are free on its disk, and {} MiB stay free for others (cache_floor); free some room \
              there, or mount with a smaller cache_floor",
@@ -197,14 +197,14 @@ impl Core {
 
     /// By how much the blobs here plus `more` exceed the budget.
     fn over_budget(&self, more: u64) -> u64 {
-        let (_, bytes, budget) = self.books.totals();
+        let (_, bytes, budget) = self.ledger.totals();
         (bytes + more).saturating_sub(budget)
     }
 
     /// How many bytes are missing for `more` to leave the floor free. Zero if the disk does not report its
     /// space: a write then fails by itself.
     pub(super) fn below_floor(&self, more: u64) -> u64 {
-        match self.shelf.space() {
+        match self.disk_store.space() {
             Ok(space) => (self.floor_of(space.total) + more).saturating_sub(space.available),
             Err(_) => 0,
         }
@@ -216,11 +216,11 @@ impl Core {
 
     /// How much is left free for others.
     pub(super) fn floor(&self) -> u64 {
-        self.shelf.space().map_or(self.options.floor, |space| self.floor_of(space.total))
+        self.disk_store.space().map_or(self.options.floor, |space| self.floor_of(space.total))
     }
 
     fn slack(&self) -> u64 {
-        SLACK.min(self.books.totals().1 / 64)
+        SLACK.min(self.ledger.totals().1 / 64)
     }
 
     /// Whether something must be evicted, after stores or because others filled the disk.
@@ -247,7 +247,7 @@ impl Core {
     fn evict_bytes(&self, room: u64, fate: Fate) -> Freed {
         let mut freed = Freed::default();
         while freed.room < room {
-            let victims = self.books.victims(room - freed.room, BATCH, &|id| self.pending.is_pending(id));
+            let victims = self.ledger.victims(room - freed.room, BATCH, &|id| self.pending.is_pending(id));
             if victims.is_empty() {
                 break;
             }
@@ -257,7 +257,7 @@ impl Core {
                     Ok(false) => {}
                     Err(error) => {
                         let rest = &victims[at..];
-                        rest.iter().for_each(|victim| self.books.insert(&victim.id, victim.size, false));
+                        rest.iter().for_each(|victim| self.ledger.insert(&victim.id, victim.size, false));
                         self.health.failed(&error);
                         return freed;
                     }
@@ -271,17 +271,17 @@ impl Core {
     fn let_go(&self, victim: &Victim, fate: Fate) -> Result<bool, BlobError> {
         let _turn = self.turn(&victim.id);
         if self.pending.is_pending(&victim.id) {
-            self.books.insert(&victim.id, victim.size, true);
+            self.ledger.insert(&victim.id, victim.size, true);
             return Ok(false);
         }
-        if self.books.contains(&victim.id) {
+        if self.ledger.contains(&victim.id) {
             return Ok(false);
         }
         match fate {
-            Fate::Reused => self.shelf.retire(&victim.id)?,
-            Fate::Removed => self.shelf.remove(&victim.id)?,
+            Fate::Reused => self.disk_store.retire(&victim.id)?,
+            Fate::Removed => self.disk_store.remove(&victim.id)?,
         }
-        self.went(&victim.id);
+        self.evicted(&victim.id);
         self.counters.evicted_blobs.add(1);
         self.counters.evicted_bytes.add(u64::from(victim.size));
         Ok(true)
@@ -289,7 +289,7 @@ impl Core {
 
     /// Evicts blobs on request.
     pub(super) fn evict(&self, what: Evict) -> Evicted {
-        let (_, bytes, _) = self.books.totals();
+        let (_, bytes, _) = self.ledger.totals();
         let target = match what {
             Evict::All => {
                 let gone = self.memory.lock().clear();

@@ -17,10 +17,10 @@ use crate::residency::Cost;
 /// must be quick and must not call back into the cache.
 pub trait Watch: Send + Sync {
     /// The blob is on the disk, so it can be lent.
-    fn came(&self, id: &BlobId);
+    fn inserted(&self, id: &BlobId);
 
     /// The blob is no longer on the disk.
-    fn went(&self, id: &BlobId);
+    fn evicted(&self, id: &BlobId);
 
     /// The cost of fetching the blob again.
     fn cost(&self, id: &BlobId) -> Cost;
@@ -30,11 +30,11 @@ impl NodeCache {
     /// The blob's file and its sums, if it is on the disk.
     pub fn lend(&self, id: &BlobId) -> Option<(File, Sums)> {
         let core = &self.core;
-        if !core.books.contains(id) || !core.health.may_read() {
+        if !core.ledger.contains(id) || !core.health.may_read() {
             return None;
         }
-        let sums = core.shelf.sums(id).ok()?;
-        let file = File::open(core.shelf.file(id)).ok()?;
+        let sums = core.disk_store.sums(id).ok()?;
+        let file = File::open(core.disk_store.file(id)).ok()?;
         let is_whole = file.metadata().is_ok_and(|about| about.len() == u64::from(sums.size()));
         is_whole.then_some((file, sums))
     }
@@ -43,39 +43,39 @@ impl NodeCache {
     /// whether it was sound; `None` if there is no copy.
     pub fn suspect(&self, id: &BlobId) -> Option<bool> {
         let core: &Arc<Core> = &self.core;
-        if !core.books.contains(id) {
+        if !core.ledger.contains(id) {
             return None;
         }
         // `here` drops a damaged copy.
-        Some(matches!(core.here(id, || core.shelf.verify(id)), Ok(Here::Done(()))))
+        Some(matches!(core.here(id, || core.disk_store.verify(id)), Ok(Here::Done(()))))
     }
 
     /// The blobs that are on the disk.
     pub fn lendable(&self) -> Vec<BlobId> {
-        self.core.books.all()
+        self.core.ledger.all()
     }
 
     /// Bytes that could be added without an eviction.
     pub fn free(&self) -> u64 {
-        let (_, bytes, budget) = self.core.books.totals();
+        let (_, bytes, budget) = self.core.ledger.totals();
         budget.saturating_sub(bytes)
     }
 }
 
 impl Core {
     /// Notifies the watch that the blob is on the disk.
-    pub(super) fn came(&self, id: &BlobId) {
+    pub(super) fn inserted(&self, id: &BlobId) {
         if let Some(watch) = &self.watch {
-            watch.came(id);
+            watch.inserted(id);
         }
     }
 
     /// Notifies the watch that the blob is no longer on the disk. It is no longer in memory for other nodes
     /// either.
-    pub(super) fn went(&self, id: &BlobId) {
+    pub(super) fn evicted(&self, id: &BlobId) {
         self.table.forget(id);
         if let Some(watch) = &self.watch {
-            watch.went(id);
+            watch.evicted(id);
         }
     }
 

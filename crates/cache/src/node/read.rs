@@ -92,7 +92,7 @@ impl Core {
         if self.pass(id, offset, buf)? {
             return Ok(());
         }
-        let here = self.here(id, || self.shelf.read_at(id, offset, buf))?;
+        let here = self.here(id, || self.disk_store.read_at(id, offset, buf))?;
         if let Here::Done(()) = here {
             self.counters.disk_reads.add(1);
             self.counters.disk_bytes.add(buf.len() as u64);
@@ -128,7 +128,7 @@ impl Core {
         }
         self.counters.memory_reads.add(1);
         self.counters.memory_bytes.add(buf.len() as u64);
-        if self.books.touch(id) {
+        if self.ledger.touch(id) {
             let gone = self.memory.lock().forget_passed(id);
             drop(part);
             drop(gone);
@@ -156,7 +156,7 @@ impl Core {
         id: &BlobId,
         mut look: impl FnMut() -> Result<T, BlobError>,
     ) -> Result<Here<T>, BlobError> {
-        let known = self.books.touch(id);
+        let known = self.ledger.touch(id);
         let readable = self.health.may_read() && (known || !self.is_compared());
         if !readable && !self.pending.is_pending(id) {
             return Ok(Here::Elsewhere);
@@ -194,19 +194,19 @@ impl Core {
             return;
         }
         self.counters.damaged.add(1);
-        if let Err(error) = self.shelf.remove(id) {
+        if let Err(error) = self.disk_store.remove(id) {
             self.health.failed(&error);
         }
-        self.books.remove(id);
-        self.went(id);
+        self.ledger.remove(id);
+        self.evicted(id);
     }
 
     /// Forgets a blob that should be on the disk but is not.
     pub(super) fn forget_if_lost(&self, id: &BlobId) {
         let _turn = self.turn(id);
-        if matches!(self.shelf.size(id), Ok(None)) {
-            self.books.remove(id);
-            self.went(id);
+        if matches!(self.disk_store.size(id), Ok(None)) {
+            self.ledger.remove(id);
+            self.evicted(id);
         }
     }
 
@@ -219,8 +219,8 @@ impl Core {
             return Err(BlobError::Missing(*id));
         }
         let sums = Sums::of(&bytes);
-        self.shelf.adopt(id, &sums, &file)?;
-        self.books.insert(id, sums.size(), true);
+        self.disk_store.adopt(id, &sums, &file)?;
+        self.ledger.insert(id, sums.size(), true);
         Ok(())
     }
 
@@ -412,9 +412,9 @@ impl Core {
     /// The whole blob from the disk, if it is there.
     fn whole_here(self: &Arc<Core>, id: &BlobId) -> Result<Option<(Sums, Buffer)>, BlobError> {
         let read = || {
-            let sums = self.shelf.sums(id)?;
+            let sums = self.disk_store.sums(id)?;
             let mut bytes = Buffer::with_len(sums.size() as usize);
-            self.shelf.read_at(id, 0, &mut bytes)?;
+            self.disk_store.read_at(id, 0, &mut bytes)?;
             Ok((sums, bytes))
         };
         Ok(match self.here(id, read)? {
@@ -475,13 +475,13 @@ impl Core {
     }
 
     fn is_on_disk(&self, id: &BlobId) -> bool {
-        let known = self.books.contains(id) || !self.is_compared() && self.shelf.is_local(id);
+        let known = self.ledger.contains(id) || !self.is_compared() && self.disk_store.is_local(id);
         known && self.health.may_read() || self.pending.is_pending(id)
     }
 
     pub(super) fn will_need(self: &Arc<Core>, id: &BlobId) {
         if self.is_on_disk(id) {
-            self.shelf.will_need(id);
+            self.disk_store.will_need(id);
         } else if !self.memory.lock().has_whole(id)
             && self.table.whole(id).is_none()
             && !(self.has_room_ahead() && self.pool.hint(self, Hint::Whole(*id)))
@@ -492,8 +492,8 @@ impl Core {
 
     /// Whether a prefetched blob has a place to stay: the disk, or memory while caching on disk is off.
     fn has_room_ahead(&self) -> bool {
-        let coming = (self.pool.hints() + 1) * BLOB_MAX as usize;
-        !self.health.is_off() || self.memory.lock().has_room_ahead(coming)
+        let expected = (self.pool.hints() + 1) * BLOB_MAX as usize;
+        !self.health.is_off() || self.memory.lock().has_room_ahead(expected)
     }
 
     /// As [`Core::will_need`], for a range that is read as a part.

@@ -140,7 +140,7 @@ impl Removals {
             most = if done.is_ok() { BATCH.min(most * 2) } else { (batch.len() / 2).max(1) };
             core.refused.came(Asked::Deletes, &core.health, &done);
             if done.is_ok() {
-                core.books.deleted(&batch);
+                core.ledger.deleted(&batch);
             }
             let mut state = self.state.lock();
             for id in batch {

@@ -98,12 +98,12 @@ impl Core {
     /// fetching the whole at once is better. Must be called before room is taken, because a fetch of a part
     /// may wait for room.
     pub(super) fn parts_here(&self, id: &BlobId) -> Vec<Arc<Part>> {
-        let coming = {
+        let in_flight = {
             // A read that takes this lock later finds the fetch of the whole blob.
             let _partial = self.partial.lock();
             self.table.parts(id)
         };
-        let came: Vec<_> = coming.iter().filter_map(|fetch| fetch.wait().ok()).collect();
+        let came: Vec<_> = in_flight.iter().filter_map(|fetch| fetch.wait().ok()).collect();
         let mut parts = self.memory.lock().all(id);
         parts.extend(came);
         if parts.is_empty() || self.tier.rest_by_parts(id) { parts } else { Vec::new() }

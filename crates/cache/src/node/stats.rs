@@ -129,7 +129,7 @@ pub struct CacheStats {
 impl Core {
     pub(super) fn stats(&self) -> CacheStats {
         let count = &self.counters;
-        let (blobs, bytes, budget) = self.books.totals();
+        let (blobs, bytes, budget) = self.ledger.totals();
         CacheStats {
             memory_reads: count.memory_reads.get(),
             memory_bytes: count.memory_bytes.get(),

@@ -104,7 +104,7 @@ impl Home {
             options: self.options.clone(),
             report: Arc::new(move |line: &str| lines.lock().push(line.to_owned())),
         };
-        self.cache = Some(NodeCache::over(Arc::clone(&self.disk) as Arc<dyn Shelf>, parts));
+        self.cache = Some(NodeCache::over(Arc::clone(&self.disk) as Arc<dyn DiskStore>, parts));
     }
 
     fn index(&self) -> PathBuf {
@@ -147,7 +147,7 @@ impl Home {
     }
 
     fn file(&self, id: &BlobId) -> PathBuf {
-        Shelf::file(&*self.disk, id)
+        DiskStore::file(&*self.disk, id)
     }
 
     fn said(&self) -> Vec<String> {

@@ -20,15 +20,15 @@ impl Core {
                 return;
             }
             // A folder that cannot be listed now is compared at the next start.
-            let Ok(found) = self.shelf.list_of(first) else { return };
+            let Ok(found) = self.disk_store.list_of(first) else { return };
             for some in found.chunks(1000) {
                 let fits = |(id, size): &(BlobId, u64)| Some((*id, u32::try_from(*size).ok()?));
                 let fitting: Vec<(BlobId, u32)> =
                     some.iter().filter_map(fits).filter(|(_, size)| *size <= BLOB_MAX).collect();
-                self.books.seen(&fitting);
+                self.ledger.seen(&fitting);
             }
         }
-        for id in self.books.unconfirmed() {
+        for id in self.ledger.unconfirmed() {
             if self.closed.is() {
                 return;
             }
@@ -36,7 +36,7 @@ impl Core {
         }
         self.compared.store(true, Ordering::Release);
         self.tend();
-        if self.books.is_long() {
+        if self.ledger.is_long() {
             self.run_later(super::pool::Job::Tidy);
         }
     }

@@ -199,7 +199,7 @@ impl Cache {
         let Completed { id, part, .. } = &completed;
         self.disk.0.keep(id, &part.sums, &part.bytes).unwrap();
         if let Some(fleet) = self.fleet.get().and_then(Weak::upgrade) {
-            fleet.came(id);
+            fleet.inserted(id);
         }
         completed.kept();
     }
@@ -333,7 +333,7 @@ impl Node {
     fn evict(&self, id: &BlobId) {
         self.disk.0.remove(id).unwrap();
         self.table.forget(id);
-        self.fleet.went(id);
+        self.fleet.evicted(id);
     }
 }
 

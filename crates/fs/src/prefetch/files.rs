@@ -64,17 +64,17 @@ struct Row {
     /// The blobs before its beginning were wanted already.
     round: bool,
     /// The files in which wanted blobs begin, as far as they are not read yet, lowest first.
-    told: Told,
+    told: Announced,
 }
 
 /// A few inode numbers.
 #[derive(Clone, Copy, Debug, Default)]
-struct Told {
+struct Announced {
     files: [u64; (MOST / PAGE) as usize],
     len: usize,
 }
 
-impl Told {
+impl Announced {
     fn push(&mut self, ino: u64) {
         if let Some(place) = self.files.get_mut(self.len) {
             *place = ino;

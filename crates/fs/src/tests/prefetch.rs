@@ -9,7 +9,7 @@ use blob::completion::{Completion, Missed, Start};
 use blob::{Access, BlobError, BlobSource};
 
 use super::*;
-use crate::api::Came;
+use crate::api::Fetched;
 
 /// A source whose local blobs the test chooses, and which records the prefetches that were requested.
 struct Watched {
@@ -240,7 +240,7 @@ fn files_that_are_read_one_after_another_go_on_with_the_next() {
 fn rides(far: &Far, ino: Ino, offset: u64, len: u32) -> Option<Option<Vec<u8>>> {
     let told = Arc::new(Mutex::new(None));
     let tell = Arc::clone(&told);
-    let then = move |came: Came<'_>| {
+    let then = move |came: Fetched<'_>| {
         *tell.lock() = Some(came.ok().map(<[u8]>::to_vec));
         true
     };

@@ -34,7 +34,7 @@ fn noise(len: usize, seed: u64) -> Vec<u8> {
 
 /// A node's blobs, and the messages it received.
 #[derive(Default)]
-struct Shelf {
+struct Store {
     blobs: Mutex<HashMap<BlobId, Content>>,
     suspects: Mutex<Vec<BlobId>>,
     /// Whether blobs that are suspected are sound.
@@ -43,7 +43,7 @@ struct Shelf {
     lines: Mutex<Vec<String>>,
 }
 
-impl Shelf {
+impl Store {
     fn keep(&self, bytes: &[u8]) -> BlobId {
         self.keep_as(bytes, Sums::of(bytes))
     }
@@ -59,7 +59,7 @@ impl Shelf {
     }
 }
 
-impl Service for Shelf {
+impl Service for Store {
     fn ask(&self, _: NodeId, ask: Ask) -> Vec<Answer> {
         ask.blobs.iter().map(|_| Answer::Serve).collect()
     }
@@ -105,21 +105,21 @@ fn options() -> Options {
     }
 }
 
-fn start(options: Options) -> (Net, Arc<Shelf>) {
-    let shelf = Arc::new(Shelf::default());
-    let lines = Arc::clone(&shelf);
+fn start(options: Options) -> (Net, Arc<Store>) {
+    let store = Arc::new(Store::default());
+    let lines = Arc::clone(&store);
     let report: Report = Arc::new(move |line: &str| lines.lines.lock().push(line.to_owned()));
-    (Net::start(options, Arc::clone(&shelf) as Arc<dyn Service>, report).unwrap(), shelf)
+    (Net::start(options, Arc::clone(&store) as Arc<dyn Service>, report).unwrap(), store)
 }
 
-fn pair(change: impl Fn(&mut Options)) -> (Net, Net, Arc<Shelf>, Peer) {
+fn pair(change: impl Fn(&mut Options)) -> (Net, Net, Arc<Store>, Peer) {
     let (mut here, mut there) = (options(), options());
     change(&mut here);
     change(&mut there);
     let (here, _) = start(here);
-    let (there, shelf) = start(there);
+    let (there, store) = start(there);
     let peer = Peer { address: there.address().unwrap(), node: None };
-    (here, there, shelf, peer)
+    (here, there, store, peer)
 }
 
 /// Reads a range, as a part of its groups.
@@ -140,10 +140,10 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
 #[test]
 fn ranges_and_whole_blobs_come_byte_for_byte() {
     for verify in [Verify::Blake3, Verify::Crc] {
-        let (here, _there, shelf, peer) = pair(|options| options.verify = verify);
+        let (here, _there, store, peer) = pair(|options| options.verify = verify);
         for (seed, size) in [0, 1, 4096, 65_536, 65_537, 1_000_003, 4 << 20].into_iter().enumerate() {
             let bytes = noise(size, seed as u64);
-            let id = shelf.keep(&bytes);
+            let id = store.keep(&bytes);
             let arriving = Arriving::new(id, verify);
             here.fetch_into(peer, &arriving, TIME).wait().unwrap();
             let (sums, got) = arriving.into_parts().unwrap();
@@ -174,8 +174,8 @@ fn ranges_and_whole_blobs_come_byte_for_byte() {
 
 #[test]
 fn questions_notes_and_lists_are_answered() {
-    let (here, _there, shelf, peer) = pair(|_| {});
-    let id = shelf.keep(b"abc");
+    let (here, _there, store, peer) = pair(|_| {});
+    let id = store.keep(b"abc");
     let ask = Ask {
         group: Group(1),
         blobs: vec![id; 16],
@@ -187,7 +187,7 @@ fn questions_notes_and_lists_are_answered() {
     assert_eq!(here.ask(peer, &ask, TIME).wait(), Ok(vec![Answer::Serve; 16]));
     let note = Note { group: Group(2), blob: id, what: What::Have };
     assert_eq!(here.notes(peer, &[note; 256], TIME).wait(), Ok(()));
-    assert_eq!(shelf.notes.load(Ordering::SeqCst), 256);
+    assert_eq!(store.notes.load(Ordering::SeqCst), 256);
     let listed = here.list(peer, Prefix::ALL, TIME).wait().unwrap();
     assert_eq!(listed, Listed { blobs: vec![id], more: false });
     assert_eq!(here.greet(peer, TIME).wait(), Ok(()));
@@ -239,17 +239,17 @@ fn a_blob_passes_through_a_node_that_does_not_have_it_yet() {
 /// deadlines.
 #[test]
 fn regression_what_is_here_does_not_wait_behind_what_is_not() {
-    let (here, _there, shelf, peer) = pair(|_| {});
+    let (here, _there, store, peer) = pair(|_| {});
     let coming: Vec<_> = (0..40).map(|seed| (noise(1 << 20, seed), Verify::Blake3)).collect();
     let (mut sources, mut calls) = (Vec::new(), Vec::new());
     for (bytes, verify) in &coming {
         let source = Arriving::new(Sums::of(bytes).id(), *verify);
-        shelf.blobs.lock().insert(source.id(), Content::Arriving(Arc::clone(&source)));
+        store.blobs.lock().insert(source.id(), Content::Arriving(Arc::clone(&source)));
         let arriving = Arriving::new(source.id(), *verify);
         calls.push(here.fetch_into(peer, &arriving, TIME));
         sources.push(source);
     }
-    let id = shelf.keep(&noise(1 << 20, 100));
+    let id = store.keep(&noise(1 << 20, 100));
     here.fetch_into(peer, &Arriving::new(id, Verify::Blake3), TIME).wait().unwrap();
     assert!(calls.iter().all(|call| !call.is_over()));
     for (source, (bytes, _)) in sources.iter().zip(&coming) {
@@ -263,12 +263,12 @@ fn regression_what_is_here_does_not_wait_behind_what_is_not() {
 #[test]
 fn wrong_bytes_are_never_passed_on_and_the_sender_is_told() {
     for verify in [Verify::Blake3, Verify::Crc] {
-        let (here, _there, shelf, peer) = pair(|options| options.verify = verify);
+        let (here, _there, store, peer) = pair(|options| options.verify = verify);
         let bytes = noise(1 << 20, 3);
         let mut rotten = bytes.clone();
         rotten[700_000] ^= 1;
-        let id = shelf.keep_as(&rotten, Sums::of(&bytes));
-        let good = shelf.keep(&noise(1 << 20, 4));
+        let id = store.keep_as(&rotten, Sums::of(&bytes));
+        let good = store.keep(&noise(1 << 20, 4));
         let arriving = Arriving::new(id, verify);
         let (bad, fine) = (Arriving::new(good, verify), here.fetch_into(peer, &arriving, TIME));
         let beside = here.fetch_into(peer, &bad, TIME);
@@ -276,7 +276,7 @@ fn wrong_bytes_are_never_passed_on_and_the_sender_is_told() {
         assert_eq!(arriving.verified(), 655_360, "what came before it stays");
         assert_eq!(beside.wait(), Ok(()), "the next blob on the connection is not harmed");
         assert!(matches!(read(&here, peer, &id, 600_000, 200_000), Err(Fail::Corrupt(_))));
-        until("the sender is told", || shelf.suspects.lock().contains(&id));
+        until("the sender is told", || store.suspects.lock().contains(&id));
         // Another node has the right bytes: the rest comes from there.
         let (_other, other_shelf) = start(options());
         other_shelf.keep(&bytes);
@@ -288,36 +288,36 @@ fn wrong_bytes_are_never_passed_on_and_the_sender_is_told() {
 
 #[test]
 fn a_file_that_is_cut_short_ends_the_connection_and_nothing_else() {
-    let (here, _there, shelf, peer) = pair(|_| {});
+    let (here, _there, store, peer) = pair(|_| {});
     let bytes = noise(1 << 20, 5);
-    let id = shelf.keep_as(&bytes[..300_000], Sums::of(&bytes));
+    let id = store.keep_as(&bytes[..300_000], Sums::of(&bytes));
     let arriving = Arriving::new(id, Verify::Blake3);
     assert!(matches!(here.fetch_into(peer, &arriving, TIME).wait(), Err(Fail::Gone(_))));
-    let good = shelf.keep(&bytes[..100_000]);
+    let good = store.keep(&bytes[..100_000]);
     let arriving = Arriving::new(good, Verify::Blake3);
     assert_eq!(here.fetch_into(peer, &arriving, TIME).wait(), Ok(()));
-    until("it is suspected", || shelf.suspects.lock().contains(&id));
+    until("it is suspected", || store.suspects.lock().contains(&id));
 }
 
 #[test]
 fn a_stranger_is_refused_with_one_line_at_both_ends() {
-    let (_there, shelf) = start(options());
+    let (_there, store) = start(options());
     let peer = Peer { address: _there.address().unwrap(), node: None };
     let mut wrong = options();
     wrong.secret = Secret::from_text("another secret of them").unwrap();
     let mut other = options();
     other.identity.volume = [8; 16];
     for (options, word) in [(wrong, "secret"), (other, "volume")] {
-        shelf.lines.lock().clear();
+        store.lines.lock().clear();
         _there.0.shared.said.lock().clear();
         let (here, own) = start(options);
         for _ in 0..3 {
             let Err(Fail::Stranger { why, .. }) = here.greet(peer, TIME).wait() else { panic!("{word}") };
             assert!(why.contains(word), "{why}");
         }
-        until("a line at the other end", || !shelf.lines.lock().is_empty());
-        assert!(shelf.lines.lock()[0].contains(word), "{:?}", shelf.lines.lock());
-        assert_eq!((shelf.lines.lock().len(), own.lines.lock().len()), (1, 1));
+        until("a line at the other end", || !store.lines.lock().is_empty());
+        assert!(store.lines.lock()[0].contains(word), "{:?}", store.lines.lock());
+        assert_eq!((store.lines.lock().len(), own.lines.lock().len()), (1, 1));
     }
     let (here, _own) = start(options());
     let wanted = Peer { node: Some(NodeId([3; 16])), ..peer };
@@ -341,7 +341,7 @@ fn garbage_other_versions_and_slow_strangers_are_turned_away() {
     let mut some = options();
     some.limits.handshake = Duration::from_millis(200);
     some.limits.half_open_each = 4;
-    let (there, shelf) = start(some);
+    let (there, store) = start(some);
     let address = there.address().unwrap();
     assert!(poke(address, &noise(500, 1)).is_empty());
     assert!(poke(address, b"GET / HTTP/1.1\r\nHost: somewhere.example\r\n\r\n").is_empty());
@@ -359,7 +359,7 @@ fn garbage_other_versions_and_slow_strangers_are_turned_away() {
     let silent: Vec<_> = (0..5).map(|_| std::net::TcpStream::connect(address).unwrap()).collect();
     until("one gives way", || there.counters().displaced > 0);
     let (here, _) = start(options());
-    let id = shelf.keep(b"still here");
+    let id = store.keep(b"still here");
     let peer = Peer { address, node: None };
     assert_eq!(read(&here, peer, &id, 0, 10), Ok(b"still here".to_vec()));
     drop(silent);
@@ -381,11 +381,11 @@ fn a_peer_that_says_nothing_costs_the_deadline_and_no_more() {
 
 #[test]
 fn what_is_given_up_leaves_nothing_behind() {
-    let (here, there, shelf, peer) = pair(|_| {});
+    let (here, there, store, peer) = pair(|_| {});
     let bytes = noise(4 << 20, 6);
-    let id = shelf.keep(&bytes);
+    let id = store.keep(&bytes);
     let waiting = Arriving::new(Sums::of(&noise(9, 9)).id(), Verify::Crc);
-    shelf.blobs.lock().insert(waiting.id(), Content::Arriving(Arc::clone(&waiting)));
+    store.blobs.lock().insert(waiting.id(), Content::Arriving(Arc::clone(&waiting)));
     for _ in 0..20 {
         drop(here.fetch_into(peer, &Arriving::new(id, Verify::Crc), TIME));
         drop(here.fetch_into(peer, &Arriving::new(waiting.id(), Verify::Crc), TIME));
@@ -394,7 +394,7 @@ fn what_is_given_up_leaves_nothing_behind() {
     here.fetch_into(peer, &arriving, TIME).wait().unwrap();
     assert!(arriving.into_parts().unwrap().1 == bytes);
     until("the other end forgets them too", || {
-        let Some(Content::Arriving(one)) = shelf.content(&waiting.id()) else { return false };
+        let Some(Content::Arriving(one)) = store.content(&waiting.id()) else { return false };
         // The test's, the map's and this one.
         Arc::strong_count(&one) == 3
     });
@@ -407,11 +407,11 @@ fn what_is_given_up_leaves_nothing_behind() {
 
 #[test]
 fn a_connection_that_breaks_is_made_again_and_the_rest_comes() {
-    let (here, _there, shelf, peer) = pair(|_| {});
+    let (here, _there, store, peer) = pair(|_| {});
     let bytes = noise(4 << 20, 7);
     let sums = Sums::of(&bytes);
     let source = Arriving::new(sums.id(), Verify::Blake3);
-    shelf.blobs.lock().insert(sums.id(), Content::Arriving(Arc::clone(&source)));
+    store.blobs.lock().insert(sums.id(), Content::Arriving(Arc::clone(&source)));
     source.begin(sums).unwrap();
     source.append(&bytes[..2 << 20]).unwrap();
     let arriving = Arriving::new(source.id(), Verify::Blake3);
@@ -427,9 +427,9 @@ fn a_connection_that_breaks_is_made_again_and_the_rest_comes() {
 #[test]
 fn two_hundred_nodes_and_a_greedy_one_are_all_served() {
     // All of the two hundred have one id here.
-    let (here, _there, shelf, peer) = pair(|options| options.limits.connections_each = 256);
+    let (here, _there, store, peer) = pair(|options| options.limits.connections_each = 256);
     let bytes = noise(4 << 20, 8);
-    let id = shelf.keep(&bytes);
+    let id = store.keep(&bytes);
     let greedy: Vec<_> = (0..24)
         .map(|_| {
             let arriving = Arriving::new(id, Verify::Crc);

@@ -31,7 +31,7 @@ use serde_json::Value;
 use super::lent::LOCK;
 use super::options::FleetOptions;
 use super::shown;
-use super::{Lender, Told};
+use super::{CacheEvents, Lender};
 use crate::options::DEADLINE;
 use crate::origins::Reach;
 use crate::remote_side::options::{RemoteOptions, parse_size};
@@ -173,7 +173,7 @@ impl Lent {
             table,
             pending: Arc::new(StoresNothing),
             may_delete: None,
-            watch: Some(Arc::new(Told(Arc::downgrade(&joined.fleet)))),
+            watch: Some(Arc::new(CacheEvents(Arc::downgrade(&joined.fleet)))),
             options: cache_options,
             report: log::sink(),
         };

@@ -26,7 +26,7 @@ use origin::Remote;
 use super::away::Away;
 use super::options::RemoteOptions;
 use super::status::of_reading;
-use crate::fleet::{self, Joined, Lender, Told};
+use crate::fleet::{self, CacheEvents, Joined, Lender};
 use crate::frozen::Named;
 use crate::log;
 use crate::volume_dir::{cache_folder, private_folder};
@@ -204,7 +204,7 @@ pub fn log(below: Option<&Path>, tree: &str) -> Option<PathBuf> {
 }
 
 fn watch(fleet: &Arc<Fleet>) -> Arc<dyn cache::Watch> {
-    Arc::new(Told(Arc::downgrade(fleet)))
+    Arc::new(CacheEvents(Arc::downgrade(fleet)))
 }
 
 fn folder_name(volume: &str, number: u32) -> String {

@@ -383,7 +383,7 @@ impl BlobSource for Disk {
     }
 }
 
-impl Shelf for Disk {
+impl DiskStore for Disk {
     fn adopt(&self, id: &BlobId, sums: &Sums, file: &Path) -> Result<(), BlobError> {
         self.write(u64::from(sums.size()))?;
         self.folder.adopt(id, sums, file)
@@ -441,7 +441,7 @@ impl Shelf for Disk {
     }
 
     fn list_of(&self, first: u8) -> Result<Vec<(BlobId, u64)>, BlobError> {
-        Shelf::list_of(&self.folder, first)
+        DiskStore::list_of(&self.folder, first)
     }
 
     fn probe(&self) -> io::Result<()> {

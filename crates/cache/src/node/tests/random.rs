@@ -150,7 +150,7 @@ impl World {
 
     /// Records how much of the index a power cut spares. A new process does not know it yet.
     fn note_durable(&mut self) {
-        match self.home.cache().core.books.durable_len() {
+        match self.home.cache().core.ledger.durable_len() {
             0 => {}
             durable => self.durable_index = durable,
         }

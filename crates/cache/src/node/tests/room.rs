@@ -13,7 +13,7 @@ fn budget(blobs: u64) -> CacheOptions {
 fn files(home: &Home) -> u64 {
     let mut count = 0;
     for first in 0..=u8::MAX {
-        count += Shelf::list_of(&*home.disk, first).unwrap().len() as u64;
+        count += DiskStore::list_of(&*home.disk, first).unwrap().len() as u64;
     }
     count
 }
@@ -148,19 +148,19 @@ fn the_floor_is_left_free() {
     for (id, bytes) in &blobs {
         assert_eq!(home.cache().fetch(id).unwrap().1, *bytes);
         home.rest();
-        let space = Shelf::space(&*home.disk).unwrap();
+        let space = DiskStore::space(&*home.disk).unwrap();
         assert!(space.available >= home.options.floor, "{space:?}");
     }
     assert!(home.stats().blobs >= 10, "{:?}", home.stats());
     // Others fill the disk again and again. The cache shrinks, and reads continue.
     for _ in 0..5 {
-        let free = Shelf::space(&*home.disk).unwrap().available;
+        let free = DiskStore::space(&*home.disk).unwrap().available;
         home.disk.others.fetch_add(free, Ordering::SeqCst);
         for (id, bytes) in &blobs {
             assert_eq!(home.cache().fetch(id).unwrap().1, *bytes);
             home.rest();
         }
-        let space = Shelf::space(&*home.disk).unwrap();
+        let space = DiskStore::space(&*home.disk).unwrap();
         assert!(space.available >= home.options.floor || home.stats().blobs == 0, "{space:?}");
     }
     assert_eq!(home.stats().blobs, 0);
@@ -315,21 +315,21 @@ fn what_changes_while_the_index_is_written_anew_is_in_it() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("cache.idx");
     let id = |n: u64| Sums::of(&n.to_le_bytes()).id();
-    let (books, opened) = Books::open(&path, u64::MAX);
+    let (ledger, opened) = Ledger::open(&path, u64::MAX);
     opened.unwrap();
-    (0..3000).for_each(|n| books.insert(&id(n), 1000, false));
+    (0..3000).for_each(|n| ledger.insert(&id(n), 1000, false));
     std::thread::scope(|scope| {
-        let rewriting = scope.spawn(|| (0..20).for_each(|_| books.write_anew().unwrap()));
+        let rewriting = scope.spawn(|| (0..20).for_each(|_| ledger.write_anew().unwrap()));
         let mut n = 3000;
         while !rewriting.is_finished() {
-            books.insert(&id(n), 1000, false);
-            books.remove(&id(n - 3000));
+            ledger.insert(&id(n), 1000, false);
+            ledger.remove(&id(n - 3000));
             n += 1;
         }
     });
-    let (blobs, bytes, _) = books.totals();
-    books.close();
-    let (again, opened) = Books::open(&path, u64::MAX);
+    let (blobs, bytes, _) = ledger.totals();
+    ledger.close();
+    let (again, opened) = Ledger::open(&path, u64::MAX);
     opened.unwrap();
     assert_eq!((again.totals().0, again.totals().1), (blobs, bytes));
 }
@@ -395,7 +395,7 @@ fn a_real_disk_of_one_mebibyte_is_kept_within_and_survives_being_filled() {
     read_all(&cache);
     let stats = cache.stats();
     assert!(stats.blobs >= 15 && stats.evicted_blobs > 0 && stats.floor == 64 << 10, "{stats:?}");
-    assert!(crate::node::shelf::space_at(dir).unwrap().available > 0);
+    assert!(crate::node::disk_store::space_at(dir).unwrap().available > 0);
     // Several threads write at the same time, and none finds the disk full.
     assert_eq!((stats.off, stats.not_kept), (None, 0));
     // Others take all free space, several times.

@@ -191,7 +191,7 @@ fn regression_a_power_cut_does_not_bring_back_the_deletion_of_what_was_stored_ag
         }
         home.cache().sync().unwrap();
         home.noted.upload_all(&home.far);
-        let durable = home.cache().core.books.durable_len();
+        let durable = home.cache().core.ledger.durable_len();
         home.cache = None;
         // The record of the wanted deletion reached the disk by itself. Of the later records, only synced
         // ones are there.

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use super::*;
 
 /// Files of some pages each, every page a blob, with numbers from 100 on. It records what was wanted of them.
-struct Shelf {
+struct Store {
     files: Files,
     pages: u64,
     /// The highest number that exists.
@@ -12,9 +12,9 @@ struct Shelf {
     wanted: Vec<(u64, u32)>,
 }
 
-impl Shelf {
-    fn new(pages: u64) -> Shelf {
-        Shelf { files: Files::default(), pages, end: u64::MAX, wanted: Vec::new() }
+impl Store {
+    fn new(pages: u64) -> Store {
+        Store { files: Files::default(), pages, end: u64::MAX, wanted: Vec::new() }
     }
 
     /// One read. What it wants is looked up.
@@ -43,21 +43,21 @@ impl Shelf {
 
 #[test]
 fn a_row_of_files_is_looked_ahead_of_further_and_further() {
-    let mut shelf = Shelf::new(1);
-    assert_eq!(shelf.read(100), [0; 0], "one file is no row");
-    assert_eq!(shelf.read(101), [102, 103, 104, 105, 106, 107], "three times the two that were read");
-    assert_eq!(shelf.read(102), [108, 109, 110, 111]);
-    (103..140).for_each(|ino| drop(shelf.read(ino)));
-    assert_eq!(shelf.wanted.last(), Some(&(151, 0)), "never more than twelve ahead");
-    let mut once = shelf.wanted.clone();
+    let mut store = Store::new(1);
+    assert_eq!(store.read(100), [0; 0], "one file is no row");
+    assert_eq!(store.read(101), [102, 103, 104, 105, 106, 107], "three times the two that were read");
+    assert_eq!(store.read(102), [108, 109, 110, 111]);
+    (103..140).for_each(|ino| drop(store.read(ino)));
+    assert_eq!(store.wanted.last(), Some(&(151, 0)), "never more than twelve ahead");
+    let mut once = store.wanted.clone();
     once.dedup();
-    assert_eq!(once, shelf.wanted, "each is said once");
+    assert_eq!(once, store.wanted, "each is said once");
 }
 
 #[test]
 fn a_large_file_comes_first_itself() {
-    let mut shelf = Shelf::new(16);
-    let mut at = |ino: u64, mib: u64| shelf.read_at(ino, mib * MIB, MIB);
+    let mut store = Store::new(16);
+    let mut at = |ino: u64, mib: u64| store.read_at(ino, mib * MIB, MIB);
     (0..64).for_each(|mib| assert_eq!(at(100, mib), []));
     // Of sixteen pages, more than twelve are still to be read until the seventeenth piece.
     (0..16).for_each(|mib| assert_eq!(at(101, mib), []));
@@ -72,62 +72,62 @@ fn a_large_file_comes_first_itself() {
 /// two files.
 #[test]
 fn regression_a_row_that_is_read_again_is_known_at_its_first_file() {
-    let mut shelf = Shelf { end: 159, ..Shelf::new(1) };
-    (130..150).for_each(|ino| drop(shelf.read(ino)));
+    let mut store = Store { end: 159, ..Store::new(1) };
+    (130..150).for_each(|ino| drop(store.read(ino)));
     assert!(
-        shelf.wanted.ends_with(&[(159, 0), (100, 0), (101, 0)]),
+        store.wanted.ends_with(&[(159, 0), (100, 0), (101, 0)]),
         "which it does before it is read to its end"
     );
-    let wanted = shelf.wanted.len();
-    (150..160).for_each(|ino| drop(shelf.read(ino)));
-    assert_eq!(shelf.wanted.len(), wanted, "once");
-    assert_eq!(shelf.read_at(100, 0, MIB), [(101, 0), (102, 0)], "from the end on with the beginning");
-    assert_eq!(shelf.read_at(100, MIB, 3 * MIB), [(103, 0), (104, 0), (105, 0), (106, 0)]);
+    let wanted = store.wanted.len();
+    (150..160).for_each(|ino| drop(store.read(ino)));
+    assert_eq!(store.wanted.len(), wanted, "once");
+    assert_eq!(store.read_at(100, 0, MIB), [(101, 0), (102, 0)], "from the end on with the beginning");
+    assert_eq!(store.read_at(100, MIB, 3 * MIB), [(103, 0), (104, 0), (105, 0), (106, 0)]);
     // And where other files follow, from where the row is left to where it began.
-    let mut shelf = Shelf::new(1);
-    (100..140).for_each(|ino| drop(shelf.read(ino)));
-    assert_eq!(shelf.read(500), [0; 0], "another file is another file");
-    assert_eq!(shelf.read_at(100, 0, MIB), [(101, 0), (102, 0)]);
+    let mut store = Store::new(1);
+    (100..140).for_each(|ino| drop(store.read(ino)));
+    assert_eq!(store.read(500), [0; 0], "another file is another file");
+    assert_eq!(store.read_at(100, 0, MIB), [(101, 0), (102, 0)]);
 }
 
 #[test]
 fn a_row_of_heads_that_ends_says_nothing_of_another() {
-    let mut shelf = Shelf { end: 109, ..Shelf::new(4) };
-    assert!((100..110).all(|ino| shelf.read_at(ino, 0, 128 * KIB).is_empty()));
-    assert!(shelf.read_at(50, 0, 128 * KIB).is_empty());
-    assert!(shelf.read_at(100, 0, 128 * KIB).is_empty());
+    let mut store = Store { end: 109, ..Store::new(4) };
+    assert!((100..110).all(|ino| store.read_at(ino, 0, 128 * KIB).is_empty()));
+    assert!(store.read_at(50, 0, 128 * KIB).is_empty());
+    assert!(store.read_at(100, 0, 128 * KIB).is_empty());
 }
 
 #[test]
 fn heads_and_ends_of_files_want_nothing() {
-    let mut shelf = Shelf::new(4);
-    assert!((100..400).all(|ino| shelf.read_at(ino, 0, 128 * KIB).is_empty()));
-    let mut shelf = Shelf::new(4);
-    assert!((100..400).all(|ino| shelf.read_at(ino, 4 * PAGE - 64 * KIB, 64 * KIB).is_empty()));
+    let mut store = Store::new(4);
+    assert!((100..400).all(|ino| store.read_at(ino, 0, 128 * KIB).is_empty()));
+    let mut store = Store::new(4);
+    assert!((100..400).all(|ino| store.read_at(ino, 4 * PAGE - 64 * KIB, 64 * KIB).is_empty()));
 }
 
 #[test]
 fn files_here_and_there_are_no_row() {
-    let mut shelf = Shelf::new(1);
+    let mut store = Store::new(1);
     let mut numbers = (0..200u64).map(|n| 1000 + n * n * 7919 % 100_003 * 40);
-    assert!(numbers.all(|ino| shelf.read(ino).is_empty()));
+    assert!(numbers.all(|ino| store.read(ino).is_empty()));
 }
 
 #[test]
 fn numbers_may_be_missing_and_readers_out_of_order() {
-    let mut shelf = Shelf::new(1);
+    let mut store = Store::new(1);
     let order = [100, 103, 102, 110, 105, 111, 119];
-    let wanted: Vec<u64> = order.iter().flat_map(|ino| shelf.read(*ino)).collect();
+    let wanted: Vec<u64> = order.iter().flat_map(|ino| store.read(*ino)).collect();
     assert!(wanted.contains(&120) && wanted.contains(&127), "{wanted:?}");
 }
 
 #[test]
 fn several_rows_are_followed_at_once() {
-    let mut shelf = Shelf::new(1);
+    let mut store = Store::new(1);
     for n in 0..10 {
-        [1000, 2000, 3000].iter().for_each(|row| drop(shelf.read(row + n)));
+        [1000, 2000, 3000].iter().for_each(|row| drop(store.read(row + n)));
     }
-    assert!([1010, 2010, 3010].iter().all(|next| shelf.wanted.contains(&(*next, 0))));
+    assert!([1010, 2010, 3010].iter().all(|next| store.wanted.contains(&(*next, 0))));
 }
 
 #[test]
@@ -152,12 +152,12 @@ proptest! {
         reads in prop::collection::vec((100u64..160, 0u64..4, 1u64..1024), 1..300),
         pages in 1u64..4,
     ) {
-        let mut shelf = Shelf::new(pages);
+        let mut store = Store::new(pages);
         let mut read = 0;
         for (ino, piece, len) in reads {
             let offset = (piece * MIB).min(pages * PAGE - len * KIB);
             read += len * KIB;
-            let wanted = shelf.read_at(ino, offset, len * KIB);
+            let wanted = store.read_at(ino, offset, len * KIB);
             prop_assert!(wanted.len() as u64 * PAGE <= (read * TIMES).min(MOST));
             prop_assert!(wanted.iter().all(|(next, _)| *next > ino), "what follows, and nothing else");
         }

@@ -47,16 +47,16 @@ impl<T, F: Fn() -> Call<T>> Greedy<T, F> {
 }
 
 /// One bulk connection, so that how several of them share the machine does not matter.
-fn one() -> (Net, Net, Arc<Shelf>, Peer) {
+fn one() -> (Net, Net, Arc<Store>, Peer) {
     pair(|options| options.limits.bulk = 1)
 }
 
 /// A part waited for all but the last three of the blobs that had been requested before it.
 #[test]
 pub(super) fn regression_small_reads_do_not_wait_for_a_stream_of_whole_blobs() {
-    let (here, _there, shelf, peer) = one();
+    let (here, _there, store, peer) = one();
     let bytes = noise(4 << 20, 1);
-    let id = shelf.keep(&bytes);
+    let id = store.keep(&bytes);
     let mut greedy = Greedy::new(BLOBS, || here.fetch_into(peer, &Arriving::new(id, Verify::Crc), 3 * TIME));
     greedy.beside("a part", || {
         let (_, groups) = here.read_groups(peer, &id, 1 << 20, 4096, TIME).wait().unwrap();
@@ -66,8 +66,8 @@ pub(super) fn regression_small_reads_do_not_wait_for_a_stream_of_whole_blobs() {
 
 #[test]
 fn whole_blobs_do_not_wait_for_a_stream_of_parts() {
-    let (here, _there, shelf, peer) = one();
-    let id = shelf.keep(&noise(4 << 20, 2));
+    let (here, _there, store, peer) = one();
+    let id = store.keep(&noise(4 << 20, 2));
     let mut greedy = Greedy::new(PARTS, || here.read_groups(peer, &id, 1 << 20, 1 << 20, 3 * TIME));
     greedy.beside("a whole blob", || {
         here.fetch_into(peer, &Arriving::new(id, Verify::Crc), TIME).wait().unwrap();

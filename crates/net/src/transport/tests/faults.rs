@@ -26,11 +26,11 @@ fn forged(right: &[u8], other: &[u8]) -> Sums {
 #[test]
 pub(super) fn wrong_bytes_under_crcs_of_their_own_pass_only_where_the_sender_is_trusted() {
     for verify in [Verify::Blake3, Verify::Crc] {
-        let (here, _there, shelf, peer) = pair(|options| options.verify = verify);
+        let (here, _there, store, peer) = pair(|options| options.verify = verify);
         let right = noise(1 << 20, 11);
         let mut wrong = right.clone();
         wrong[300_000] ^= 1;
-        let id = shelf.keep_as(&wrong, forged(&right, &wrong));
+        let id = store.keep_as(&wrong, forged(&right, &wrong));
         let arriving = Arriving::new(id, verify);
         let whole = here.fetch_into(peer, &arriving, TIME).wait();
         let part = read(&here, peer, &id, 299_999, 3);
@@ -39,7 +39,7 @@ pub(super) fn wrong_bytes_under_crcs_of_their_own_pass_only_where_the_sender_is_
                 assert!(matches!(whole, Err(Fail::Corrupt(_))), "{whole:?}");
                 assert!(matches!(part, Err(Fail::Corrupt(_))), "{part:?}");
                 assert!(!arriving.is_whole() && arriving.into_parts().is_none(), "nothing to be kept");
-                until("the sender is told", || shelf.suspects.lock().contains(&id));
+                until("the sender is told", || store.suspects.lock().contains(&id));
             }
             Verify::Crc => assert!(whole.is_ok() && part.unwrap() == wrong[299_999..300_002]),
         }
@@ -119,8 +119,8 @@ pub(super) fn a_node_that_dies_in_the_middle_of_a_body_leaves_what_was_verified(
     let arriving = Arriving::new(id, Verify::Blake3);
     assert!(matches!(here.fetch_into(peer, &arriving, TIME).wait(), Err(Fail::Gone(_))));
     assert_eq!(arriving.verified(), 655_360);
-    let (there, shelf) = start(options());
-    shelf.keep(&bytes);
+    let (there, store) = start(options());
+    store.keep(&bytes);
     let other = Peer { address: there.address().unwrap(), node: None };
     here.fetch_into(other, &arriving, TIME).wait().unwrap();
     assert!(there.counters().blob_bytes_out < 400_000, "only the rest is sent");
@@ -153,13 +153,13 @@ pub(super) fn regression_a_node_that_falls_silent_is_given_up_and_its_connection
 
 #[test]
 pub(super) fn connections_that_are_not_used_end_and_come_back() {
-    let (here, there, shelf, peer) = pair(|options| {
+    let (here, there, store, peer) = pair(|options| {
         options.limits.bulk_idle = Duration::from_millis(100);
         options.limits.control_idle = Duration::from_millis(150);
         options.limits.quiet = Duration::from_millis(60);
     });
     let bytes = noise(200_000, 13);
-    let id = shelf.keep(&bytes);
+    let id = store.keep(&bytes);
     for round in 1..=2 {
         here.fetch_into(peer, &Arriving::new(id, Verify::Blake3), TIME).wait().unwrap();
         here.notes(peer, &[], TIME).wait().unwrap();
@@ -172,11 +172,11 @@ pub(super) fn connections_that_are_not_used_end_and_come_back() {
 
 #[test]
 pub(super) fn what_others_wait_for_is_counted_in_mebibytes() {
-    let (here, there, shelf, peer) = pair(|_| {});
+    let (here, there, store, peer) = pair(|_| {});
     let bytes = noise(4 << 20, 14);
     let sums = Sums::of(&bytes);
     let source = Arriving::new(sums.id(), Verify::Blake3);
-    shelf.blobs.lock().insert(sums.id(), Content::Arriving(Arc::clone(&source)));
+    store.blobs.lock().insert(sums.id(), Content::Arriving(Arc::clone(&source)));
     here.greet(peer, TIME).wait().unwrap();
     assert_eq!(there.backlog(), 0, "a connection is no work");
     let calls: Vec<_> =
@@ -218,8 +218,8 @@ pub(super) async fn by_hand_as(address: std::net::SocketAddr, class: Class, node
 /// It continued to the blob's end, over a link that was full.
 #[test]
 pub(super) fn regression_what_is_cancelled_ends_with_its_slice() {
-    let (there, shelf) = start(options());
-    let id = shelf.keep(&noise(4 << 20, 17));
+    let (there, store) = start(options());
+    let id = store.keep(&noise(4 << 20, 17));
     let address = there.address().unwrap();
     let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let came = runtime.block_on(async move {
@@ -253,8 +253,8 @@ pub(super) fn regression_what_is_cancelled_ends_with_its_slice() {
 
 #[test]
 pub(super) fn bodies_do_not_travel_on_a_control_connection() {
-    let (there, shelf) = start(options());
-    let id = shelf.keep(&noise(200_000, 15));
+    let (there, store) = start(options());
+    let id = store.keep(&noise(200_000, 15));
     let address = there.address().unwrap();
     let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let kinds = runtime.block_on(async move {

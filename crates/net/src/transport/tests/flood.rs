@@ -91,26 +91,26 @@ pub(super) fn a_client_that_reads_no_answers_costs_one_buffer() {
 /// A node whose list takes as long as a test wants.
 #[derive(Default)]
 struct Slow {
-    shelf: Shelf,
+    store: Store,
     inside: AtomicUsize,
     goes_on: AtomicBool,
 }
 
 impl Service for Slow {
     fn ask(&self, from: NodeId, ask: Ask) -> Vec<Answer> {
-        self.shelf.ask(from, ask)
+        self.store.ask(from, ask)
     }
 
     fn notes(&self, from: NodeId, notes: Vec<Note>) {
-        self.shelf.notes(from, notes);
+        self.store.notes(from, notes);
     }
 
     fn content(&self, id: &BlobId) -> Option<Content> {
-        self.shelf.content(id)
+        self.store.content(id)
     }
 
     fn suspect(&self, id: &BlobId) -> CopyState {
-        self.shelf.suspect(id)
+        self.store.suspect(id)
     }
 
     fn list(&self, _: Prefix, most: usize) -> Listed {

@@ -5,9 +5,9 @@ use std::sync::mpsc::{Sender, channel};
 use super::*;
 
 /// A blob of which no bytes have arrived there. Fetches of it stay in flight until they do.
-fn coming(shelf: &Shelf, bytes: &[u8]) -> Arc<Arriving> {
+fn coming(store: &Store, bytes: &[u8]) -> Arc<Arriving> {
     let source = Arriving::new(Sums::of(bytes).id(), Verify::Crc);
-    shelf.blobs.lock().insert(source.id(), Content::Arriving(Arc::clone(&source)));
+    store.blobs.lock().insert(source.id(), Content::Arriving(Arc::clone(&source)));
     source
 }
 
@@ -18,9 +18,9 @@ fn fetch(net: &Net, peer: Peer, source: &Arriving) -> Call<()> {
 #[test]
 fn bulk_connections_grow_with_what_is_under_way_from_one_to_four() {
     for most in [4, 1] {
-        let (here, there, shelf, peer) = pair(|options| options.limits.bulk = most as usize);
+        let (here, there, store, peer) = pair(|options| options.limits.bulk = most as usize);
         let bytes = noise(100_000, 1);
-        let source = coming(&shelf, &bytes);
+        let source = coming(&store, &bytes);
         let mut calls = Vec::new();
         for under_way in 1..=24u64 {
             calls.push(fetch(&here, peer, &source));
@@ -75,14 +75,14 @@ fn many_small_requests_and_answers_share_few_writes() {
 /// already read as soon as those have been sent.
 #[test]
 pub(super) fn large_answers_to_what_was_asked_at_once_come_without_a_pause() {
-    let (here, _there, shelf, peer) = pair(|_| {});
+    let (here, _there, store, peer) = pair(|_| {});
     // The ids of 2,000 blobs take almost 64 KiB.
-    let one = shelf.keep(b"one of them");
-    let content = shelf.content(&one).unwrap();
+    let one = store.keep(b"one of them");
+    let content = store.content(&one).unwrap();
     for n in 1..2000u16 {
         let mut id = [0; 32];
         id[..2].copy_from_slice(&n.to_le_bytes());
-        shelf.blobs.lock().insert(BlobId(id), content.clone());
+        store.blobs.lock().insert(BlobId(id), content.clone());
     }
     here.greet(peer, TIME).wait().unwrap();
     let held = hold(&here);
@@ -117,13 +117,13 @@ fn more_requests_than_are_allowed_come_back_busy_at_once() {
 fn more_requests_than_the_other_end_allows_are_answered_busy() {
     let mut few = options();
     few.limits.requests = 8;
-    let (there, shelf) = start(few);
+    let (there, store) = start(few);
     let peer = Peer { address: there.address().unwrap(), node: None };
     let mut one = options();
     one.limits.bulk = 1;
     let (here, _) = start(one);
     let bytes = noise(100_000, 3);
-    let source = coming(&shelf, &bytes);
+    let source = coming(&store, &bytes);
     let mut calls: Vec<_> = (0..8).map(|_| fetch(&here, peer, &source)).collect();
     for _ in 0..3 {
         assert_eq!(fetch(&here, peer, &source).wait(), Err(Fail::Busy));

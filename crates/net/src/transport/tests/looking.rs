@@ -53,8 +53,8 @@ fn all_pages_of_a_long_list_need_only_the_secret() {
 
 #[test]
 fn a_connection_for_looking_can_do_nothing_else() {
-    let (here, there, shelf, peer) = pair(|_| {});
-    let id = shelf.keep(&noise(1000, 1));
+    let (here, there, store, peer) = pair(|_| {});
+    let id = store.keep(&noise(1000, 1));
     // No node of this program would do it: a request for bytes on a connection that is for the members only.
     let get = Get { blob: id, offset: 0, len: 100 };
     let refused = here.call(peer, Class::Look, Type::Get, &get.encode(), TIME, call::done).wait();

@@ -17,7 +17,7 @@ fn blob(n: u32) -> BlobId {
 /// A node whose blobs are all sound, and whose check takes as long as a test wants.
 #[derive(Default)]
 struct Sound {
-    shelf: Shelf,
+    store: Store,
     inside: AtomicUsize,
     most: AtomicUsize,
     goes_on: AtomicBool,
@@ -25,15 +25,15 @@ struct Sound {
 
 impl Service for Sound {
     fn ask(&self, from: NodeId, ask: Ask) -> Vec<Answer> {
-        self.shelf.ask(from, ask)
+        self.store.ask(from, ask)
     }
 
     fn notes(&self, from: NodeId, notes: Vec<Note>) {
-        self.shelf.notes(from, notes);
+        self.store.notes(from, notes);
     }
 
     fn content(&self, id: &BlobId) -> Option<Content> {
-        self.shelf.content(id)
+        self.store.content(id)
     }
 
     fn suspect(&self, _: &BlobId) -> CopyState {
@@ -135,12 +135,12 @@ fn regression_messages_without_an_answer_leave_others_their_turn() {
 fn regression_bodies_that_one_neighbour_waits_for_are_bounded() {
     let mut some = options();
     (some.limits.bodies, some.limits.bodies_each) = (5, 3);
-    let (there, shelf) = start(some);
+    let (there, store) = start(some);
     let peer = Peer { address: there.address().unwrap(), node: None };
     let coming: Vec<_> = (0..6)
         .map(|n| {
             let coming = Arriving::new(Sums::of(&noise(9, n)).id(), Verify::Crc);
-            shelf.blobs.lock().insert(coming.id(), Content::Arriving(Arc::clone(&coming)));
+            store.blobs.lock().insert(coming.id(), Content::Arriving(Arc::clone(&coming)));
             coming.id()
         })
         .collect();

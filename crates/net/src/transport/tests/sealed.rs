@@ -56,14 +56,14 @@ fn with(tls: Option<Tls>) -> Options {
 
 /// One node asks another. Returns the line that each of them reports.
 fn lines(asks: Option<Tls>, answers: Option<Tls>) -> (String, String) {
-    let (there, shelf) = start(with(answers));
+    let (there, store) = start(with(answers));
     let peer = Peer { address: there.address().unwrap(), node: None };
     let (here, own) = start(with(asks));
     for _ in 0..3 {
         let Err(Fail::Stranger { .. }) = here.greet(peer, TIME).wait() else { panic!("it is accepted") };
     }
-    until("a line at the other end", || !shelf.lines.lock().is_empty());
-    let (here, there) = (own.lines.lock().clone(), shelf.lines.lock().clone());
+    until("a line at the other end", || !store.lines.lock().is_empty());
+    let (here, there) = (own.lines.lock().clone(), store.lines.lock().clone());
     assert_eq!((here.len(), there.len()), (1, 1), "{here:?} {there:?}");
     assert!(!here[0].contains('\n') && !there[0].contains('\n'));
     (here[0].clone(), there[0].clone())
@@ -151,9 +151,9 @@ fn a_man_in_the_middle_with_a_certificate_cannot_relay_the_handshake() {
 fn nothing_of_a_blob_can_be_read_on_the_way() {
     let tls = Ca::new().node();
     for tls in [None, Some(tls)] {
-        let (there, shelf) = start(with(tls.clone()));
+        let (there, store) = start(with(tls.clone()));
         let bytes: Vec<u8> = b"these words are to be kept from others. ".repeat(30_000);
-        let id = shelf.keep(&bytes);
+        let id = store.keep(&bytes);
         let (address, to) = (std::net::TcpListener::bind("127.0.0.1:0").unwrap(), there.address().unwrap());
         let peer = Peer { address: address.local_addr().unwrap(), node: None };
         let (tell, told) = std::sync::mpsc::channel();

@@ -52,8 +52,8 @@ fn regression_a_connection_looks_at_round_trips_only_when_a_blob_has_gone() {
 
 #[test]
 fn what_is_on_its_way_is_bounded_by_what_the_line_carries() {
-    let (here, _there, shelf, peer) = pair(|_| {});
-    let id = shelf.keep(&noise(4 << 20, 1));
+    let (here, _there, store, peer) = pair(|_| {});
+    let id = store.keep(&noise(4 << 20, 1));
     let clamps = || -> Vec<u32> {
         here.fetch_into(peer, &Arriving::new(id, Verify::Blake3), TIME).wait().unwrap();
         let clamp = |link: &Arc<Link>| {

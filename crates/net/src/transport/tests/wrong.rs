@@ -43,10 +43,10 @@ fn said(address: SocketAddr, class: Class, bytes: &[u8]) -> Vec<u8> {
 
 #[test]
 pub(super) fn a_request_that_makes_no_sense_ends_its_connection_with_a_line_and_no_other() {
-    let (there, shelf) = start(options());
+    let (there, store) = start(options());
     let address = there.address().unwrap();
     let bytes = noise(2 << 20, 1);
-    let id = shelf.keep(&bytes);
+    let id = store.keep(&bytes);
     let (here, _) = start(options());
     let peer = Peer { address, node: None };
     let goes_on = || {
@@ -76,12 +76,12 @@ pub(super) fn a_request_that_makes_no_sense_ends_its_connection_with_a_line_and_
     ];
     for class in [Class::Control, Class::Bulk] {
         for (word, bytes) in &cases {
-            shelf.lines.lock().clear();
+            store.lines.lock().clear();
             there.0.shared.said.lock().clear();
             let before = there.counters();
             assert!(said(address, class, bytes).is_empty(), "{word}");
-            until("a line says so", || !shelf.lines.lock().is_empty());
-            let lines = shelf.lines.lock().clone();
+            until("a line says so", || !store.lines.lock().is_empty());
+            let lines = store.lines.lock().clone();
             assert!(lines.len() == 1 && lines[0].contains(word), "{word}: {lines:?}");
             until("it is closed", || there.counters().open == before.open);
             assert_eq!(there.counters().refused, before.refused + 1);
@@ -93,7 +93,7 @@ pub(super) fn a_request_that_makes_no_sense_ends_its_connection_with_a_line_and_
 
 #[test]
 pub(super) fn a_connection_that_ends_within_a_request_just_ends() {
-    let (there, shelf) = start(options());
+    let (there, store) = start(options());
     let address = there.address().unwrap();
     let (here, _) = start(options());
     let peer = Peer { address, node: None };
@@ -109,14 +109,14 @@ pub(super) fn a_connection_that_ends_within_a_request_just_ends() {
         }
     }
     here.notes(peer, &[], TIME).wait().unwrap();
-    assert_eq!((here.counters().made, shelf.lines.lock().len()), (1, 0));
+    assert_eq!((here.counters().made, store.lines.lock().len()), (1, 0));
 }
 
 #[test]
 pub(super) fn a_request_that_comes_in_pieces_is_answered() {
-    let (there, shelf) = start(options());
+    let (there, store) = start(options());
     let address = there.address().unwrap();
-    let id = shelf.keep(b"still here");
+    let id = store.keep(b"still here");
     let whole = framed(Type::Get, 1, &Get { blob: id, offset: 0, len: 10 }.encode());
     let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let asking = async {
@@ -177,9 +177,9 @@ const EVERYWHERE: [(&str, Wrong); 9] = [
 
 #[test]
 pub(super) fn an_answer_that_makes_no_sense_ends_its_connection_and_no_other() {
-    let (there, shelf) = start(options());
+    let (there, store) = start(options());
     let good = Peer { address: there.address().unwrap(), node: None };
-    let id = shelf.keep(b"still here");
+    let id = store.keep(b"still here");
     let too_long: (&str, Wrong) =
         ("too long for this connection", |request| odd(Type::Listed as u8, request, 60_000));
     let (here, _) = start(options());

@@ -9,7 +9,7 @@ use blob::{BlobError, BlobFolder, BlobSource, Space, Sums};
 pub(super) use crate::disk::space_at;
 
 /// Blobs on the node's disk. [`BlobFolder`] documents the operations.
-pub trait Shelf: BlobSource {
+pub trait DiskStore: BlobSource {
     /// Takes a blob that is in a file, permanently.
     ///
     /// # Errors
@@ -96,7 +96,7 @@ pub trait Shelf: BlobSource {
     fn space(&self) -> Result<Space, BlobError>;
 }
 
-impl Shelf for BlobFolder {
+impl DiskStore for BlobFolder {
     fn adopt(&self, id: &BlobId, sums: &Sums, file: &Path) -> Result<(), BlobError> {
         BlobFolder::adopt(self, id, sums, file)
     }

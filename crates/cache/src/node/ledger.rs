@@ -3,7 +3,7 @@
 //! The index is only an aid ([`crate::residency::index`]), so a failure to write it is not fatal. It stays as
 //! it is and is rewritten when the disk works again. Deletions in the origin are the exception. If a blob
 //! that was to be deleted is stored again, that must be durable before the blob is: otherwise a power cut
-//! would revive the deletion. So [`Books::sync`] fails when it cannot record that.
+//! would revive the deletion. So [`Ledger::sync`] fails when it cannot record that.
 //!
 //! **Locks.** The lock is held for lookups and one `write(2)`. Under it only the check for pinned blobs is
 //! called. A long index is rewritten without the lock.
@@ -26,7 +26,7 @@ const LONG: u64 = 20_000;
 const MANY: usize = 10_000;
 
 /// See the module.
-pub(super) struct Books {
+pub(super) struct Ledger {
     path: PathBuf,
     began: Instant,
     inner: Mutex<Inner>,
@@ -75,9 +75,9 @@ impl Inner {
     }
 }
 
-impl Books {
+impl Ledger {
     /// Reads the index. Also returns why it cannot be written, if so. Then it counts as empty.
-    pub(super) fn open(path: &Path, budget: u64) -> (Books, io::Result<()>) {
+    pub(super) fn open(path: &Path, budget: u64) -> (Ledger, io::Result<()>) {
         let (mut policy, mut unwanted, mut settled) = (Policy::new(budget), HashSet::new(), HashSet::new());
         policy.prepare_for(Index::expected(path));
         let opened = Index::open(path, &mut |record| match record {
@@ -101,8 +101,9 @@ impl Books {
         // The process that wrote these records may have been killed before they were durable.
         let stored_again = !settled.is_empty();
         let inner = Inner { policy, index, closed: false, unwanted, settled, stored_again, meanwhile: None };
-        let books = Books { path: path.to_owned(), began: base::time::monotonic(), inner: Mutex::new(inner) };
-        (books, said)
+        let ledger =
+            Ledger { path: path.to_owned(), began: base::time::monotonic(), inner: Mutex::new(inner) };
+        (ledger, said)
     }
 
     /// The deletions in the origin that were outstanding when the index was last written.
