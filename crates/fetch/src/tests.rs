@@ -129,7 +129,8 @@ fn errors_go_to_followers_and_a_lead_that_is_dropped_makes_them_read() {
     let (table, blob) = (table(), Blob::new(1000, 1));
     let keeper = with_keeper(&table);
     type End = fn(WholeLead, &Blob);
-    let ends: [(End, fn(&Missed) -> bool); 4] = [
+    type Is = fn(&Missed) -> bool;
+    let ends: [(End, Is); 4] = [
         (|lead, _| drop(lead.finish(Err(unavailable()))), |missed| matches!(missed, Missed::Failed(_))),
         (|lead, blob| drop(lead.finish(Err(BlobError::Missing(blob.id)))), |m| matches!(m, Missed::Read)),
         (|lead, _| drop(lead), |missed| matches!(missed, Missed::Read)),
