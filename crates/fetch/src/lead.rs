@@ -2,8 +2,9 @@
 //! follower waits for a fetch that nobody does.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use base::BlobId;
+use base::{BlobId, Deadline};
 use blob::{BlobError, Part};
 
 use crate::arriving::{Arriving, Fault};
@@ -40,6 +41,18 @@ pub fn check(id: &BlobId, part: &Part) -> Result<(), BlobError> {
     }
 }
 
+/// A leader without a reader's deadline is late when its fetch fails after this time.
+const LATE: Duration = Duration::from_secs(1);
+
+/// The end of a fetch for its followers. A leader that ran out of time had begun earlier than its followers,
+/// which may have time left. They try again.
+fn ended(error: &BlobError, is_late: bool) -> Ended {
+    match error {
+        BlobError::Unavailable(_) if is_late => Ended::GivenUp,
+        error => Ended::Failed(same(error)),
+    }
+}
+
 /// Whether all of a blob is in this part.
 fn is_whole(part: &Part) -> bool {
     part.offset == 0 && part.bytes.len() as u64 == u64::from(part.sums.size())
@@ -50,13 +63,14 @@ pub struct WholeLead {
     table: Arc<Table>,
     fetch: Arc<InFlight>,
     purpose: Purpose,
+    began: Instant,
     permit: Option<Permit>,
     over: bool,
 }
 
 impl WholeLead {
     pub(crate) fn new(table: Arc<Table>, fetch: Arc<InFlight>, purpose: Purpose) -> WholeLead {
-        WholeLead { table, fetch, purpose, permit: None, over: false }
+        WholeLead { table, fetch, purpose, began: base::time::monotonic(), permit: None, over: false }
     }
 
     /// The blob.
@@ -110,7 +124,8 @@ impl WholeLead {
                 Ok(part)
             }
             Err(error) => {
-                self.fail(Ended::Failed(same(&error)));
+                let is_late = self.is_late();
+                self.fail(ended(&error, is_late));
                 if let Some(subscriber) = self.table.subscriber() {
                     subscriber.failed(&id, self.purpose, &error);
                 }
@@ -124,6 +139,11 @@ impl WholeLead {
         self.receive(part);
         self.over = true;
         drop(self.completed(Arc::clone(part)));
+    }
+
+    fn is_late(&self) -> bool {
+        let took = base::time::monotonic().saturating_duration_since(self.began);
+        Deadline::current().is_over() || self.purpose != Purpose::Read && took >= LATE
     }
 
     fn completed(&mut self, part: Arc<Part>) -> Completed {
@@ -306,7 +326,7 @@ impl PartLead {
         let part = match checked {
             Ok(part) => part,
             Err(error) => {
-                self.end_with(Err(Ended::Failed(same(&error))));
+                self.end_with(Err(ended(&error, Deadline::current().is_over())));
                 return Err(error);
             }
         };

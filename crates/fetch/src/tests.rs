@@ -124,6 +124,25 @@ fn followers_get_the_beginning_of_a_blob_before_its_end() {
     assert!(fetch.read(199_999, &mut some).is_err(), "there is no such range");
 }
 
+/// The leader had less time than its followers. They got its error, although they had time to try again.
+#[test]
+fn regression_followers_of_a_leader_that_ran_out_of_time_try_again() {
+    let (table, blob) = (table(), Blob::new(1000, 1));
+    let over = base::Deadline::after(Duration::ZERO);
+    let end_of = |deadline: base::Deadline| {
+        let lead = lead(table.join_whole(&blob.id, Purpose::Read));
+        let fetch = Arc::clone(lead.fetch());
+        deadline.scope(|| assert!(lead.finish(Err(unavailable())).is_err()));
+        fetch.wait()
+    };
+    assert!(matches!(end_of(base::Deadline::NEVER), Err(Ended::Failed(_))));
+    assert!(matches!(end_of(over), Err(Ended::GivenUp)));
+    let Join::Leader(lead) = table.join_part(&blob.id, 0..1) else { panic!("nothing is in flight") };
+    let fetch = Arc::clone(lead.fetch());
+    over.scope(|| assert!(lead.finish(Err(unavailable()), |_| ()).is_err()));
+    assert!(matches!(fetch.wait(), Err(Ended::GivenUp)));
+}
+
 #[test]
 fn errors_go_to_followers_and_a_lead_that_is_dropped_makes_them_read() {
     let (table, blob) = (table(), Blob::new(1000, 1));
