@@ -26,6 +26,9 @@ fn the_budget_is_kept_and_what_was_evicted_is_fetched_again() {
         assert_eq!(home.cache().fetch(id).unwrap().1, *bytes);
     }
     home.rest();
+    home.until("the files of evicted blobs are removed", |stats| {
+        stats.evicted_blobs == 60 - stats.blobs && files(&home) == stats.blobs
+    });
     let stats = home.stats();
     assert!(stats.bytes <= stats.budget && stats.blobs >= 15, "{stats:?}");
     assert_eq!((stats.evicted_blobs, files(&home)), (60 - stats.blobs, stats.blobs));
