@@ -135,9 +135,10 @@ pub fn of_each<T: Send>(mounts: &[Mounted], ask: impl Fn(&Mounted) -> T + Sync) 
     answers.into_inner().into_iter().flatten().collect()
 }
 
-/// Whether the error means that the path is on a mount whose daemon is gone.
+/// Whether the error means that the path is on a mount whose daemon is gone. Over io_uring the kernel cancels
+/// the requests of a daemon that was killed.
 fn is_dead(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED))
+    matches!(error.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED | libc::ECANCELED))
 }
 
 /// The folder of the mounted volume, if it has one.

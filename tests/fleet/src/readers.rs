@@ -46,9 +46,9 @@ pub fn fails_within(deadline: Duration) -> Duration {
     ASKED * deadline + SLACK
 }
 
-/// Errors that a call may return on a mount whose daemon was killed, besides EIO: it was cut off, there is no
-/// daemon, or the mountpoint is empty.
-const GONE: [i32; 3] = [libc::ECONNABORTED, libc::ENOTCONN, libc::ENOENT];
+/// Errors that a call may return on a mount whose daemon was killed, besides EIO: it was cut off, it was
+/// cancelled (over io_uring), there is no daemon, or the mountpoint is empty.
+const GONE: [i32; 4] = [libc::ECONNABORTED, libc::ECANCELED, libc::ENOTCONN, libc::ENOENT];
 
 /// The results by node, in order.
 #[derive(Clone, Debug)]

@@ -139,7 +139,8 @@ impl Pipe {
         // SAFETY: `words` has space for this many bytes.
         let read = unsafe { libc::read(self.read, words.as_mut_ptr().cast(), size_of::<Words>()) };
         let [error, size, free, available, inodes] = words;
-        let gone = [libc::ENOTCONN, libc::ECONNABORTED].contains(&(error as i32));
+        // Over io_uring the kernel cancels the requests of a daemon that was killed.
+        let gone = [libc::ENOTCONN, libc::ECONNABORTED, libc::ECANCELED].contains(&(error as i32));
         match read == size_of::<Words>() as isize {
             true if gone => Life::Dead,
             // A statfs that fails for another reason, such as a missing permission, says nothing about the
