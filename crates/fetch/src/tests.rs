@@ -228,7 +228,7 @@ fn what_is_announced_is_served_if_the_whole_follows() {
     drop((one, two));
     assert!(buffer.failed().is_none() && Arc::ptr_eq(&buffer, &whole.buffer()));
     whole.finish(Ok(blob.whole())).unwrap();
-    assert!(buffer.is_whole(), "whoever waits for it has it");
+    assert!(buffer.is_whole(), "its waiters have it");
     drop((part, other));
     assert!(table.is_empty());
     // A fetch that began before is announced with its own buffer.

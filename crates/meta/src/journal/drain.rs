@@ -201,8 +201,8 @@ const PART_BYTES: usize = 128 << 10;
 /// Applies rows within the reserve, which is released here and taken back by the caller.
 ///
 /// SQLite's own log is checkpointed after every few rows, so that little space suffices. The position changes
-/// with the last of them. Until then, some rows of later records are present. Those records are durable in
-/// the log, so after a crash their rows are only written again.
+/// only when all rows are written. After a crash before that, SQLite may hold rows that the position does not
+/// cover yet. This is harmless: their records are durable in the log, and recovery writes the rows again.
 pub(super) fn apply_on_full_disk(
     sqlite: &Sqlite,
     disk: &dyn LogDisk,
