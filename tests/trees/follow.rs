@@ -154,8 +154,19 @@ fn a_followed_name_shows_one_tree_at_a_time_and_open_files_stay() {
             kernel.walk(&following);
             assert_eq!(kernel.names.len(), kept, "nothing is cached during the move");
             let frozen = Arc::new(world.frozen("n"));
+            let head = |node: Ino| {
+                let mut buf = vec![0; 4096];
+                following.read(node, 0, &mut buf).map(|len| buf[..len].to_vec())
+            };
+            let planned: Vec<_> =
+                open.keys().map(|node| (following.plan_read(*node, 0, 4096), head(*node))).collect();
             moving.finish(frozen.clone());
             tree = next;
+            for (plan, old) in planned {
+                let mut buf = vec![0; 4096];
+                let read = following.read_planned(&plan, &mut buf).map(|len| buf[..len].to_vec());
+                assert!(read == old, "round {round}: a read planned before the move shows the old tree");
+            }
 
             let after = kernel.walk(&following);
             assert_eq!(

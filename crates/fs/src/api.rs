@@ -17,6 +17,7 @@ use base::{Ino, Timestamp};
 pub use blob::completion::{FetchTask, Start};
 
 use crate::errno::Errno;
+pub use crate::read_plan::ReadPlan;
 
 /// The result of every method.
 pub type Result<T> = std::result::Result<T, Errno>;
@@ -327,9 +328,21 @@ pub trait Filesystem: Send + Sync {
         false
     }
 
-    /// Begins a read that would wait: joins the in-flight fetch of its bytes, or says how to fetch them.
-    /// `answer` is called when they arrive. Never blocks.
-    fn start_read(&self, ino: Ino, offset: u64, len: u32, answer: Answer) -> Start {
+    /// Looks up what a read needs, once, and says whether the read would wait. Never waits itself. Errors are
+    /// found again, and returned, by the read.
+    fn plan_read(&self, ino: Ino, offset: u64, len: u32) -> ReadPlan {
+        let waits = self.would_wait(Waiting::Read { ino, offset, len });
+        ReadPlan::without_names(ino, offset, len, waits)
+    }
+
+    /// [`Filesystem::read`] of the range of a plan, which was made just now.
+    fn read_planned(&self, plan: &ReadPlan, buf: &mut [u8]) -> Result<usize> {
+        self.read(plan.ino, plan.offset, buf)
+    }
+
+    /// Begins a read whose plan says that it would wait: joins the in-flight fetch of its bytes, or says how
+    /// to fetch them. `answer` is called when they arrive. Never blocks.
+    fn start_read(&self, plan: &ReadPlan, answer: Answer) -> Start {
         Start::Read
     }
 

@@ -19,6 +19,7 @@ use meta::record::InodeRecord;
 use crate::errno::Error;
 use crate::packs::table::Place;
 use crate::packs::{OWN_PACK_APPEND_MIN, OWN_PACK_MIN, Own, Slot, Writer};
+use crate::read_plan::FoundNames;
 use crate::volume::Core;
 
 /// How often names are read when bytes are not where they say.
@@ -37,12 +38,13 @@ pub(crate) struct Stored {
 }
 
 impl Core {
-    /// Reads a file whose `record` was just read. Returns how many bytes; fewer than requested only at the
-    /// end of the file.
+    /// Reads a file whose `record` was just read, and `found` too, if any. Returns how many bytes; fewer than
+    /// requested only at the end of the file.
     pub(crate) fn read_file(
         &self,
         ino: Ino,
         record: &InodeRecord,
+        found: Option<&FoundNames>,
         offset: u64,
         buf: &mut [u8],
     ) -> Result<usize, Error> {
@@ -62,7 +64,8 @@ impl Core {
         while done < len {
             let (page, at) = page_of(offset + done as u64);
             let part = (len - done).min((BLOB_MAX - at) as usize);
-            self.read_page(ino, page, (at, access), &mut buf[done..done + part])?;
+            let known = found.and_then(|found| found.of(page));
+            self.read_page(ino, page, known, at, access, &mut buf[done..done + part])?;
             done += part;
         }
         Ok(len)
@@ -73,7 +76,7 @@ impl Core {
         let Some(bytes) = bytes else {
             // It was moved to a pack after its record was read.
             let (page, at) = page_of(offset);
-            return self.read_page(ino, page, (at, Access::Normal), buf);
+            return self.read_page(ino, page, None, at, Access::Normal, buf);
         };
         let from = (offset as usize).min(bytes.len());
         let have = (bytes.len() - from).min(buf.len());
@@ -83,14 +86,22 @@ impl Core {
         Ok(())
     }
 
-    /// Reads a part of one page; holes are zeros.
+    /// Reads a part of one page; holes are zeros. `known`: the page's extents, if they were just read.
     fn read_page(
         &self,
         ino: Ino,
         page: u32,
-        (at, access): (u32, Access),
+        known: Option<&ExtentPage>,
+        at: u32,
+        access: Access,
         buf: &mut [u8],
     ) -> Result<(), Error> {
+        if let Some(extents) = known {
+            match self.read_extents(extents, at, buf, access) {
+                Err(error) if may_have_moved(&error) => self.forget_places(extents),
+                done => return done,
+            }
+        }
         let mut before: Option<ExtentPage> = None;
         for look in 0..LOOKS {
             let extents = self.names.extents(ino, page)?;
@@ -100,15 +111,18 @@ impl Core {
                     if look > 1 && before.as_ref() == Some(&extents) {
                         return Err(error);
                     }
-                    for extent in extents.extents() {
-                        self.table.drop(extent.pack);
-                    }
+                    self.forget_places(&extents);
                     before = Some(extents);
                 }
                 done => return done,
             }
         }
         Ok(())
+    }
+
+    /// The next look at these packs reads their rows again.
+    fn forget_places(&self, extents: &ExtentPage) {
+        extents.extents().iter().for_each(|extent| self.table.drop(extent.pack));
     }
 
     fn read_extents(

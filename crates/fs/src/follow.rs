@@ -33,8 +33,8 @@ use hashbrown::HashMap;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::api::{
-    Allocate, Answer, Attr, Caller, Coherence, DirEntry, Entry, FileKind, Filesystem, NewNode, RenameMode,
-    Result, Seek, SetAttr, Start, StatFs, Touched, Waiting, XattrMode,
+    Allocate, Answer, Attr, Caller, Coherence, DirEntry, Entry, FileKind, Filesystem, NewNode, ReadPlan,
+    RenameMode, Result, Seek, SetAttr, Start, StatFs, Touched, Waiting, XattrMode,
 };
 use crate::errno::Errno;
 
@@ -266,15 +266,27 @@ impl Filesystem for Following {
 
     fn would_wait(&self, request: Waiting) -> bool {
         match request {
-            Waiting::Read { ino, offset, len } => self
-                .place(ino)
-                .is_ok_and(|place| place.fs.would_wait(Waiting::Read { ino: place.ino, offset, len })),
+            Waiting::Read { ino, offset, len } => self.plan_read(ino, offset, len).waits,
             other => self.newest().would_wait(other),
         }
     }
 
-    fn start_read(&self, ino: Ino, offset: u64, len: u32, answer: Answer) -> Start {
-        self.place(ino).map_or(Start::Read, |place| place.fs.start_read(place.ino, offset, len, answer))
+    fn plan_read(&self, ino: Ino, offset: u64, len: u32) -> ReadPlan {
+        let Ok(place) = self.place(ino) else { return ReadPlan::without_names(ino, offset, len, false) };
+        let plan = place.fs.plan_read(place.ino, offset, len);
+        // A newer tree may be mounted by the time of the read. These names hold in this one.
+        ReadPlan { tree: Some(place.fs), ..plan }
+    }
+
+    fn read_planned(&self, plan: &ReadPlan, buf: &mut [u8]) -> Result<usize> {
+        match &plan.tree {
+            Some(tree) => tree.read_planned(plan, buf),
+            None => self.read(plan.ino, plan.offset, buf),
+        }
+    }
+
+    fn start_read(&self, plan: &ReadPlan, answer: Answer) -> Start {
+        plan.tree.as_ref().map_or(Start::Read, |tree| tree.start_read(plan, answer))
     }
 
     fn fleeting(&self) -> bool {

@@ -26,6 +26,7 @@ mod packs;
 mod paths;
 mod prefetch;
 pub mod publish;
+pub mod read_plan;
 mod refs;
 mod serve;
 mod space;

@@ -11,8 +11,8 @@ use blob::completion::{Arrival, Missed};
 use meta::store::StoreError;
 
 use crate::api::{
-    Allocate, Answer, Attr, Caller, Coherence, DirEntry, Entry, Filesystem, NewNode, RenameMode, Result,
-    Seek, SetAttr, Start, StatFs, Touched, Waiting, XattrMode,
+    Allocate, Answer, Attr, Caller, Coherence, DirEntry, Entry, Filesystem, NewNode, ReadPlan, RenameMode,
+    Result, Seek, SetAttr, Start, StatFs, Touched, Waiting, XattrMode,
 };
 use crate::errno::{Errno, Error};
 use crate::ops::write::How;
@@ -78,8 +78,16 @@ impl Filesystem for Volume {
         self.core.would_wait(request)
     }
 
-    fn start_read(&self, ino: Ino, offset: u64, len: u32, answer: Answer) -> Start {
-        let core = Arc::clone(&self.core);
+    fn plan_read(&self, ino: Ino, offset: u64, len: u32) -> ReadPlan {
+        self.core.plan_read(ino, offset, len)
+    }
+
+    fn read_planned(&self, plan: &ReadPlan, buf: &mut [u8]) -> Result<usize> {
+        self.ask("read", plan.ino, self.core.read_planned(plan, buf))
+    }
+
+    fn start_read(&self, plan: &ReadPlan, answer: Answer) -> Start {
+        let (core, ino) = (Arc::clone(&self.core), plan.ino);
         let completion = move |arrival: Arrival<'_>| match arrival {
             Ok(bytes) => {
                 let used = answer(Ok(bytes));
@@ -91,7 +99,7 @@ impl Filesystem for Volume {
             Err(Missed::Read) => answer(Err(None)),
             Err(Missed::Failed(error)) => answer(Err(Some(core.answer("read", ino, error.into())))),
         };
-        self.core.start_read(ino, offset, len, Box::new(completion))
+        self.core.start_read(plan, Box::new(completion))
     }
 
     fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Entry> {

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use base::Ino;
 use fs::Errno;
-use fs::api::{FetchTask, Fetched, Filesystem, Start, Touched, Waiting};
+use fs::api::{FetchTask, Fetched, Filesystem, ReadPlan, Start, Touched, Waiting};
 
 use crate::Log;
 use crate::abi::header::Header;
@@ -108,11 +108,12 @@ impl Dispatcher {
             self.0.pending_table.interrupt(unique);
             return;
         }
-        if self.defer((lane, span), &header, &op, request, sink) {
+        let plan = self.plan(&header, &op);
+        if self.defer((lane, span), &header, &op, plan.as_ref(), request, sink) {
             self.0.watch.suspend(span);
             return;
         }
-        let result = self.run(&header, &op, room);
+        let result = self.run(&header, &op, plan.as_ref(), room);
         self.note_flushes(&header, &op, &result);
         let answered = self.0.watch.answering(span);
         if wants_reply(header.opcode) {
@@ -139,9 +140,21 @@ impl Dispatcher {
         }
     }
 
+    /// Looks a read's names up. If this panics, the read panics too, and is answered there.
+    fn plan(&self, header: &Header, op: &Op<'_>) -> Option<ReadPlan> {
+        let Op::Read { offset, len } = *op else { return None };
+        catch_unwind(AssertUnwindSafe(|| self.0.fs.plan_read(header.ino, offset, len))).ok()
+    }
+
     /// Calls the filesystem. A panic becomes EIO and a line in the log.
-    fn run(&self, header: &Header, op: &Op<'_>, room: &mut [u8]) -> Result<Done, Errno> {
-        let work = || execute::run(&*self.0.fs, header, op, room);
+    fn run(
+        &self,
+        header: &Header,
+        op: &Op<'_>,
+        plan: Option<&ReadPlan>,
+        room: &mut [u8],
+    ) -> Result<Done, Errno> {
+        let work = || execute::run(&*self.0.fs, header, op, plan, room);
         catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
             let name = opcodes::find(header.opcode).map_or("?", |line| line.name);
             let why = panic_text(&*panic);
@@ -160,14 +173,16 @@ impl Dispatcher {
         (lane, span): (usize, Option<Span>),
         header: &Header,
         op: &Op<'_>,
+        plan: Option<&ReadPlan>,
         request: &[u8],
         sink: &Arc<dyn Sink>,
     ) -> bool {
         let seek = matches!(op, Op::Seek { .. }) && self.0.dirty.is_some();
         let waiting = op.waiting(header.ino);
-        let waits = |waiting| {
+        let waits = |waiting| match (waiting, plan) {
+            (Waiting::Read { .. }, plan) => plan.is_some_and(|plan| plan.waits),
             // The same panic occurs again when the request is served, and is answered there.
-            catch_unwind(AssertUnwindSafe(|| self.0.fs.would_wait(waiting))).unwrap_or(false)
+            _ => catch_unwind(AssertUnwindSafe(|| self.0.fs.would_wait(waiting))).unwrap_or(false),
         };
         if !seek && !waiting.is_some_and(waits) {
             return false;
@@ -203,9 +218,9 @@ impl Dispatcher {
             request: request.into(),
             sink: Arc::clone(sink),
         };
-        match waiting {
-            Some(Waiting::Read { ino, offset, len }) => deferred.start_read(ino, offset, len),
-            _ => deferred.push(pool),
+        match plan {
+            Some(plan) => deferred.start_read(plan),
+            None => deferred.push(pool),
         }
         true
     }
@@ -230,7 +245,7 @@ impl Dispatcher {
             (Op::Seek { .. }, Some(dirty)) => Some(dirty.push(sink, header.ino)),
             _ => None,
         };
-        let result = pending.deadline().scope(|| self.run(&header, &op, room));
+        let result = pending.deadline().scope(|| self.run(&header, &op, None, room));
         self.note_flushes(&header, &op, &result);
         let answered = self.0.watch.answering(span);
         invalidate_mode(&result, sink);
@@ -352,7 +367,7 @@ impl Deferred {
 
     /// Defers a read. If the data is in flight, or a worker can fetch it, its completion replies, once.
     /// Otherwise a worker serves the read.
-    fn start_read(self, ino: Ino, offset: u64, len: u32) {
+    fn start_read(self, plan: &ReadPlan) {
         let (fs, workers) = (Arc::clone(&self.this.0.fs), Arc::clone(&self.this.0.workers));
         let waiter = self.clone();
         let answer = move |came: Fetched<'_>| match came {
@@ -365,7 +380,7 @@ impl Deferred {
             }
         };
         // If this panics, the same panic occurs again where the read is served, and is answered there.
-        let start = catch_unwind(AssertUnwindSafe(|| fs.start_read(ino, offset, len, Box::new(answer))));
+        let start = catch_unwind(AssertUnwindSafe(|| fs.start_read(plan, Box::new(answer))));
         match start {
             Ok(Start::Pending) => {}
             Ok(Start::Lead(task)) => self.push_task(&workers, task),

@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use base::Ino;
-use fs::api::{Entry, FileKind, Filesystem, Touched};
+use fs::api::{Entry, FileKind, Filesystem, ReadPlan, Touched};
 use fs::{Errno, api};
 
 use crate::abi::header::Header;
@@ -29,13 +29,24 @@ pub struct Done {
 ///
 /// # Errors
 /// The error number that the program shall see.
-pub fn run(fs: &dyn Filesystem, header: &Header, op: &Op<'_>, room: &mut [u8]) -> api::Result<Done> {
+///
+/// `plan`: what [`Filesystem::plan_read`] said, for a read that does not wait.
+pub fn run(
+    fs: &dyn Filesystem,
+    header: &Header,
+    op: &Op<'_>,
+    plan: Option<&ReadPlan>,
+    room: &mut [u8],
+) -> api::Result<Done> {
     let mut put = Put::new(room);
     let (mut mode_changed, mut touched) = (None, Touched::default());
     let referenced = match *op {
         Op::Read { offset, len } => {
             let place = put.room(len as usize);
-            let count = fs.read(header.ino, offset, place)?;
+            let count = match plan {
+                Some(plan) => fs.read_planned(plan, place)?,
+                None => fs.read(header.ino, offset, place)?,
+            };
             put.advance(count)?;
             None
         }

@@ -1,9 +1,11 @@
 //! Reads, and the search for data and holes.
 
+use std::ops::Range;
+
 use base::size::BLOB_MAX;
 use base::{BlobId, Ino};
 use blob::completion::{Completion, Start};
-use blob::extent::Part;
+use blob::extent::{ExtentPage, Part};
 use meta::Key;
 use meta::record::InodeRecord;
 
@@ -11,6 +13,7 @@ use crate::api::{Seek, Waiting};
 use crate::bytes::page_of;
 use crate::errno::{Errno, Error};
 use crate::packs::table::Place;
+use crate::read_plan::{FoundNames, ReadPlan};
 use crate::volume::Core;
 
 /// A read of at least so many bytes is part of a stream. It may wait milliseconds for the disk, and the
@@ -18,23 +21,51 @@ use crate::volume::Core;
 /// requests, and several such reads run at once.
 const STREAM_LEN: u32 = 256 << 10;
 
+/// The result of a look for a read's names.
+enum Looked {
+    /// A row would have to be fetched.
+    Elsewhere,
+    /// A row cannot be read.
+    Failed,
+    Found {
+        names: FoundNames,
+        /// Whether a byte of the range is on no disk of this machine.
+        is_remote: bool,
+    },
+}
+
 impl Core {
     pub(crate) fn read(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
         let record = self.file(ino)?;
-        let done = self.read_file(ino, &record, offset, buf)?;
+        self.read_known(ino, &record, None, offset, buf)
+    }
+
+    /// A read with the names of its plan, if the plan has any.
+    pub(crate) fn read_planned(&self, plan: &ReadPlan, buf: &mut [u8]) -> Result<usize, Error> {
+        match &plan.found {
+            Some(found) => self.read_known(plan.ino, &found.record, Some(found), plan.offset, buf),
+            None => self.read(plan.ino, plan.offset, buf),
+        }
+    }
+
+    fn read_known(
+        &self,
+        ino: Ino,
+        record: &InodeRecord,
+        found: Option<&FoundNames>,
+        offset: u64,
+        buf: &mut [u8],
+    ) -> Result<usize, Error> {
+        let done = self.read_file(ino, record, found, offset, buf)?;
         if done > 0 {
-            self.touch_if_relative(ino, &record);
+            self.touch_if_relative(ino, record);
         }
         Ok(done)
     }
 
     pub(crate) fn would_wait(&self, request: Waiting) -> bool {
         match request {
-            Waiting::Read { ino, offset, len } => {
-                len >= STREAM_LEN
-                    || !self.options.names_local && !self.are_names_at_hand(ino, offset, len)
-                    || !self.options.local && self.read_is_remote(ino, offset, len)
-            }
+            Waiting::Read { ino, offset, len } => self.plan_read(ino, offset, len).waits,
             // A write that waited on the thread that received it would delay reads too.
             Waiting::Write => !self.options.gate.is_open(),
             Waiting::Sync => true,
@@ -43,72 +74,107 @@ impl Core {
         }
     }
 
-    /// Whether the rows that a read of this range needs are on this machine.
-    fn are_names_at_hand(&self, ino: Ino, offset: u64, len: u32) -> bool {
-        let names = &self.names;
-        if !names.is_at_hand(&Key::inode(ino)) {
-            return false;
+    /// Looks up a read's names and places, unless all of a volume is on this machine. A read waits if it is
+    /// long, or if a row or a byte of its range is on no disk of this machine.
+    pub(crate) fn plan_read(&self, ino: Ino, offset: u64, len: u32) -> ReadPlan {
+        let is_long = len >= STREAM_LEN;
+        let plan = |waits| ReadPlan::without_names(ino, offset, len, waits);
+        if self.options.local && self.options.names_local {
+            return plan(is_long);
         }
-        // An error is found again, and reported, by the read itself.
-        let Ok(record) = self.file(ino) else { return true };
+        match self.look_up(ino, offset, len) {
+            Looked::Elsewhere => plan(true),
+            // The read finds the error again, and returns it.
+            Looked::Failed => plan(is_long),
+            Looked::Found { names, is_remote } => {
+                ReadPlan { found: Some(names), ..plan(is_long || is_remote) }
+            }
+        }
+    }
+
+    /// The names of a range, if they are on this machine. Never waits.
+    fn look_up(&self, ino: Ino, offset: u64, len: u32) -> Looked {
+        if !self.is_row_here(&Key::inode(ino)) {
+            return Looked::Elsewhere;
+        }
+        let Ok(record) = self.file(ino) else { return Looked::Failed };
+        let (page, at) = page_of(offset);
         if record.has(InodeRecord::INLINE) {
-            return names.is_at_hand(&Key::inline(ino));
+            let names = FoundNames { record, page, extents: ExtentPage::new() };
+            return match self.is_row_here(&Key::inline(ino)) {
+                true => Looked::Found { names, is_remote: false },
+                false => Looked::Elsewhere,
+            };
         }
-        let (first, last) = (page_of(offset).0, page_of(offset.saturating_add(u64::from(len))).0);
-        let is_here = |pack| self.table.get(pack).is_some() || names.is_at_hand(&Key::pack(pack));
-        (first..=last).all(|page| {
-            names.is_at_hand(&Key::extents(ino, page))
-                && names.extents(ino, page).is_ok_and(|page| page.extents().iter().all(|e| is_here(e.pack)))
-        })
+        let end = offset.saturating_add(u64::from(len.max(1)));
+        let last = page_of(end - 1).0;
+        let (mut first, mut is_remote) = (None, false);
+        for n in page..=last {
+            if !self.is_row_here(&Key::extents(ino, n)) {
+                return Looked::Elsewhere;
+            }
+            let Ok(extents) = self.names.extents(ino, n) else { return Looked::Failed };
+            let from = if n == page { at } else { 0 };
+            let until = (end - u64::from(n) * u64::from(BLOB_MAX)).min(u64::from(BLOB_MAX)) as u32;
+            match self.is_range_remote(&extents, from..until) {
+                Some(remote) => is_remote |= remote,
+                None => return Looked::Elsewhere,
+            }
+            first.get_or_insert(extents);
+        }
+        let extents = first.unwrap_or_default();
+        Looked::Found { names: FoundNames { record, page, extents }, is_remote }
+    }
+
+    /// Whether a byte of this range of a page is on no disk of this machine. False where that cannot be told:
+    /// the read finds out. `None` if the row of a pack would have to be fetched.
+    fn is_range_remote(&self, extents: &ExtentPage, range: Range<u32>) -> Option<bool> {
+        let mut is_remote = false;
+        for extent in extents.extents().iter().filter(|e| e.at < range.end && e.end() > range.start) {
+            if self.table.get(extent.pack).is_none() && !self.is_row_here(&Key::pack(extent.pack)) {
+                return None;
+            }
+            if let (false, Ok(Some(Place::Blob(blob)))) = (self.options.local, self.place_of(extent.pack)) {
+                is_remote |= !self.parts.source.is_local(&blob);
+            }
+        }
+        Some(is_remote)
+    }
+
+    fn is_row_here(&self, key: &Key) -> bool {
+        self.options.names_local || self.names.is_at_hand(key)
     }
 
     /// Begins a read that would wait. `Read` if the range spans several blobs, or if names must be fetched
     /// first.
-    pub(crate) fn start_read(&self, ino: Ino, offset: u64, len: u32, completion: Completion) -> Start {
-        let Some((record, blob, at, len)) = self.one_range(ino, offset, len) else { return Start::Read };
-        let access = self.access_of(ino, &record);
-        let start = self.parts.source.start_read(&blob, at..at + len, access, completion);
+    pub(crate) fn start_read(&self, plan: &ReadPlan, completion: Completion) -> Start {
+        let Some((found, blob, range)) = self.one_range(plan) else { return Start::Read };
+        let (ino, size) = (plan.ino, found.record.size);
+        let access = self.access_of(ino, &found.record);
+        let len = (range.end - range.start) as usize;
+        let start = self.parts.source.start_read(&blob, range, access, completion);
         if !matches!(start, Start::Read) {
-            self.look_ahead(ino, (offset, len as usize), record.size, access);
-            self.touch_if_relative(ino, &record);
+            self.look_ahead(ino, (plan.offset, len), size, access);
+            self.touch_if_relative(ino, &found.record);
         }
         start
     }
 
-    /// The one blob that holds the whole range up to the end of the file: its offset there, and the length.
-    /// None if there are several.
-    fn one_range(&self, ino: Ino, offset: u64, len: u32) -> Option<(InodeRecord, BlobId, u32, u32)> {
-        let is_remote = !self.options.local;
-        if !is_remote || !self.options.names_local && !self.are_names_at_hand(ino, offset, len) {
-            return None;
-        }
-        let record = self.file(ino).ok().filter(|record| !record.has(InodeRecord::INLINE))?;
-        let len = u64::from(len).min(record.size.checked_sub(offset)?) as u32;
-        let (page, at) = page_of(offset);
-        let extents = self.names.extents(ino, page).ok()?;
-        let mut parts = extents.parts(at, len);
+    /// The one blob that holds the whole range up to the end of the file, and the range there. `None` if
+    /// there are several, or if the plan has no names.
+    fn one_range<'a>(&self, plan: &'a ReadPlan) -> Option<(&'a FoundNames, BlobId, Range<u32>)> {
+        let found = plan.found.as_ref().filter(|found| !found.record.has(InodeRecord::INLINE))?;
+        let len = u64::from(plan.len).min(found.record.size.checked_sub(plan.offset)?) as u32;
+        let at = page_of(plan.offset).1;
+        let mut parts = found.extents.parts(at, len);
         let Some(Part::Data(extent)) = parts.next() else { return None };
         let fits = at.checked_add(len)? <= BLOB_MAX && extent.len == len;
         match self.place_of(extent.pack) {
-            Ok(Some(Place::Blob(blob))) if fits && len > 0 => Some((record, blob, extent.offset, len)),
+            Ok(Some(Place::Blob(blob))) if !self.options.local && fits && len > 0 => {
+                Some((found, blob, extent.offset..extent.offset + len))
+            }
             _ => None,
         }
-    }
-
-    /// Whether a byte of the range is on no disk of this machine. False where that cannot be told: the read
-    /// will find out.
-    fn read_is_remote(&self, ino: Ino, offset: u64, len: u32) -> bool {
-        let end = offset.saturating_add(u64::from(len));
-        let (first, at) = page_of(offset);
-        let (last, _) = page_of(end.saturating_sub(1));
-        (first..=last).any(|page| {
-            let Ok(extents) = self.names.extents(ino, page) else { return false };
-            let from = if page == first { at } else { 0 };
-            let until = (end - u64::from(page) * u64::from(BLOB_MAX)).min(u64::from(BLOB_MAX)) as u32;
-            extents.extents().iter().filter(|e| e.at < until && e.end() > from).any(|e| {
-                matches!(self.place_of(e.pack), Ok(Some(Place::Blob(blob))) if !self.parts.source.is_local(&blob))
-            })
-        })
     }
 
     pub(crate) fn seek(&self, ino: Ino, offset: u64, what: Seek) -> Result<u64, Error> {

@@ -64,7 +64,7 @@ impl Core {
         size: u64,
     ) -> Result<(), Error> {
         let mut bytes = vec![0; record.size as usize];
-        self.read_file(ino, record, 0, &mut bytes)?;
+        self.read_file(ino, record, None, 0, &mut bytes)?;
         bytes.resize(size as usize, 0);
         let from = offset.min(size) as usize;
         let to = offset.saturating_add(len).min(size) as usize;

@@ -227,7 +227,7 @@ impl Core {
         }
         if source.has(InodeRecord::INLINE) {
             let mut bytes = vec![0; len as usize];
-            let done = self.read_file(from, &source, from_offset, &mut bytes)?;
+            let done = self.read_file(from, &source, None, from_offset, &mut bytes)?;
             self.write(to, to_offset, &bytes[..done], How::default())?;
             return Ok(done as u64);
         }

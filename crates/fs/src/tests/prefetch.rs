@@ -244,7 +244,7 @@ fn rides(far: &Far, ino: Ino, offset: u64, len: u32) -> Option<Option<Vec<u8>>> 
         *tell.lock() = Some(came.ok().map(<[u8]>::to_vec));
         true
     };
-    match far.volume.start_read(ino, offset, len, Box::new(then)) {
+    match far.volume.start_read(&far.volume.plan_read(ino, offset, len), Box::new(then)) {
         Start::Pending => told.lock().clone(),
         _ => None,
     }

@@ -351,3 +351,86 @@ impl MetaStore for Elsewhere {
         self.0.flush()
     }
 }
+
+/// A store that counts its lookups.
+struct Counted {
+    inner: Arc<dyn MetaStore>,
+    keys: Mutex<Vec<Key>>,
+}
+
+impl MetaStore for Counted {
+    fn get(&self, key: &Key) -> Result<Option<Value>, StoreError> {
+        self.keys.lock().push(key.clone());
+        self.inner.get(key)
+    }
+
+    fn is_at_hand(&self, _: &Key) -> bool {
+        true
+    }
+
+    fn get_many(&self, keys: &[Key]) -> Result<Vec<Option<Value>>, StoreError> {
+        self.keys.lock().extend(keys.iter().cloned());
+        self.inner.get_many(keys)
+    }
+
+    fn scan(&self, range: &KeyRange, limit: usize) -> Result<Rows, StoreError> {
+        self.inner.scan(range, limit)
+    }
+
+    fn commit(&self, commit: Commit) -> Result<(), CommitError> {
+        self.inner.commit(commit)
+    }
+
+    fn flush(&self) -> Result<(), StoreError> {
+        self.inner.flush()
+    }
+}
+
+/// The question whether a read waits, and the read itself, share one look at the names.
+#[test]
+fn a_read_looks_its_names_up_once() {
+    let world = World::new();
+    let local = world.open();
+    let (large, small) = (local.file(Ino::ROOT, "large"), local.file(Ino::ROOT, "small"));
+    let bytes = noise(1, 500_000);
+    local.put(large, 0, &bytes);
+    local.put(small, 0, b"inline");
+    local.close().unwrap();
+    let store = Arc::new(Counted { inner: world.parts.store.clone(), keys: Mutex::default() });
+    let parts = Parts { store: store.clone(), ..world.parts.clone() };
+    for names_local in [true, false] {
+        let options = Options { frozen: true, local: false, names_local, ..world.options() };
+        let volume = Volume::open(parts.clone(), options).unwrap();
+        let mut buf = vec![0; 4096];
+        volume.read(large, 0, &mut buf).unwrap();
+        store.keys.lock().clear();
+        let plan = volume.plan_read(large, 8192, 4096);
+        assert_eq!(volume.read_planned(&plan, &mut buf), Ok(4096));
+        assert!(buf == bytes[8192..12288]);
+        let expected = [Key::inode(large), Key::extents(large, 0)];
+        assert_eq!(*store.keys.lock(), expected, "the inode and the extents once each");
+        store.keys.lock().clear();
+        let plan = volume.plan_read(small, 0, 4096);
+        assert_eq!(volume.read_planned(&plan, &mut buf), Ok(6));
+        assert_eq!(*store.keys.lock(), [Key::inode(small), Key::inline(small)], "an inline file too");
+        volume.close().unwrap();
+    }
+}
+
+/// A plan is made of names that may be out of date when the read comes: it then reads them again.
+#[test]
+fn a_planned_read_finds_bytes_that_moved_meanwhile() {
+    let world = World::new();
+    let volume = Volume::open(world.parts.clone(), Options { local: false, ..world.options() }).unwrap();
+    let file = volume.file(Ino::ROOT, "f");
+    let bytes = noise(1, 300_000);
+    volume.put(file, 0, &bytes);
+    let plan = volume.plan_read(file, 0, 4096);
+    // The pack becomes a blob, and what it was is removed.
+    volume.seal_now(Duration::from_secs(10)).unwrap();
+    volume.sync().unwrap();
+    let mut buf = vec![0; 4096];
+    assert_eq!(volume.read_planned(&plan, &mut buf), Ok(4096));
+    assert!(buf == bytes[..4096]);
+    volume.close().unwrap();
+}
