@@ -4,11 +4,12 @@
 use std::collections::BTreeMap;
 
 use base::Ino;
-use blob::Origin;
+use blob::{Origin, Records};
+use fs::api::Filesystem;
 use meta::Key;
 use meta::key::tags;
-use tree::root;
 use tree::rows::Scope;
+use tree::{history, root};
 
 use crate::world::{Seen, Work, World, look};
 
@@ -130,5 +131,90 @@ fn a_lost_or_damaged_blob_of_a_tree_is_found_and_written_anew() {
     let seen = look(&volume, Ino::ROOT);
     world.publish(&volume, "latest", Scope::Whole).unwrap();
     assert_eq!(look(&world.frozen("latest"), Ino::ROOT), seen);
+    volume.close().unwrap();
+}
+
+/// The newest publications that were asked for stay whole, whatever is written, removed, collected or
+/// restarted. What only older ones needed is deleted.
+#[test]
+fn kept_publications_stay_whole_and_others_are_freed() {
+    for seed in 0..3 {
+        println!("seed {seed}");
+        let world = World::new();
+        let mut volume = world.open();
+        let mut work = Work::new(seed + 2000);
+        let mut published: BTreeMap<u64, BTreeMap<Vec<u8>, Seen>> = BTreeMap::new();
+        let mut keep = 4;
+        for round in 0..24 {
+            work.steps(&volume, 60);
+            match work.rng.below(6) {
+                0 => drop(volume.collect(&mut |_| ()).unwrap()),
+                1 => {
+                    drop(volume);
+                    volume = world.open();
+                }
+                2 => {
+                    // A publication that ends before its record is written.
+                    let mut publication = volume.publication(std::time::Duration::from_secs(20)).unwrap();
+                    let blobs: Vec<_> = publication.packs().iter().map(|pack| pack.blob).collect();
+                    publication.hold("daily", &mut blobs.into_iter()).unwrap();
+                }
+                _ => {
+                    keep = if work.rng.one_in(5) { 1 + work.rng.below(5) as usize } else { keep };
+                    let seen = look(&volume, Ino::ROOT);
+                    let done = world.publish_keeping(&volume, "daily", Scope::Whole, keep).unwrap();
+                    published.insert(done.root.sequence, seen);
+                    while published.len() > keep {
+                        published.pop_first();
+                    }
+                }
+            }
+            if round % 4 == 3 {
+                world.age_holds();
+                volume.collect(&mut |_| ()).unwrap();
+                for (sequence, seen) in &published {
+                    let frozen = world.frozen_at("daily", *sequence).unwrap();
+                    assert_eq!(&look(&frozen, Ino::ROOT), seen, "number {sequence} in round {round}");
+                }
+                if let Some(gone) = published.keys().next().and_then(|first| first.checked_sub(1)) {
+                    assert!(world.frozen_at("daily", gone).is_err(), "number {gone} is not kept");
+                }
+            }
+        }
+        history::prune(&*world.origin, "daily", 0).unwrap();
+        root::remove(&*world.origin, "daily").unwrap();
+        volume.let_go("daily").unwrap();
+        volume.collect(&mut |_| ()).unwrap();
+        volume.close().unwrap();
+        drop(volume);
+        assert_eq!(World::findings(&world.parts), [""; 0], "nothing is left of them");
+        assert!(world.parts.store.scan(&Key::kind(tags::HELD), 10).unwrap().is_empty());
+        assert!(world.origin.records("").unwrap().iter().all(|record| record == "owner"));
+    }
+}
+
+/// What older publications needed is deleted when fewer are kept.
+#[test]
+fn keeping_fewer_publications_frees_the_others() {
+    let world = World::new();
+    let volume = world.open();
+    let mut work = Work::new(11);
+    let mut needed = Vec::new();
+    for _ in 0..5 {
+        work.steps(&volume, 120);
+        needed.push(world.publish_keeping(&volume, "daily", Scope::Whole, 5).unwrap().blobs);
+    }
+    assert_eq!(history::sequences(&*world.origin, "daily").unwrap(), [1, 2, 3, 4]);
+    work.steps(&volume, 60);
+    let last = world.publish_keeping(&volume, "daily", Scope::Whole, 1).unwrap().blobs;
+    assert_eq!(history::sequences(&*world.origin, "daily").unwrap(), [0; 0]);
+    volume.sync().unwrap();
+    world.age_holds();
+    volume.collect(&mut |_| ()).unwrap();
+    let held = world.parts.store.scan(&Key::kind(tags::HELD), usize::MAX).unwrap();
+    let held: Vec<_> = held.iter().filter_map(|(key, _)| key.as_held().map(|(blob, _)| blob)).collect();
+    assert!(held.len() == last.len() && held.iter().all(|blob| last.contains(blob)));
+    let gone = needed.iter().flatten().filter(|blob| world.origin.size(blob).unwrap().is_none());
+    assert!(gone.count() > 0, "blobs that only older publications needed are deleted");
     volume.close().unwrap();
 }

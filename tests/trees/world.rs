@@ -11,9 +11,12 @@ use cache::MemoryPacks;
 use covey_tests::Rng;
 use fs::api::{Attr, Caller, FileKind, Filesystem, NewNode, RenameMode, SetAttr, SetTime, XattrMode};
 use fs::fsck::{self, Callbacks, Depth};
-use fs::publish::SealedPack;
+use fs::publish::{GRACE, SealedPack};
 use fs::volume::{FormatRequest, Options, Parts, Volume};
-use meta::MetaStore;
+use meta::key::tags;
+use meta::record::HeldRow;
+use meta::{Commit, Key, MetaStore};
+use tree::history;
 use tree::root::{Owner, Root, Signer};
 use tree::rows::{Pack, Scope, Selection};
 use tree::{Order, Published, Tree, TreeError};
@@ -55,6 +58,17 @@ impl World {
     }
 
     pub fn publish(&self, volume: &Volume, name: &str, scope: Scope) -> Result<Published, TreeError> {
+        self.publish_keeping(volume, name, scope, 1)
+    }
+
+    /// Publishes and keeps so many publications of the name, the newest included.
+    pub fn publish_keeping(
+        &self,
+        volume: &Volume,
+        name: &str,
+        scope: Scope,
+        keep: usize,
+    ) -> Result<Published, TreeError> {
         let mut publication = volume.publication(Duration::from_secs(20)).unwrap();
         let pack =
             |pack: &SealedPack| Pack { no: pack.no, blob: pack.blob, size: pack.size, live: pack.live };
@@ -69,6 +83,7 @@ impl World {
             moment: base::time::now(),
             patience: Duration::from_secs(5),
             afresh: false,
+            keep: keep > 1,
             hold: &mut |blob| {
                 volume.hold(name, &mut std::iter::once(blob)).unwrap();
                 Ok(())
@@ -77,7 +92,8 @@ impl World {
             progress: &mut |_| true,
         };
         let done = tree::publish(publication.rows(), &selection, &origin, order)?;
-        volume.hold_only(name, &done.blobs).unwrap();
+        let oldest = history::prune(&*self.origin, name, keep - 1)?;
+        volume.hold_only(name, &done.blobs, oldest).unwrap();
         Ok(done)
     }
 
@@ -89,6 +105,24 @@ impl World {
     pub fn frozen(&self, name: &str) -> Volume {
         let parts = parts(Arc::new(self.tree(name)), self.origin.clone());
         Volume::open(parts, Options { frozen: true, ..options() }).unwrap()
+    }
+
+    /// One publication of a name, as a filesystem.
+    pub fn frozen_at(&self, name: &str, sequence: u64) -> Result<Volume, TreeError> {
+        let root = history::read(&*self.origin, name, sequence, None)?;
+        let parts = parts(Arc::new(Tree::new(self.origin.clone(), &root)), self.origin.clone());
+        Ok(Volume::open(parts, Options { frozen: true, ..options() }).unwrap())
+    }
+
+    /// Makes all dropped holds so old that a collection releases them.
+    pub fn age_holds(&self) {
+        for (key, row) in self.parts.store.scan(&Key::kind(tags::HELD), usize::MAX).unwrap() {
+            if let HeldRow::DroppedAt(at) = HeldRow::decode(&row).unwrap() {
+                let old = Timestamp(at.0 - 2 * GRACE.as_nanos() as i128);
+                let puts = vec![(key, HeldRow::DroppedAt(old).encode())];
+                self.parts.store.commit(Commit { puts, ..Commit::default() }).unwrap();
+            }
+        }
     }
 
     /// The findings of a check, as text.

@@ -67,6 +67,9 @@ pub enum Request {
         /// Write every tree node again.
         #[serde(default)]
         afresh: bool,
+        /// How many publications of the name are kept. None: as many as before.
+        #[serde(default)]
+        keep: Option<u32>,
     },
     /// Delete a published tree.
     Unpublish {

@@ -222,7 +222,8 @@ impl Check<'_, '_> {
             range.start = last.successor();
             for (key, row) in &rows {
                 let Some((blob, tree)) = key.as_held() else { continue };
-                if HeldRow::decode(row) != Ok(HeldRow::Held) || !self.names.blob_packs(&blob)?.is_empty() {
+                let is_needed = matches!(HeldRow::decode(row), Ok(HeldRow::Held | HeldRow::KeptAt(_)));
+                if !is_needed || !self.names.blob_packs(&blob)?.is_empty() {
                     continue;
                 }
                 let looked = match self.parts.origin.size(&blob)? {

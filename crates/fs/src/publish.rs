@@ -14,12 +14,13 @@
 //! **Holds.** A row for each blob and published name ([`meta::record::HeldRow`]). When a condemned pack's
 //! blob is held, the pack is forgotten and the blob stays. When a newer tree of the name no longer needs the
 //! blob, it stays for [`GRACE`] more, for nodes that still mount the older tree. Then it is deleted, unless
-//! another name or a pack of the volume needs it.
+//! another name or a pack of the volume needs it. If older trees of the name are kept, it stays as long as one
+//! of them needs it.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use base::{BlobId, PackNo, time};
+use base::{BlobId, PackNo, Timestamp, time};
 use blob::BlobError;
 use hashbrown::HashSet;
 use meta::key::tags;
@@ -124,13 +125,26 @@ impl Volume {
 
     /// Records that a published tree needs these blobs and no others. The others stay for [`GRACE`].
     ///
+    /// `kept`: the moment of the oldest tree of the name that is kept, if older ones are. Blobs that a tree of
+    /// that moment or later may need stay.
+    ///
     /// # Errors
     /// An error of the names.
-    pub fn hold_only(&self, tree: &str, blobs: &HashSet<BlobId>) -> Result<(), Error> {
+    pub fn hold_only(
+        &self,
+        tree: &str,
+        blobs: &HashSet<BlobId>,
+        kept: Option<Timestamp>,
+    ) -> Result<(), Error> {
         let now = time::now();
-        self.core.change_holds(tree, &|blob, row| match row {
-            HeldRow::Pending if blobs.contains(blob) => Some(HeldRow::Held),
-            HeldRow::Held | HeldRow::Pending if !blobs.contains(blob) => Some(HeldRow::DroppedAt(now)),
+        let dropped = if kept.is_some() { HeldRow::KeptAt(now) } else { HeldRow::DroppedAt(now) };
+        self.core.change_holds(tree, &|blob, row| match (row, blobs.contains(blob)) {
+            (HeldRow::Pending | HeldRow::KeptAt(_), true) => Some(HeldRow::Held),
+            (HeldRow::Held | HeldRow::Pending, false) => Some(dropped),
+            // It was dropped when the oldest tree was published, or before.
+            (HeldRow::KeptAt(at), false) if kept.is_none_or(|kept| at <= kept) => {
+                Some(HeldRow::DroppedAt(now))
+            }
             _ => None,
         })
     }

@@ -376,9 +376,14 @@ pub enum HeldRow {
     /// Since this moment a newer tree of the name does not refer to it. A mount of the older tree may still
     /// read it for a while.
     DroppedAt(Timestamp),
+    /// Since this moment a newer tree of the name does not refer to it, and an older one that is kept does.
+    KeptAt(Timestamp),
     /// The tree is no longer published.
     Released,
 }
+
+/// The last byte of a row of 9 bytes.
+const KEPT: u8 = 1;
 
 impl HeldRow {
     /// The row.
@@ -388,6 +393,9 @@ impl HeldRow {
             HeldRow::Released => encode_u64(1),
             HeldRow::Pending => encode_u64(2),
             HeldRow::DroppedAt(moment) => encode_u64(moment_to_u64(*moment).max(3)),
+            HeldRow::KeptAt(moment) => {
+                [&moment_to_u64(*moment).to_be_bytes()[..], &[KEPT]].concat().as_slice().into()
+            }
         }
     }
 
@@ -396,6 +404,9 @@ impl HeldRow {
     /// # Errors
     /// The row is not one that [`HeldRow::encode`] gives.
     pub fn decode(bytes: &[u8]) -> Result<HeldRow, BadRecord> {
+        if let Some((&KEPT, moment)) = bytes.split_last().filter(|(_, moment)| moment.len() == 8) {
+            return Ok(HeldRow::KeptAt(moment_from_u64(Fields::of("held blob", moment, 8)?.u64())));
+        }
         Ok(match Fields::of("held blob", bytes, 8)?.u64() {
             0 => HeldRow::Held,
             1 => HeldRow::Released,

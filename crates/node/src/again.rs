@@ -14,22 +14,13 @@ use api::text::{bytes, count};
 
 use crate::log;
 use crate::mount::Mount;
+use crate::publish::Wanted;
 use crate::publisher::check_name;
 
 /// How long to wait for data that programs wrote.
 const HAND_OVER: Duration = Duration::from_secs(5);
 /// How long a publication that was told to stop may take to do so at the end of a mount.
 const LAST: Duration = Duration::from_secs(5);
-
-/// What a caller wants to have published.
-pub struct Wanted {
-    /// The folder.
-    pub path: PathBuf,
-    /// The name of the tree.
-    pub name: String,
-    /// Build it without what the previous publication left.
-    pub afresh: bool,
-}
 
 /// Publishes for a caller that must receive a message at least once a second, also while the origin is slow.
 pub fn for_caller(
@@ -39,10 +30,7 @@ pub fn for_caller(
 ) -> Result<PublishSummary> {
     let (say, hear) = mpsc::channel();
     let node = node.clone();
-    let work = move || {
-        let Wanted { path, name, afresh } = wanted;
-        node.publish(&path, &name, afresh, &mut |now| say.send(now).is_ok())
-    };
+    let work = move || node.publish(&wanted, &mut |now| say.send(now).is_ok());
     let work = base::thread::spawn("covey-publish", work)
         .map_err(|error| Failure::io("cannot start a thread", &error))?;
     let mut last = Tick::default();
@@ -142,7 +130,8 @@ impl Again {
     }
 
     fn publish(&self, go_on: &dyn Fn() -> bool) -> Result<()> {
-        let done = self.node.publish(Path::new(""), &self.name, false, &mut |_: Tick| go_on())?;
+        let wanted = Wanted { name: self.name.clone(), ..Wanted::default() };
+        let done = self.node.publish(&wanted, &mut |_: Tick| go_on())?;
         if !done.unchanged {
             log::line(&format!(
                 "published {} ({}): {} files, {} written in {:.1} s",

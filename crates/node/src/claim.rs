@@ -27,6 +27,7 @@ use meta::MetaStore;
 use origin::claim::decide::Wish;
 use origin::claim::keeper::{ClaimError, Claimant, Opened};
 use origin::claim::{Claim, Guarded, Keeper, Kind, Refusal, SETTLE, Standing};
+use tree::history;
 use tree::root::{self, Root};
 use tree::{Owner, Tree, TreeError};
 
@@ -370,16 +371,22 @@ pub fn not_this_volume(dir: &VolumeDir, owner: &str) -> Failure {
 /// blobs that only the tree needs.
 pub fn hold_published(store: &dyn MetaStore, origin: &Arc<dyn Origin>) -> Result<()> {
     let failed = |error| publisher::failure("cannot look at what is published", error);
+    let hold = |name: &str, root: std::result::Result<Root, TreeError>| {
+        let source: Arc<dyn BlobSource> = origin.clone();
+        let blobs = root.and_then(|root| Tree::new(source, &root).blobs())?;
+        tree::restore::hold(store, name, &blobs)
+    };
+    let not_kept = |name: &str, record: &str, error| {
+        publisher::failure(format!("what is published as {name} cannot be kept"), error)
+            .next(format!("if it is not wanted, remove its record, {record}, from the origin"))
+    };
     for name in root::names(&**origin).map_err(failed)? {
-        let blobs = Root::read(&**origin, &name, None).and_then(|root| {
-            let source: Arc<dyn BlobSource> = origin.clone();
-            Tree::new(source, &root).blobs()
-        });
-        let held = blobs.and_then(|blobs| tree::restore::hold(store, &name, &blobs));
-        held.map_err(|error| {
-            publisher::failure(format!("what is published as {name} cannot be kept"), error)
-                .next(format!("if it is not wanted, remove its record, published/{name}, from the origin"))
-        })?;
+        hold(&name, Root::read(&**origin, &name, None))
+            .map_err(|error| not_kept(&name, &format!("published/{name}"), error))?;
+        for sequence in history::sequences(&**origin, &name).map_err(failed)? {
+            hold(&name, history::read(&**origin, &name, sequence, None))
+                .map_err(|error| not_kept(&name, &history::record_name(&name, sequence), error))?;
+        }
     }
     Ok(())
 }

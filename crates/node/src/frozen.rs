@@ -55,6 +55,8 @@ pub struct Named {
     pub cache: Option<PathBuf>,
     /// The published name.
     pub name: String,
+    /// One publication of the name. `None`: the newest.
+    pub sequence: Option<u64>,
     /// The only key whose signature is accepted.
     pub key: Option<PublicKey>,
     /// Accept a record older than one that was seen.
@@ -67,12 +69,13 @@ pub struct Named {
 
 impl fmt::Display for Named {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}@{}", self.home.origin, self.name)
+        write!(f, "{}@{}", self.home.origin, self.name)?;
+        self.sequence.map_or(Ok(()), |sequence| write!(f, "#{sequence}"))
     }
 }
 
 impl Named {
-    /// Parses `ORIGIN@NAME`. `None` if the text does not begin like an origin.
+    /// Parses `ORIGIN@NAME` or `ORIGIN@NAME#SEQUENCE`. `None` if the text does not begin like an origin.
     pub fn parse(text: &str) -> Result<Option<Named>> {
         if !api::source::is_origin(text) {
             return Ok(None);
@@ -91,12 +94,17 @@ impl Named {
                     .next(format!("write {text}@NAME; covey published {text} lists the names"))
             })
         })?;
+        let (name, sequence) = match name.split_once(api::source::MARK) {
+            Some((name, digits)) => (name, Some(parse_sequence(digits)?)),
+            None => (name, None),
+        };
         publisher::check_name(name)?;
         let home = origins::address(origin, &Reach::default())?;
         Ok(Some(Named {
             home,
             cache: None,
             name: name.to_owned(),
+            sequence,
             key: None,
             older: false,
             follow: None,
@@ -119,9 +127,21 @@ impl Named {
     }
 
     /// Sets whether the name is followed.
-    pub fn following(mut self, every: Option<Interval>) -> Named {
+    pub fn following(mut self, every: Option<Interval>) -> Result<Named> {
+        if let (Some(sequence), Some(_)) = (self.sequence, every) {
+            return Err(Failure::usage(format!("{self} is one publication, and --follow shows the newest"))
+                .next(format!("leave --follow out, or #{sequence}")));
+        }
         self.follow = every;
-        self
+        Ok(self)
+    }
+
+    /// The record in the origin: of the one publication, if one is named, otherwise of the newest.
+    pub fn record(&self, origin: &dyn Origin) -> std::result::Result<Root, TreeError> {
+        match self.sequence {
+            Some(sequence) => tree::history::read(origin, &self.name, sequence, self.key.as_ref()),
+            None => Root::read(origin, &self.name, self.key.as_ref()),
+        }
     }
 
     /// Sets the fleet to join.
@@ -174,14 +194,29 @@ impl Named {
         Ok(RemoteRoot { root, remote, away: None })
     }
 
+    fn not_kept(&self) -> Failure {
+        Failure::new("not-published", format!("{self} was not published, or is not kept"))
+            .next(format!("covey published --all {} lists the publications that are kept", self.home.origin))
+            .next("covey publish --keep COUNT VOLUME NAME keeps more than the newest from then on")
+    }
+
     /// The failure for an error with this tree.
     pub fn failure(&self, error: TreeError) -> Failure {
         match error {
+            TreeError::NotPublished(_) if self.sequence.is_some() => self.not_kept(),
             TreeError::NotPublished(name) => publisher::not_published(&name)
                 .map_next(format!("covey published {} lists what is", self.home.origin)),
             other => publisher::failure(format!("cannot use the published tree {self}"), other),
         }
     }
+}
+
+fn parse_sequence(digits: &str) -> Result<u64> {
+    let number = digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok()).flatten();
+    number.filter(|number| *number > 0).ok_or_else(|| {
+        Failure::usage(format!("#{digits} is no number of a publication"))
+            .next("write ORIGIN@NAME#NUMBER; covey published --all ORIGIN lists the numbers")
+    })
 }
 
 fn parse_key(text: &str) -> Result<PublicKey> {

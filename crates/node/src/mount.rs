@@ -19,6 +19,7 @@ use fuse::Notifier;
 
 use crate::follow::Watching;
 use crate::opened::{Cloned, Node};
+use crate::publish::Wanted;
 use crate::refused::{no_fleet, not_a_volume};
 
 /// The few figures that are available at once.
@@ -97,13 +98,7 @@ pub trait Mount: Send + Sync {
     }
 
     /// Publishes a folder under a name. `tick` returns whether to continue.
-    fn publish(
-        &self,
-        _: &Path,
-        _: &str,
-        _afresh: bool,
-        _: &mut dyn FnMut(Tick) -> bool,
-    ) -> Result<PublishSummary> {
+    fn publish(&self, _: &Wanted, _: &mut dyn FnMut(Tick) -> bool) -> Result<PublishSummary> {
         Err(not_a_volume(&self.name()))
     }
 
@@ -186,14 +181,8 @@ impl Mount for Node {
         Node::info(self, path, list)
     }
 
-    fn publish(
-        &self,
-        path: &Path,
-        name: &str,
-        afresh: bool,
-        tick: &mut dyn FnMut(Tick) -> bool,
-    ) -> Result<PublishSummary> {
-        Node::publish(self, path, name, afresh, tick)
+    fn publish(&self, wanted: &Wanted, tick: &mut dyn FnMut(Tick) -> bool) -> Result<PublishSummary> {
+        Node::publish(self, wanted, tick)
     }
 
     fn unpublish(&self, name: &str) -> Result<()> {

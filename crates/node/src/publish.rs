@@ -5,7 +5,7 @@
 //! that is restored to an earlier state is recognized as old.
 
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ::fs::errno::Error;
@@ -25,27 +25,41 @@ use crate::publisher::{Publisher, check_name, check_owner, failure, not_publishe
 
 /// How long the origin may take to receive everything.
 const PATIENCE: Duration = Duration::from_secs(600);
+/// The most publications of one name that can be kept.
+const KEEP_MAX: u32 = 10_000;
+
+/// What to publish.
+#[derive(Clone, Debug, Default)]
+pub struct Wanted {
+    /// The folder. An empty path means the whole volume.
+    pub path: PathBuf,
+    /// The name of the tree.
+    pub name: String,
+    /// Build it without what the previous publication left.
+    pub afresh: bool,
+    /// How many publications of the name are kept from now on, the newest included. `None`: as many as before.
+    pub keep: Option<u32>,
+}
 
 impl Node {
-    /// Publishes a folder of the volume. An empty path means the whole volume.
-    pub fn publish(
-        &self,
-        path: &Path,
-        name: &str,
-        afresh: bool,
-        tick: &mut dyn FnMut(Tick) -> bool,
-    ) -> Result<PublishSummary> {
+    /// Publishes a folder of the volume.
+    pub fn publish(&self, wanted: &Wanted, tick: &mut dyn FnMut(Tick) -> bool) -> Result<PublishSummary> {
         let started = base::time::monotonic();
+        let Wanted { path, name, afresh, keep } = wanted;
+        let (path, name) = (path.as_path(), name.as_str());
         check_name(name)?;
+        check_keep(*keep)?;
         let dir = self.dir().ok_or_else(|| no_volume(self))?;
         let failed = |error: TreeError| failure(format!("cannot publish {}", self.name()), error);
         let scope = self.scope(path)?;
         let origin = self.volume().parts().origin.clone();
         self.writer().map_or(Ok(()), Writer::verify)?;
-        let me = match Publisher::of(dir)? {
+        let mut me = match Publisher::of(dir)? {
             Some(me) => me,
             None => Publisher::make(dir)?,
         };
+        keep.map_or(Ok(()), |keep| me.keep(dir, name, keep))?;
+        let kept = me.kept(name);
         let signer = me.signer()?;
         let volume = volume_id(dir);
         let owner = me.owner().unwrap_or_default();
@@ -69,7 +83,8 @@ impl Node {
             signer: &signer,
             moment: base::time::now(),
             patience: PATIENCE,
-            afresh,
+            afresh: *afresh,
+            keep: kept > 1,
             hold: &mut |blob| self.volume().hold(name, &mut std::iter::once(blob)).map_err(tree_error),
             before_root: &mut || {
                 self.before_root().map_err(|failure| {
@@ -81,7 +96,8 @@ impl Node {
         };
         let done = tree::publish(publication.rows(), &selection, &origin, order);
         let done = done.map_err(|error| refused.unwrap_or_else(|| failed(error)))?;
-        self.volume().hold_only(name, &done.blobs).map_err(fs_failed)?;
+        let older = tree::history::prune(&*origin, name, kept as usize - 1).map_err(failed)?;
+        self.volume().hold_only(name, &done.blobs, older).map_err(fs_failed)?;
         Ok(PublishSummary {
             name: name.to_owned(),
             sequence: done.root.sequence,
@@ -125,6 +141,7 @@ impl Node {
         let origin = self.volume().parts().origin.clone();
         self.before_root()?;
         check_owner(dir, &*origin)?;
+        tree::history::prune(&*origin, name, 0).map_err(failed)?;
         let was = root::remove(&*origin, name).map_err(failed)?;
         let held = self.volume().holders().map_err(|error| failed(tree_error(error)))?;
         self.volume().let_go(name).map_err(|error| failed(tree_error(error)))?;
@@ -146,6 +163,19 @@ impl Node {
             }
         }
         Ok(())
+    }
+}
+
+fn check_keep(keep: Option<u32>) -> Result<()> {
+    match keep {
+        Some(0) => Err(Failure::usage("the newest publication is always kept")
+            .next("write --keep 1 to keep no others, or covey unpublish VOLUME NAME")),
+        Some(number) if number > KEEP_MAX => Err(Failure::usage(format!(
+            "{} publications of one name cannot be kept",
+            count(u64::from(number))
+        ))
+        .next(format!("write a number from 1 to {KEEP_MAX}; other names have their own publications"))),
+        _ => Ok(()),
     }
 }
 

@@ -6,6 +6,7 @@
 //!   origin: owner           who publishes there, and which keys have signed published trees
 //! ```
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -26,6 +27,9 @@ pub const PUBLISHER: &str = "publisher.json";
 pub struct Publisher {
     owner: String,
     secret: String,
+    /// How many publications of a name are kept, the newest included. 1 where nothing is said.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    keep: BTreeMap<String, u32>,
 }
 
 impl Publisher {
@@ -39,10 +43,16 @@ impl Publisher {
         crate::secrets::keep_from_dumps();
         let mut seed = [0; 32];
         base::random::fill(&mut seed);
-        let made = Publisher { owner: hex(&base::random::id16()), secret: hex(&seed) };
+        let made = Publisher { owner: hex(&base::random::id16()), secret: hex(&seed), keep: BTreeMap::new() };
+        made.write(dir)?;
+        Ok(made)
+    }
+
+    /// Stores it durably.
+    fn write(&self, dir: &VolumeDir) -> Result<()> {
         let file = Publisher::file(dir);
         let new = file.with_extension("json.new");
-        let text = serde_json::to_string(&made).unwrap_or_default() + "\n";
+        let text = serde_json::to_string(self).unwrap_or_default() + "\n";
         let write = || {
             match fs::remove_file(&new) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -54,8 +64,24 @@ impl Publisher {
             fs::rename(&new, &file)?;
             fs::File::open(dir.path())?.sync_all()
         };
-        write().at("write", &file)?;
-        Ok(made)
+        write().at("write", &file)
+    }
+
+    /// How many publications of a name are kept, the newest included.
+    pub fn kept(&self, name: &str) -> u32 {
+        self.keep.get(name).copied().unwrap_or(1).max(1)
+    }
+
+    /// Sets how many are kept, for this and later publications.
+    pub fn keep(&mut self, dir: &VolumeDir, name: &str, count: u32) -> Result<()> {
+        if self.kept(name) == count {
+            return Ok(());
+        }
+        match count {
+            1 => self.keep.remove(name),
+            _ => self.keep.insert(name.to_owned(), count),
+        };
+        self.write(dir)
     }
 
     /// The identity of this folder, if it has ever published.

@@ -29,6 +29,7 @@ use crate::follow::Watching;
 use crate::mount::{Mount, Short};
 use crate::opened::{Node, Source};
 use crate::options::{MountOptions, NodeOptions};
+use crate::publish::Wanted;
 use crate::sys::Trimmer;
 use crate::watch::{self, Shown};
 use crate::{import, limits, log, metrics, mounts, notify, origins};
@@ -450,9 +451,9 @@ impl Serve for Daemon {
             Request::Status => serde_json::to_value(self.status()?),
             Request::Metrics => serde_json::to_value(metrics::text(&*self.node, &self.session)),
             Request::Info { path, list } => serde_json::to_value(self.node.info(&PathBuf::from(path), list)?),
-            Request::Publish { path, name, afresh } => {
-                let order = again::Wanted { path: PathBuf::from(path), name, afresh };
-                serde_json::to_value(again::for_caller(&self.node, order, tick)?)
+            Request::Publish { path, name, afresh, keep } => {
+                let wanted = Wanted { path: PathBuf::from(path), name, afresh, keep };
+                serde_json::to_value(again::for_caller(&self.node, wanted, tick)?)
             }
             Request::Unpublish { name } => {
                 self.node.unpublish(&name)?;

@@ -29,6 +29,7 @@
 //! - [`node`]: a node's bytes; [`build`]: rows become nodes; [`read`]: nodes become rows.
 //! - [`diff`]: the differences of two trees.
 //! - [`root`]: the record of a tree, the owner of an origin, and their signatures.
+//! - [`history`]: older publications that are kept.
 //! - [`known`]: which keys a reader accepts, and which record of a name it saw last.
 //! - [`rows`]: which rows of a volume make up a tree, or a subtree.
 //! - [`publish`], [`restore`]: from a volume and to one.
@@ -36,6 +37,7 @@
 pub mod build;
 mod code;
 pub mod diff;
+pub mod history;
 pub mod known;
 pub mod node;
 pub mod publish;

@@ -13,6 +13,7 @@ use hashbrown::HashSet;
 use meta::Snapshot;
 
 use crate::build::{Builder, Built, Known, Written};
+use crate::history;
 use crate::read::Tree;
 use crate::root::{Root, Signer};
 use crate::rows::Selection;
@@ -37,6 +38,8 @@ pub struct Order<'a> {
     /// Write every node again, including those that the previous tree has. This repairs a tree whose nodes
     /// were lost.
     pub afresh: bool,
+    /// Keep the record of the publication that this one replaces ([`crate::history`]).
+    pub keep: bool,
     /// Called for each blob of nodes before it is stored or referred to. From then on the blob must not be
     /// removed.
     pub hold: &'a mut dyn FnMut(BlobId) -> Result<(), TreeError>,
@@ -79,7 +82,7 @@ pub fn publish(
         Err(error) => return Err(error),
     };
     let source: Arc<dyn BlobSource> = origin.clone();
-    let Order { name, volume, signer, moment, patience, afresh, hold, before_root, progress } = order;
+    let Order { name, volume, signer, moment, patience, afresh, keep, hold, before_root, progress } = order;
     let known = before.as_ref().filter(|_| !afresh).map(|root| Tree::new(source, root).known());
     // A previous tree that cannot be read does not prevent a new one.
     let known = known.and_then(Result::ok).unwrap_or_default();
@@ -109,6 +112,9 @@ pub fn publish(
         Some(old) => old,
         None => {
             before_root()?;
+            if keep && root.before.is_some() {
+                history::keep(&**origin, name)?;
+            }
             root.write(&**origin, signer)?;
             root
         }

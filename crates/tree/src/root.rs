@@ -200,27 +200,38 @@ impl Root {
         name: &str,
         accept: Option<&PublicKey>,
     ) -> Result<(Root, Vec<u8>), TreeError> {
-        let nothing = || TreeError::NotPublished(name.to_owned());
-        if !is_name(name) {
-            return Err(nothing());
-        }
-        let record = records.record(&record_name(name))?.ok_or_else(nothing)?;
+        let record = record(records, name)?;
         let root = Root::decode(name, &record)?;
+        root.check_signer(records, accept)?;
+        Ok((root, record))
+    }
+
+    /// Refuses a record that is signed by another key than `accept`, or, if that is `None`, than the owner's
+    /// keys.
+    ///
+    /// # Errors
+    /// `Untrusted`, or the origin's error.
+    pub(crate) fn check_signer(
+        &self,
+        records: &dyn Records,
+        accept: Option<&PublicKey>,
+    ) -> Result<(), TreeError> {
         let trusted = match accept {
-            Some(key) => *key == root.key,
+            Some(key) => *key == self.key,
             None => {
                 let owner = Owner::read(records)?.ok_or_else(|| {
                     TreeError::Untrusted("the origin has no owner: its record `owner` is missing".into())
                 })?;
-                owner.keys.contains(&root.key) && owner.volume == root.volume
+                owner.keys.contains(&self.key) && owner.volume == self.volume
             }
         };
         if trusted {
-            return Ok((root, record));
+            return Ok(());
         }
         Err(TreeError::Untrusted(format!(
-            "the published tree {name} is signed by {}, which is not {}",
-            hex(&root.key),
+            "the published tree {} is signed by {}, which is not {}",
+            self.name,
+            hex(&self.key),
             if accept.is_some() { "the accepted key" } else { "a key of this origin's owners" }
         )))
     }
@@ -232,6 +243,18 @@ impl Root {
     pub fn write(&self, origin: &dyn Origin, signer: &Signer) -> Result<(), TreeError> {
         Ok(origin.put_record(&record_name(&self.name), &self.encode(signer))?)
     }
+}
+
+/// The record that is published under a name, as it is stored.
+///
+/// # Errors
+/// `NotPublished`, or the origin's error.
+pub(crate) fn record(records: &dyn Records, name: &str) -> Result<Vec<u8>, TreeError> {
+    let nothing = || TreeError::NotPublished(name.to_owned());
+    if !is_name(name) {
+        return Err(nothing());
+    }
+    records.record(&record_name(name))?.ok_or_else(nothing)
 }
 
 /// The names of all published trees.

@@ -407,6 +407,7 @@ fn publish_rows(origin: &Arc<dyn Origin>, store: &dyn MetaStore) -> Result<crate
         moment: Timestamp(1),
         patience: Duration::from_secs(1),
         afresh: false,
+        keep: false,
         hold: &mut |_| Ok(()),
         before_root: &mut || Ok(()),
         progress: &mut |_| true,

@@ -74,7 +74,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
                 let tree = tree.accepting(&args.accept.accept())?;
                 Source::Published(
                     tree.reached(&args.reach.reach(), args.cache.as_deref())?
-                        .following(args.follow)
+                        .following(args.follow)?
                         .in_fleet(&fleet)?,
                 )
             }

@@ -10,6 +10,7 @@ use api::text::{bytes, count};
 use node::control;
 use node::opened::Node;
 use node::options::NodeOptions;
+use node::publish::Wanted;
 use node::publisher::check_name;
 
 use crate::cmd::clone::show;
@@ -23,9 +24,11 @@ const HAND_OVER: Duration = Duration::from_secs(5);
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  covey publish /srv/volume nightly\n  covey publish /mnt/covey/models models      a folder of a mounted volume\n  \
+    covey publish --keep 30 /srv/volume daily      the 30 newest publications can be mounted\n  \
     covey mount -d --publish-every 5m /srv/volume /mnt/covey      again and again, as `latest`\n\n\
     What is published is as it was at one moment; programs go on writing. Publishing again under the name writes only what changed, and\n\
-    keeps what the tree before needs for an hour. Mount it anywhere: covey mount ORIGIN@NAME MOUNTPOINT"
+    keeps what the tree before needs for an hour. Mount it anywhere: covey mount ORIGIN@NAME MOUNTPOINT. With --keep 30, the 30 newest\n\
+    publications stay: covey mount ORIGIN@NAME#NUMBER MOUNTPOINT shows one of them, whatever is published later."
 )]
 pub struct Args {
     /// A volume's folder, VOLUME:/PATH, or a path on a mount
@@ -35,6 +38,10 @@ pub struct Args {
     /// Write all of the tree anew, also what the last one has: mends a damaged tree
     #[arg(long)]
     afresh: bool,
+    /// Keep so many publications of the name, this one included, now and later: each can be mounted as
+    /// ORIGIN@NAME#NUMBER [default: as many as before, at first 1]
+    #[arg(long, value_name = "COUNT")]
+    keep: Option<u32>,
 }
 
 /// Runs the command.
@@ -45,12 +52,14 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
         Target::Mounted(place) => {
             fuse::mount::hand_over(&place.mount.path, HAND_OVER);
             let (path, name) = (place.inner().into(), args.name.clone());
-            let request = Request::Publish { path, name, afresh: args.afresh };
+            let request = Request::Publish { path, name, afresh: args.afresh, keep: args.keep };
             control::ask(&place.address(), &request, &mut |tick| show(&mut progress, tick))?
         }
         Target::Closed { dir, inner } => {
             let node = Node::open(&dir, &NodeOptions::writing("publish"))?;
-            let done = node.publish(&inner, &args.name, args.afresh, &mut |tick| {
+            let (name, afresh, keep) = (args.name.clone(), args.afresh, args.keep);
+            let wanted = Wanted { path: inner, name, afresh, keep };
+            let done = node.publish(&wanted, &mut |tick| {
                 show(&mut progress, &tick);
                 true
             });

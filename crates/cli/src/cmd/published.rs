@@ -13,6 +13,8 @@ use node::publisher::failure;
 use node::volume_dir::VolumeDir;
 use origin::Access;
 use serde::Serialize;
+use tree::TreeError;
+use tree::history;
 use tree::root::{self, Root, hex};
 
 use crate::args::Reach;
@@ -23,11 +25,14 @@ use crate::term::Term;
 /// Lists what is published
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Examples:\n  covey published /srv/volume\n  covey published file:/srv/volume/blobs --json      without the volume"
+    after_help = "Examples:\n  covey published /srv/volume\n  covey published file:/srv/volume/blobs --json      without the volume\n  covey published --all /srv/volume      older publications too"
 )]
 pub struct Args {
     /// A volume's folder, a path on a mount, or an origin
     volume: PathBuf,
+    /// List the older publications too that are kept: each can be mounted as ORIGIN@NAME#NUMBER
+    #[arg(long)]
+    all: bool,
     #[command(flatten)]
     reach: Reach,
 }
@@ -51,13 +56,28 @@ struct Row {
 pub fn run(args: &Args, term: Term) -> Result<u8> {
     let (origin, text) = origin_of(args)?;
     let names = root::names(&*origin).map_err(|error| failure("cannot list what is published", error))?;
-    let rows: Vec<Row> = names.into_iter().map(|name| row(&*origin, name)).collect();
+    let mut rows = Vec::new();
+    for name in names {
+        if args.all {
+            let kept = history::sequences(&*origin, &name);
+            for sequence in kept.map_err(|error| failure("cannot list what is kept", error))? {
+                rows.push(row(name.clone(), sequence, history::read(&*origin, &name, sequence, None)));
+            }
+        }
+        let newest = Root::read(&*origin, &name, None);
+        // A publication is kept before it is replaced. If that was interrupted, it is both.
+        rows.pop_if(|last| {
+            newest.as_ref().is_ok_and(|root| (&last.name, last.sequence) == (&name, root.sequence))
+        });
+        rows.push(row(name, 0, newest));
+    }
     let bad = rows.iter().any(|row| row.error.is_some());
     term.result(&rows, || {
         if rows.is_empty() {
             return format!("Nothing is published in {text}. covey publish VOLUME NAME publishes a volume.");
         }
-        table(&rows) + &format!("\nMount one: covey mount {text}@NAME MOUNTPOINT\n")
+        let one = if args.all { "NAME#NUMBER" } else { "NAME" };
+        table(&rows) + &format!("\nMount one: covey mount {text}@{one} MOUNTPOINT\n")
     });
     Ok(u8::from(bad))
 }
@@ -81,8 +101,9 @@ fn origin_of(args: &Args) -> Result<(Arc<dyn Origin>, String)> {
     Ok((origins::open_origin(&home, Access::ReadOnly)?, home.origin))
 }
 
-fn row(origin: &dyn Origin, name: String) -> Row {
-    match Root::read(origin, &name, None) {
+/// `sequence`: the number of a tree that cannot be read.
+fn row(name: String, sequence: u64, root: std::result::Result<Root, TreeError>) -> Row {
+    match root {
         Ok(root) => Row {
             name,
             error: None,
@@ -97,7 +118,7 @@ fn row(origin: &dyn Origin, name: String) -> Row {
         Err(error) => Row {
             name,
             error: Some(error.to_string()),
-            sequence: 0,
+            sequence,
             published: String::new(),
             files: 0,
             bytes: 0,

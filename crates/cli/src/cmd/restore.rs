@@ -186,7 +186,7 @@ impl Restore<'_> {
         }
         // Until it noticed, the old volume could have published again, or deleted blobs that the new one
         // needs.
-        let now = Root::read(&**self.origin, &self.named.name, None).map_err(failed)?;
+        let now = self.named.record(&**self.origin).map_err(failed)?;
         if now.top != self.root.top {
             return Err(Failure::new("changed", format!("{} was published again meanwhile", self.named))
                 .why("the volume that was restored would not be the newest")

@@ -17,7 +17,7 @@ use crate::term::Term;
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  covey unpublish /srv/volume nightly\n  covey unpublish /mnt/covey nightly && covey gc /mnt/covey\n\n\
-    Whoever still has the tree mounted loses what only it needs."
+    Publications of the name that were kept go too. A node that still mounts the tree loses what only it needs."
 )]
 pub struct Args {
     /// A volume's folder, or a path on a mount

@@ -367,3 +367,54 @@ fn regression_a_kill_while_publishing_costs_no_tree() {
     json(&[Path::new("gc"), &world.volume()]).ok();
     assert_eq!(world.fsck(&[])["sound"], true);
 }
+
+/// One publication is mounted by its number, whatever is published later.
+#[test]
+fn a_given_publication_is_mounted() {
+    let Some(_) = World::mountable() else { return };
+    let world = filled();
+    let (volume, mnt) = (world.volume(), world.mnt());
+    let volume = volume.to_str().unwrap();
+    json(&["publish", "--keep", "0", volume, "daily"]).fails(2, "usage");
+    json(&["publish", "--keep", "4000000", volume, "daily"]).fails(2, "usage");
+    let publish = |day: u64, keep: &[&str]| {
+        world.mount("");
+        fs::write(mnt.join("day"), day.to_string()).unwrap();
+        world.umount().ok();
+        let done = json(&[&["publish", volume, "daily"], keep].concat()).ok().json();
+        assert_eq!(done["sequence"].as_u64(), Some(day), "{done}");
+    };
+    publish(1, &[]);
+    publish(2, &["--keep", "3"]);
+    // The number is remembered.
+    (3..=5).for_each(|day| publish(day, &[]));
+    let all = json(&["published", "--all", volume]).ok().json();
+    let sequences: Vec<_> = all.as_array().unwrap().iter().map(|row| row["sequence"].as_u64()).collect();
+    assert_eq!(sequences, [Some(3), Some(4), Some(5)], "{all}");
+    assert_eq!(published(&world).len(), 1, "without --all the newest");
+
+    let place = Place::new(world.path("old"));
+    let day = |of: &str| {
+        mount(&tree(&world, of), &place.0);
+        let day = fs::read_to_string(place.0.join("day")).unwrap();
+        let status = json(&[Path::new("status"), &place.0]).ok().json();
+        assert_eq!(status["tree"]["sequence"].as_u64(), day.parse().ok(), "{status}");
+        json(&[Path::new("umount"), &place.0]).ok();
+        day
+    };
+    assert_eq!((day("daily#3"), day("daily#5"), day("daily")), ("3".into(), "5".into(), "5".into()));
+    let old = place.0.to_str().unwrap();
+    json(&["mount", &tree(&world, "daily#2"), old]).fails(1, "not-published");
+    json(&["mount", &tree(&world, "daily#6"), old]).fails(1, "not-published");
+    json(&["mount", &tree(&world, "daily#x"), old]).fails(2, "usage");
+    json(&["mount", &tree(&world, "daily#0"), old]).fails(2, "usage");
+    json(&["mount", "--follow=1s", &tree(&world, "daily#4"), old]).fails(2, "usage");
+
+    // A volume goes back to a day, and the other days stay.
+    let back = world.path("back");
+    json(&["restore", "--take-over", &tree(&world, "daily#4"), back.to_str().unwrap()]).ok();
+    json(&["gc", back.to_str().unwrap()]).ok();
+    assert_eq!(day("daily#3"), "3");
+    json(&["unpublish", back.to_str().unwrap(), "daily"]).ok();
+    json(&["mount", &tree(&world, "daily#4"), old]).fails(1, "not-published");
+}

@@ -46,7 +46,7 @@ impl Core {
         let mut over = Vec::new();
         self.each_hold(&mut |blob, tree, row| {
             let is_over = match row {
-                HeldRow::Held | HeldRow::Pending => return Ok(()),
+                HeldRow::Held | HeldRow::Pending | HeldRow::KeptAt(_) => return Ok(()),
                 HeldRow::Released => true,
                 HeldRow::DroppedAt(at) => now.0 - at.0 >= GRACE.as_nanos() as i128,
             };

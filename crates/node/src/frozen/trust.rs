@@ -85,6 +85,9 @@ pub fn read(named: &Named, origin: &dyn Origin, older: bool) -> Result<Root> {
 /// The same with an error that tells a store that is away from a record that must not be used.
 pub fn try_read(named: &Named, origin: &dyn Origin, older: bool) -> std::result::Result<Root, Unread> {
     let place = Place::of(named)?;
+    if named.sequence.is_some() {
+        return place.read_one(named, origin);
+    }
     let mut retried = false;
     loop {
         let read = Root::read_signed(origin, &named.name, named.key.as_ref());
@@ -102,6 +105,10 @@ pub fn try_read(named: &Named, origin: &dyn Origin, older: bool) -> std::result:
 /// The newest record of the tree that was seen here, if this node has it. None if it is damaged or is another
 /// record.
 pub fn last(named: &Named) -> Option<Root> {
+    // Of the publications of a name, only the newest is remembered.
+    if named.sequence.is_some() {
+        return None;
+    }
     let place = Place::of(named).ok()?;
     let known = place.load().ok()??;
     known.seen(&named.name)?;
@@ -203,6 +210,23 @@ impl Place {
         self.keep(named, record, is_new);
         drop(lock);
         Ok(())
+    }
+
+    /// Reads one publication of a name. It may be older than one that was seen. Its key must be accepted here,
+    /// or it is the first use of the origin, which the newest publication then decides.
+    fn read_one(&self, named: &Named, origin: &dyn Origin) -> std::result::Result<Root, Unread> {
+        let root = named.record(origin).map_err(|error| unread(named, error))?;
+        let newest = Named { sequence: None, ..named.clone() };
+        let Some(known) = self.load()? else {
+            try_read(&newest, origin, named.older)?;
+            return Ok(root);
+        };
+        match known.judge(&root) {
+            Verdict::OtherKey(keys) if named.key != Some(root.key) => {
+                Err(self.other_key(named, &root, &keys).into())
+            }
+            _ => Ok(root),
+        }
     }
 
     /// Locks the folder, which the mounts of one machine share.

@@ -154,7 +154,7 @@ fn not_here(named: &Named, why: &str, failure: &Failure) -> Failure {
 /// Called when the origin is reached again. A mount that does not follow the name keeps its tree, and logs
 /// whether there is a newer one.
 fn back(named: &Named, shown: &Root, remote: &Remote) {
-    if named.follow.is_some() {
+    if named.follow.is_some() || named.sequence.is_some() {
         return;
     }
     if let Ok(root) = Root::read(remote, &named.name, named.key.as_ref())
