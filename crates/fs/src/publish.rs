@@ -14,8 +14,8 @@
 //! **Holds.** A row for each blob and published name ([`meta::record::HeldRow`]). When a condemned pack's
 //! blob is held, the pack is forgotten and the blob stays. When a newer tree of the name no longer needs the
 //! blob, it stays for [`GRACE`] more, for nodes that still mount the older tree. Then it is deleted, unless
-//! another name or a pack of the volume needs it. If older trees of the name are kept, it stays as long as one
-//! of them needs it.
+//! another name or a pack of the volume needs it. If older trees of the name are kept, it stays as long as
+//! one of them needs it.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -125,8 +125,8 @@ impl Volume {
 
     /// Records that a published tree needs these blobs and no others. The others stay for [`GRACE`].
     ///
-    /// `kept`: the moment of the oldest tree of the name that is kept, if older ones are. Blobs that a tree of
-    /// that moment or later may need stay.
+    /// `kept`: the moment of the oldest tree of the name that is kept, if older ones are. Blobs that a tree
+    /// of that moment or later may need stay.
     ///
     /// # Errors
     /// An error of the names.

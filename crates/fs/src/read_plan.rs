@@ -1,8 +1,8 @@
 //! What one look at the names found out about a read.
 //!
 //! A transport asks [`Filesystem::plan_read`] once. The plan says whether the read would wait. It then goes
-//! to [`Filesystem::read_planned`], or to [`Filesystem::start_read`] if it would. So the inode and the extents
-//! of a read are looked up once.
+//! to [`Filesystem::read_planned`], or to [`Filesystem::start_read`] if it would. So the inode and the
+//! extents of a read are looked up once.
 
 use std::sync::Arc;
 

@@ -25,6 +25,19 @@ pub struct Done {
     pub touched: Touched,
 }
 
+fn read(
+    fs: &dyn Filesystem,
+    ino: Ino,
+    offset: u64,
+    plan: Option<&ReadPlan>,
+    buf: &mut [u8],
+) -> api::Result<usize> {
+    match plan {
+        Some(plan) => fs.read_planned(plan, buf),
+        None => fs.read(ino, offset, buf),
+    }
+}
+
 /// Runs one operation and writes the body of its reply to the start of `room`.
 ///
 /// # Errors
@@ -42,11 +55,7 @@ pub fn run(
     let (mut mode_changed, mut touched) = (None, Touched::default());
     let referenced = match *op {
         Op::Read { offset, len } => {
-            let place = put.room(len as usize);
-            let count = match plan {
-                Some(plan) => fs.read_planned(plan, place)?,
-                None => fs.read(header.ino, offset, place)?,
-            };
+            let count = read(fs, header.ino, offset, plan, put.room(len as usize))?;
             put.advance(count)?;
             None
         }

@@ -22,6 +22,7 @@ use crate::claim::Writer;
 use crate::errno::errno_failure;
 use crate::opened::Node;
 use crate::publisher::{Publisher, check_name, check_owner, failure, not_published, place_of, volume_id};
+use crate::volume_dir::VolumeDir;
 
 /// How long the origin may take to receive everything.
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -37,7 +38,8 @@ pub struct Wanted {
     pub name: String,
     /// Build it without what the previous publication left.
     pub afresh: bool,
-    /// How many publications of the name are kept from now on, the newest included. `None`: as many as before.
+    /// How many publications of the name are kept from now on, the newest included. `None`: as many as
+    /// before.
     pub keep: Option<u32>,
 }
 
@@ -54,11 +56,7 @@ impl Node {
         let scope = self.scope(path)?;
         let origin = self.volume().parts().origin.clone();
         self.writer().map_or(Ok(()), Writer::verify)?;
-        let mut me = match Publisher::of(dir)? {
-            Some(me) => me,
-            None => Publisher::make(dir)?,
-        };
-        keep.map_or(Ok(()), |keep| me.keep(dir, name, keep))?;
+        let me = publisher(dir, name, *keep)?;
         let kept = me.kept(name);
         let signer = me.signer()?;
         let volume = volume_id(dir);
@@ -164,6 +162,16 @@ impl Node {
         }
         Ok(())
     }
+}
+
+/// The identity of the folder, made at its first publication. It remembers how many publications are kept.
+fn publisher(dir: &VolumeDir, name: &str, keep: Option<u32>) -> Result<Publisher> {
+    let mut me = match Publisher::of(dir)? {
+        Some(me) => me,
+        None => Publisher::make(dir)?,
+    };
+    keep.map_or(Ok(()), |keep| me.keep(dir, name, keep))?;
+    Ok(me)
 }
 
 fn check_keep(keep: Option<u32>) -> Result<()> {

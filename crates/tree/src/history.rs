@@ -4,8 +4,8 @@
 //!   older/NAME/SEQUENCE   the record published/NAME as it was, byte for byte; SEQUENCE: 20 digits
 //! ```
 //!
-//! The record is written before a newer one replaces it, so a kept publication is never without a record. It is
-//! removed before its blobs are released. Its signature is checked as that of any published tree.
+//! The record is written before a newer one replaces it, so a kept publication is never without a record. It
+//! is removed before its blobs are released. Its signature is checked as that of any published tree.
 
 use base::Timestamp;
 use blob::Records;

@@ -212,8 +212,8 @@ impl Place {
         Ok(())
     }
 
-    /// Reads one publication of a name. It may be older than one that was seen. Its key must be accepted here,
-    /// or it is the first use of the origin, which the newest publication then decides.
+    /// Reads one publication of a name. It may be older than one that was seen. Its key must be accepted
+    /// here. At the first use of the origin, the newest publication decides which keys are.
     fn read_one(&self, named: &Named, origin: &dyn Origin) -> std::result::Result<Root, Unread> {
         let root = named.record(origin).map_err(|error| unread(named, error))?;
         let newest = Named { sequence: None, ..named.clone() };
