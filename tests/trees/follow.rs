@@ -8,7 +8,7 @@ use std::sync::Arc;
 use base::Ino;
 use covey_tests::Rng;
 use fs::Errno;
-use fs::api::{FileKind, Filesystem};
+use fs::api::{FileKind, Filesystem, ReadPlan};
 use fs::follow::{Changed, Following};
 use tree::diff;
 use tree::rows::Scope;
@@ -105,6 +105,27 @@ fn shown(fs: &dyn Filesystem, node: Ino) -> Vec<u8> {
     }
 }
 
+/// A read that is planned before a move and made after it.
+struct Planned {
+    plan: ReadPlan,
+    /// What the same read gave before the move.
+    old: Result<Vec<u8>, Errno>,
+}
+
+impl Planned {
+    fn new(fs: &Following, node: Ino) -> Planned {
+        let mut buf = vec![0; 4096];
+        let old = fs.read(node, 0, &mut buf).map(|len| buf[..len].to_vec());
+        Planned { plan: fs.plan_read(node, 0, 4096), old }
+    }
+
+    fn check(&self, fs: &Following) {
+        let mut buf = vec![0; 4096];
+        let read = fs.read_planned(&self.plan, &mut buf).map(|len| buf[..len].to_vec());
+        assert!(read == self.old, "a read that was planned before the move shows the old tree");
+    }
+}
+
 type Walked = BTreeMap<Vec<u8>, (Ino, Vec<u8>)>;
 
 fn a_node_is_one_content_for_ever(before: &Walked, after: &Walked) {
@@ -154,19 +175,10 @@ fn a_followed_name_shows_one_tree_at_a_time_and_open_files_stay() {
             kernel.walk(&following);
             assert_eq!(kernel.names.len(), kept, "nothing is cached during the move");
             let frozen = Arc::new(world.frozen("n"));
-            let head = |node: Ino| {
-                let mut buf = vec![0; 4096];
-                following.read(node, 0, &mut buf).map(|len| buf[..len].to_vec())
-            };
-            let planned: Vec<_> =
-                open.keys().map(|node| (following.plan_read(*node, 0, 4096), head(*node))).collect();
+            let planned: Vec<_> = open.keys().map(|node| Planned::new(&following, *node)).collect();
             moving.finish(frozen.clone());
             tree = next;
-            for (plan, old) in planned {
-                let mut buf = vec![0; 4096];
-                let read = following.read_planned(&plan, &mut buf).map(|len| buf[..len].to_vec());
-                assert!(read == old, "round {round}: a read planned before the move shows the old tree");
-            }
+            planned.iter().for_each(|read| read.check(&following));
 
             let after = kernel.walk(&following);
             assert_eq!(
