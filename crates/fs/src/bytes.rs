@@ -21,13 +21,10 @@ use crate::packs::table::Place;
 use crate::packs::{OWN_PACK_APPEND_MIN, OWN_PACK_MIN, Own, Slot, Writer};
 use crate::volume::Core;
 
+pub(crate) use crate::page::page_of;
+
 /// How often names are read when bytes are not where they say.
 const LOOKS: usize = 4;
-
-/// The page of a file that holds this byte, and the byte's offset in the page.
-pub(crate) fn page_of(offset: u64) -> (u32, u32) {
-    ((offset / u64::from(BLOB_MAX)) as u32, (offset % u64::from(BLOB_MAX)) as u32)
-}
 
 /// Stored bytes that no name refers to yet. Keep this until the names are committed.
 #[derive(Default)]

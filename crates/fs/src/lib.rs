@@ -23,6 +23,7 @@ pub mod gc;
 mod numbers;
 mod ops;
 mod packs;
+mod page;
 mod paths;
 mod prefetch;
 pub mod publish;
