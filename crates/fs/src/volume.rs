@@ -37,7 +37,7 @@ use meta::store::StoreError;
 use meta::{MetaStore, Names, PackRow};
 use parking_lot::{Mutex, RwLock};
 
-use crate::access::{AccessRules, Hints};
+use crate::access::hints::{AccessRules, Hints};
 use crate::api::Caller;
 use crate::equal::Answers;
 use crate::errno::{Errno, Error};
