@@ -39,7 +39,7 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::access::hints::{AccessRules, Hints};
 use crate::api::Caller;
-use crate::equal::Answers;
+use crate::equal::answers::Answers;
 use crate::errno::{Errno, Error};
 use crate::gc::Garbage;
 use crate::gc::fresh::{Fresh, Scattered, When};
