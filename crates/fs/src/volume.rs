@@ -48,7 +48,7 @@ use crate::gc::sweep_state::Sweep;
 use crate::numbers::Numbers;
 use crate::packs::Packs;
 use crate::packs::table::Table;
-use crate::prefetch::Streams;
+use crate::prefetch::streams::Streams;
 use crate::publish::Publishing;
 use crate::refs::Refs;
 use crate::serve::Reported;
