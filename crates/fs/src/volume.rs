@@ -49,7 +49,7 @@ use crate::numbers::Numbers;
 use crate::packs::Packs;
 use crate::packs::table::Table;
 use crate::prefetch::streams::Streams;
-use crate::publish::Publishing;
+use crate::publish::state::Publishing;
 use crate::refs::Refs;
 use crate::serve::Reported;
 use crate::space::SpaceGate;
