@@ -15,6 +15,7 @@ pub mod access;
 pub mod api;
 mod bytes;
 pub mod clone;
+mod counters;
 mod equal;
 pub mod errno;
 pub mod follow;

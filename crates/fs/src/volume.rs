@@ -39,6 +39,7 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::access::hints::{AccessRules, Hints};
 use crate::api::Caller;
+use crate::counters::{Counters, Reported};
 use crate::equal::answers::Answers;
 use crate::errno::{Errno, Error};
 use crate::gc::Garbage;
@@ -51,9 +52,7 @@ use crate::packs::table::Table;
 use crate::prefetch::streams::Streams;
 use crate::publish::state::Publishing;
 use crate::refs::Refs;
-use crate::serve::Reported;
 use crate::space::SpaceGate;
-use crate::stats::Counters;
 
 /// The format this program writes, and the only one it reads.
 pub const FORMAT: u32 = 1;
