@@ -59,7 +59,7 @@ impl Core {
         while done < len {
             let (page, at) = page_of(offset + done as u64);
             let part = (len - done).min((BLOB_MAX - at) as usize);
-            self.read_page(ino, page, (at, access), &mut buf[done..done + part])?;
+            self.read_page(ino, page, at, &mut buf[done..done + part], access)?;
             done += part;
         }
         Ok(len)
@@ -70,7 +70,7 @@ impl Core {
         let Some(bytes) = bytes else {
             // It was moved to a pack after its record was read.
             let (page, at) = page_of(offset);
-            return self.read_page(ino, page, (at, Access::Normal), buf);
+            return self.read_page(ino, page, at, buf, Access::Normal);
         };
         let from = (offset as usize).min(bytes.len());
         let have = (bytes.len() - from).min(buf.len());
@@ -80,14 +80,8 @@ impl Core {
         Ok(())
     }
 
-    /// Reads a part of one page; holes are zeros.
-    fn read_page(
-        &self,
-        ino: Ino,
-        page: u32,
-        (at, access): (u32, Access),
-        buf: &mut [u8],
-    ) -> Result<(), Error> {
+    /// Reads a part of one page, which begins at offset `at` in it; holes are zeros.
+    fn read_page(&self, ino: Ino, page: u32, at: u32, buf: &mut [u8], access: Access) -> Result<(), Error> {
         let mut before: Option<ExtentPage> = None;
         for look in 0..LOOKS {
             let extents = self.names.extents(ino, page)?;

@@ -89,7 +89,7 @@ impl Core {
     }
 
     /// Makes everything that refers to a lost range refer to the same bytes at their new place.
-    pub(crate) fn heal(&self, lost: &ContentRow, (to, to_offset): (PackNo, u32)) -> Result<(), Error> {
+    pub(crate) fn heal(&self, lost: &ContentRow, to: PackNo, to_offset: u32) -> Result<(), Error> {
         let (from, from_offset, len) = (lost.pack, lost.offset, lost.len);
         let moves = [Move { from, from_offset, len, to, to_offset, crc: None }];
         let (mut next, mut healed) = ((Ino(0), 0), 0);

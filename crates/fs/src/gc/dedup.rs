@@ -112,7 +112,7 @@ impl Core {
             }
             let mut batch = batch.into_iter();
             while let Some((page, written)) = batch.next() {
-                match self.dedup_page(page, &written, when) {
+                match self.dedup_page(page.0, page.1, &written, when) {
                     Ok(Look::Done) => {}
                     Ok(Look::Later(enough)) => later.push((page, written, enough)),
                     // The page cannot be read, or the disk is full. Reads report that; the page stays as it
@@ -131,7 +131,7 @@ impl Core {
         done
     }
 
-    fn dedup_page(&self, (ino, page): (Ino, u32), written: &Written, when: When) -> Result<Look, Error> {
+    fn dedup_page(&self, ino: Ino, page: u32, written: &Written, when: When) -> Result<Look, Error> {
         let record = self.names.inode(ino)?;
         let Some(record) = record.filter(|record| record.is_file() && !record.has(InodeRecord::INLINE))
         else {
@@ -190,8 +190,8 @@ impl Core {
         match self.keep_here((ino, page), pieces, &content)? {
             Kept::Not(look) => return Ok(look),
             Kept::At(here) => {
-                if let (Some(lost), Some(here)) = (lost, here) {
-                    self.heal(&lost, here)?;
+                if let (Some(lost), Some((to, to_offset))) = (lost, here) {
+                    self.heal(&lost, to, to_offset)?;
                 }
             }
         }
@@ -287,7 +287,7 @@ impl Core {
     /// The page's bytes also exist at `target`: makes the page refer to those, as far as it was not changed
     /// meanwhile.
     fn refer_to(&self, ino: Ino, page: u32, pieces: &[Extent], target: &ContentRow) -> Result<Look, Error> {
-        let moves = moves(pieces, (target.pack, target.offset), |_| None);
+        let moves = moves(pieces, target.pack, target.offset, |_| None);
         match self.run(&Op::Follow { ino, page, moves: &moves }) {
             Ok(change) => {
                 self.counters.dedup_hits.add(1);
@@ -313,7 +313,7 @@ impl Core {
         let (slot, _): (Slot, u32) = self.store_range(Writer::Mover, bytes)?;
         self.counters.moved_bytes.add(bytes.len() as u64);
         let crc = |piece: &Extent| Some(blob::sums::crc32c(&bytes[piece.at as usize..piece.end() as usize]));
-        let moves = moves(pieces, (slot.pack(), slot.offset), crc);
+        let moves = moves(pieces, slot.pack(), slot.offset, crc);
         self.run(&Op::Follow { ino, page, moves: &moves })?;
         self.note_content(hash, slot.pack(), slot.offset, bytes.len() as u32)
     }
@@ -360,11 +360,7 @@ fn is_at(pieces: &[Extent], place: &ContentRow) -> bool {
 }
 
 /// The moves of a page's pieces to one range, sorted as the planner wants them.
-fn moves(
-    pieces: &[Extent],
-    (to, to_offset): (PackNo, u32),
-    crc: impl Fn(&Extent) -> Option<u32>,
-) -> Vec<Move> {
+fn moves(pieces: &[Extent], to: PackNo, to_offset: u32, crc: impl Fn(&Extent) -> Option<u32>) -> Vec<Move> {
     let step = |piece: &Extent| Move {
         from: piece.pack,
         from_offset: piece.offset,

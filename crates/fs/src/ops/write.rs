@@ -189,7 +189,7 @@ impl Core {
                     None => self.fresh.note(ino, &stored.pieces),
                 }
                 if let (Some(lost), Some(Target::Lost), [piece]) = (&known, target, &stored.pieces[..])
-                    && let Err(error) = self.heal(lost, (piece.pack, piece.offset))
+                    && let Err(error) = self.heal(lost, piece.pack, piece.offset)
                 {
                     self.report(&format!(
                         "what refers to lost bytes of {:?} stays as it is: {error}",
