@@ -129,7 +129,7 @@ impl PendingRequest {
     pub fn answer(&self, error: i32, body: &[u8]) -> bool {
         // This must come before the reply, because the kernel asks again at once.
         if let (Some(Waiting::Read { ino, offset, len }), true) = (self.waiting, error == -Errno::EIO.0) {
-            self.late.failed((ino, offset, len), self.since, self.again);
+            self.late.failed(ino, offset, len, self.since, self.again);
         }
         self.sink.reply(self.unique, error, body).is_ok()
     }
