@@ -304,7 +304,7 @@ pub fn run(args: &Args) -> Result<()> {
     for round in 0..common.rounds() {
         progress(&format!("round {} of {}", round + 1, common.rounds()));
         interrupt::check()?;
-        one_round(&run, common, (round, blobs), &mut sheet)?;
+        one_round(&run, common, round, blobs, &mut sheet)?;
     }
     progress("");
     targets(&mut sheet);
@@ -349,7 +349,7 @@ fn hash_alone(sheet: &mut Sheet) -> Result<()> {
 }
 
 /// Each round begins with another column, because the first one finds the machine idle.
-fn one_round(run: &Run<'_>, common: &Common, (round, blobs): (usize, u64), sheet: &mut Sheet) -> Result<()> {
+fn one_round(run: &Run<'_>, common: &Common, round: usize, blobs: u64, sheet: &mut Sheet) -> Result<()> {
     let wanted = |cell: &str| common.only.as_ref().is_none_or(|only| cell.contains(only.as_str()));
     let mut columns: Vec<&str> = WITH.into_iter().filter(|_| wanted(WHOLE)).collect();
     let turn = round * STEP % columns.len().max(1);

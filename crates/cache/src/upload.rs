@@ -31,7 +31,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use base::{BlobId, Deadline, Timestamp, time};
 use blob::{BlobError, Origin, Sums};
@@ -352,9 +352,5 @@ impl Shared {
                 "blob {id} cannot be uploaded: {why}; it is kept and tried again, and covey fsck says which files it holds"
             ),
         });
-    }
-
-    fn now(&self) -> (Instant, Timestamp) {
-        (time::monotonic(), time::now())
     }
 }

@@ -19,16 +19,12 @@ use meta::record::InodeRecord;
 use crate::errno::Error;
 use crate::packs::table::Place;
 use crate::packs::{OWN_PACK_APPEND_MIN, OWN_PACK_MIN, Own, Slot, Writer};
+use crate::page::page_of;
 use crate::read_plan::FoundNames;
 use crate::volume::Core;
 
 /// How often names are read when bytes are not where they say.
 const LOOKS: usize = 4;
-
-/// The page of a file that holds this byte, and the byte's offset in the page.
-pub(crate) fn page_of(offset: u64) -> (u32, u32) {
-    ((offset / u64::from(BLOB_MAX)) as u32, (offset % u64::from(BLOB_MAX)) as u32)
-}
 
 /// Stored bytes that no name refers to yet. Keep this until the names are committed.
 #[derive(Default)]
@@ -58,7 +54,7 @@ impl Core {
         }
         let access = self.access_of(ino, record);
         if len > 0 {
-            self.look_ahead(ino, (offset, len), record.size, access);
+            self.look_ahead(ino, offset, len, record.size, access);
         }
         let mut done = 0;
         while done < len {
@@ -86,7 +82,8 @@ impl Core {
         Ok(())
     }
 
-    /// Reads a part of one page; holes are zeros. `known`: the page's extents, if they were just read.
+    /// Reads a part of one page, which begins at offset `at` in it; holes are zeros. `known`: the page's extents,
+    /// if they were just read.
     fn read_page(
         &self,
         ino: Ino,

@@ -19,60 +19,30 @@
 mod files;
 mod pattern;
 mod queue;
+pub(crate) mod streams;
 
 use base::size::BLOB_MAX;
 use base::{BlobId, Ino};
 use blob::Access;
-use parking_lot::Mutex;
 
-use crate::bytes::page_of;
 use crate::packs::table::Place;
+use crate::page::page_of;
 use crate::volume::Core;
-use files::{Files, Following, Found};
-use pattern::{Pattern, Read, Wanted};
-use queue::{Prefetches, Todo};
+use files::{Following, Found};
+use pattern::{Read, STREAM_MIN};
+use queue::Todo;
 
-/// A read of at least this many bytes may be part of a stream.
-const STREAM_MIN: usize = 128 << 10;
 /// How many pages such a reader will want next, where blobs are local, and how many extents of each page are
 /// looked at.
 const PAGES_AHEAD: u32 = 3;
 const EXTENTS_AHEAD: usize = 4;
-/// The number of files whose readers are remembered, of some 300 bytes each. With more files, some share a
-/// slot, and their pattern starts anew now and then.
-const FILES: usize = 64;
 /// The number of pages of the next files that are looked at in one step.
 const FOLLOWING_AT_ONCE: usize = 64;
-
-/// The access patterns of files. See the [module](self).
-pub(crate) struct Streams {
-    within: [Mutex<(u64, Pattern)>; FILES],
-    across: Mutex<Files>,
-    pub(crate) queue: Prefetches,
-}
-
-impl Streams {
-    pub(crate) fn new() -> Streams {
-        Streams {
-            within: std::array::from_fn(|_| Mutex::default()),
-            across: Mutex::default(),
-            queue: Prefetches::default(),
-        }
-    }
-
-    fn read(&self, ino: Ino, read: &Read, stream: bool) -> Wanted {
-        let mut file = self.within[ino.0 as usize % FILES].lock();
-        if file.0 != ino.0 {
-            *file = (ino.0, Pattern::default());
-        }
-        file.1.read(read, stream)
-    }
-}
 
 impl Core {
     /// Called before a read of at least one byte of a file of this size: prefetches the blobs that will be
     /// wanted after it. If that cannot be told now, nothing is prefetched.
-    pub(crate) fn look_ahead(&self, ino: Ino, (offset, len): (u64, usize), size: u64, access: Access) {
+    pub(crate) fn look_ahead(&self, ino: Ino, offset: u64, len: usize, size: u64, access: Access) {
         let source = &self.parts.source;
         if self.options.local {
             let (page, at) = page_of(offset);
@@ -96,6 +66,13 @@ impl Core {
             self.want(&todo);
         } else if !todo.is_empty() {
             self.streams.queue.push(todo);
+        }
+    }
+
+    /// The body of the prefetch thread.
+    pub(crate) fn prefetcher(&self) {
+        while let Some(todo) = self.streams.queue.next() {
+            self.want(&todo);
         }
     }
 
@@ -168,6 +145,3 @@ impl Core {
         }
     }
 }
-
-// Pages are the unit of prediction: where blobs are remote, each page is one blob.
-const _: () = assert!(STREAM_MIN < BLOB_MAX as usize);

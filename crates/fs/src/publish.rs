@@ -17,7 +17,9 @@
 //! another name or a pack of the volume needs it. If older trees of the name are kept, it stays as long as
 //! one of them needs it.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+pub(crate) mod state;
+
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use base::{BlobId, PackNo, Timestamp, time};
@@ -27,7 +29,7 @@ use meta::key::tags;
 use meta::record::HeldRow;
 use meta::store::{CommitError, Snapshot, StoreError};
 use meta::{Commit, Key, PackRow, Value};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::MutexGuard;
 
 use crate::errno::{Errno, Error};
 use crate::volume::{Core, Volume};
@@ -38,37 +40,6 @@ pub const GRACE: Duration = Duration::from_secs(3600);
 const LOOK: Duration = Duration::from_millis(10);
 /// Rows written at a time.
 pub(crate) const BATCH: usize = 1024;
-
-/// The state of publications. See the [module](self).
-pub(crate) struct Publishing {
-    /// Held by the one publication in progress.
-    turn: Mutex<()>,
-    /// Changed while `Core::blobs` is held exclusively.
-    paused: AtomicUsize,
-    /// Some holds may have ended.
-    pub(crate) ended: AtomicBool,
-    /// When the holds were last scanned.
-    pub(crate) looked: Mutex<Option<Instant>>,
-}
-
-impl Default for Publishing {
-    fn default() -> Publishing {
-        Publishing {
-            turn: Mutex::new(()),
-            paused: AtomicUsize::new(0),
-            // The previous run may have left some.
-            ended: AtomicBool::new(true),
-            looked: Mutex::default(),
-        }
-    }
-}
-
-impl Publishing {
-    /// Whether packs and blobs have to stay as they are.
-    pub(crate) fn is_paused(&self) -> bool {
-        self.paused.load(Ordering::Acquire) > 0
-    }
-}
 
 /// A pack of the published snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

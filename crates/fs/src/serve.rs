@@ -3,7 +3,6 @@
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use base::Ino;
 use blob::BlobError;
@@ -17,13 +16,6 @@ use crate::api::{
 use crate::errno::{Errno, Error};
 use crate::ops::write::How;
 use crate::volume::{Core, Volume};
-
-/// After the first 20 lines about failures, only one in so many is printed.
-const EVERY: u64 = 1000;
-
-/// How many failures were reported.
-#[derive(Default)]
-pub(crate) struct Reported(AtomicU64);
 
 impl Core {
     /// The error number for a program. Damage and failures are counted and reported.
@@ -39,11 +31,8 @@ impl Core {
         if errno == Errno::EIO {
             self.counters.io_errors.add(1);
         }
-        if worth_a_line {
-            let reported = self.reported.0.fetch_add(1, Ordering::Relaxed);
-            if reported < 20 || reported.is_multiple_of(EVERY) {
-                self.report(&format!("{what} of {ino:?} failed: {error}"));
-            }
+        if worth_a_line && self.reported.count() {
+            self.report(&format!("{what} of {ino:?} failed: {error}"));
         }
         errno
     }

@@ -1,32 +1,9 @@
 //! A volume's statistics.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use crate::errno::Error;
 use crate::volume::{Core, Volume};
 
-/// A number that only grows.
-#[derive(Default)]
-pub(crate) struct Counter(AtomicU64);
-
-impl Counter {
-    pub(crate) fn add(&self, n: u64) {
-        self.0.fetch_add(n, Ordering::Relaxed);
-    }
-
-    pub(crate) fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-}
-
-/// Reads from one kind of source.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Reads {
-    /// Ranges read.
-    pub count: u64,
-    /// Their bytes.
-    pub bytes: u64,
-}
+pub use crate::counters::Reads;
 
 /// How much was read since the volume was opened, by where the bytes were. Reads answered by the kernel's
 /// page cache never reach this code. Compaction's own reads are included.
@@ -38,38 +15,6 @@ pub struct Sources {
     pub open: Reads,
     /// Sealed blobs, from wherever the source has them.
     pub blobs: Reads,
-}
-
-#[derive(Default)]
-pub(crate) struct Source {
-    count: Counter,
-    bytes: Counter,
-}
-
-impl Source {
-    pub(crate) fn add(&self, bytes: usize) {
-        self.count.add(1);
-        self.bytes.add(bytes as u64);
-    }
-
-    fn get(&self) -> Reads {
-        Reads { count: self.count.get(), bytes: self.bytes.get() }
-    }
-}
-
-/// Counted since the volume was opened.
-#[derive(Default)]
-pub(crate) struct Counters {
-    pub(crate) from_names: Source,
-    pub(crate) from_open: Source,
-    pub(crate) from_blobs: Source,
-    pub(crate) written_bytes: Counter,
-    pub(crate) dedup_hits: Counter,
-    pub(crate) dedup_bytes: Counter,
-    pub(crate) sealed: Counter,
-    pub(crate) freed_bytes: Counter,
-    pub(crate) moved_bytes: Counter,
-    pub(crate) io_errors: Counter,
 }
 
 /// A volume's figures. Those "since open" are this node's.

@@ -37,23 +37,22 @@ use meta::store::StoreError;
 use meta::{MetaStore, Names, PackRow};
 use parking_lot::{Mutex, RwLock};
 
-use crate::access::{AccessRules, Hints};
+use crate::access::hints::{AccessRules, Hints};
 use crate::api::Caller;
-use crate::equal::Answers;
+use crate::counters::{Counters, Reported};
+use crate::equal::answers::Answers;
 use crate::errno::{Errno, Error};
 use crate::gc::Garbage;
-use crate::gc::dedup::{Fresh, Scattered, When};
-use crate::gc::reap::Reaper;
-use crate::gc::sweep::Sweep;
+use crate::gc::fresh::{Fresh, Scattered, When};
+use crate::gc::reap_queue::Reaper;
+use crate::gc::sweep_state::Sweep;
 use crate::numbers::Numbers;
 use crate::packs::Packs;
 use crate::packs::table::Table;
-use crate::prefetch::Streams;
-use crate::publish::Publishing;
+use crate::prefetch::streams::Streams;
+use crate::publish::state::Publishing;
 use crate::refs::Refs;
-use crate::serve::Reported;
 use crate::space::SpaceGate;
-use crate::stats::Counters;
 
 /// The format this program writes, and the only one it reads.
 pub const FORMAT: u32 = 1;

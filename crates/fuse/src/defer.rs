@@ -129,7 +129,7 @@ impl PendingRequest {
     pub fn answer(&self, error: i32, body: &[u8]) -> bool {
         // This must come before the reply, because the kernel asks again at once.
         if let (Some(Waiting::Read { ino, offset, len }), true) = (self.waiting, error == -Errno::EIO.0) {
-            self.late.failed((ino, offset, len), self.since, self.again);
+            self.late.failed(ino, offset, len, self.since, self.again);
         }
         self.sink.reply(self.unique, error, body).is_ok()
     }
@@ -188,7 +188,7 @@ impl PendingTable {
         waiting: Option<Waiting>,
         sink: &Arc<dyn Sink>,
     ) -> Arc<PendingRequest> {
-        self.enter_with(unique, caller, (waiting, Wait::Long), sink)
+        self.enter_with(unique, caller, waiting, Wait::Long, sink)
     }
 
     /// The same, for a request that may have a shorter deadline.
@@ -196,7 +196,8 @@ impl PendingTable {
         &self,
         unique: u64,
         caller: u32,
-        (waiting, wait): (Option<Waiting>, Wait),
+        waiting: Option<Waiting>,
+        wait: Wait,
         sink: &Arc<dyn Sink>,
     ) -> Arc<PendingRequest> {
         let now = base::time::monotonic();

@@ -64,6 +64,13 @@ pub struct Parts {
     pub log: Log,
 }
 
+/// Where a request is counted and measured.
+struct Timed {
+    /// The thread that received it.
+    lane: usize,
+    span: Option<Span>,
+}
+
 /// Serves the requests of one mount. All threads of the mount share it.
 #[derive(Clone)]
 pub struct Dispatcher(Arc<Parts>);
@@ -109,7 +116,7 @@ impl Dispatcher {
             return;
         }
         let plan = self.plan(&header, &op);
-        if self.defer((lane, span), &header, &op, plan.as_ref(), request, sink) {
+        if self.defer(&Timed { lane, span }, &header, &op, plan.as_ref(), request, sink) {
             self.0.watch.suspend(span);
             return;
         }
@@ -170,13 +177,14 @@ impl Dispatcher {
     /// once because it may not wait.
     fn defer(
         &self,
-        (lane, span): (usize, Option<Span>),
+        timed: &Timed,
         header: &Header,
         op: &Op<'_>,
         plan: Option<&ReadPlan>,
         request: &[u8],
         sink: &Arc<dyn Sink>,
     ) -> bool {
+        let Timed { lane, span } = *timed;
         let seek = matches!(op, Op::Seek { .. }) && self.0.dirty.is_some();
         let waiting = op.waiting(header.ino);
         let waits = |waiting| match (waiting, plan) {
@@ -202,8 +210,7 @@ impl Dispatcher {
         if let (Op::Write { .. }, Some(flushes)) = (op, &self.0.flushes) {
             flushes.write_begins(header.ino);
         }
-        let pending =
-            self.0.pending_table.enter_with(header.unique, header.caller.pid, (waiting, wait), sink);
+        let pending = self.0.pending_table.enter_with(header.unique, header.caller.pid, waiting, wait, sink);
         let pool = match waiting {
             _ if seek => &self.0.seeker,
             Some(Waiting::Write) => &self.0.writers,
@@ -228,12 +235,13 @@ impl Dispatcher {
     /// What a worker does with a request.
     fn finish(
         &self,
-        (lane, span): (usize, Option<Span>),
+        timed: &Timed,
         pending: &PendingRequest,
         request: &[u8],
         room: &mut [u8],
         sink: &dyn Sink,
     ) {
+        let Timed { lane, span } = *timed;
         // The reader thread has decoded the same bytes before, so this cannot fail.
         let Ok((header, arguments)) = Header::split(request) else {
             return;
@@ -360,7 +368,7 @@ impl Deferred {
         let pending = Arc::clone(&self.pending);
         let work = move |pending: &PendingRequest, room: &mut [u8]| {
             let span = self.this.0.watch.resume(self.span);
-            self.this.finish((self.lane, span), pending, &self.request, room, &*self.sink);
+            self.this.finish(&Timed { lane: self.lane, span }, pending, &self.request, room, &*self.sink);
         };
         pool.push(pending, Box::new(work));
     }
@@ -398,7 +406,13 @@ impl Deferred {
             match pending.deadline().scope(fetch) {
                 true if pending.is_served() => self.this.0.watch.suspend(span),
                 true => self.end_late(span),
-                false => self.this.finish((self.lane, span), pending, &self.request, room, &*self.sink),
+                false => self.this.finish(
+                    &Timed { lane: self.lane, span },
+                    pending,
+                    &self.request,
+                    room,
+                    &*self.sink,
+                ),
             }
         };
         pool.push(pending, Box::new(work));

@@ -61,7 +61,7 @@ impl LateReads {
 
     /// Call this before a read that arrived at `since` is answered EIO. A read that failed early is not
     /// remembered: it and its second try end in time. `again`: this was the second try.
-    pub fn failed(&self, (ino, offset, len): (Ino, u64, u32), since: Instant, again: bool) {
+    pub fn failed(&self, ino: Ino, offset: u64, len: u32, since: Instant, again: bool) {
         let now = monotonic();
         if !again && now.saturating_duration_since(since) < self.deadline / 2 {
             return;
@@ -105,21 +105,21 @@ mod tests {
     fn a_late_read_is_remembered_for_a_moment() {
         let late = LateReads::new(Duration::from_secs(60));
         let long_ago = monotonic().checked_sub(Duration::from_secs(50)).unwrap();
-        late.failed((Ino(7), 8192, 4096), long_ago, false);
+        late.failed(Ino(7), 8192, 4096, long_ago, false);
         for (ino, offset) in [(7, 12_288), (7, 8191), (8, 8192)] {
             assert_eq!(late.wait(Ino(ino), offset), Wait::Long, "{ino} {offset}");
         }
         assert_eq!(late.wait(Ino(7), 12_287), Wait::Short(MOMENT_MAX), "it is tried once more");
         assert_eq!(late.wait(Ino(7), 8192), Wait::Never);
-        late.failed((Ino(7), 8192, 4096), monotonic(), true);
+        late.failed(Ino(7), 8192, 4096, monotonic(), true);
         assert_eq!(late.wait(Ino(7), 8192), Wait::Never, "the second try counts as one that waited");
-        late.failed((Ino(9), 0, 4096), monotonic(), false);
+        late.failed(Ino(9), 0, 4096, monotonic(), false);
         assert_eq!(late.wait(Ino(9), 0), Wait::Long, "it failed at once, and did not wait");
         let short = LateReads::new(Duration::from_millis(8));
-        short.failed((Ino(7), 0, 10), long_ago, false);
+        short.failed(Ino(7), 0, 10, long_ago, false);
         std::thread::sleep(Duration::from_millis(2));
         assert_eq!(short.wait(Ino(7), 0), Wait::Long, "the moment is over");
-        (0..2000).for_each(|n| late.failed((Ino(n), 0, 1), long_ago, false));
+        (0..2000).for_each(|n| late.failed(Ino(n), 0, 1, long_ago, false));
         assert!(late.all.lock().len() <= MOST);
     }
 }

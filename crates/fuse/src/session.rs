@@ -163,7 +163,7 @@ impl Session {
         let fallback = if uring { uring::prepare(options.transport, &device, &mut remarks)? } else { None };
         wishes.uring = fallback.is_some();
         let agreed = handshake(&device, &wishes)?;
-        let mut session = start(fs, Arc::clone(&guard.0), device, (agreed, fallback), &options, writable)?;
+        let mut session = start(fs, Arc::clone(&guard.0), device, agreed, fallback, &options, writable)?;
         std::mem::forget(guard);
         if wishes.uring && !agreed.has(flag::OVER_IO_URING) {
             remarks.push(uring::fallback_line("this kernel did not offer it"));
@@ -352,7 +352,8 @@ fn start(
     fs: Arc<dyn Filesystem>,
     mount: Arc<Mount>,
     device: Device,
-    (agreed, fallback): (Agreed, Option<Fallback>),
+    agreed: Agreed,
+    fallback: Option<Fallback>,
     options: &Options,
     writable: bool,
 ) -> Result<Session, MountError> {

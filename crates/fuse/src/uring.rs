@@ -158,7 +158,7 @@ impl Rings {
             let (thread_device, thread_host, ready) = (Arc::clone(device), Arc::clone(host), ready.clone());
             let keeper = keeper.as_ref().map(Arc::downgrade);
             let spawned = base::thread::spawn(&format!("fuse-ring-{queue}"), move || {
-                run_ring((queue, depth), &thread_device, &*thread_host, keeper, &ready);
+                run_ring(queue, depth, &thread_device, &*thread_host, keeper, &ready);
             });
             let registered = match spawned {
                 Ok(_) => started.recv().map_err(io::Error::other).flatten(),
@@ -187,7 +187,8 @@ impl Rings {
 
 /// The body of a ring thread.
 fn run_ring(
-    (queue, depth): (usize, usize),
+    queue: usize,
+    depth: usize,
     device: &Arc<Device>,
     host: &impl Host,
     keeper: Option<Weak<Keeper>>,

@@ -52,7 +52,7 @@ impl Places<'_> {
 /// extent.
 pub fn of(names: &Names, places: &Places<'_>, path: &Path, list: bool) -> Result<Info> {
     let (ino, record) = find(names, path)?;
-    let mut used: BTreeMap<PackNo, (u64, u64)> = BTreeMap::new();
+    let mut used: BTreeMap<PackNo, Used> = BTreeMap::new();
     let mut extent_list = Vec::new();
     let (mut pages, mut extents, mut from) = (0, 0, 0);
     loop {
@@ -64,7 +64,8 @@ pub fn of(names: &Names, places: &Places<'_>, path: &Path, list: bool) -> Result
             for extent in page.extents() {
                 extents += 1;
                 let entry = used.entry(extent.pack).or_default();
-                *entry = (entry.0 + 1, entry.1 + u64::from(extent.len));
+                entry.extents += 1;
+                entry.bytes += u64::from(extent.len);
                 if list && extent_list.len() < LISTED {
                     let at = u64::from(*number) * u64::from(ExtentPage::SPAN) + u64::from(extent.at);
                     let (len, pack, offset) = (extent.len, extent.pack.0, extent.offset);
@@ -97,13 +98,16 @@ pub fn of(names: &Names, places: &Places<'_>, path: &Path, list: bool) -> Result
     })
 }
 
-fn pack_info(
-    names: &Names,
-    places: &Places<'_>,
-    pack: PackNo,
-    (extents, bytes): (u64, u64),
-    ask: bool,
-) -> Result<PackInfo> {
+/// What a file uses of a pack.
+#[derive(Clone, Copy, Debug, Default)]
+struct Used {
+    /// Extents of the file in the pack.
+    extents: u64,
+    /// Their bytes.
+    bytes: u64,
+}
+
+fn pack_info(names: &Names, places: &Places<'_>, pack: PackNo, used: Used, ask: bool) -> Result<PackInfo> {
     let (state, blob) = match names.pack(pack).map_err(store)? {
         Some(PackRow::Open) => ("open", None),
         Some(PackRow::Sealed { blob, size }) => ("sealed", Some((blob, size))),
@@ -116,8 +120,8 @@ fn pack_info(
         blob: blob.map(|(id, _)| id.to_string()),
         size: blob.map(|(_, size)| u64::from(size)),
         place: places.of(state, blob.as_ref().map(|(id, _)| id), ask).to_owned(),
-        extents,
-        bytes,
+        extents: used.extents,
+        bytes: used.bytes,
     })
 }
 

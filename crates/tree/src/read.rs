@@ -138,9 +138,8 @@ impl Tree {
     /// # Errors
     /// A node could not be read.
     pub fn rows(&self, range: &KeyRange, each: &mut Each<'_>) -> Result<(), TreeError> {
-        let (start, end) = (range.start.as_bytes(), range.end.as_bytes());
-        if start < end {
-            self.below(&self.top, self.level, None, (start, end), each)?;
+        if range.start.as_bytes() < range.end.as_bytes() {
+            self.below(&self.top, self.level, None, range, each)?;
         }
         Ok(())
     }
@@ -153,15 +152,16 @@ impl Tree {
         self.rows(&KeyRange { start: Key::from_bytes(&[]), end: Key::from_bytes(&[0xFF; 8]) }, each)
     }
 
-    /// Returns false if `each` has ended the walk.
+    /// Calls `each` with the rows of a range below a node. Returns false if `each` has ended the walk.
     fn below(
         &self,
         to: &Pointer,
         level: u8,
         first: Option<&[u8]>,
-        (start, end): (&[u8], &[u8]),
+        range: &KeyRange,
         each: &mut Each<'_>,
     ) -> Result<bool, TreeError> {
+        let (start, end) = (range.start.as_bytes(), range.end.as_bytes());
         match &*self.node(to, level, first)? {
             Node::Leaf(leaf) => {
                 for (key, value) in (leaf.place_of(start)..leaf.len()).filter_map(|place| leaf.row(place)) {
@@ -180,7 +180,7 @@ impl Tree {
                     if let Some(next) = next.filter(|next| next.to.blob != child.to.blob) {
                         self.source.will_need(&next.to.blob);
                     }
-                    if !self.below(&child.to, level - 1, Some(&child.first), (start, end), each)? {
+                    if !self.below(&child.to, level - 1, Some(&child.first), range, each)? {
                         return Ok(false);
                     }
                 }

@@ -223,7 +223,7 @@ impl Direct {
             }
             _ => None,
         };
-        let made = self.place(item, (parent, name), own, &|| match &item.kind {
+        let made = self.place(item, parent, name, own, &|| match &item.kind {
             Kind::Dir => self.volume.mkdir(&ROOT, parent, name, 0o700, 0),
             Kind::Symlink(target) => self.volume.symlink(&ROOT, parent, name, target.as_bytes()),
             Kind::HardLink(_) => self.volume.link(from.must("set above for hard links"), parent, name),
@@ -245,12 +245,13 @@ impl Direct {
     fn place(
         &self,
         item: &Item,
-        (parent, name): (Ino, &[u8]),
+        parent: Ino,
+        name: &[u8],
         own: bool,
         make: &dyn Fn() -> fs::api::Result<Entry>,
     ) -> Result<Entry> {
         let made = match make() {
-            Err(Errno::EEXIST) => self.replace(item, (parent, name), own, make)?,
+            Err(Errno::EEXIST) => self.replace(item, parent, name, own, make)?,
             made => made,
         };
         self.changed(parent, name);
@@ -277,7 +278,8 @@ impl Direct {
     fn replace(
         &self,
         item: &Item,
-        (parent, name): (Ino, &[u8]),
+        parent: Ino,
+        name: &[u8],
         own: bool,
         again: &dyn Fn() -> fs::api::Result<Entry>,
     ) -> Result<fs::api::Result<Entry>> {
@@ -461,7 +463,7 @@ impl Sink for Direct {
         let outcome = self.dress(&item, ino, size.filter(|&size| size > end), inherits).and_then(|()| {
             let name = item.path.file_name().unwrap_or_default().as_bytes();
             let make = || self.volume.link(ino, parent, name);
-            self.place(&item, (parent, name), replaces_own, &make)?;
+            self.place(&item, parent, name, replaces_own, &make)?;
             self.volume.forget(ino, 1);
             Ok(())
         });

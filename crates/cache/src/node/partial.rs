@@ -46,6 +46,15 @@ struct Record {
     size: Option<u32>,
 }
 
+/// Bytes of all blobs, since the start.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Totals {
+    /// Those that were read.
+    pub(super) read: u64,
+    /// Those that were fetched.
+    pub(super) fetched: u64,
+}
+
 /// Bytes that may be fetched without being asked for. Reads add to the credit, and fetches take from it.
 #[derive(Debug)]
 struct Credit {
@@ -55,8 +64,9 @@ struct Credit {
 }
 
 impl Credit {
-    /// Takes `bytes` if the credit suffices. `read` and `fetched` are totals since the start.
-    fn take(&mut self, (read, fetched): (u64, u64), bytes: u32) -> bool {
+    /// Takes `bytes` if the credit suffices.
+    fn take(&mut self, totals: Totals, bytes: u32) -> bool {
+        let Totals { read, fetched } = totals;
         let since = |now: u64, then: u64| now.saturating_sub(then).min(1 << 40).cast_signed();
         let earned = TIMES * since(read, self.read) - since(fetched, self.fetched);
         self.left = (self.left + earned).clamp(-CONSTANT, CONSTANT);
@@ -104,8 +114,8 @@ impl Default for Partial {
 }
 
 impl Partial {
-    /// What to fetch for a read. `totals` are the bytes read and fetched so far, of all blobs.
-    pub(super) fn plan(&mut self, id: &BlobId, need: &Need, totals: (u64, u64)) -> Fetch {
+    /// What to fetch for a read.
+    pub(super) fn plan(&mut self, id: &BlobId, need: &Need, totals: Totals) -> Fetch {
         let record = self.records.get(id).copied().unwrap_or_default();
         let size = record.size.unwrap_or(BLOB_MAX);
         let to = match (need.access, record.size) {
@@ -192,7 +202,7 @@ mod tests {
         fn read(&mut self, id: &BlobId, groups: std::ops::Range<u32>, access: Access) -> Fetch {
             let need = Need { from: groups.start * GROUP, to: groups.end * GROUP, access };
             // No fetched bytes count as read, so the credit is only the constant.
-            let fetch = self.plan(id, &need, (0, 0));
+            let fetch = self.plan(id, &need, Totals::default());
             if let Fetch::Part(from, to) = fetch {
                 self.fetches(id, from, to);
                 self.came(id, BLOB_MAX);
@@ -211,8 +221,11 @@ mod tests {
         let mut partial = Partial::default();
         assert_eq!(partial.read(&ID, 0..2, Access::Normal), part(0..2));
         assert_eq!(partial.read(&ID, 2..4, Access::Normal), part(2..6), "twice as much");
-        let skips =
-            partial.plan(&ID, &Need { from: 6 * GROUP, to: 8 * GROUP, access: Access::Normal }, (0, 0));
+        let skips = partial.plan(
+            &ID,
+            &Need { from: 6 * GROUP, to: 8 * GROUP, access: Access::Normal },
+            Totals::default(),
+        );
         assert_eq!(skips, part(6..8), "what was fetched in advance was not read");
         partial.reads(&ID, 4 * GROUP, 6 * GROUP);
         assert_eq!(partial.read(&ID, 6..8, Access::Normal), part(6..14));
@@ -256,17 +269,15 @@ mod tests {
     #[test]
     fn what_is_read_is_credit_and_what_is_fetched_is_not() {
         let mut credit = Credit { left: CONSTANT, read: 0, fetched: 0 };
+        let mut take = |read, fetched, bytes| credit.take(Totals { read, fetched }, bytes);
         for n in 0..4 {
-            assert!(credit.take((0, n * u64::from(BLOB_MAX)), BLOB_MAX), "{n}");
+            assert!(take(0, n * u64::from(BLOB_MAX), BLOB_MAX), "{n}");
         }
         let fetched = 4 * u64::from(BLOB_MAX);
-        assert!(!credit.take((0, fetched), 1));
-        assert!(credit.take((2 * MIB, fetched), 6 * MIB as u32) && !credit.take((2 * MIB, fetched), 1));
+        assert!(!take(0, fetched, 1));
+        assert!(take(2 * MIB, fetched, 6 * MIB as u32) && !take(2 * MIB, fetched, 1));
         // The credit never exceeds the constant, however much was read.
-        assert!(
-            !credit.take((1 << 40, fetched), CONSTANT as u32 + 1)
-                && credit.take((1 << 40, fetched), CONSTANT as u32)
-        );
+        assert!(!take(1 << 40, fetched, CONSTANT as u32 + 1) && take(1 << 40, fetched, CONSTANT as u32));
     }
 
     proptest! {

@@ -244,7 +244,7 @@ impl Core {
             if last.replace(from) == Some(from) {
                 return Ok(None);
             }
-            let step = self.step(id, (from, to), end, access);
+            let step = self.step(id, &Need { from, to, access }, end);
             waiter.iter().for_each(|waiter| step.notify(waiter));
             match self.take(id, from, step) {
                 Some(Ok(part)) => got.parts.push(part),
@@ -260,7 +260,8 @@ impl Core {
     }
 
     /// How to get a part of a blob that begins with these groups, for a read that ends at `end`.
-    pub(super) fn step(&self, id: &BlobId, (from, to): (u32, u32), end: u32, access: Access) -> Step {
+    pub(super) fn step(&self, id: &BlobId, need: &Need, end: u32) -> Step {
+        let Need { from, to, .. } = *need;
         let mut partial = self.partial.lock();
         if self.table.whole(id).is_some() || self.pool.has_hint(&Hint::Whole(*id)) {
             return Step::Whole;
@@ -273,8 +274,7 @@ impl Core {
         if let Some(part) = self.memory.lock().pieces(id, from, 1).pop() {
             return Step::Here(part);
         }
-        let need = Need { from, to, access };
-        let Fetch::Part(from, to) = partial.plan(id, &need, self.counters.totals()) else {
+        let Fetch::Part(from, to) = partial.plan(id, need, self.counters.totals()) else {
             return Step::Whole;
         };
         match self.table.join_part(id, from / GROUP..to / GROUP) {
@@ -296,7 +296,7 @@ impl Core {
         match step {
             Step::Whole => None,
             Step::Here(part) => Some(Ok(part)),
-            Step::Lead(lead, to) => Some(self.fetch_range(id, (from, to), lead).map_err(Ended::Failed)),
+            Step::Lead(lead, to) => Some(self.fetch_range(id, from, to, lead).map_err(Ended::Failed)),
             Step::Follow(fetch) => {
                 self.counters.shared_fetches.add(1);
                 // If the range of the read that fetches it was invalid, this says nothing about this one.
@@ -307,11 +307,12 @@ impl Core {
         }
     }
 
-    /// Fetches a part, as its leader.
+    /// Fetches the part from `from` to `to`, as its leader.
     fn fetch_range(
         self: &Arc<Core>,
         id: &BlobId,
-        (from, to): (u32, u32),
+        from: u32,
+        to: u32,
         mut lead: PartLead,
     ) -> Result<Arc<Part>, BlobError> {
         let len = to - from;

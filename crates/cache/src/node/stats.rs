@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use base::size::BLOB_MAX;
 
 use super::Core;
+use super::partial::Totals;
 use super::pending::Pinned;
 
 /// A number that only grows.
@@ -49,9 +50,9 @@ pub(super) struct Counters {
 
 impl Counters {
     /// The bytes that were read, and those that were fetched.
-    pub(super) fn totals(&self) -> (u64, u64) {
+    pub(super) fn totals(&self) -> Totals {
         let read = self.memory_bytes.get() + self.disk_bytes.get() + self.far_bytes.get();
-        (read, self.fetched_bytes.get())
+        Totals { read, fetched: self.fetched_bytes.get() }
     }
 }
 

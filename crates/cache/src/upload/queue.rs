@@ -23,11 +23,20 @@ use base::{BlobId, Timestamp};
 
 use crate::Pinned;
 
-/// The first and the longest wait after the origin did not answer.
-const AWAY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+/// How long a failed attempt waits for the next one.
+#[derive(Clone, Copy, Debug)]
+struct Backoff {
+    /// After the first failure.
+    first: Duration,
+    /// After many failures.
+    longest: Duration,
+}
+
+/// The waits after the origin did not answer.
+const AWAY: Backoff = Backoff { first: Duration::from_millis(500), longest: Duration::from_secs(30) };
 /// The same after the origin refused, or if a blob cannot be read here. Time alone fixes neither, but a
 /// person may.
-const REFUSED: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(120));
+const REFUSED: Backoff = Backoff { first: Duration::from_secs(5), longest: Duration::from_secs(120) };
 /// Once the origin answers again, no blob waits longer than this for its next attempt.
 const AFTER_OUTAGE: Duration = Duration::from_secs(2);
 /// How many of the last uploaded blobs are remembered. If one is stored again, the origin is asked for it
@@ -183,10 +192,10 @@ impl Recent {
     }
 }
 
-/// The wait doubles with every attempt, up to `longest`. A random part of up to half is taken off, so that
+/// The wait doubles with every attempt, up to the longest. A random part of up to half is taken off, so that
 /// blobs that failed together are not retried together.
-fn wait_after(attempts: u32, (first, longest): (Duration, Duration), chance: u64) -> Duration {
-    let full = first.saturating_mul(1 << attempts.saturating_sub(1).min(16)).min(longest);
+fn wait_after(attempts: u32, backoff: Backoff, chance: u64) -> Duration {
+    let full = backoff.first.saturating_mul(1 << attempts.saturating_sub(1).min(16)).min(backoff.longest);
     full / 2 + full.mul_f64((chance % 1024) as f64 / 2048.0)
 }
 
@@ -410,7 +419,8 @@ impl Queue {
         &mut self,
         job: &Job,
         fault: Fault,
-        (now, today): (Instant, Timestamp),
+        now: Instant,
+        today: Timestamp,
         chance: u64,
     ) -> Option<Event> {
         self.under_way -= 1;

@@ -145,7 +145,10 @@ impl Shared {
                 let id = job.id;
                 (None, Some(format!("blob {id} is not uploaded: {why}, and nothing refers to it")))
             }
-            Outcome::Failed(fault) => (state.queue.failed(job, fault, self.now(), base::random::u64()), None),
+            Outcome::Failed(fault) => {
+                let (now, today) = (time::monotonic(), time::now());
+                (state.queue.failed(job, fault, now, today, base::random::u64()), None)
+            }
         };
         self.count(state);
         self.staff(state);

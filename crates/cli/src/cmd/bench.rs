@@ -87,8 +87,8 @@ enum Verdict {
 impl Verdict {
     fn of(ratio: f64, step: &Step) -> Verdict {
         match ratio {
-            _ if ratio <= step.good => Verdict::Good,
-            _ if ratio <= step.fair => Verdict::Fair,
+            _ if ratio <= step.limits.good => Verdict::Good,
+            _ if ratio <= step.limits.fair => Verdict::Fair,
             _ => Verdict::Slow,
         }
     }
@@ -240,8 +240,8 @@ fn row(step: &'static Step, amount: &Amount, times: &[[f64; 2]]) -> Row {
         mount_per_second: per_second(0),
         beside_per_second: per_second(1),
         ratio,
-        good_to: step.good,
-        fair_to: step.fair,
+        good_to: step.limits.good,
+        fair_to: step.limits.fair,
         verdict,
         advice: (verdict == Verdict::Slow).then_some(step.advice),
     }
@@ -319,7 +319,7 @@ mod tests {
         let step = &STEPS[2];
         let of = |ratio: f64| row(step, &amount, &[[ratio, 1.0], [ratio * 50.0, 1.0], [0.0, 1.0]]).verdict;
         assert_eq!(
-            [of(step.good), of(step.fair), of(step.fair * 1.1)],
+            [of(step.limits.good), of(step.limits.fair), of(step.limits.fair * 1.1)],
             [Verdict::Good, Verdict::Fair, Verdict::Slow]
         );
         assert_eq!(row(step, &amount, &[[0.5, 1.0]]).mount_per_second, 200.0);
@@ -338,7 +338,7 @@ mod tests {
     #[test]
     fn expectations_are_in_order() {
         for step in STEPS {
-            assert!(1.0 < step.good && step.good < step.fair, "{}", step.what);
+            assert!(1.0 < step.limits.good && step.limits.good < step.limits.fair, "{}", step.what);
         }
     }
 }

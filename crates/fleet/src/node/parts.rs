@@ -171,10 +171,10 @@ impl Inner {
         let arrivals = lead.arrivals();
         Ok(match source {
             Some((tracker, PartSource::Nodes(nodes, time))) => {
-                self.part_from_holders(&nodes, tracker, wanted, (time, &arrivals))
+                self.part_from_holders(&nodes, tracker, wanted, time, &arrivals)
             }
             // Nothing of this is reported to trackers. The plan of the whole reports what is necessary.
-            Some((_, PartSource::Coming(node, time))) => self.part_from(node, wanted, (time, &arrivals)).ok(),
+            Some((_, PartSource::Coming(node, time))) => self.part_from(node, wanted, time, &arrivals).ok(),
             Some((tracker, PartSource::Lease(lease))) => {
                 let (group, what) = (self.groups.of(&wanted.id), What::Failed { lease });
                 self.note(tracker, Note { group, blob: wanted.id, what });
@@ -240,9 +240,10 @@ impl Inner {
         nodes: &[NodeId],
         tracker: NodeId,
         wanted: Wanted,
-        (time, arrivals): (Duration, &Arrivals),
+        time: Duration,
+        arrivals: &Arrivals,
     ) -> Option<Part> {
-        nodes.iter().find_map(|node| match self.part_from(*node, wanted, (time, arrivals)) {
+        nodes.iter().find_map(|node| match self.part_from(*node, wanted, time, arrivals) {
             Ok(part) => Some(part),
             // The node is busy, or the path to it is slow. It still has the blob.
             Err(Fail::Late(_) | Fail::Busy) => None,
@@ -258,7 +259,8 @@ impl Inner {
         &self,
         node: NodeId,
         wanted: Wanted,
-        (time, arrivals): (Duration, &Arrivals),
+        time: Duration,
+        arrivals: &Arrivals,
     ) -> Result<Part, Fail> {
         let (Some(net), Some(peer)) = (self.net(), self.peer(node)) else { return Err(Fail::Closed) };
         let call = net.read_groups(peer, &wanted.id, wanted.offset, wanted.len, time);
@@ -311,7 +313,7 @@ impl Inner {
         arrivals: &Arrivals,
     ) -> Result<Part, BlobError> {
         let time = self.pace().depot;
-        match depot.and_then(|depot| self.part_from(depot, wanted, (time, arrivals)).ok()) {
+        match depot.and_then(|depot| self.part_from(depot, wanted, time, arrivals).ok()) {
             Some(part) => Ok(part),
             None => self.part_from_origin(wanted),
         }

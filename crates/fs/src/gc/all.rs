@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use base::time;
 
-use super::dedup::When;
+use super::fresh::When;
 use super::{MERGE_COUNT, Stored};
 use crate::errno::{Errno, Error};
 use crate::volume::{Core, Volume};

@@ -15,229 +15,36 @@
 //!
 //! A page is looked at again after half of it was rewritten. So a database that changes a little here and
 //! there is not copied again and again. A page in several pieces is copied only when it has an equal: most
-//! never do, and every byte would be written twice ([`Scattered`]). Pages with holes, and pages that refer to
-//! the same bytes twice, are left as they are.
+//! never do, and every byte would be written twice ([`Scattered`](super::fresh::Scattered)). Pages with
+//! holes, and pages that refer to the same bytes twice, are left as they are.
 
-use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use base::size::{BLOB_MAX, INLINE_MAX, MIB};
+use base::size::{BLOB_MAX, INLINE_MAX};
 use base::{BlobId, Ino, PackNo, time};
 use blob::{Extent, ExtentPage};
-use hashbrown::HashMap;
 use meta::plan::Op;
 use meta::plan::Refusal;
-use meta::plan::op::{Move, Piece};
+use meta::plan::op::Move;
 use meta::record::{ContentRow, InodeRecord};
 use meta::store::CommitError;
 use meta::{Commit, Expect, Key, PackRow};
-use parking_lot::{Condvar, Mutex};
 
 use super::crowd::refers_twice;
-use crate::bytes::{content_id, page_of};
+use super::fresh::{PAGES_MAX, QUIET, When, Written};
+use crate::bytes::content_id;
 use crate::equal::{Target, is_lost};
 use crate::errno::Error;
 use crate::packs::table::Place;
 use crate::packs::{Slot, Writer};
 use crate::volume::Core;
 
-/// How long a page must not have been written to.
-const QUIET: Duration = Duration::from_secs(1);
-/// A page of which this much was written is looked at as soon as its file is synced. Smaller ones wait for
-/// [`QUIET`], because a database syncs a few bytes at a time.
-const LARGE: u32 = MIB as u32;
 /// The length of a round.
 const ROUND: Duration = Duration::from_millis(200);
 /// Pages taken at a time.
 const BATCH: usize = 64;
-/// Pages remembered, of some 48 bytes each. Pages beyond that may be stored twice.
-const PAGES_MAX: usize = 256 << 10;
-/// Pages in several pieces that are remembered, of some 60 bytes each.
-const SCATTERED_MAX: usize = 64 << 10;
-/// Files that were written whole are remembered only while there are fewer pages than this.
-const WHOLE_MAX: usize = 64 << 10;
 /// How many packs with the same blob are tried.
 const TRIED: usize = 4;
-
-/// Which pages are examined.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum When {
-    /// Those that were not written to for a while.
-    Quiet,
-    /// Also those that were written just now.
-    Now,
-    /// The same, without any request to the network.
-    Closing,
-    /// Also those of which little was written.
-    All,
-}
-
-/// What was written to a page.
-#[derive(Clone, Copy)]
-struct Written {
-    /// Bytes written since the page was last examined.
-    bytes: u32,
-    /// The page is worth examining from this many bytes on.
-    enough: u32,
-    last: Instant,
-    /// It is a whole file that came in one write and was looked up then.
-    whole: bool,
-    /// A large page whose file was synced since.
-    synced: bool,
-}
-
-impl Written {
-    /// A page that is examined as a whole, once it has been quiet.
-    fn all() -> Written {
-        Written { bytes: BLOB_MAX, enough: 0, last: time::monotonic(), whole: false, synced: false }
-    }
-}
-
-#[derive(Default)]
-struct Pages {
-    all: HashMap<(Ino, u32), Written>,
-    /// Those of which [`LARGE`] bytes or more were written.
-    large: BTreeSet<(Ino, u32)>,
-    /// A file with large pages was synced since the last wait.
-    due: bool,
-    /// The volume is being closed.
-    closed: bool,
-}
-
-/// Pages in several pieces, by the hash of their bytes at the time of examination. Bounded: when it is full,
-/// an arbitrary entry is dropped.
-#[derive(Default)]
-pub(crate) struct Scattered(Mutex<HashMap<BlobId, (Ino, u32)>>);
-
-impl Scattered {
-    /// Remembers the page. Returns another page that had these bytes, if any.
-    fn meet(&self, hash: BlobId, page: (Ino, u32)) -> Option<(Ino, u32)> {
-        let mut pages = self.0.lock();
-        if pages.len() >= SCATTERED_MAX
-            && let Some(any) = pages.keys().next().copied()
-        {
-            pages.remove(&any);
-        }
-        pages.insert(hash, page).filter(|other| *other != page)
-    }
-
-    /// Removes and returns the page that had these bytes.
-    fn take(&self, hash: &BlobId) -> Option<(Ino, u32)> {
-        self.0.lock().remove(hash)
-    }
-}
-
-/// Pages that were written to and not examined since. Bounded.
-#[derive(Default)]
-pub(crate) struct Fresh {
-    pages: Mutex<Pages>,
-    /// A file with large pages was synced, or the volume is being closed.
-    synced: Condvar,
-}
-
-impl Fresh {
-    /// Records that these pieces of a file were written.
-    pub(crate) fn note(&self, ino: Ino, pieces: &[Piece]) {
-        let now = time::monotonic();
-        let mut pages = self.pages.lock();
-        for piece in pieces {
-            let page = (ino, page_of(piece.at).0);
-            if pages.all.len() >= PAGES_MAX && !pages.all.contains_key(&page) {
-                continue;
-            }
-            let new = Written { bytes: 0, enough: 0, last: now, whole: false, synced: false };
-            let written = pages.all.entry(page).or_insert(new);
-            written.bytes = written.bytes.saturating_add(piece.len);
-            (written.last, written.whole, written.synced) = (now, false, false);
-            if written.bytes >= LARGE {
-                pages.large.insert(page);
-            }
-        }
-    }
-
-    /// Records that a file was synced: its large pages are examined without waiting for them to be quiet.
-    pub(crate) fn synced(&self, ino: Ino) {
-        let mut pages = self.pages.lock();
-        let Pages { all, large, .. } = &mut *pages;
-        let mut any = false;
-        for page in large.range((ino, 0)..=(ino, u32::MAX)) {
-            if let Some(written) = all.get_mut(page) {
-                (written.synced, any) = (true, true);
-            }
-        }
-        if any {
-            pages.due = true;
-            self.synced.notify_all();
-        }
-    }
-
-    /// Waits until a file with large pages is synced after the last wait, and no longer than `time`.
-    fn wait_for_sync(&self, time: Duration) {
-        let mut pages = self.pages.lock();
-        if !pages.due && !pages.closed {
-            self.synced.wait_for(&mut pages, time);
-        }
-        pages.due = false;
-    }
-
-    /// Ends the waits, also later ones.
-    pub(crate) fn close(&self) {
-        self.pages.lock().closed = true;
-        self.synced.notify_all();
-    }
-
-    /// Records that a file was written whole and was looked up. If more is written, the page must be examined
-    /// as a whole.
-    pub(crate) fn note_whole(&self, ino: Ino, len: u32) {
-        let now = time::monotonic();
-        let mut pages = self.pages.lock();
-        if pages.all.len() < WHOLE_MAX {
-            pages
-                .all
-                .insert((ino, 0), Written { bytes: len, enough: 0, last: now, whole: true, synced: false });
-        }
-    }
-
-    /// Whether no page is left to examine.
-    #[cfg(test)]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.pages.lock().all.is_empty()
-    }
-
-    /// Takes pages that are worth examining, with the record of each.
-    fn take(&self, when: When, count: usize) -> Vec<((Ino, u32), Written)> {
-        let now = time::monotonic();
-        let mut found = Vec::new();
-        let mut pages = self.pages.lock();
-        let Pages { all, large, .. } = &mut *pages;
-        all.retain(|page, written| {
-            let young = now.saturating_duration_since(written.last) < QUIET;
-            if when == When::Quiet && young && !written.synced {
-                return true;
-            }
-            let looks = !written.whole && (when == When::All || written.bytes >= written.enough);
-            if looks && found.len() < count {
-                found.push((*page, *written));
-                return false;
-            }
-            !written.whole
-        });
-        large.retain(|page| all.contains_key(page));
-        found
-    }
-
-    /// Puts a page back, to be examined when `enough` bytes of it were written.
-    fn put_back(&self, page: (Ino, u32), before: &Written, enough: u32) {
-        let mut pages = self.pages.lock();
-        if pages.all.len() >= PAGES_MAX {
-            return;
-        }
-        let new = Written { bytes: 0, last: time::monotonic(), ..*before };
-        let written = pages.all.entry(page).or_insert(new);
-        written.bytes = written.bytes.saturating_add(before.bytes);
-        written.enough = enough;
-    }
-}
 
 /// The result of examining a page.
 enum Look {
@@ -305,7 +112,7 @@ impl Core {
             }
             let mut batch = batch.into_iter();
             while let Some((page, written)) = batch.next() {
-                match self.dedup_page(page, &written, when) {
+                match self.dedup_page(page.0, page.1, &written, when) {
                     Ok(Look::Done) => {}
                     Ok(Look::Later(enough)) => later.push((page, written, enough)),
                     // The page cannot be read, or the disk is full. Reads report that; the page stays as it
@@ -324,7 +131,7 @@ impl Core {
         done
     }
 
-    fn dedup_page(&self, (ino, page): (Ino, u32), written: &Written, when: When) -> Result<Look, Error> {
+    fn dedup_page(&self, ino: Ino, page: u32, written: &Written, when: When) -> Result<Look, Error> {
         let record = self.names.inode(ino)?;
         let Some(record) = record.filter(|record| record.is_file() && !record.has(InodeRecord::INLINE))
         else {
@@ -383,8 +190,8 @@ impl Core {
         match self.keep_here((ino, page), pieces, &content)? {
             Kept::Not(look) => return Ok(look),
             Kept::At(here) => {
-                if let (Some(lost), Some(here)) = (lost, here) {
-                    self.heal(&lost, here)?;
+                if let (Some(lost), Some((to, to_offset))) = (lost, here) {
+                    self.heal(&lost, to, to_offset)?;
                 }
             }
         }
@@ -480,7 +287,7 @@ impl Core {
     /// The page's bytes also exist at `target`: makes the page refer to those, as far as it was not changed
     /// meanwhile.
     fn refer_to(&self, ino: Ino, page: u32, pieces: &[Extent], target: &ContentRow) -> Result<Look, Error> {
-        let moves = moves(pieces, (target.pack, target.offset), |_| None);
+        let moves = moves(pieces, target.pack, target.offset, |_| None);
         match self.run(&Op::Follow { ino, page, moves: &moves }) {
             Ok(change) => {
                 self.counters.dedup_hits.add(1);
@@ -506,7 +313,7 @@ impl Core {
         let (slot, _): (Slot, u32) = self.store_range(Writer::Mover, bytes)?;
         self.counters.moved_bytes.add(bytes.len() as u64);
         let crc = |piece: &Extent| Some(blob::sums::crc32c(&bytes[piece.at as usize..piece.end() as usize]));
-        let moves = moves(pieces, (slot.pack(), slot.offset), crc);
+        let moves = moves(pieces, slot.pack(), slot.offset, crc);
         self.run(&Op::Follow { ino, page, moves: &moves })?;
         self.note_content(hash, slot.pack(), slot.offset, bytes.len() as u32)
     }
@@ -553,11 +360,7 @@ fn is_at(pieces: &[Extent], place: &ContentRow) -> bool {
 }
 
 /// The moves of a page's pieces to one range, sorted as the planner wants them.
-fn moves(
-    pieces: &[Extent],
-    (to, to_offset): (PackNo, u32),
-    crc: impl Fn(&Extent) -> Option<u32>,
-) -> Vec<Move> {
+fn moves(pieces: &[Extent], to: PackNo, to_offset: u32, crc: impl Fn(&Extent) -> Option<u32>) -> Vec<Move> {
     let step = |piece: &Extent| Move {
         from: piece.pack,
         from_offset: piece.offset,

@@ -22,12 +22,15 @@ pub mod all;
 mod compact;
 mod contents;
 pub(crate) mod crowd;
-pub(crate) mod dedup;
+mod dedup;
+pub(crate) mod fresh;
 pub(crate) mod held;
 mod leftovers;
-pub(crate) mod reap;
+mod reap;
+pub(crate) mod reap_queue;
 mod relief;
-pub(crate) mod sweep;
+mod sweep;
+pub(crate) mod sweep_state;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};

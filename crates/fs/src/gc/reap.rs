@@ -7,107 +7,12 @@ use std::time::Duration;
 
 use base::Ino;
 use meta::plan::{Op, Refusal};
-use parking_lot::{Condvar, Mutex};
 
 use crate::errno::Error;
 use crate::volume::Core;
 
-/// Inodes reaped between two checks for other work.
-const BATCH: usize = 512;
-/// How long inodes are gathered before they are reaped, unless they fill a batch. So a loop of unlinks does
-/// not pay for one wake-up of the reaper per file.
-const GATHER: Duration = Duration::from_millis(20);
 /// After a failure of the store, the reaper tries again after this time.
 const AGAIN: Duration = Duration::from_millis(500);
-/// Unlinks wait while more inodes than this are to be reaped, so that dead rows do not pile up.
-const MANY: usize = 100_000;
-
-#[derive(Default)]
-struct Queue {
-    inos: Vec<Ino>,
-    /// The reaper is working on a batch.
-    busy: bool,
-    stop: bool,
-}
-
-/// The inodes to reap.
-pub(crate) struct Reaper {
-    queue: Mutex<Queue>,
-    work: Condvar,
-    /// Notified when some were reaped.
-    less: Condvar,
-}
-
-impl Reaper {
-    pub(crate) fn new() -> Reaper {
-        Reaper { queue: Mutex::default(), work: Condvar::new(), less: Condvar::new() }
-    }
-
-    /// Queues inodes that have no name, or lost their last reference. Never waits.
-    pub(crate) fn push(&self, inos: &[Ino]) {
-        let mut queue = self.queue.lock();
-        let were = queue.inos.len();
-        queue.inos.extend_from_slice(inos);
-        let are = queue.inos.len();
-        if !queue.busy && (were == 0 || were < BATCH && are >= BATCH) {
-            self.work.notify_one();
-        }
-    }
-
-    /// Ends the gathering at once.
-    pub(crate) fn hurry(&self) {
-        self.work.notify_one();
-    }
-
-    /// Waits a little while far too many inodes are queued.
-    pub(crate) fn hold_back(&self) {
-        let mut queue = self.queue.lock();
-        if queue.inos.len() > MANY && !queue.stop {
-            self.less.wait_for(&mut queue, Duration::from_millis(100));
-        }
-    }
-
-    pub(crate) fn stop(&self) {
-        self.queue.lock().stop = true;
-        self.work.notify_all();
-        self.less.notify_all();
-    }
-
-    /// Whether nothing is left to do.
-    pub(crate) fn is_idle(&self) -> bool {
-        let queue = self.queue.lock();
-        queue.inos.is_empty() && !queue.busy
-    }
-
-    /// The next batch; none when stopped.
-    fn next(&self) -> Option<Vec<Ino>> {
-        let mut queue = self.queue.lock();
-        queue.busy = false;
-        let mut gathered = false;
-        loop {
-            if queue.stop {
-                return None;
-            }
-            if !queue.inos.is_empty() && !gathered && queue.inos.len() < BATCH {
-                gathered = true;
-                self.work.wait_for(&mut queue, GATHER);
-                continue;
-            }
-            if !queue.inos.is_empty() {
-                queue.busy = true;
-                let from = queue.inos.len().saturating_sub(BATCH);
-                let batch = queue.inos.split_off(from);
-                if queue.inos.capacity() > 4 * BATCH && queue.inos.len() < queue.inos.capacity() / 4 {
-                    queue.inos.shrink_to(2 * BATCH);
-                }
-                self.less.notify_all();
-                return Some(batch);
-            }
-            self.work.wait(&mut queue);
-        }
-    }
-}
-
 impl Core {
     /// The reaper's thread.
     pub(crate) fn reaper(&self) {

@@ -10,9 +10,9 @@ use meta::Key;
 use meta::record::InodeRecord;
 
 use crate::api::{Seek, Waiting};
-use crate::bytes::page_of;
 use crate::errno::{Errno, Error};
 use crate::packs::table::Place;
+use crate::page::page_of;
 use crate::read_plan::{FoundNames, ReadPlan};
 use crate::volume::Core;
 
@@ -154,7 +154,7 @@ impl Core {
         let len = (range.end - range.start) as usize;
         let start = self.parts.source.start_read(&blob, range, access, completion);
         if !matches!(start, Start::Read) {
-            self.look_ahead(ino, (plan.offset, len), size, access);
+            self.look_ahead(ino, plan.offset, len, size, access);
             self.touch_if_relative(ino, &found.record);
         }
         start

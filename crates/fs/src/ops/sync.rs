@@ -11,7 +11,7 @@ use base::{Ino, time};
 use blob::BlobError;
 
 use crate::errno::Error;
-use crate::gc::dedup::When;
+use crate::gc::fresh::When;
 use crate::volume::{Core, Fsync, Volume};
 
 /// The interval between two checks of the packs that the previous run left.

@@ -189,7 +189,7 @@ impl Core {
                     None => self.fresh.note(ino, &stored.pieces),
                 }
                 if let (Some(lost), Some(Target::Lost), [piece]) = (&known, target, &stored.pieces[..])
-                    && let Err(error) = self.heal(lost, (piece.pack, piece.offset))
+                    && let Err(error) = self.heal(lost, piece.pack, piece.offset)
                 {
                     self.report(&format!(
                         "what refers to lost bytes of {:?} stays as it is: {error}",
@@ -269,7 +269,7 @@ impl Core {
     /// The extents of the page that a byte is in.
     #[cfg(test)]
     pub(crate) fn extents_at(&self, ino: Ino, offset: u64) -> blob::ExtentPage {
-        self.names.extents(ino, crate::bytes::page_of(offset).0).unwrap()
+        self.names.extents(ino, crate::page::page_of(offset).0).unwrap()
     }
 }
 

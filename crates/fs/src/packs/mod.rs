@@ -162,21 +162,21 @@ impl Packs {
     ) -> Result<Slot, E> {
         let mut state = self.0.state.lock();
         if let Some((pack, offset)) = Self::place(&state, writer, len) {
-            return Ok(self.allocate(&mut state, pack, (offset, len), false));
+            return Ok(self.allocate(&mut state, pack, offset, len, false));
         }
         drop(state);
         let _creating = self.0.creating.lock();
         // Another writer may have begun one while this one waited.
         let mut state = self.0.state.lock();
         if let Some((pack, offset)) = Self::place(&state, writer, len) {
-            return Ok(self.allocate(&mut state, pack, (offset, len), false));
+            return Ok(self.allocate(&mut state, pack, offset, len, false));
         }
         let base = Self::begins_own(&state, writer);
         let no = MutexGuard::unlocked(&mut state, begin)?;
         let pack = Arc::new(OpenPack::new(no, base, 0));
         let closed = self.begin_at(&mut state, writer, base.is_some(), pack.clone());
         let offset = pack.fits(writer, len).unwrap_or(0);
-        Ok(self.allocate(&mut state, pack, (offset, len), closed))
+        Ok(self.allocate(&mut state, pack, offset, len, closed))
     }
 
     /// Gives a writer a range of a pack. `closed`: another pack was closed just now.
@@ -184,7 +184,8 @@ impl Packs {
         &self,
         state: &mut State,
         pack: Arc<OpenPack>,
-        (offset, len): (u32, u32),
+        offset: u32,
+        len: u32,
         mut closed: bool,
     ) -> Slot {
         pack.give(offset, len);

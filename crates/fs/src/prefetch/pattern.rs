@@ -29,8 +29,8 @@
 
 use base::size::{BLOB_MAX, KIB};
 
-use super::STREAM_MIN;
-
+/// A read of at least this many bytes may be part of a stream.
+pub(super) const STREAM_MIN: usize = 128 << 10;
 /// A page of extents, in bytes.
 pub(super) const PAGE: u64 = BLOB_MAX as u64;
 /// Small reads within this distance belong together.
@@ -63,6 +63,9 @@ const PART_MAX: u32 = 1 << 20;
 /// Steps closer together than this many times their length (at least a group of 64 KiB) are a stream with
 /// gaps.
 const CLOSE: u64 = 3;
+
+// Pages are the unit of prediction: where blobs are remote, each page is one blob.
+const _: () = assert!(STREAM_MIN < BLOB_MAX as usize);
 
 /// A read of a file.
 #[derive(Clone, Copy, Debug)]

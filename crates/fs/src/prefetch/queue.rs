@@ -11,7 +11,6 @@ use parking_lot::{Condvar, Mutex};
 
 use super::files::Following;
 use super::pattern::Wanted;
-use crate::volume::Core;
 
 /// The capacity of the queue.
 const MOST: usize = 64;
@@ -51,8 +50,8 @@ impl Prefetches {
         }
     }
 
-    /// Waits for the next entry; none after [`Later::close`].
-    fn next(&self) -> Option<Todo> {
+    /// Waits for the next entry; none after [`Prefetches::close`].
+    pub(super) fn next(&self) -> Option<Todo> {
         let mut queue = self.queue.lock();
         loop {
             if queue.closed {
@@ -69,14 +68,5 @@ impl Prefetches {
     pub(crate) fn close(&self) {
         self.queue.lock().closed = true;
         self.more.notify_all();
-    }
-}
-
-impl Core {
-    /// The body of the prefetch thread.
-    pub(crate) fn prefetcher(&self) {
-        while let Some(todo) = self.streams.queue.next() {
-            self.want(&todo);
-        }
     }
 }

@@ -158,7 +158,7 @@ fn regression_equal_pages_are_stored_once_however_their_bytes_arrive() {
             match n % 3 {
                 // Found in the background, before or after sealing.
                 0 => seal(&v),
-                1 => v.core.dedup(crate::gc::dedup::When::Now, Duration::from_secs(60)).unwrap(),
+                1 => v.core.dedup(crate::gc::fresh::When::Now, Duration::from_secs(60)).unwrap(),
                 _ => {
                     v.close().unwrap();
                     drop(v);
@@ -249,11 +249,11 @@ fn regression_a_page_in_pieces_is_copied_only_for_an_equal_one() {
     let among_others = arrivals()[5].1;
     let first = v.file(Ino::ROOT, "first");
     among_others(&v, first, &body);
-    v.core.dedup(crate::gc::dedup::When::Now, Duration::from_secs(60)).unwrap();
+    v.core.dedup(crate::gc::fresh::When::Now, Duration::from_secs(60)).unwrap();
     assert_eq!(v.stats().unwrap().moved_bytes, 0);
     let second = v.file(Ino::ROOT, "second");
     among_others(&v, second, &body);
-    v.core.dedup(crate::gc::dedup::When::Now, Duration::from_secs(60)).unwrap();
+    v.core.dedup(crate::gc::fresh::When::Now, Duration::from_secs(60)).unwrap();
     let stats = v.stats().unwrap();
     assert_eq!(stats.moved_bytes, 3 * MIB, "the second one is copied");
     assert!(stats.dedup_bytes >= 3 * MIB, "the first one refers to the copy: {stats:?}");
@@ -272,7 +272,7 @@ fn a_page_of_which_little_was_written_is_left_alone() {
     eventually("it was looked at", || v.core.fresh.is_empty());
     for n in 0..20 {
         v.put(f, n * 100_000, &noise(n, 4096));
-        v.core.dedup(crate::gc::dedup::When::Now, Duration::from_secs(60)).unwrap();
+        v.core.dedup(crate::gc::fresh::When::Now, Duration::from_secs(60)).unwrap();
     }
     assert_eq!(v.stats().unwrap().moved_bytes, 0);
     v.close().unwrap();

@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 use base::size::GIB;
 
 use super::format::{self, Kind};
+use super::overlay::Size;
 use super::{Fresh, LogGuard, LogState, Shared, Stuck, io_error};
 use crate::engine::{Final, read_keys, resolve};
 use crate::key::{Key, tags};
@@ -139,8 +140,8 @@ impl Shared {
     }
 
     /// Whether *active* holds its share of the overlay's limit.
-    fn is_half_full(&self, (rows, bytes): (usize, usize)) -> bool {
-        rows >= self.options.overlay_rows / 2 || bytes >= self.options.overlay_bytes / 2
+    fn is_half_full(&self, active: Size) -> bool {
+        active.rows >= self.options.overlay_rows / 2 || active.bytes >= self.options.overlay_bytes / 2
     }
 
     /// Makes what was committed so far the generation to drain, unless there is one. The caller holds the

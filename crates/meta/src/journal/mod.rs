@@ -362,7 +362,7 @@ impl Journal {
             let state = shared.log.lock();
             (state.log.used_bytes(), state.log.file_bytes())
         };
-        let (rows, bytes) = shared.overlay.read().size();
+        let overlay::Size { rows, bytes } = shared.overlay.read().size();
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Stats {
             overlay_rows: rows as u64,

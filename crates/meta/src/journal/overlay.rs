@@ -21,6 +21,15 @@ pub(super) type RowMap = BTreeMap<Key, Option<Value>>;
 /// Overhead of a row beside its bytes: two counted allocations and a slot of the tree.
 const ROW_OVERHEAD: usize = 128;
 
+/// How much commits have put into one generation, or into both.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Size {
+    /// The number of rows.
+    pub(super) rows: usize,
+    /// Their bytes in memory, with the overhead.
+    pub(super) bytes: usize,
+}
+
 /// Rows as of one record of the log, to be written to the database.
 pub(super) struct Generation {
     pub(super) rows: RowMap,
@@ -49,16 +58,19 @@ impl Overlay {
         self.version
     }
 
-    /// Rows and bytes that commits have put into *active*.
-    pub(super) fn active_size(&self) -> (usize, usize) {
-        (self.active.len(), self.active_bytes)
+    /// The size of *active*.
+    pub(super) fn active_size(&self) -> Size {
+        Size { rows: self.active.len(), bytes: self.active_bytes }
     }
 
-    /// Rows and bytes of both generations.
-    pub(super) fn size(&self) -> (usize, usize) {
-        let draining =
-            self.draining.as_ref().map_or((0, 0), |generation| (generation.rows.len(), generation.bytes));
-        (self.active.len() + draining.0, self.active_bytes + draining.1)
+    /// The size of both generations.
+    pub(super) fn size(&self) -> Size {
+        let Size { mut rows, mut bytes } = self.active_size();
+        if let Some(draining) = &self.draining {
+            rows += draining.rows.len();
+            bytes += draining.bytes;
+        }
+        Size { rows, bytes }
     }
 
     /// Applies a commit's rows.

@@ -65,7 +65,7 @@ fn attempt(op: &Op<'_>, ctx: &Ctx, view: &View) -> Result<Change, Stop> {
         Op::Write { ino, ref body, unprivileged, cached, intern } => {
             data::write(view, ctx, &data::Write { ino, body, unprivileged, cached, intern })
         }
-        Op::Punch { ino, offset, len, grow_to } => range::punch(view, ctx, ino, (offset, len), grow_to),
+        Op::Punch { ino, offset, len, grow_to } => range::punch(view, ctx, ino, offset, len, grow_to),
         Op::CopyRange { from, from_offset, to, to_offset, len } => {
             range::copy(view, ctx, &range::Copy { from, from_offset, to, to_offset, len })
         }

@@ -22,7 +22,8 @@ pub(super) fn punch(
     view: &View,
     ctx: &Ctx,
     ino: Ino,
-    (offset, len): (u64, u64),
+    offset: u64,
+    len: u64,
     grow_to: Option<u64>,
 ) -> Result<Change, Stop> {
     let node = view.node(ino)?;
@@ -38,7 +39,7 @@ pub(super) fn punch(
     let mut ledger = Ledger::default();
     let mut more = false;
     if record.has(InodeRecord::INLINE) {
-        let grow = punch_inline(&mut draft, view, &node, &mut record, (offset, end), size)?;
+        let grow = punch_inline(&mut draft, view, &node, &mut record, offset, end, size)?;
         debug_assert_eq!(grow, size);
     } else {
         if offset < end && has_pages(&record) {
@@ -60,7 +61,8 @@ fn punch_inline(
     view: &View,
     node: &Node,
     record: &mut InodeRecord,
-    (offset, end): (u64, u64),
+    offset: u64,
+    end: u64,
     size: u64,
 ) -> Result<u64, Stop> {
     if size > base::size::INLINE_MAX as u64 {

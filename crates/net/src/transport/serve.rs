@@ -463,7 +463,9 @@ impl Serving {
             if !self.push_small()? {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
-            match Slice::begin(&self.shared, (job.request, &job.content), &sums, (job.at, stop, end)) {
+            let slice =
+                Slice::begin(&self.shared, job.request, &job.content, &sums, job.at..stop, stop == end);
+            match slice {
                 Ok(slice) => job.slice = Some(slice),
                 Err(_) => {
                     self.damaged(&job.blob);

@@ -1,6 +1,7 @@
 //! A slice of a body: where it ends, and the header that goes before it.
 
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 use base::size::SEGMENT;
@@ -24,16 +25,19 @@ pub(super) struct Slice {
 }
 
 impl Slice {
-    /// The slice from `at` to `stop` of an answer that ends at `end`.
+    /// The slice of these bytes of the answer to a request. `last`: the answer ends with it.
     ///
     /// # Errors
     /// Bytes that it needs cannot be read, or are damaged.
     pub(super) fn begin(
         shared: &Shared,
-        (request, content): (u32, &Content),
+        request: u32,
+        content: &Content,
         sums: &Sums,
-        (at, stop, end): (u32, u32, u32),
+        bytes: Range<u32>,
+        last: bool,
     ) -> io::Result<Slice> {
+        let Range { start: at, end: stop } = bytes;
         let (mut from, mut copied, mut head) = (at, Vec::new(), Vec::new());
         let crc = match sums.crc_of(at, stop) {
             Some(crc) => crc,
@@ -44,7 +48,7 @@ impl Slice {
                 crc32c(&copied)
             }
         };
-        let flags = if stop == end { LAST } else { 0 };
+        let flags = if last { LAST } else { 0 };
         let (offset, length, total, backlog) = (at, stop - at, sums.size(), shared.backlog());
         let header =
             Header { flags, backlog, offset, length, crc, total, ..Header::bare(Type::Data, request) };

@@ -92,7 +92,7 @@ pub fn try_read(named: &Named, origin: &dyn Origin, older: bool) -> std::result:
     loop {
         let read = Root::read_signed(origin, &named.name, named.key.as_ref());
         let (root, record) = read.map_err(|error| unread(named, error))?;
-        match place.admit(named, origin, (&root, &record), older) {
+        match place.admit(named, origin, &root, &record, older) {
             Ok(()) => return Ok(root),
             // Another mount on this machine may have seen a newer record since this one was read. A second
             // read then returns it.
@@ -161,7 +161,8 @@ impl Place {
         &self,
         named: &Named,
         origin: &dyn Origin,
-        (root, record): (&Root, &[u8]),
+        root: &Root,
+        record: &[u8],
         older: bool,
     ) -> std::result::Result<(), Unread> {
         let lock = match self.lock() {

@@ -93,13 +93,8 @@ fn remote_side(named: &Named, options: &NodeOptions) -> Result<(Side, Shown)> {
     let mut which = Which { after: 0, patience: away.as_ref().map_or(Duration::ZERO, |_| OPENING) };
     loop {
         let volume = root.volume;
-        let cache = TreeCache::before(
-            remote.clone(),
-            volume,
-            named,
-            &options.remote_side,
-            (options.deadline, which),
-        )?;
+        let cache =
+            TreeCache::before(remote.clone(), volume, named, &options.remote_side, options.deadline, which)?;
         let from = ReadFrom { origin: cache.origin(), names: cache.names() };
         let side = Side { root: root.clone(), from, cache: Some(cache), away: away.clone() };
         let Some(why) = &away else {

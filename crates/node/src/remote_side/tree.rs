@@ -73,7 +73,8 @@ impl TreeCache {
         volume: [u8; 16],
         named: &Named,
         options: &RemoteOptions,
-        (patience, which): (Duration, Which),
+        patience: Duration,
+        which: Which,
     ) -> Result<TreeCache> {
         let below = cache_folder(named.cache.as_deref())?;
         let id = ::tree::root::hex(&volume);

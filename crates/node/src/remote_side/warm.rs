@@ -30,10 +30,20 @@ const HANDS: usize = 16;
 const TICK: Duration = Duration::from_millis(250);
 /// The interval between checks whether it is done.
 const LOOK: Duration = Duration::from_millis(5);
+
+/// A blob to fetch.
+struct WantedBlob {
+    id: BlobId,
+    /// Its size in bytes.
+    size: u32,
+    /// A file that needs it, for messages.
+    path: String,
+}
+
 /// The blobs to fetch.
 struct Wanted {
     names: Names,
-    blobs: Vec<(BlobId, u32, String)>,
+    blobs: Vec<WantedBlob>,
     packs: HashSet<PackNo>,
     ids: HashSet<BlobId>,
     files: u64,
@@ -128,7 +138,7 @@ impl Wanted {
         if let Some(PackRow::Sealed { blob, size }) = self.names.pack(pack)?
             && self.ids.insert(blob)
         {
-            self.blobs.push((blob, size, shown(path)));
+            self.blobs.push(WantedBlob { id: blob, size, path: shown(path) });
         }
         Ok(())
     }
@@ -152,7 +162,8 @@ impl To {
     /// warmed.
     pub fn of(
         name: &str,
-        (remote_side, tree): (Option<&RemoteSide>, Option<&TreeCache>),
+        remote_side: Option<&RemoteSide>,
+        tree: Option<&TreeCache>,
         depot: bool,
     ) -> Result<To> {
         if !depot {
@@ -192,23 +203,24 @@ struct Progress {
 }
 
 impl Progress {
-    fn fetch(&self, to: &To, (id, size, path): &(BlobId, u32, String)) {
+    fn fetch(&self, to: &To, blob: &WantedBlob) {
+        let size = u64::from(blob.size);
         let add = |counts: &(AtomicU64, AtomicU64)| {
             counts.0.fetch_add(1, Ordering::Relaxed);
-            counts.1.fetch_add(u64::from(*size), Ordering::Relaxed);
+            counts.1.fetch_add(size, Ordering::Relaxed);
         };
-        match to.fetch(id) {
+        match to.fetch(&blob.id) {
             Ok(Filled::Here) => add(&self.here),
             Ok(Filled::Fetched) => add(&self.fetched),
             Err(why) => {
                 let mut failed = self.failed.lock();
                 failed.0 += 1;
                 if failed.1.len() < api::answers::NAMED {
-                    failed.1.push(Missed { path: path.clone(), why });
+                    failed.1.push(Missed { path: blob.path.clone(), why });
                 }
             }
         }
-        self.done.fetch_add(u64::from(*size), Ordering::Relaxed);
+        self.done.fetch_add(size, Ordering::Relaxed);
     }
 }
 
@@ -220,12 +232,12 @@ pub fn warm(to: To, names: Names, paths: &[PathBuf], tick: &mut dyn FnMut(Tick))
         Wanted { names, blobs: Vec::new(), packs, ids, files: 0, failed: Vec::new(), failed_count: 0 };
     paths.iter().for_each(|path| wanted.walk(path, tick));
     let Wanted { blobs, files, mut failed, mut failed_count, .. } = wanted;
-    let total: u64 = blobs.iter().map(|(_, size, _)| u64::from(*size)).sum();
+    let total: u64 = blobs.iter().map(|blob| u64::from(blob.size)).sum();
     let of_blobs = blobs.len() as u64;
     let progress = Arc::new(Progress::default());
     let theirs = progress.clone();
     let work = move || {
-        let fetch = |blob: &(BlobId, u32, String)| {
+        let fetch = |blob: &WantedBlob| {
             theirs.fetch(&to, blob);
             Ok::<(), ()>(())
         };

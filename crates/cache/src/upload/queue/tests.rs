@@ -57,8 +57,7 @@ fn in_an_outage_one_asks_at_a_time_and_the_line_is_said_once() {
     let (mut queue, start) = (queue(5), Instant::now());
     let jobs: Vec<Job> = (0..3).map(|_| take(&mut queue, start)).collect();
     let mut now = start + Duration::from_secs(1);
-    let said: Vec<Event> =
-        jobs.iter().filter_map(|job| queue.failed(job, away(), (now, today()), 0)).collect();
+    let said: Vec<Event> = jobs.iter().filter_map(|job| queue.failed(job, away(), now, today(), 0)).collect();
     assert_eq!(said.len(), 1, "{said:?}");
     assert_eq!(queue.hands(), 1);
     let mut waits = Vec::new();
@@ -68,9 +67,9 @@ fn in_an_outage_one_asks_at_a_time_and_the_line_is_said_once() {
         waits.push(at - now);
         now = at;
         assert_eq!(queue.take(now), Next::Nothing, "one at a time");
-        assert_eq!(queue.failed(&job, away(), (now, today()), 1023), None);
+        assert_eq!(queue.failed(&job, away(), now, today(), 1023), None);
     }
-    assert!(waits[11] >= AWAY.1 / 2 && waits[11] <= AWAY.1 * 2, "{waits:?}");
+    assert!(waits[11] >= AWAY.longest / 2 && waits[11] <= AWAY.longest * 2, "{waits:?}");
     let (job, at) = wait_for(&mut queue, now);
     let (done, event) = queue.succeeded(&job, true, at);
     assert!(done && matches!(event, Some(Event::Over(_))));
@@ -96,10 +95,10 @@ fn a_failure_halves_what_is_sent_at_a_time_and_successes_bring_it_back() {
     assert_eq!(jobs.len(), 8);
     queue.succeeded(&jobs[0], true, now);
     for job in &jobs[1..3] {
-        queue.failed(job, away(), (now, today()), 0);
+        queue.failed(job, away(), now, today(), 0);
     }
     jobs[3..].iter().for_each(|job| drop(queue.succeeded(job, true, now)));
-    let later = now + AWAY.1;
+    let later = now + AWAY.longest;
     assert_eq!(under_way(&mut queue, later).len(), 2 + 5, "a quarter of eight, and one for each success");
 }
 
@@ -115,7 +114,7 @@ fn a_blob_that_alone_fails_keeps_no_other_waiting() {
         match queue.take(now) {
             Next::Job(job) if job.id == id(0) => {
                 // Another upload succeeded since this attempt began, except at the very first attempt.
-                assert!(queue.failed(&job, away(), (now, today()), 5).is_none() || sent == 0);
+                assert!(queue.failed(&job, away(), now, today(), 5).is_none() || sent == 0);
             }
             Next::Job(job) => {
                 queue.succeeded(&job, true, now);
@@ -138,14 +137,14 @@ fn a_blob_that_alone_fails_keeps_no_other_waiting() {
 fn a_refusal_is_said_even_after_silence_and_tried_again_slowly() {
     let (mut queue, now) = (queue(1), Instant::now());
     let job = take(&mut queue, now);
-    assert!(matches!(queue.failed(&job, away(), (now, today()), 0), Some(Event::Trouble(_))));
+    assert!(matches!(queue.failed(&job, away(), now, today(), 0), Some(Event::Trouble(_))));
     let (job, at) = wait_for(&mut queue, now);
     let refused = Fault::Refused("access denied".to_owned());
-    let event = queue.failed(&job, refused, (at, Timestamp(9)), 0);
+    let event = queue.failed(&job, refused, at, Timestamp(9), 0);
     let wanted = Trouble { since: today(), refused: true, why: "access denied".to_owned() };
     assert_eq!(event, Some(Event::Trouble(wanted)));
     let Next::At(next) = queue.take(at) else { panic!("held back") };
-    assert!(next - at >= REFUSED.0 / 2);
+    assert!(next - at >= REFUSED.first / 2);
     queue.hurry();
     let _ = take(&mut queue, at);
 }
@@ -166,7 +165,7 @@ fn what_is_forgotten_while_it_is_sent_ends_with_the_attempt() {
     let again = take(&mut queue, now);
     assert!(again.id == id(1) && again.ask_first);
     queue.forget(&id(1));
-    assert_eq!(queue.failed(&again, away(), (now, today()), 0), None);
+    assert_eq!(queue.failed(&again, away(), now, today(), 0), None);
     assert!(!queue.has(&id(1)) && queue.is_idle());
 }
 
@@ -190,15 +189,15 @@ fn a_blob_that_cannot_be_read_here_says_nothing_of_the_origin() {
     let job = take(&mut queue, now);
     let local = || Fault::Local("input/output error".to_owned());
     assert!(matches!(
-        queue.failed(&job, local(), (now, today()), 0),
+        queue.failed(&job, local(), now, today(), 0),
         Some(Event::Unreadable(which, _)) if which == id(0)
     ));
     assert_eq!((queue.unreadable(), queue.trouble()), (1, None));
     let other = take(&mut queue, now);
     assert_eq!(other.id, id(1));
-    let later = now + REFUSED.1;
+    let later = now + REFUSED.longest;
     let job = take(&mut queue, later);
-    assert_eq!(queue.failed(&job, local(), (later, today()), 0), None, "said once");
+    assert_eq!(queue.failed(&job, local(), later, today(), 0), None, "said once");
     queue.forget(&id(0));
     assert_eq!(queue.unreadable(), 0);
 }

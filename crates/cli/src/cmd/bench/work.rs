@@ -39,6 +39,15 @@ impl Amount {
     }
 }
 
+/// The limits of the verdicts, as ratios of mount time to plain time.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Up to this ratio, the verdict is good.
+    pub good: f64,
+    /// Up to this ratio, the verdict is fair.
+    pub fair: f64,
+}
+
 /// A step that is measured.
 pub struct Step {
     /// Its name in the table.
@@ -47,10 +56,8 @@ pub struct Step {
     pub word: &'static str,
     /// What it counts: files or bytes.
     pub unit: Unit,
-    /// Up to this ratio of mount time to plain time, the verdict is good.
-    pub good: f64,
-    /// Up to this ratio, the verdict is fair.
-    pub fair: f64,
+    /// What the verdict depends on.
+    pub limits: Limits,
     /// What to try if the ratio is higher.
     pub advice: &'static str,
     run: fn(&Scratch, &Amount) -> io::Result<()>,
@@ -83,31 +90,37 @@ const KERNEL: &str =
     "this should not reach the daemon at all: covey doctor says whether the mount is as it should be";
 const BYTES: &str = "the disk below the volume is the limit, or read_ahead: covey doctor looks at both";
 
-/// The steps in their order. A step that changes names costs FUSE round trips, which a local filesystem does
-/// not have. So its limits are higher. The same is true of the first stat after a write, which asks for the
-/// number of blocks. Steps that the kernel answers from its own memory should cost about the same in both
-/// places.
+/// A step that changes names costs FUSE round trips, which a local filesystem does not have.
+const CHANGE: Limits = Limits { good: 10.0, fair: 25.0 };
+/// So does the first stat after a write, which asks for the number of blocks.
+const FIRST_STAT: Limits = Limits { good: 20.0, fair: 50.0 };
+/// Steps that the kernel answers from its own memory should cost about the same in both places.
+const CACHED: Limits = Limits { good: 1.6, fair: 3.0 };
+/// Bytes of a large file that pass through the daemon.
+const LARGE: Limits = Limits { good: 1.5, fair: 3.0 };
+
+/// The steps in their order.
 pub const STEPS: &[Step] = &[
-    step("create small files", "create", Unit::Files, (10.0, 25.0), MISSES, create),
-    step("stat them", "stat", Unit::Files, (20.0, 50.0), MISSES, stat),
-    step("stat them again", "stat-warm", Unit::Files, (1.6, 3.0), KERNEL, stat),
-    step("read them", "read", Unit::Files, (1.6, 3.0), KERNEL, read),
-    step("read them in parallel", "read-parallel", Unit::FilesOfAll, (1.6, 3.0), KERNEL, read_parallel),
-    step("delete them", "delete", Unit::Files, (10.0, 25.0), MISSES, delete),
-    step("write a large file, fsync", "write-large", Unit::Bytes, (1.5, 3.0), BYTES, write_large),
-    step("read it from the disk", "read-large-cold", Unit::Bytes, (1.5, 3.0), BYTES, read_large_cold),
-    step("read it from memory", "read-large-warm", Unit::Bytes, (1.6, 3.0), KERNEL, read_large),
+    step("create small files", "create", Unit::Files, CHANGE, MISSES, create),
+    step("stat them", "stat", Unit::Files, FIRST_STAT, MISSES, stat),
+    step("stat them again", "stat-warm", Unit::Files, CACHED, KERNEL, stat),
+    step("read them", "read", Unit::Files, CACHED, KERNEL, read),
+    step("read them in parallel", "read-parallel", Unit::FilesOfAll, CACHED, KERNEL, read_parallel),
+    step("delete them", "delete", Unit::Files, CHANGE, MISSES, delete),
+    step("write a large file, fsync", "write-large", Unit::Bytes, LARGE, BYTES, write_large),
+    step("read it from the disk", "read-large-cold", Unit::Bytes, LARGE, BYTES, read_large_cold),
+    step("read it from memory", "read-large-warm", Unit::Bytes, CACHED, KERNEL, read_large),
 ];
 
 const fn step(
     what: &'static str,
     word: &'static str,
     unit: Unit,
-    (good, fair): (f64, f64),
+    limits: Limits,
     advice: &'static str,
     run: fn(&Scratch, &Amount) -> io::Result<()>,
 ) -> Step {
-    Step { what, word, unit, good, fair, advice, run }
+    Step { what, word, unit, limits, advice, run }
 }
 
 /// A folder of this run. It is removed on drop, however the run ends.

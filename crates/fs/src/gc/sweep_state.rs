@@ -1,0 +1,107 @@
+//! The sweeper's state: what waits for the next flush, when the last one was, and the wake-up of the thread.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use base::{BlobId, PackNo, time};
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+/// What waits for the next flush.
+#[derive(Default)]
+pub(super) struct Waiting {
+    /// Sealed packs whose files as open packs still exist.
+    pub(super) retire: Vec<PackNo>,
+    /// Open packs whose rows are gone.
+    pub(super) discard: Vec<PackNo>,
+    /// Blobs whose packs are condemned.
+    pub(super) condemned: Vec<(PackNo, BlobId, u32)>,
+    pub(super) stop: bool,
+}
+
+impl Waiting {
+    pub(super) fn condemned_bytes(&self) -> u64 {
+        self.condemned.iter().map(|(_, _, size)| u64::from(*size)).sum()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.retire.is_empty() && self.discard.is_empty() && self.condemned.is_empty()
+    }
+}
+
+/// The sweeper's state.
+pub(crate) struct Sweep {
+    pub(super) waiting: Mutex<Waiting>,
+    wake: Condvar,
+    pub(super) commit: Duration,
+    pub(super) last_flush: Mutex<Instant>,
+    /// The bytes that users had written at the last round.
+    seen_written: AtomicU64,
+    /// Packs forgotten since the content rows were last scanned.
+    pub(crate) forgotten: AtomicU64,
+    /// Held through a round: rounds run one after another, whichever thread runs them.
+    pub(super) round: Mutex<()>,
+}
+
+impl Sweep {
+    pub(crate) fn new(commit: Duration) -> Sweep {
+        Sweep {
+            waiting: Mutex::default(),
+            wake: Condvar::new(),
+            commit: commit.max(Duration::from_millis(10)),
+            last_flush: Mutex::new(time::monotonic()),
+            seen_written: AtomicU64::new(0),
+            forgotten: AtomicU64::new(0),
+            round: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn retire(&self, pack: PackNo) {
+        self.waiting.lock().retire.push(pack);
+    }
+
+    pub(crate) fn discard(&self, pack: PackNo) {
+        self.waiting.lock().discard.push(pack);
+    }
+
+    pub(crate) fn condemned(&self, pack: PackNo, blob: BlobId, size: u32) {
+        self.waiting.lock().condemned.push((pack, blob, size));
+    }
+
+    /// While the guard is held, no round runs.
+    pub(crate) fn between_rounds(&self) -> MutexGuard<'_, ()> {
+        self.round.lock()
+    }
+
+    /// Whether anything waits for a flush.
+    pub(crate) fn has_waiting(&self) -> bool {
+        !self.waiting.lock().is_empty()
+    }
+
+    /// Whether the pack was sealed and its file as an open pack still exists.
+    pub(super) fn is_retiring(&self, pack: PackNo) -> bool {
+        self.waiting.lock().retire.contains(&pack)
+    }
+
+    /// Whether nothing was written since the last call. `written` is the total so far.
+    pub(crate) fn is_write_idle(&self, written: u64) -> bool {
+        self.seen_written.swap(written, Ordering::AcqRel) == written
+    }
+
+    pub(crate) fn stop(&self) {
+        self.waiting.lock().stop = true;
+        self.wake.notify_all();
+    }
+
+    /// Ends a wait.
+    pub(crate) fn wake(&self) {
+        self.wake.notify_all();
+    }
+
+    /// Waits for `time`, unless stopped.
+    pub(crate) fn pause(&self, time: Duration) {
+        let mut waiting = self.waiting.lock();
+        if !waiting.stop {
+            self.wake.wait_for(&mut waiting, time);
+        }
+    }
+}
