@@ -82,8 +82,8 @@ impl Core {
         Ok(())
     }
 
-    /// Reads a part of one page, which begins at offset `at` in it; holes are zeros. `known`: the page's extents,
-    /// if they were just read.
+    /// Reads a part of one page, which begins at offset `at` in it; holes are zeros. `known`: the page's
+    /// extents, if they were just read.
     fn read_page(
         &self,
         ino: Ino,
