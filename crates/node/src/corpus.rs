@@ -9,8 +9,8 @@ use api::text::bytes;
 use corpus::{Corpus, MakeError, Spec};
 use fs::api::Filesystem;
 
+use crate::memory::Memory;
 use crate::mount::{Mount, Short};
-use crate::sys::Memory;
 
 /// A mounted corpus.
 pub struct Served {

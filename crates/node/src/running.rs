@@ -26,10 +26,10 @@ use serde_json::Value;
 use crate::again;
 use crate::again::{Every, Publishing};
 use crate::follow::Watching;
+use crate::memory::Trimmer;
 use crate::mount::{Mount, Short};
 use crate::opened::{Node, Source};
 use crate::options::{MountOptions, NodeOptions};
-use crate::sys::Trimmer;
 use crate::watch::{self, Shown};
 use crate::{import, limits, log, metrics, mounts, notify, origins};
 
