@@ -32,16 +32,12 @@ pub struct Wanted {
 }
 
 /// Publishes for a caller that must receive a message at least once a second, also while the origin is slow.
-pub fn for_caller(
-    node: &Arc<dyn Mount>,
-    wanted: Wanted,
-    tick: &mut dyn FnMut(Tick),
-) -> Result<PublishSummary> {
+pub fn for_caller(node: &Arc<Mount>, wanted: Wanted, tick: &mut dyn FnMut(Tick)) -> Result<PublishSummary> {
     let (say, hear) = mpsc::channel();
     let node = node.clone();
     let work = move || {
         let Wanted { path, name, afresh } = wanted;
-        node.publish(&path, &name, afresh, &mut |now| say.send(now).is_ok())
+        node.node()?.publish(&path, &name, afresh, &mut |now| say.send(now).is_ok())
     };
     let work = base::thread::spawn("covey-publish", work)
         .map_err(|error| Failure::io("cannot start a thread", &error))?;
@@ -77,7 +73,7 @@ impl Every {
     }
 
     /// Starts publishing, if it is wanted.
-    pub fn start(&self, node: &Arc<dyn Mount>, mountpoint: &Path) -> Result<Option<Publishing>> {
+    pub fn start(&self, node: &Arc<Mount>, mountpoint: &Path) -> Result<Option<Publishing>> {
         let Some(every) = self.publish_every else { return Ok(None) };
         check_name(&self.publish_as)?;
         let stop = Arc::new(AtomicBool::new(false));
@@ -96,7 +92,7 @@ impl Every {
 }
 
 struct Again {
-    node: Arc<dyn Mount>,
+    node: Arc<Mount>,
     mountpoint: PathBuf,
     name: String,
     every: Duration,
@@ -142,7 +138,7 @@ impl Again {
     }
 
     fn publish(&self, go_on: &dyn Fn() -> bool) -> Result<()> {
-        let done = self.node.publish(Path::new(""), &self.name, false, &mut |_: Tick| go_on())?;
+        let done = self.node.node()?.publish(Path::new(""), &self.name, false, &mut |_: Tick| go_on())?;
         if !done.unchanged {
             log::line(&format!(
                 "published {} ({}): {} files, {} written in {:.1} s",
