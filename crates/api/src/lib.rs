@@ -12,6 +12,7 @@
 //!   raw_path.rs  paths in JSON that need not be UTF-8
 //!   text.rs      numbers, moments and names as people read them
 //!   caller.rs    the user and the process at the other end of a socket
+//!   own.rs       files of this program: which of them it trusts
 //! ```
 //!
 //! This crate knows no filesystem, no cache and no origin. A front end that talks to a daemon needs only
@@ -23,6 +24,7 @@ pub mod control;
 pub mod error;
 pub mod info;
 pub mod metrics;
+pub mod own;
 pub mod raw_path;
 pub mod source;
 pub mod status;

@@ -1,11 +1,16 @@
 //! What an import consists of: items, their contents, and the volume that takes them.
 //!
 //! ```text
-//!   source ──► Step, Step, ... ──► sink
-//!                    wire          the same steps as bytes, for a sink in another process
-//!                    direct        a sink: the filesystem of a volume itself
-//!                    seen          what a sink keeps until the end, within bounds
+//!   folder ─┐                       ┌─► remote   a mounted volume: its daemon creates the items, for root
+//!           ├─► Step, Step, ... ────┼─► place    a path of this machine: system calls below an open folder
+//!   tar ────┘                       └─► direct   the filesystem of a volume itself
+//!
+//!   wire   the steps as bytes, for a sink in another process
+//!   seen   what a sink keeps until the end, within bounds
 //! ```
+//!
+//! [`crate::transfer`] runs a source and a sink, and [`crate::export`] adds others. A daemon uses `direct`
+//! too.
 //!
 //! A source sends [`Item`]s. A folder always comes before its entries, and a hard link after its target. A
 //! sink creates them. These are preserved: modes, owners (as root), times, extended attributes, hard links,
@@ -13,10 +18,15 @@
 //! archive cannot write outside the destination.
 
 pub mod direct;
+pub mod folder;
+pub mod place;
+pub mod remote;
 pub mod seen;
+pub mod tar;
 pub mod wire;
 
 use std::ffi::OsString;
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
@@ -219,4 +229,9 @@ pub fn inside(path: &Path) -> Option<PathBuf> {
 pub fn exists(path: &Path) -> Failure {
     Failure::new("exists", format!("{} is there already", path.display()))
         .next("name another place, or replace what is there with --overwrite")
+}
+
+/// A failure with the text of one of the filesystem's error numbers.
+pub(crate) fn errno_failure(what: impl Into<String>, errno: fs::Errno) -> Failure {
+    Failure::io(what, &io::Error::from_raw_os_error(errno.0))
 }

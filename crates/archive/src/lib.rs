@@ -1,21 +1,30 @@
-//! Imports, and tar archives: the reader accepts what any program wrote, and every program can read what the
-//! writer writes.
+//! Imports, exports, and tar archives: the reader accepts what any program wrote, and every program can read
+//! what the writer writes.
 //!
 //! ```text
 //!   bytes ──► read::Reader ──► Entry, its bytes in pieces      Entry, its bytes ──► write::Writer ──► bytes
 //!                 records    what pax says of a member
 //!                 sparse     where a file's data lies
 //!   acl       access control lists, in text and in bytes
-//!   import    items and their contents, as bytes between processes, and into a volume
+//!   transfer  copies from a source to a sink; tells a front end how far it is
+//!   import    sources: folders, archives. Sinks: folders, volumes, a volume that another process serves
+//!   export    a source: a volume that is not mounted. A sink: an archive
+//!   sys       system calls
 //! ```
+//!
+//! Nothing here knows commands or a terminal. What is above hands in opened volumes, connections to daemons,
+//! and a closure for progress.
 //!
 //! An archive is input from somebody else. The reader holds only what it uses of it, and everything that it
 //! holds has a bound: a name, all records of a member together, the ranges of a file. Input that exceeds a
 //! bound or makes no sense is an error that says so.
 
 pub mod acl;
+pub mod export;
 pub mod import;
 pub mod read;
+pub mod sys;
+pub mod transfer;
 pub mod write;
 
 use base::Timestamp;

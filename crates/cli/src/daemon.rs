@@ -18,8 +18,8 @@ use std::time::Duration;
 use api::error::{Failure, Result};
 use api::text::{bytes, count};
 use fuse::{Unmount, UnmountError};
+use node::memory::Memory;
 use node::running::{Handle, Mounted, Plan, Running};
-use node::sys::Memory;
 use node::{limits, log, signals};
 
 use crate::cmd::umount;

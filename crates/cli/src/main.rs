@@ -6,7 +6,7 @@
 //!   daemon.rs       a mount as a command: signals, status line, background; lending.rs: a lent disk
 //!   looking.rs      watching a mount: trace, stats, top
 //!   target.rs       what a path on the command line means: a mount or a volume's folder
-//!   import.rs       folders and archives into volumes; export.rs: volumes into folders and archives
+//!   copying.rs      imports and exports: progress and Ctrl-C; the work is in the crate archive
 //!   config.rs       configuration files, as defaults of the command line
 //!   helper.rs       the same program as mount.covey, for mount(8)
 //!   bundle.rs       the contents of a bug report, without secrets
@@ -20,10 +20,9 @@ mod args;
 mod bundle;
 mod cmd;
 mod config;
+mod copying;
 mod daemon;
-mod export;
 mod helper;
-mod import;
 #[cfg(test)]
 mod inputs;
 mod lending;

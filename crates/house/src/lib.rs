@@ -8,6 +8,7 @@
 //! - [`circles`]: the modules of a crate know each other in one direction.
 //! - [`lengths`]: files and functions stay short; the exceptions are listed and may only shrink.
 //! - [`words`]: what production code may not say, and what it says instead.
+//! - [`threads`]: every thread is in the table of ARCHITECTURE.md.
 //! - [`safety`]: every `unsafe` says why it is sound.
 //! - [`essays`]: every module file opens with what it is for.
 //! - [`hygiene`]: no file names a person's folder, a package registry's host or unfinished work.
@@ -28,6 +29,7 @@ pub mod licences;
 pub mod links;
 pub mod safety;
 pub mod source;
+pub mod threads;
 pub mod tree;
 pub mod words;
 

@@ -1,7 +1,7 @@
 //! What production code may not use, and what it uses instead.
 //!
 //! Clocks, random numbers, threads and "cannot happen" are each accessible in one place in `base`. Outside of
-//! it a test could not control them. Tests may use all of this.
+//! it a test could not control them. Tests may use all of this. tokio runtimes are built in two places.
 
 use crate::Finding;
 use crate::source::Source;
@@ -17,8 +17,11 @@ const TIME: &[&str] = &["crates/base/src/time.rs"];
 const THREAD: &[&str] = &["crates/base/src/thread.rs"];
 const RANDOM: &[&str] = &["crates/base/src/random.rs"];
 const MUST: &[&str] = &["crates/base/src/must.rs"];
+/// ARCHITECTURE.md says why each of them has its own.
+const RUNTIMES: &[&str] = &["crates/net/src/transport/mod.rs", "crates/origin/src/remote/mod.rs"];
 
 const CANNOT_HAPPEN: &str = "return an error, or say why it cannot happen with base::Must";
+const RUNTIME: &str = "use a runtime that exists, or give the reason in ARCHITECTURE.md, Threads";
 const FINISH: &str = "finish it or leave it out";
 
 const BANS: &[Ban] = &[
@@ -34,6 +37,9 @@ const BANS: &[Ban] = &[
         exempt: THREAD,
     },
     Ban { word: "thread::Builder", instead: "base::thread::spawn gives the thread a name", exempt: THREAD },
+    Ban { word: "Builder::new_multi_thread", instead: RUNTIME, exempt: RUNTIMES },
+    Ban { word: "Builder::new_current_thread", instead: RUNTIME, exempt: RUNTIMES },
+    Ban { word: "runtime::Runtime::new", instead: RUNTIME, exempt: RUNTIMES },
     Ban { word: "rand::", instead: "random bytes come from base::random", exempt: RANDOM },
     Ban { word: "getrandom::", instead: "random bytes come from base::random", exempt: RANDOM },
     Ban { word: "todo!", instead: FINISH, exempt: &[] },

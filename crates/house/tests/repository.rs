@@ -2,7 +2,7 @@
 
 use covey_house::tree::Tree;
 use covey_house::{
-    Finding, arrows, circles, essays, hygiene, language, lengths, licences, links, safety, words,
+    Finding, arrows, circles, essays, hygiene, language, lengths, licences, links, safety, threads, words,
 };
 use std::process::Command;
 use std::sync::LazyLock;
@@ -49,6 +49,11 @@ fn functions_are_short() {
 #[test]
 fn production_code_uses_base_for_clocks_threads_and_random_numbers() {
     none(TREE.sources.iter().flat_map(words::check).collect());
+}
+
+#[test]
+fn every_thread_is_in_the_table_of_architecture() {
+    none(threads::check(&TREE.sources, &TREE.texts["ARCHITECTURE.md"]));
 }
 
 #[test]

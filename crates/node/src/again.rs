@@ -23,14 +23,10 @@ const HAND_OVER: Duration = Duration::from_secs(5);
 const LAST: Duration = Duration::from_secs(5);
 
 /// Publishes for a caller that must receive a message at least once a second, also while the origin is slow.
-pub fn for_caller(
-    node: &Arc<dyn Mount>,
-    wanted: Wanted,
-    tick: &mut dyn FnMut(Tick),
-) -> Result<PublishSummary> {
+pub fn for_caller(node: &Arc<Mount>, wanted: Wanted, tick: &mut dyn FnMut(Tick)) -> Result<PublishSummary> {
     let (say, hear) = mpsc::channel();
     let node = node.clone();
-    let work = move || node.publish(&wanted, &mut |now| say.send(now).is_ok());
+    let work = move || node.node()?.publish(&wanted, &mut |now| say.send(now).is_ok());
     let work = base::thread::spawn("covey-publish", work)
         .map_err(|error| Failure::io("cannot start a thread", &error))?;
     let mut last = Tick::default();
@@ -65,7 +61,7 @@ impl Every {
     }
 
     /// Starts publishing, if it is wanted.
-    pub fn start(&self, node: &Arc<dyn Mount>, mountpoint: &Path) -> Result<Option<Publishing>> {
+    pub fn start(&self, node: &Arc<Mount>, mountpoint: &Path) -> Result<Option<Publishing>> {
         let Some(every) = self.publish_every else { return Ok(None) };
         check_name(&self.publish_as)?;
         let stop = Arc::new(AtomicBool::new(false));
@@ -84,7 +80,7 @@ impl Every {
 }
 
 struct Again {
-    node: Arc<dyn Mount>,
+    node: Arc<Mount>,
     mountpoint: PathBuf,
     name: String,
     every: Duration,
@@ -131,7 +127,7 @@ impl Again {
 
     fn publish(&self, go_on: &dyn Fn() -> bool) -> Result<()> {
         let wanted = Wanted { name: self.name.clone(), ..Wanted::default() };
-        let done = self.node.publish(&wanted, &mut |_: Tick| go_on())?;
+        let done = self.node.node()?.publish(&wanted, &mut |_: Tick| go_on())?;
         if !done.unchanged {
             log::line(&format!(
                 "published {} ({}): {} files, {} written in {:.1} s",

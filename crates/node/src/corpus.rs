@@ -9,8 +9,7 @@ use api::text::bytes;
 use corpus::{Corpus, MakeError, Spec};
 use fs::api::Filesystem;
 
-use crate::mount::{Mount, Short};
-use crate::sys::Memory;
+use crate::memory::Memory;
 
 /// A mounted corpus.
 pub struct Served {
@@ -34,6 +33,40 @@ impl Served {
             opened: base::time::monotonic(),
         })
     }
+
+    /// Its source: the spec, and a part that no other mount has.
+    pub fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    /// What it was derived from.
+    pub fn spec(&self) -> Spec {
+        self.corpus.spec()
+    }
+
+    /// The filesystem for a transport.
+    pub fn filesystem(&self) -> Arc<dyn Filesystem> {
+        self.corpus.clone()
+    }
+
+    /// How long it has been open.
+    pub fn age(&self) -> Duration {
+        base::time::monotonic() - self.opened
+    }
+
+    /// All figures.
+    pub fn status(&self) -> Status {
+        let (spec, memory) = (self.corpus.spec(), Memory::now());
+        Status {
+            origin: spec.to_string(),
+            files: spec.count + 1,
+            bytes: spec.bytes(),
+            stored_bytes: spec.bytes(),
+            memory_bytes: memory.now,
+            memory_peak_bytes: memory.peak,
+            ..Status::empty(self.name(), Mode::Frozen)
+        }
+    }
 }
 
 fn refused(spec: Spec, error: &MakeError) -> Failure {
@@ -53,42 +86,6 @@ fn refused(spec: Spec, error: &MakeError) -> Failure {
         other => Failure::new("no-memory", format!("{spec} cannot be made")).why(other.to_string()),
     };
     failure.next("ask for fewer or smaller files: corpus:SEED,N,SIZE")
-}
-
-impl Mount for Served {
-    fn name(&self) -> String {
-        self.name.clone()
-    }
-
-    fn mode(&self) -> Mode {
-        Mode::Frozen
-    }
-
-    fn filesystem(&self) -> Arc<dyn Filesystem> {
-        self.corpus.clone()
-    }
-
-    fn age(&self) -> Duration {
-        base::time::monotonic() - self.opened
-    }
-
-    fn in_short(&self) -> Option<Short> {
-        let spec = self.corpus.spec();
-        Some(Short { files: spec.count + 1, bytes: spec.bytes(), stored_bytes: spec.bytes() })
-    }
-
-    fn status(&self) -> Result<Status> {
-        let (spec, memory) = (self.corpus.spec(), Memory::now());
-        Ok(Status {
-            origin: spec.to_string(),
-            files: spec.count + 1,
-            bytes: spec.bytes(),
-            stored_bytes: spec.bytes(),
-            memory_bytes: memory.now,
-            memory_peak_bytes: memory.peak,
-            ..Status::empty(self.name(), self.mode())
-        })
-    }
 }
 
 #[cfg(test)]

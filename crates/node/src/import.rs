@@ -35,7 +35,6 @@ use fuse::{Notifier, Session};
 
 use crate::log;
 use crate::mount::Mount;
-use crate::refused::not_a_volume;
 
 /// How often a thread that waits for bytes looks whether the mount still exists.
 const LOOK: Duration = Duration::from_millis(200);
@@ -46,12 +45,12 @@ const BUFFER: usize = 256 << 10;
 
 /// Serves one import.
 pub(crate) fn serve(
-    node: &dyn Mount,
+    node: &Mount,
     session: &Arc<Session>,
     order: &ImportOrder,
     wire: &Wire<'_>,
 ) -> Result<Imported> {
-    let volume = node.node().ok_or_else(|| not_a_volume(&node.name()))?.shown();
+    let volume = node.node()?.shown();
     let path = check(&volume, session, order, wire)?;
     let kernel = Kernel::new(volume.clone(), session.notifier());
     let shown = session.mountpoint().join(&path).display().to_string();

@@ -31,9 +31,8 @@
 //!   notify.rs       notifications to a service manager
 //!   limits.rs       inherited resource limits, lifted or refused
 //!   signals.rs      signals that end a command
-//!   own.rs          files of this program
 //!   secrets.rs      secrets, and how they are removed from texts
-//!   sys.rs          system calls
+//!   memory.rs       memory of this process
 //! ```
 //!
 //! Front ends are above this crate: the command line, and anything else that mounts, publishes or lends.
@@ -51,6 +50,7 @@ mod import;
 pub mod info;
 pub mod limits;
 pub mod log;
+pub mod memory;
 pub mod metrics;
 pub mod mount;
 pub mod mounts;
@@ -59,7 +59,6 @@ pub mod opened;
 pub mod options;
 pub mod origins;
 pub mod others;
-pub mod own;
 pub mod publish;
 pub mod publisher;
 pub mod refused;
@@ -68,7 +67,6 @@ pub mod running;
 pub mod secrets;
 pub mod signals;
 pub mod status;
-pub mod sys;
 pub mod trust;
 pub mod volume_dir;
 pub mod watch;

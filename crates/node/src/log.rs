@@ -14,11 +14,10 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use api::own;
 use api::text::{Lines, shown, utc};
 use base::Timestamp;
 use serde_json::json;
-
-use crate::own;
 
 /// A log longer than this, 4 MiB, is set aside when a daemon starts.
 const KEEP: u64 = 4 << 20;

@@ -52,7 +52,7 @@ pub fn bind(address: &str, public: bool) -> Result<Page> {
 
 /// The page at this moment. It contains durations only while they are measured: while a page is served or a
 /// command watches.
-pub fn text(node: &dyn Mount, session: &Session) -> String {
+pub fn text(node: &Mount, session: &Session) -> String {
     page::render(node, session)
 }
 
@@ -61,13 +61,13 @@ impl Page {
     ///
     /// # Errors
     /// The thread cannot be started.
-    pub fn serve(self, node: Arc<dyn Mount>, session: Arc<Session>) -> Result<()> {
+    pub fn serve(self, node: Arc<Mount>, session: Arc<Session>) -> Result<()> {
         let cannot = |error| Failure::io("cannot serve metrics", &error);
         let address = self.0.local_addr().map_err(cannot)?;
         let hold = session.watch().measure();
         let spawned = base::thread::spawn("covey-metrics", move || {
             let _hold = hold;
-            http::serve(&self.0, &|| page::render(&*node, &session));
+            http::serve(&self.0, &|| page::render(&node, &session));
         });
         spawned.map_err(cannot)?;
         log::line(&format!("metrics at http://{address}/metrics"));

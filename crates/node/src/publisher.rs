@@ -58,7 +58,7 @@ impl Publisher {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}
             }
-            let mut out = crate::own::create(&new)?;
+            let mut out = api::own::create(&new)?;
             out.write_all(text.as_bytes())?;
             out.sync_all()?;
             fs::rename(&new, &file)?;

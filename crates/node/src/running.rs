@@ -26,11 +26,11 @@ use serde_json::Value;
 use crate::again;
 use crate::again::{Every, Publishing};
 use crate::follow::Watching;
+use crate::memory::Trimmer;
 use crate::mount::{Mount, Short};
 use crate::opened::{Node, Source};
 use crate::options::{MountOptions, NodeOptions};
 use crate::publish::Wanted;
-use crate::sys::Trimmer;
 use crate::watch::{self, Shown};
 use crate::{import, limits, log, metrics, mounts, notify, origins};
 
@@ -140,11 +140,11 @@ impl Running {
             log::of_volume(&dir.path().display().to_string());
         }
         log::debug(|| format!("opening {}", plan.source.name().display()));
-        let node = open(&plan.source, &node_options(plan, &mountpoint))?;
+        let node = Arc::new(Mount::open(&plan.source, &node_options(plan, &mountpoint))?);
         log::of_volume(&node.name());
-        let endpoint = node.node().and_then(Node::endpoint);
+        let endpoint = node.as_node().and_then(Node::endpoint);
         origins::clear_line(endpoint.as_deref()).iter().for_each(|line| log::warn(line));
-        let session = match Session::mount(node.filesystem(), &mountpoint, session_options(plan, &*node)) {
+        let session = match Session::mount(node.filesystem(), &mountpoint, session_options(plan, &node)) {
             Ok(session) => Arc::new(session),
             Err(error) => {
                 node.close()?;
@@ -188,7 +188,12 @@ impl Running {
             mountpoint: session.mountpoint().to_owned(),
             mode: node.mode(),
             pid: std::process::id(),
-            remarks: session.warnings().iter().cloned().chain(node.node().and_then(Node::remark)).collect(),
+            remarks: session
+                .warnings()
+                .iter()
+                .cloned()
+                .chain(node.as_node().and_then(Node::remark))
+                .collect(),
         }
     }
 
@@ -253,7 +258,7 @@ impl Running {
 /// A handle by which a thread ends a mount.
 pub struct Handle {
     unmounter: Unmounter,
-    node: Arc<dyn Mount>,
+    node: Arc<Mount>,
     ended: Arc<AtomicBool>,
 }
 
@@ -304,7 +309,7 @@ fn node_options(plan: &Plan, mountpoint: &Path) -> NodeOptions {
     }
 }
 
-fn session_options(plan: &Plan, node: &dyn Mount) -> fuse::Options {
+fn session_options(plan: &Plan, node: &Mount) -> fuse::Options {
     let options = &plan.options;
     fuse::Options {
         mount: fuse::MountFlags {
@@ -329,11 +334,11 @@ fn session_options(plan: &Plan, node: &dyn Mount) -> fuse::Options {
 /// The kernel's read-ahead, in KiB, if no option sets it. A fault in a mapping makes the kernel read a window
 /// of this size around it. With a remote origin each window is a request, and the daemon prefetches streams
 /// itself.
-fn read_ahead(options: &MountOptions, node: &dyn Mount) -> u32 {
+fn read_ahead(options: &MountOptions, node: &Mount) -> u32 {
     const LOCAL: u32 = 1024;
     const REMOTE: u32 = 128;
     const PAGE: u32 = 4;
-    match (node.node().is_some_and(Node::is_remote), options.access.default) {
+    match (node.as_node().is_some_and(Node::is_remote), options.access.default) {
         (false, _) | (true, Access::Stream) => LOCAL,
         (true, Access::Normal) => REMOTE,
         (true, Access::Random) => PAGE,
@@ -416,7 +421,7 @@ fn not_mounted(error: MountError) -> Failure {
 
 /// What the daemon serves while it is mounted.
 struct Daemon {
-    node: Arc<dyn Mount>,
+    node: Arc<Mount>,
     session: Arc<Session>,
 }
 
@@ -449,28 +454,30 @@ impl Serve for Daemon {
     fn serve(&self, request: Request, tick: &mut dyn FnMut(Tick)) -> Result<Value> {
         let value = match request {
             Request::Status => serde_json::to_value(self.status()?),
-            Request::Metrics => serde_json::to_value(metrics::text(&*self.node, &self.session)),
-            Request::Info { path, list } => serde_json::to_value(self.node.info(&PathBuf::from(path), list)?),
+            Request::Metrics => serde_json::to_value(metrics::text(&self.node, &self.session)),
+            Request::Info { path, list } => {
+                serde_json::to_value(self.node.node()?.info(&PathBuf::from(path), list)?)
+            }
             Request::Publish { path, name, afresh, keep } => {
                 let wanted = Wanted { path: PathBuf::from(path), name, afresh, keep };
                 serde_json::to_value(again::for_caller(&self.node, wanted, tick)?)
             }
             Request::Unpublish { name } => {
-                self.node.unpublish(&name)?;
+                self.node.node()?.unpublish(&name)?;
                 serde_json::to_value(())
             }
-            Request::Gc => serde_json::to_value(self.node.gc(tick)?),
+            Request::Gc => serde_json::to_value(self.node.node()?.gc(tick)?),
             Request::Flush => serde_json::to_value(self.node.flush()?),
             Request::Settle { seconds } => {
-                serde_json::to_value(self.node.settle(seconds.map(Duration::from_secs), tick)?)
+                serde_json::to_value(self.node.node()?.settle(seconds.map(Duration::from_secs), tick)?)
             }
-            Request::Evict { to } => serde_json::to_value(self.node.evict(to)?),
+            Request::Evict { to } => serde_json::to_value(self.node.node()?.evict(to)?),
             Request::Warm { paths, depot } => {
                 let paths: Vec<PathBuf> = paths.into_iter().map(PathBuf::from).collect();
-                serde_json::to_value(self.node.warm(&paths, depot, tick)?)
+                serde_json::to_value(self.node.node()?.warm(&paths, depot, tick)?)
             }
             Request::Clone { from, to } => {
-                let cloned = self.node.clone_tree(&PathBuf::from(from), &PathBuf::from(to), tick)?;
+                let cloned = self.node.node()?.clone_tree(&PathBuf::from(from), &PathBuf::from(to), tick)?;
                 // The kernel still believes that the new name does not exist. It also caches the folder's
                 // listing and times.
                 let notifier = self.session.notifier();
@@ -488,20 +495,12 @@ impl Serve for Daemon {
     }
 
     fn watch(&self, wish: &Wish, wire: &Wire<'_>) -> Result<Value> {
-        watch::serve(&*self.node, &self.session, wish, wire)
+        watch::serve(&self.node, &self.session, wish, wire)
     }
 
     fn import(&self, order: &ImportOrder, wire: &Wire<'_>) -> Result<Value> {
-        let imported = import::serve(&*self.node, &self.session, order, wire)?;
+        let imported = import::serve(&self.node, &self.session, order, wire)?;
         serde_json::to_value(imported)
             .map_err(|error| Failure::new("io", "the answer cannot be written").why(error.to_string()))
     }
-}
-
-/// Opens the source of a mount.
-fn open(source: &Source, options: &NodeOptions) -> Result<Arc<dyn Mount>> {
-    Ok(match source {
-        Source::Corpus(spec) => Arc::new(crate::corpus::Served::make(*spec)?),
-        _ => Arc::new(Node::open_source(source, options)?),
-    })
 }

@@ -13,8 +13,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use api::error::{Context, Failure, Result};
-
-use crate::own;
+use api::own;
 
 /// The replacement for a removed text.
 pub const REMOVED: &str = "(removed)";

@@ -13,10 +13,10 @@ use meta::{Key, Names, PackRow};
 use tree::Root;
 
 use crate::claim;
+use crate::memory::Memory;
 use crate::opened::Node;
 use crate::remote_side::RemoteSide;
 use crate::remote_side::tree::TreeCache;
-use crate::sys::Memory;
 use crate::volume_dir::VolumeDir;
 
 /// The time limit for counting a tree's metadata.

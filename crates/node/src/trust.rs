@@ -17,9 +17,7 @@ use std::path::Path;
 use api::caller;
 use api::control::ControlAddress;
 use fuse::mount::Mounted;
-use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
-
-use crate::sys;
+use rustix::fs::{Mode, OFlags, ResolveFlags, fstat, openat2};
 
 /// Every Covey mount, oldest first.
 pub fn mounts() -> Vec<Mounted> {
@@ -57,7 +55,7 @@ fn owner_of(folder: &Path, all: &[Mounted]) -> Option<u32> {
     let root = std::fs::File::open("/").ok()?;
     let below = folder.strip_prefix("/").ok()?;
     let folder = openat2(&root, below, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS).ok()?;
-    sys::metadata::look(&folder).ok().map(|seen| seen.uid)
+    fstat(&folder).ok().map(|seen| seen.st_uid)
 }
 
 /// Checks that the program at the other end may answer for this daemon.

@@ -30,6 +30,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use api::error::{Context, Failure, Result};
+use api::own;
 use api::text::utc;
 use base::Deadline;
 use serde::{Deserialize, Serialize};
@@ -37,7 +38,6 @@ use serde::{Deserialize, Serialize};
 use crate::limits;
 use crate::mounts;
 use crate::others::Others;
-use crate::own;
 
 /// The newest format that this program reads, and the one that it writes. Version 2 added times of all years,
 /// and logs that tell damage from a torn tail. See [`VolumeDir::upgrade`] for volumes of version 1.

@@ -46,7 +46,7 @@ pub struct Shown {
 }
 
 /// Serves a wish until the command stops it. The result is the summary.
-pub fn serve(node: &dyn Mount, session: &Session, wish: &Wish, wire: &Wire<'_>) -> Result<Value> {
+pub fn serve(node: &Mount, session: &Session, wish: &Wish, wire: &Wire<'_>) -> Result<Value> {
     match wish {
         Wish::Trace { every, op, slow_ns } => {
             let only = op.as_deref().map(opcode_of).transpose()?;

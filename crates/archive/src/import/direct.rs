@@ -7,7 +7,6 @@
 //! after everything in it.
 
 use std::collections::{HashMap, HashSet};
-use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,7 +18,7 @@ use fs::Errno;
 use fs::api::{Caller, Entry, FileKind, Filesystem, NewNode, SetAttr, SetTime, XattrMode};
 
 use super::seen::{Held, Paths};
-use super::{Item, Kind, LeftOut, Sink, exists};
+use super::{Item, Kind, LeftOut, Sink, errno_failure, exists};
 use crate::acl;
 
 /// The caller is root, so that owners and device nodes are preserved.
@@ -90,7 +89,7 @@ impl Direct {
     pub fn new(volume: Arc<dyn Filesystem>, changes: Box<dyn Changes>, to: To<'_>) -> Result<Direct> {
         let folder_perm = 0o777 & !(to.umask as u16);
         let shown = to.shown;
-        let failed = |errno| failure(format!("cannot open {shown}"), errno);
+        let failed = |errno| errno_failure(format!("cannot open {shown}"), errno);
         let mut at = Ino::ROOT;
         let parts: Vec<_> = to.folder.components().collect();
         for (index, part) in parts.iter().enumerate() {
@@ -141,7 +140,7 @@ impl Direct {
     }
 
     fn or_fail<T>(&self, verb: &str, path: &Path, outcome: fs::api::Result<T>) -> Result<T> {
-        outcome.map_err(|errno| failure(format!("cannot {verb} {}", self.shown(path)), errno))
+        outcome.map_err(|errno| errno_failure(format!("cannot {verb} {}", self.shown(path)), errno))
     }
 
     /// The folder at a path. It and its parents are created if an archive left them out.
@@ -171,7 +170,7 @@ impl Direct {
         let entry = self.or_fail("enter", path, entry)?;
         if entry.attr.kind != FileKind::Dir {
             self.volume.forget(entry.attr.ino, 1);
-            return Err(failure(format!("cannot enter {}", self.shown(path)), Errno::ENOTDIR));
+            return Err(errno_failure(format!("cannot enter {}", self.shown(path)), Errno::ENOTDIR));
         }
         self.folders.insert(path.to_owned(), entry.attr.ino);
         self.held.add_path(path)?;
@@ -487,11 +486,6 @@ impl Sink for Direct {
     fn left_out(&mut self) -> Vec<Skipped> {
         self.left_out.take()
     }
-}
-
-/// A failure with the text of one of the filesystem's error numbers.
-fn failure(what: impl Into<String>, errno: Errno) -> Failure {
-    Failure::io(what, &io::Error::from_raw_os_error(errno.0))
 }
 
 /// Bytes came without a file, which no source does.

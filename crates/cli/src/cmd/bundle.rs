@@ -8,12 +8,12 @@ use std::path::{Path, PathBuf};
 
 use api::error::{Context, Failure, Result};
 use api::text::{bytes, utc};
+use archive::export::tar;
 use serde::Serialize;
 
 use crate::bundle::{self, Bundle};
 use crate::cmd::{config, doctor};
 use crate::config::Config;
-use crate::export::archive;
 use crate::table::Table;
 use crate::term::Term;
 
@@ -69,7 +69,7 @@ pub fn run(args: &Args, named: Option<&OsString>, term: Term) -> Result<u8> {
         other => other.at("make", &path)?,
     };
     let outcome = gather(args.path.as_deref(), named, term).and_then(|bundle| {
-        let written = archive::of_texts(Vec::new(), &folder, &bundle.texts, now).at("pack", &path)?;
+        let written = tar::of_texts(Vec::new(), &folder, &bundle.texts, now).at("pack", &path)?;
         file.write_all(&written).and_then(|()| file.sync_all()).at("write", &path)?;
         Ok((bundle, written.len() as u64))
     });

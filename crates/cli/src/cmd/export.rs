@@ -1,25 +1,23 @@
 //! `covey export`: writes the contents of a volume, mounted or not, to a folder or a tar archive.
 
-use std::os::unix::fs::MetadataExt;
+use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use api::error::{Context, Failure, Result};
+use api::error::{Failure, Result};
+use archive::export::inside::Inside;
+use archive::export::tar::Packing;
+use archive::export::{self, Out};
+use archive::import::folder::Folder;
+use archive::transfer::{Source, Summary};
 use node::mounts;
 use node::opened::Node;
 use node::options::NodeOptions;
 use serde::Serialize;
 
-use crate::export::archive::{Archive, Packing};
-use crate::export::inside::Inside;
-use crate::import::folder::Folder;
-use crate::import::place::Place;
-use api::answers::Skipped;
-use archive::import::Sink;
-
-use crate::import::{self, Seen, Source, Summary};
+use crate::copying::{self, Seen};
 use crate::target::{Target, resolve};
-use crate::term::{Term, files_and_rates};
+use crate::term::Term;
 
 /// Copies a volume, or a folder of it, to a folder or a tar archive (plain, gzip, zstd)
 #[derive(Debug, clap::Args)]
@@ -51,7 +49,8 @@ struct Outcome<'a> {
 
 /// Runs the command.
 pub fn run(args: &Args, term: Term) -> Result<u8> {
-    if args.out == Path::new("-") && term.is_json() {
+    let to_stdout = args.out == Path::new("-");
+    if to_stdout && term.is_json() {
         return Err(Failure::usage("the archive and --json both want standard output")
             .next("leave --json out, or name a file"));
     }
@@ -63,7 +62,9 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
                 return Err(Failure::usage(format!("{} is not a folder", place.path.display()))
                     .next("copy a single file with cp"));
             }
-            not_on(&args.out, place.mount.dev)?;
+            if !to_stdout {
+                export::check_not_on(&args.out, place.mount.dev)?;
+            }
             let source = Box::new(Folder::new(&place.path, None)?);
             to_out(source, args, packing, term)?
         }
@@ -81,75 +82,32 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     Ok(report(args, summary, term))
 }
 
-/// Refuses an output on the volume that is exported, because the export would read its own output.
-fn not_on(out: &Path, device: u64) -> Result<()> {
-    if out == Path::new("-") {
-        return Ok(());
-    }
-    let absolute = std::path::absolute(out).at("resolve", out)?;
-    let there = absolute.ancestors().find_map(|folder| folder.metadata().ok());
-    match there {
-        Some(meta) if meta.dev() == device => {
-            Err(Failure::usage(format!("{} lies on the volume that is exported", out.display()))
-                .next("name a place elsewhere; within a volume copy with covey clone"))
-        }
-        _ => Ok(()),
-    }
-}
-
 fn to_out(source: Box<dyn Source>, args: &Args, packing: Option<Packing>, term: Term) -> Result<Summary> {
     let label =
         args.out.file_name().map_or_else(|| "export".to_owned(), |name| name.to_string_lossy().into_owned());
-    let seen = Seen { label: &label, term, stop: None };
-    let Some(packing) = packing else {
-        let mut sink = Place::new(&args.out, args.overwrite)?;
-        if !args.overwrite && !sink.is_empty()? {
-            return Err(Failure::new("exists", format!("the folder {} is not empty", args.out.display()))
-                .next("name an empty folder or a new one, or replace what is there with --overwrite"));
+    let out = match packing {
+        _ if args.out == Path::new("-") => {
+            if io::stdout().is_terminal() {
+                return Err(Failure::usage("an archive would be written to the terminal")
+                    .next("send it on: covey export ... - > FILE.tar, or ... - | ssh HOST tar -x"));
+            }
+            Out::Stream("-", Box::new(io::stdout()))
         }
-        let sink: &mut dyn Sink = &mut sink;
-        return import::run(source, sink, seen);
+        Some(packing) => Out::Archive(&args.out, packing),
+        None => Out::Folder(&args.out),
     };
-    let mut sink = Archive::create(&args.out, packing, args.overwrite)?;
-    match import::run(source, &mut sink, seen) {
-        Ok(mut summary) => {
-            summary.skipped.extend(only_new(sink.left_out(), &summary.skipped));
-            Ok(summary)
-        }
-        Err(failure) => {
-            sink.abandon();
-            Err(failure)
-        }
-    }
-}
-
-/// The archive's reports that the source has not made already. Both report a file that could not be read to
-/// its end.
-fn only_new(left_out: &[Skipped], said: &[Skipped]) -> Vec<Skipped> {
-    let is_new = |one: &&Skipped| !said.iter().any(|other| Path::new(&other.path).ends_with(&one.path));
-    left_out.iter().filter(is_new).cloned().collect()
+    let seen = Seen { label: &label, term, stop: None };
+    seen.watch(|watch| export::run(source, out, args.overwrite, watch))
 }
 
 fn report(args: &Args, summary: Summary, term: Term) -> u8 {
-    const SHOWN: usize = 10;
-    let left_out = summary.skipped.len();
-    for skipped in summary.skipped.iter().take(SHOWN) {
-        term.say(format_args!("left out: {} ({})", skipped.path, skipped.why));
-    }
-    if left_out > SHOWN {
-        term.say(format_args!("left out: {} more; --json lists them", left_out - SHOWN));
-    }
+    let left_out = copying::say_left_out(&summary.skipped, term);
     let outcome = Outcome { source: &args.src, destination: &args.out, summary };
-    let text = || {
-        let Summary { files, bytes, seconds, .. } = outcome.summary;
-        let took = std::time::Duration::from_secs_f64(seconds);
-        let rest = if left_out == 0 { String::new() } else { format!("; {left_out} left out") };
-        format!("Exported {} in {seconds:.1} s{rest}", files_and_rates(files, bytes, took))
-    };
+    let text = || copying::in_words("Exported", &outcome.summary);
     // The archive uses standard output.
     match args.out == Path::new("-") {
         true => term.say(text()),
         false => term.result(&outcome, text),
     }
-    u8::from(left_out > 0)
+    u8::from(left_out)
 }

@@ -1,23 +1,25 @@
 //! `covey import`: copies a folder or an archive into a volume, mounted or not.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use api::error::{Failure, Result};
 use archive::import::direct::{Direct, NotMounted, To};
+use archive::import::folder::Folder;
+use archive::import::place::Place;
+use archive::import::remote::{Onto, Refused, Remote};
+use archive::import::tar::Tar;
+use archive::sys;
+use archive::transfer::{self, Source, Summary};
 use node::opened::Node;
 use node::options::NodeOptions;
-use node::{mounts, sys};
+use node::{control, mounts};
 use serde::Serialize;
 
-use crate::import::folder::Folder;
-use crate::import::place::Place;
-use crate::import::remote::{Refused, Remote};
-use crate::import::stop::Stop;
-use crate::import::tar::Tar;
-use crate::import::{self, Seen, Source, Summary};
-use crate::target::{Target, resolve_new};
-use crate::term::{Term, files_and_rates};
+use crate::copying::{self, Seen};
+use crate::target::{self, Target, resolve_new};
+use crate::term::Term;
 
 /// Copies a folder or a tar archive (plain, gzip, zstd) into a volume
 #[derive(Debug, clap::Args)]
@@ -55,20 +57,21 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
         args.src.file_name().map_or_else(|| "import".to_owned(), |name| name.to_string_lossy().into_owned());
     mounts::check_way(&args.src)?;
     let target = resolve_new(&args.dest)?;
-    let stop = Stop::by_signal(term)?;
+    let stop = copying::stop_by_signal(term)?;
     let seen = Seen { label: &label, term, stop: Some(&stop) };
     let mut through_mount = None;
     let summary = match target {
         Target::Mounted(place) => {
             let source = source(&args.src, Some(place.mount.dev))?;
-            match Remote::open(&place, args.overwrite) {
-                Ok(mut sink) => import::run(source, &mut sink, seen)?,
+            match remote(&place, args.overwrite) {
+                Ok(mut sink) => seen.watch(|watch| transfer::run(source, &mut sink, watch))?,
                 Err(Refused::Failed(failure)) => return Err(failure),
                 Err(Refused::UseMount(why)) => {
                     let why = why.line();
                     term.say(format_args!("the files go through the mount, which takes longer: {why}"));
                     through_mount = Some(why);
-                    import::run(source, &mut Place::new(&place.path, args.overwrite)?, seen)?
+                    let mut sink = Place::new(&place.path, args.overwrite)?;
+                    seen.watch(|watch| transfer::run(source, &mut sink, watch))?
                 }
             }
         }
@@ -86,6 +89,14 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     Ok(report(args, through_mount, summary, term))
 }
 
+/// Asks the daemon of the mount to take the items.
+fn remote(place: &target::Place, overwrite: bool) -> std::result::Result<Remote, Refused> {
+    let mounts: Vec<PathBuf> = fuse::mount::all().into_iter().map(|mount| mount.path).collect();
+    let onto =
+        Onto { path: &place.path, mountpoint: &place.mount.path, device: place.mount.dev, mounts: &mounts };
+    Remote::open(onto, overwrite, |request| control::begin(&place.address(), request))
+}
+
 fn offline(
     node: &Node,
     source: Box<dyn Source>,
@@ -96,14 +107,17 @@ fn offline(
     let shown = format!("{}:/{}", node.name(), inner.display());
     let to = To { shown, folder: inner, overwrite: args.overwrite, umask: sys::umask() };
     let mut sink = Direct::new(node.filesystem(), Box::new(NotMounted), to)?;
-    import::run(source, &mut sink, seen)
+    seen.watch(|watch| transfer::run(source, &mut sink, watch))
 }
 
 fn source(path: &Path, not_into: Option<u64>) -> Result<Box<dyn Source>> {
     if path.is_dir() {
         return Ok(Box::new(Folder::new(path, not_into)?));
     }
-    if path != Path::new("-") && path.symlink_metadata().is_err() {
+    if path == Path::new("-") {
+        return Ok(Box::new(Tar::stream("-", Box::new(io::stdin()))?));
+    }
+    if path.symlink_metadata().is_err() {
         return Err(
             Failure::new("not-found", format!("{} is not there", path.display())).next("check the path")
         );
@@ -112,20 +126,8 @@ fn source(path: &Path, not_into: Option<u64>) -> Result<Box<dyn Source>> {
 }
 
 fn report(args: &Args, through_mount: Option<String>, summary: Summary, term: Term) -> u8 {
-    const SHOWN: usize = 10;
-    for skipped in summary.skipped.iter().take(SHOWN) {
-        term.say(format_args!("left out: {} ({})", skipped.path, skipped.why));
-    }
-    let left_out = summary.skipped.len();
-    if left_out > SHOWN {
-        term.say(format_args!("left out: {} more; --json lists them", left_out - SHOWN));
-    }
+    let left_out = copying::say_left_out(&summary.skipped, term);
     let outcome = Outcome { source: &args.src, destination: &args.dest, through_mount, summary };
-    term.result(&outcome, || {
-        let Summary { files, bytes, seconds, .. } = outcome.summary;
-        let took = std::time::Duration::from_secs_f64(seconds);
-        let rest = if left_out == 0 { String::new() } else { format!("; {left_out} left out") };
-        format!("Imported {} in {seconds:.1} s{rest}", files_and_rates(files, bytes, took))
-    });
-    u8::from(left_out > 0)
+    term.result(&outcome, || copying::in_words("Imported", &outcome.summary));
+    u8::from(left_out)
 }

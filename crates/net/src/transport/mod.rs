@@ -17,8 +17,9 @@
 //! - [`establish`]: how a connection begins. [`link`]: the established connection, plain or under TLS.
 //! - [`reader`]: the loop that reads the requesting end. [`listen`], [`serve`], [`finished`]: the
 //!   serving end. [`service`]: the interface that the serving end calls. [`socket`]: the system calls.
-//! - Control connections, fetches and serving each run on their own threads. So large fetches do not delay
-//!   questions, and a slow disk under the blobs that are served delays neither questions nor fetches.
+//! - Control connections, fetches and serving each run on their own threads: a tokio runtime each. So large
+//!   fetches do not delay questions, and a slow disk under the blobs that are served delays neither questions
+//!   nor fetches. A transport that does not listen has no threads for serving.
 //! - [`clients`]: what each other node uses of this one. [`suspicions`]: blobs whose copies are checked
 //!   because another node doubts them.
 //! - [`backlog`]: bytes that were requested from this node and have not been sent.
@@ -134,7 +135,7 @@ pub struct Limits {
     /// The same, to one node.
     pub bodies_each: usize,
     /// Threads that read the disk for other nodes' requests, beside those that serve, on each of the two
-    /// runtimes that do so.
+    /// runtimes that do so (control and serving).
     pub helpers: usize,
     /// Upper bound on unanswered requests on one connection. More fail with [`Fail::Busy`].
     pub requests: usize,
@@ -152,7 +153,7 @@ pub struct Limits {
     /// After a connection failed, the next attempt waits this long. The time doubles with each failure, up to
     /// 64 times this value.
     pub backoff: Duration,
-    /// Threads for bulk connections that fetch, and as many for those that serve.
+    /// Threads for bulk connections that fetch, and as many for those that serve if it listens.
     pub threads: usize,
 }
 
@@ -246,9 +247,9 @@ pub struct Net(Arc<Inner>);
 struct Inner {
     shared: Arc<Shared>,
     address: Option<SocketAddr>,
-    control: Option<Runtime>,
-    bulk: Option<Runtime>,
-    serving: Option<Runtime>,
+    /// Control, fetches, and serving if it listens. Empty after it was dropped.
+    runtimes: Vec<Runtime>,
+    /// Control and fetches.
     handles: [Handle; 2],
 }
 
@@ -257,8 +258,7 @@ impl Drop for Inner {
         self.shared.closed.store(true, Ordering::Release);
         self.shared.peers.close();
         // Does not wait: the last clone may be dropped inside one of the runtimes' own tasks.
-        let all = [self.control.take(), self.bulk.take(), self.serving.take()];
-        all.into_iter().flatten().for_each(Runtime::shutdown_background);
+        self.runtimes.drain(..).for_each(Runtime::shutdown_background);
     }
 }
 
@@ -280,7 +280,6 @@ impl Net {
     pub fn start(options: Options, service: Arc<dyn Service>, report: Report) -> Result<Net, StartError> {
         let Limits { threads, helpers, .. } = options.limits;
         let (control, bulk) = (runtime("peer", 1, helpers)?, runtime("peer bulk", threads, 1)?);
-        let serving = runtime("peer serve", threads, helpers)?;
         let handles = [control.handle().clone(), bulk.handle().clone()];
         let shared = Arc::new(Shared {
             greeter: Greeter::new(options.identity, &options.secret, options.limits.handshake),
@@ -298,18 +297,20 @@ impl Net {
             report,
             said: Mutex::default(),
         });
-        let mut address = None;
+        let (mut address, mut serving) = (None, None);
         if let Some(wanted) = options.listen {
             let failed = |error| StartError::Listen { address: wanted, error };
             let listener = std::net::TcpListener::bind(wanted).map_err(failed)?;
             listener.set_nonblocking(true).map_err(failed)?;
             address = Some(listener.local_addr().map_err(failed)?);
+            let serve = runtime("peer serve", threads, helpers)?;
             let _inside = control.enter();
             let listener = TcpListener::from_std(listener).map_err(failed)?;
-            control.spawn(listen::listen(Arc::clone(&shared), listener, serving.handle().clone()));
+            control.spawn(listen::listen(Arc::clone(&shared), listener, serve.handle().clone()));
+            serving = Some(serve);
         }
-        let [control, bulk, serving] = [control, bulk, serving].map(Some);
-        Ok(Net(Arc::new(Inner { shared, address, control, bulk, serving, handles })))
+        let runtimes = [control, bulk].into_iter().chain(serving).collect();
+        Ok(Net(Arc::new(Inner { shared, address, runtimes, handles })))
     }
 
     /// Where it listens.

@@ -32,12 +32,12 @@ use super::lent::LOCK;
 use super::options::FleetOptions;
 use super::shown;
 use super::{CacheEvents, Lender};
+use crate::memory::Memory;
 use crate::options::DEADLINE;
 use crate::origins::Reach;
 use crate::remote_side::options::{RemoteOptions, parse_size};
 use crate::remote_side::status::of_reading;
 use crate::remote_side::tree;
-use crate::sys::Memory;
 use crate::volume_dir::private_folder;
 use crate::{limits, log, origins};
 

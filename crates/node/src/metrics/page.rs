@@ -55,22 +55,22 @@ impl Page {
 }
 
 /// Renders the page.
-pub fn render(node: &dyn Mount, session: &Session) -> String {
+pub fn render(node: &Mount, session: &Session) -> String {
     let mut page = Page(String::with_capacity(16 << 10));
     page.metric("covey_build_info");
     let _ = writeln!(page.0, "covey_build_info{{version=\"{}\"}} 1", env!("CARGO_PKG_VERSION"));
     page.value("covey_uptime_seconds", node.age().as_secs_f64());
     requests(&mut page, session);
     volume(&mut page, node);
-    if let Some(remote_side) = node.node().and_then(Node::remote_side) {
+    if let Some(remote_side) = node.as_node().and_then(Node::remote_side) {
         let status = remote_side.status();
         uploads(&mut page, &status.uploads);
         remote_origin(&mut page, &status);
     }
-    if let Some(cache) = node.node().and_then(Node::tree_cache) {
+    if let Some(cache) = node.as_node().and_then(Node::tree_cache) {
         remote_origin(&mut page, &cache.status());
     }
-    if let Some(status) = node.node().and_then(Node::fleet_status) {
+    if let Some(status) = node.as_node().and_then(Node::fleet_status) {
         fleet(&mut page, &status);
     }
     process(&mut page);
@@ -87,8 +87,8 @@ fn requests(page: &mut Page, session: &Session) {
     page.value("covey_fuse_written_bytes_total", moved.written_bytes);
 }
 
-fn volume(page: &mut Page, node: &dyn Mount) {
-    let Some(node) = node.node() else { return };
+fn volume(page: &mut Page, node: &Mount) {
+    let Some(node) = node.as_node() else { return };
     let sources = node.shown().sources();
     let by = [("names", sources.names), ("cache", sources.open), ("origin", sources.blobs)];
     page.labelled("covey_reads_total", "source", by.map(|(source, reads)| (source, reads.count)));

@@ -40,7 +40,7 @@ struct Now {
 }
 
 impl Now {
-    fn look(node: &dyn Mount, session: &Session) -> Now {
+    fn look(node: &Mount, session: &Session) -> Now {
         let mut kinds = BTreeMap::new();
         for (op, count) in session.counts() {
             *kinds.entry(kind_of(op)).or_default() += count;
@@ -51,7 +51,7 @@ impl Now {
             kinds,
             errors: session.failures().iter().map(|(_, count)| count).sum(),
             moved: session.moved(),
-            sources: node.node().map(|node| node.shown().sources()).unwrap_or_default(),
+            sources: node.as_node().map(|node| node.shown().sources()).unwrap_or_default(),
             times,
         }
     }
@@ -88,12 +88,7 @@ impl Now {
 }
 
 /// Sends a line for each interval until the command stops it.
-pub(super) fn serve(
-    node: &dyn Mount,
-    session: &Session,
-    interval: Duration,
-    wire: &Wire<'_>,
-) -> Result<Value> {
+pub(super) fn serve(node: &Mount, session: &Session, interval: Duration, wire: &Wire<'_>) -> Result<Value> {
     let _hold = session.watch().measure();
     let mut before = Now::look(node, session);
     let mut begun = base::time::monotonic();

@@ -57,16 +57,11 @@ impl<K: Copy + Eq + Hash + Ord> Sums<K> {
 }
 
 /// Sends a table for each interval until the command stops it.
-pub(super) fn serve(
-    node: &dyn Mount,
-    session: &Session,
-    interval: Duration,
-    wire: &Wire<'_>,
-) -> Result<Value> {
+pub(super) fn serve(node: &Mount, session: &Session, interval: Duration, wire: &Wire<'_>) -> Result<Value> {
     let watch = session.watch();
     let _hold = watch.record(1);
     let mut cursor = watch.now();
-    let names = node.node().map(|node| Names::new(node.store()));
+    let names = node.as_node().map(|node| Names::new(node.store()));
     let mut callers = Callers::default();
     let (mut ops, mut pids, mut files) = (Sums(HashMap::new()), Sums(HashMap::new()), Sums(HashMap::new()));
     let (mut begun, mut requests) = (base::time::monotonic(), 0);

@@ -1,8 +1,9 @@
 //! `s3://`, `gs://`, `az://`: an origin in an object store.
 //!
 //! [`RemoteSpec`] names the place; [`Remote`] is the origin there. Calls block and may come from any thread;
-//! a private runtime of two threads does the waiting. Every call ends by its deadline, and every user mistake
-//! is named in one line ([`Mistake`]).
+//! a private runtime of two threads does the waiting. It is private because commands such as `covey fsck` use
+//! an origin without a node, and because requests must not wait behind data from other nodes. Every call ends
+//! by its deadline, and every user mistake is named in one line ([`Mistake`]).
 //!
 //! - `spec`: URLs. `environment`, `keys`, `later`: where keys and places come from, and when. `store`: the
 //!   store of the `object_store` crate.
@@ -95,6 +96,10 @@ impl Default for Limits {
     }
 }
 
+/// Threads for requests.
+const THREADS: usize = 2;
+/// The most threads beside them. They look names up and read keys.
+const HELPERS: usize = 64;
 /// Time limit of one try that moves few bytes.
 const TRY_SMALL: Duration = Duration::from_secs(15);
 /// Time limit of one try that moves a whole blob.
@@ -259,7 +264,8 @@ impl Remote {
         let stores = stores.map_err(failed)?;
         let pace = Pace::new(limits.in_flight, limits.max_requests, limits.max_bandwidth);
         let runtime = Builder::new_multi_thread()
-            .worker_threads(2)
+            .worker_threads(THREADS)
+            .max_blocking_threads(HELPERS)
             .thread_name("covey-origin")
             .enable_all()
             .build()

@@ -1,4 +1,4 @@
-//! A mounted volume as a sink: its daemon creates the items ([`node::import`] at the other end).
+//! A mounted volume as a sink: its daemon creates the items. The other end is `node::import`.
 //!
 //! A thread hears what the daemon says. If the daemon fails or goes away, that thread shuts the connection
 //! down, so that the sender does not wait for it.
@@ -14,16 +14,28 @@ use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 
 use api::answers::{Imported, Skipped};
-use api::control::{ImportOrder, Ready, Request};
+use api::control::{Asked, ImportOrder, Ready, Request};
 use api::error::{Context, Failure, Result};
-use archive::import::{Item, Sink, Step, wire};
-use node::{control, sys};
 use rustix::fs::{Mode, OFlags};
 
-use crate::target;
+use super::{Item, Sink, Step, wire};
+use crate::sys;
 
 /// Bytes that are sent at a time.
 const BUFFER: usize = 128 << 10;
+
+/// A place on a mounted volume, and what else is mounted.
+#[derive(Clone, Copy, Debug)]
+pub struct Onto<'a> {
+    /// The absolute path of the place. Its last component need not exist.
+    pub path: &'a Path,
+    /// Where the volume is mounted.
+    pub mountpoint: &'a Path,
+    /// The device number of the mount.
+    pub device: u64,
+    /// The places of all mounts that this process sees, one for each mount.
+    pub mounts: &'a [PathBuf],
+}
 
 /// Why the daemon does not do it.
 #[derive(Debug)]
@@ -45,19 +57,27 @@ pub struct Remote {
 }
 
 impl Remote {
-    /// Asks the daemon to take items for this place. Creates the folder if its parent exists.
-    pub fn open(place: &target::Place, overwrite: bool) -> std::result::Result<Remote, Refused> {
+    /// Asks the daemon to take items for this place. Creates the folder if its parent exists. `begin` sends a
+    /// request to the daemon of the mount.
+    ///
+    /// # Errors
+    /// [`Refused`].
+    pub fn open(
+        place: Onto<'_>,
+        overwrite: bool,
+        begin: impl FnOnce(&Request) -> Result<Asked>,
+    ) -> std::result::Result<Remote, Refused> {
         let near = near(place)?;
         let order = ImportOrder {
             form: wire::FORM,
-            mountpoint: place.mount.path.as_path().into(),
+            mountpoint: place.mountpoint.into(),
             folder: near.inner.as_path().into(),
             ino: near.ino,
             new: near.new.as_deref().map(Into::into),
             overwrite,
             umask: sys::umask(),
         };
-        let asked = control::begin(&place.address(), &Request::Import(order)).map_err(Refused::UseMount)?;
+        let asked = begin(&Request::Import(order)).map_err(Refused::UseMount)?;
         let (stream, end) = (asked.stream(), asked.stream());
         let (stream, end) = (stream.map_err(Refused::Failed)?, end.map_err(Refused::Failed)?);
         let (note, notes) = channel();
@@ -75,7 +95,7 @@ impl Remote {
             let outcome = hearing.join().unwrap_or_else(|_| Err(strange()));
             return Err(refused(outcome.err().unwrap_or_else(strange)));
         };
-        let folder = pin(&place.path, ready).map_err(Refused::Failed)?;
+        let folder = pin(place.path, ready).map_err(Refused::Failed)?;
         Ok(Remote {
             stream,
             waiting: Vec::with_capacity(2 * BUFFER),
@@ -167,17 +187,14 @@ struct Near {
     new: Option<PathBuf>,
 }
 
-fn near(place: &target::Place) -> std::result::Result<Near, Refused> {
-    let path = place.path.as_path();
+fn near(place: Onto<'_>) -> std::result::Result<Near, Refused> {
+    let Onto { path, mountpoint, device, mounts } = place;
     let elsewhere = |what: String| Refused::UseMount(Failure::new("elsewhere", what));
-    let mounts = fuse::mount::all();
-    let covered =
-        |mount: &fuse::mount::Mounted| mount.path != place.mount.path && mount.path.starts_with(path);
-    if let Some(mount) = mounts.iter().find(|mount| covered(mount)) {
-        return Err(elsewhere(format!("{} is mounted below it", mount.path.display())));
+    if let Some(mount) = mounts.iter().find(|mount| *mount != mountpoint && mount.starts_with(path)) {
+        return Err(elsewhere(format!("{} is mounted below it", mount.display())));
     }
-    if mounts.iter().filter(|mount| mount.path == place.mount.path).count() > 1 {
-        return Err(elsewhere(format!("something else is mounted at {}, too", place.mount.path.display())));
+    if mounts.iter().filter(|mount| *mount == mountpoint).count() > 1 {
+        return Err(elsewhere(format!("something else is mounted at {}, too", mountpoint.display())));
     }
     let look = |path: &Path| path.symlink_metadata();
     let (folder, new) = match look(path) {
@@ -187,10 +204,10 @@ fn near(place: &target::Place) -> std::result::Result<Near, Refused> {
         _ => (path, None),
     };
     let meta = look(folder).at("look at", folder).map_err(Refused::Failed)?;
-    if !meta.is_dir() || meta.dev() != place.mount.dev {
+    if !meta.is_dir() || meta.dev() != device {
         return Err(elsewhere(format!("{} is no folder of that mount itself", folder.display())));
     }
-    let inner = folder.strip_prefix(&place.mount.path).unwrap_or(Path::new(""));
+    let inner = folder.strip_prefix(mountpoint).unwrap_or(Path::new(""));
     let flags = rustix::fs::statvfs(folder).map(|of| of.f_flag);
     if flags.is_ok_and(|flags| flags.contains(rustix::fs::StatVfsMountFlags::RDONLY)) {
         let error = io::Error::from_raw_os_error(libc::EROFS);

@@ -5,18 +5,18 @@
 //! export leaves `NAME.part`.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufWriter, IsTerminal, Write};
+use std::io::{self, BufWriter, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use api::error::{Context, Failure, Result};
-use archive::Entry;
-use archive::write::Writer;
-use base::Must;
-use node::own;
-
 use api::answers::Skipped;
-use archive::import::{Item, Kind, Sink};
+use api::error::{Context, Failure, Result};
+use api::own;
+use base::Must;
+
+use crate::Entry;
+use crate::import::{Item, Kind, Sink, exists};
+use crate::write::Writer;
 
 /// The compression of an archive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +37,7 @@ impl Packing {
     pub fn of(path: &Path) -> Result<Option<Packing>> {
         let name = path.file_name().unwrap_or_default().as_bytes().to_ascii_lowercase();
         let ends = |ends: &[&str]| ends.iter().any(|end| name.ends_with(end.as_bytes()));
-        if path == Path::new("-") || ends(&[".tar"]) {
+        if ends(&[".tar"]) {
             return Ok(Some(Packing::Plain));
         }
         if ends(&[".tar.gz", ".tgz"]) {
@@ -113,21 +113,21 @@ impl<W: Write> Write for Pack<W> {
 
 /// The destination of the archive's bytes.
 enum Out {
-    Stdout(io::Stdout),
+    Stream(Box<dyn Write>),
     File(BufWriter<File>),
 }
 
 impl Write for Out {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
-            Out::Stdout(out) => out.write(bytes),
+            Out::Stream(out) => out.write(bytes),
             Out::File(file) => file.write(bytes),
         }
     }
 
     fn flush(&mut self) -> io::Result<()> {
         match self {
-            Out::Stdout(out) => out.flush(),
+            Out::Stream(out) => out.flush(),
             Out::File(file) => file.flush(),
         }
     }
@@ -149,6 +149,8 @@ struct Member {
 /// An archive that is being written.
 pub struct Archive {
     name: PathBuf,
+    /// The file that gets the name when it is complete. None for a stream.
+    part: Option<PathBuf>,
     overwrite: bool,
     writer: Option<Writer<Pack<Out>>>,
     member: Option<Member>,
@@ -156,33 +158,37 @@ pub struct Archive {
 }
 
 impl Archive {
-    /// Starts an archive at this path. `-` is standard output. Until the archive has its name, only this user
-    /// can read it.
+    /// Starts an archive at this path. Until the archive has its name, only this user can read it.
     ///
     /// # Errors
     /// The archive exists and must not be replaced, or it cannot be written.
     pub fn create(path: &Path, packing: Packing, overwrite: bool) -> Result<Archive> {
-        let out = if path == Path::new("-") {
-            if io::stdout().is_terminal() {
-                return Err(Failure::usage("an archive would be written to the terminal")
-                    .next("send it on: covey export ... - > FILE.tar, or ... - | ssh HOST tar -x"));
-            }
-            Out::Stdout(io::stdout())
-        } else {
-            if !overwrite && path.symlink_metadata().is_ok() {
-                return Err(archive::import::exists(path));
-            }
-            let part = part_of(path);
-            Out::File(BufWriter::with_capacity(1 << 20, make_part(&part)?))
-        };
-        let pack = Pack::new(packing, out).at("pack", path)?;
-        Ok(Archive {
-            name: path.to_owned(),
-            overwrite,
-            writer: Some(Writer::new(pack)),
-            member: None,
-            left_out: Vec::new(),
-        })
+        if !overwrite && path.symlink_metadata().is_ok() {
+            return Err(exists(path));
+        }
+        let part = part_of(path);
+        let out = Out::File(BufWriter::with_capacity(1 << 20, make_part(&part)?));
+        Archive::new(path, Some(part), out, packing, overwrite)
+    }
+
+    /// Writes an archive to a stream, for example standard output. `name` is its name for people.
+    ///
+    /// # Errors
+    /// The compressor cannot be started.
+    pub fn stream(name: &str, out: Box<dyn Write>, packing: Packing) -> Result<Archive> {
+        Archive::new(Path::new(name), None, Out::Stream(out), packing, false)
+    }
+
+    fn new(
+        name: &Path,
+        part: Option<PathBuf>,
+        out: Out,
+        packing: Packing,
+        overwrite: bool,
+    ) -> Result<Archive> {
+        let writer = Some(Writer::new(Pack::new(packing, out).at("pack", name)?));
+        let name = name.to_owned();
+        Ok(Archive { name, part, overwrite, writer, member: None, left_out: Vec::new() })
     }
 
     /// The items that were not stored exactly.
@@ -192,8 +198,8 @@ impl Archive {
 
     /// Removes an archive that cannot be completed.
     pub fn abandon(self) {
-        if self.name != Path::new("-") {
-            let _ = fs::remove_file(part_of(&self.name));
+        if let Some(part) = &self.part {
+            let _ = fs::remove_file(part);
         }
     }
 
@@ -393,12 +399,12 @@ impl Sink for Archive {
         let writer = self.writer.take().must("it is finished once");
         let out = writer.finish().and_then(Pack::finish).at("write", &self.name)?;
         match out {
-            Out::Stdout(mut out) => out.flush().at("write", &self.name),
+            Out::Stream(mut out) => out.flush().at("write", &self.name),
             Out::File(file) => {
-                let part = part_of(&self.name);
-                let file = file.into_inner().map_err(io::IntoInnerError::into_error).at("write", &part)?;
-                file.sync_all().at("write", &part)?;
-                give_name(&part, &self.name, self.overwrite).at("make", &self.name)
+                let part = self.part.as_deref().must("a file has one until it has its name");
+                let file = file.into_inner().map_err(io::IntoInnerError::into_error).at("write", part)?;
+                file.sync_all().at("write", part)?;
+                give_name(part, &self.name, self.overwrite).at("make", &self.name)
             }
         }
     }
@@ -441,10 +447,7 @@ mod tests {
     #[test]
     fn the_name_says_how_it_is_packed() {
         let of = |name: &str| Packing::of(Path::new(name)).unwrap();
-        assert_eq!(
-            [of("-"), of("a.tar"), of("a.TGZ")],
-            [Some(Packing::Plain), Some(Packing::Plain), Some(Packing::Gzip)]
-        );
+        assert_eq!([of("a.tar"), of("a.TGZ"), of("-")], [Some(Packing::Plain), Some(Packing::Gzip), None]);
         assert_eq!([of("x/a.tar.zst"), of("a.tar.d"), of("folder")], [Some(Packing::Zstd), None, None]);
         assert!(Packing::of(Path::new("a.tar.xz")).unwrap_err().next[1].contains("| xz > a.tar.xz"));
         assert_eq!(Packing::of(Path::new("a.zip")).unwrap_err().status, 2);

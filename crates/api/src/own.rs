@@ -5,14 +5,12 @@
 //! that others can write to may be a link to another user's file. So every opened file is checked before use:
 //! it must be a regular file with one name, owned by this user, root or the owner of its folder.
 
-use std::fs::{File, Metadata, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions, Permissions};
 use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
-use api::caller;
-
-use crate::sys;
+use crate::caller;
 
 /// Opens a file of this program with these options. A file that it creates is readable and writable only by
 /// its owner. If an earlier version created the file readable by everyone, that access is removed.
@@ -27,7 +25,7 @@ pub fn open(path: &Path, options: &OpenOptions) -> io::Result<File> {
     let about = file.metadata()?;
     check(path, &about)?;
     if about.mode() & 0o077 != 0 && about.uid() == caller::euid() {
-        match sys::metadata::set_mode(&file, about.mode() & 0o700) {
+        match file.set_permissions(Permissions::from_mode(about.mode() & 0o700)) {
             // On a read-only filesystem the permissions cannot be changed. The file can still be read.
             Err(error) if error.raw_os_error() == Some(libc::EROFS) => {}
             other => other?,
@@ -80,8 +78,8 @@ fn no_link(error: io::Error) -> io::Error {
 
 #[cfg(test)]
 mod tests {
-    use std::fs::{self, Permissions};
-    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::fs;
+    use std::os::unix::fs::symlink;
 
     use super::*;
 

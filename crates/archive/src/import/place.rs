@@ -2,7 +2,7 @@
 //! symbolic link.
 //!
 //! After creation an item is addressed only by its descriptor. A user who can change the destination could
-//! exchange names in the meantime ([`node::sys::metadata`]). Folders belong to this user and are closed to
+//! exchange names in the meantime ([`crate::sys::metadata`]). Folders belong to this user and are closed to
 //! others until everything in them exists ([`late`]).
 //!
 //! Each call on a mount waits for the daemon. So files of one piece are passed to a few [`workers`]. Folders,
@@ -22,18 +22,18 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use api::answers::Skipped;
 use api::caller;
 use api::error::{Context, Failure, Result};
 use base::Must;
-use node::sys;
-use node::sys::metadata;
 use parking_lot::Mutex;
 
-use api::answers::Skipped;
-use archive::PIECE;
-use archive::acl::{ACCESS, DEFAULT};
-use archive::import::seen::Paths;
-use archive::import::{Item, Kind, Sink, exists};
+use super::seen::Paths;
+use super::{Item, Kind, Sink, exists};
+use crate::PIECE;
+use crate::acl::{ACCESS, DEFAULT};
+use crate::sys;
+use crate::sys::metadata;
 
 use late::Late;
 use rules::{Dir, Made, Replace, Rules};

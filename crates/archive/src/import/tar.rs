@@ -10,15 +10,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use api::error::{Context, Failure, Result, plain};
-use archive::Entry;
-use archive::acl::{self, Subject};
-use archive::read::{Reader, is_header};
 use base::Must;
-use node::sys::people;
 
-use archive::import::{Item, Kind, Step, inside};
-
-use crate::import::{Feed, Hangup, Source};
+use super::{Item, Kind, Step, inside};
+use crate::Entry;
+use crate::acl::{self, Subject};
+use crate::read::{Reader, is_header};
+use crate::sys::people;
+use crate::transfer::{Feed, Hangup, Source};
 
 type Bytes = Box<dyn Read + Send>;
 
@@ -31,16 +30,25 @@ pub struct Tar {
 }
 
 impl Tar {
-    /// Opens a file, or standard input if the path is `-`.
+    /// Opens a file.
+    ///
+    /// # Errors
+    /// It cannot be read, or is no archive that can be imported.
     pub fn open(path: &Path) -> Result<Tar> {
-        let name = path.display().to_string();
-        let (bytes, size): (Bytes, u64) = if path == Path::new("-") {
-            (Box::new(io::stdin()), 0)
-        } else {
-            let file = File::open(path).at("open", path)?;
-            let size = file.metadata().at("open", path)?.len();
-            (Box::new(file), size)
-        };
+        let file = File::open(path).at("open", path)?;
+        let size = file.metadata().at("open", path)?.len();
+        Tar::new(path.display().to_string(), Box::new(file), size)
+    }
+
+    /// Reads an archive from a stream, for example standard input. `name` is its name for people.
+    ///
+    /// # Errors
+    /// As [`Tar::open`].
+    pub fn stream(name: &str, bytes: Box<dyn Read + Send>) -> Result<Tar> {
+        Tar::new(name.to_owned(), bytes, 0)
+    }
+
+    fn new(name: String, bytes: Bytes, size: u64) -> Result<Tar> {
         let read = Arc::new(AtomicU64::new(0));
         let counted = Counted { inner: bytes, read: read.clone() };
         let bytes = unpack(&name, Box::new(counted))?;

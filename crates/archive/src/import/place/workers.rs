@@ -12,7 +12,7 @@ use api::error::{Failure, Result};
 use parking_lot::{Condvar, Mutex};
 
 use super::rules::{Dir, Replace, Rules};
-use archive::import::Item;
+use crate::import::Item;
 
 /// A file to create.
 pub(super) struct Job {

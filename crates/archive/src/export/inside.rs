@@ -15,12 +15,10 @@ use api::error::{Failure, Result};
 use base::Ino;
 use fs::Errno;
 use fs::api::{Attr, FileKind, Filesystem, Seek};
-use node::errno::errno_failure;
 
-use archive::PIECE;
-use archive::import::{Item, Kind, Step};
-
-use crate::import::{Feed, Hangup, Source};
+use crate::PIECE;
+use crate::import::{Item, Kind, Step, errno_failure};
+use crate::transfer::{Feed, Hangup, Source};
 
 type Sent<T> = std::result::Result<T, Hangup>;
 

@@ -9,13 +9,12 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use api::error::{Context, Failure, Result, plain};
-use node::sys;
-use node::sys::metadata::{self, Seen};
 use parking_lot::Mutex;
 
-use archive::import::{Item, Kind, LeftOut, exists};
-
-use archive::acl::{ACCESS, DEFAULT};
+use crate::acl::{ACCESS, DEFAULT};
+use crate::import::{Item, Kind, LeftOut, exists};
+use crate::sys;
+use crate::sys::metadata::{self, Seen};
 
 /// How a name is opened to examine it, and then to change that item and nothing else.
 const ITSELF: i32 = libc::O_PATH | libc::O_NOFOLLOW;

@@ -9,13 +9,13 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use api::error::{Context, Result};
-use node::sys;
-use node::sys::metadata;
 
 use super::FOLDER;
 use super::rules::{Dir, Rules, exchanged};
-use archive::import::Item;
-use archive::import::seen::Held;
+use crate::import::Item;
+use crate::import::seen::Held;
+use crate::sys;
+use crate::sys::metadata;
 
 /// A folder that waits for its attributes.
 struct Waiting {

@@ -19,13 +19,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use api::error::{Context, Failure, Result, plain};
 use base::Timestamp;
-use node::sys;
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2, readlinkat};
 
-use archive::PIECE;
-use archive::import::{Item, Kind, Step};
-
-use crate::import::{Counters, Feed, Hangup, Source};
+use super::{Item, Kind, Step};
+use crate::PIECE;
+use crate::sys;
+use crate::transfer::{Counters, Feed, Hangup, Source};
 
 /// A folder to import.
 pub struct Folder {
