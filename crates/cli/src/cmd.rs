@@ -3,8 +3,10 @@
 pub mod bench;
 pub mod bundle;
 pub mod cache;
+pub mod cat;
 pub mod clone;
 pub mod config;
+pub mod cp;
 pub mod depot;
 pub mod df;
 pub mod doctor;
@@ -18,6 +20,7 @@ pub mod generate;
 pub mod import;
 pub mod info;
 pub mod lend;
+pub mod ls;
 pub mod mount;
 pub mod origin;
 pub mod peers;

@@ -5,6 +5,7 @@
 //!   args.rs         arguments that several commands share
 //!   daemon.rs       a mount as a command: signals, status line, background; lending.rs: a lent disk
 //!   looking.rs      watching a mount: trace, stats, top
+//!   reading.rs      what ls, cat and cp read without a mount
 //!   target.rs       what a path on the command line means: a mount or a volume's folder
 //!   copying.rs      imports and exports: progress and Ctrl-C; the work is in the crate archive
 //!   config.rs       configuration files, as defaults of the command line
@@ -27,6 +28,7 @@ mod helper;
 mod inputs;
 mod lending;
 mod looking;
+mod reading;
 mod rows;
 mod table;
 mod target;
@@ -93,6 +95,9 @@ enum Command {
     Status(cmd::status::Args),
     Df(cmd::df::Args),
     Info(cmd::info::Args),
+    Ls(cmd::ls::Args),
+    Cat(cmd::cat::Args),
+    Cp(cmd::cp::Args),
     Import(cmd::import::Args),
     Export(cmd::export::Args),
     Clone(cmd::clone::Args),
@@ -176,6 +181,9 @@ fn run(cli: &Cli, term: Term) -> Result<u8> {
         Command::Status(args) => cmd::status::run(args, term),
         Command::Df(args) => cmd::df::run(args, term),
         Command::Info(args) => cmd::info::run(args, term),
+        Command::Ls(args) => cmd::ls::run(args, term),
+        Command::Cat(args) => cmd::cat::run(args, term),
+        Command::Cp(args) => cmd::cp::run(args, term),
         Command::Import(args) => cmd::import::run(args, term),
         Command::Export(args) => cmd::export::run(args, term),
         Command::Clone(args) => cmd::clone::run(args, term),
