@@ -205,6 +205,10 @@ bench-origin: bench-build minio ## Over an S3 store (MinIO): compared with juice
 	@scripts/bootstrap bench-origin
 	$(call figure,origin,--minio "$(or $(MINIO),$(cache)/peers/minio)" $(if $(JUICEFS),--juicefs "$(JUICEFS)"))
 
+.PHONY: bench-s3
+bench-s3: bench-build minio ## The S3 gateway beside MinIO: GET, PUT and list; MINIO=path of its program
+	$(call figure,s3,--minio "$(or $(MINIO),$(cache)/peers/minio)")
+
 # Packages are installed into a venv in the cache. MINIO= and JUICEFS= as for bench-origin.
 .PHONY: bench-access
 bench-access: build minio ## Small cold reads of large files: pread, mmap, numpy, HDF5, zarr, lance; time, requests, bytes; JUICEFS=path
