@@ -58,7 +58,12 @@ test-deb: deb ## Install it in a clean root, mount there, purge it; needs root a
 test: ## Format, lints, licences and every test that needs no other program: what CI runs
 	@scripts/bootstrap test
 	@$(MAKE) lint
-	$(CARGO) test --workspace --locked --no-fail-fast
+	scripts/with-rust scripts/run-tests
+
+.PHONY: slowest
+slowest: ## Every test, then the time of each test program and the ten slowest tests
+	@scripts/bootstrap test
+	scripts/with-rust scripts/run-tests --slowest
 
 # Warnings are errors with the compiler of rust-toolchain.toml. A newer compiler has newer lints, so it only
 # shows them.

@@ -187,7 +187,9 @@ fn many_files(files: u64, peak_limit: u64) {
     let ext4 = on_ext4(&tar, files);
     report(files, bytes, &covey, &ext4);
     assert!(covey.peak < peak_limit, "the daemon held {} MiB", covey.peak >> 20);
-    assert!(covey.reopen < Duration::from_secs(10), "reopening took {:?}", covey.reopen);
+    // The import touches every file. Reopening after a kill replays only the end of the log.
+    let (reopen, import) = (covey.reopen, covey.import);
+    assert!(reopen < import, "reopening took {reopen:?}, longer than the import of all files: {import:?}");
     say(format_args!("{files} files: done"));
 }
 

@@ -265,7 +265,7 @@ mod tests {
         let (shared, mut other) = (four.clone(), four.clone());
         other[0] = b'p';
         other.extend_from_slice(b"ed");
-        assert!(shared.as_ptr() == four.as_ptr() && shared == four, "one memory");
+        assert!(shared.as_ptr() == four.as_ptr() && shared == four, "the shared buffer should not be copied");
         assert!(four == *b"four".as_slice() && other == *b"poured".as_slice());
         assert!(four.of_len(2) == *b"fo".as_slice());
     }

@@ -135,7 +135,11 @@ impl Home {
     fn until(&self, what: &str, is: impl Fn(&CacheStats) -> bool) {
         let began = Instant::now();
         while !is(&self.stats()) {
-            assert!(began.elapsed() < Duration::from_secs(20), "{what}: {:?}", self.stats());
+            assert!(
+                began.elapsed() < Duration::from_secs(120),
+                "not true after two minutes: {what}: {:?}",
+                self.stats()
+            );
             std::thread::sleep(Duration::from_millis(2));
         }
     }
