@@ -28,6 +28,12 @@ fn _forked() {
     process::forked();
 }
 
+/// Closes the trees of this process. `coveyfs` registers it with `atexit`.
+#[pyfunction]
+fn _close_all(py: Python<'_>) {
+    py.detach(process::close_all);
+}
+
 #[pymodule]
 fn _coveyfs(module: &Bound<'_, PyModule>) -> PyResult<()> {
     node::secrets::leave_dumps_to_the_program();
@@ -35,5 +41,6 @@ fn _coveyfs(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<tree::Tree>()?;
     module.add_class::<mapped::Buffer>()?;
     module.add_function(wrap_pyfunction!(_forked, module)?)?;
+    module.add_function(wrap_pyfunction!(_close_all, module)?)?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))
 }

@@ -6,7 +6,7 @@
 //! a slot is decided without a lock.
 
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use node::reader::Reader;
 
@@ -33,6 +33,27 @@ struct Process {
 impl Process {
     fn this() -> Process {
         Process { pid: std::process::id(), forks: forks() }
+    }
+}
+
+/// The trees that processes have opened. Nobody waits for the lock, because it may stay locked in a child.
+static OPENED: Mutex<Vec<(Process, Weak<Reader>)>> = Mutex::new(Vec::new());
+
+fn remember(reader: &Arc<Reader>) {
+    if let Ok(mut opened) = OPENED.try_lock() {
+        opened.retain(|(_, reader)| reader.strong_count() > 0);
+        opened.push((Process::this(), Arc::downgrade(reader)));
+    }
+}
+
+/// Closes every tree that this process has open, when the interpreter ends: a node of a fleet says that it
+/// leaves.
+pub fn close_all() {
+    let opened = OPENED.try_lock().map(|mut opened| std::mem::take(&mut *opened)).unwrap_or_default();
+    let own = opened.iter().filter(|(process, _)| *process == Process::this());
+    for reader in own.filter_map(|(_, reader)| reader.upgrade()) {
+        // Nobody is left to hear of a failure. The cache is one that a killed process leaves.
+        let _ = reader.close();
     }
 }
 
@@ -91,11 +112,21 @@ impl PerProcess {
         }
     }
 
+    /// The tree, if it is open and nothing has to be waited for.
+    pub fn at_hand(&self) -> Option<Arc<Reader>> {
+        match &*self.slot().state.try_lock().ok()? {
+            State::Open(reader) => Some(reader.clone()),
+            State::Unopened | State::Closed => None,
+        }
+    }
+
     /// The open tree; opened by `open` if this process has not done that yet. `None` once it was closed.
     pub fn get<E>(&self, open: impl FnOnce() -> Result<Reader, E>) -> Result<Option<Arc<Reader>>, E> {
         let mut state = self.slot().state();
         if let State::Unopened = &*state {
-            *state = State::Open(Arc::new(open()?));
+            let reader = Arc::new(open()?);
+            remember(&reader);
+            *state = State::Open(reader);
         }
         Ok(match &*state {
             State::Open(reader) => Some(reader.clone()),

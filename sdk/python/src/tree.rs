@@ -37,6 +37,9 @@ type Range = (PathBuf, u64, Option<u64>);
 impl Tree {
     /// The open tree of this process.
     fn reader(&self, py: Python<'_>) -> PyResult<Arc<Reader>> {
+        if let Some(reader) = self.opened.at_hand() {
+            return Ok(reader);
+        }
         let second = self.is_copy || self.forks != crate::process::forks();
         let reader = py.detach(|| self.opened.get(|| self.settings.open(second)));
         reader.map_err(|failure| errors::of(&failure))?.ok_or_else(errors::closed)

@@ -9,6 +9,7 @@ import os
 import pathlib
 import shutil
 import subprocess
+import time
 import uuid
 
 import numpy
@@ -113,6 +114,14 @@ class Store:
         """Gets, listings, and bytes sent."""
         self.process.stdin.write("counts\n")
         return [int(word) for word in self.process.stdout.readline().split()]
+
+    def at_rest(self):
+        """The same once nothing has been asked for a second: prefetches have ended."""
+        last = None
+        while (now := self.counts()) != last:
+            last = now
+            time.sleep(1)
+        return last
 
     def stop(self):
         self.process.stdin.close()
