@@ -34,6 +34,9 @@ pub struct Tree {
 /// A range that a caller asks for: path, first byte, end.
 type Range = (PathBuf, u64, Option<u64>);
 
+/// The same with the place of its file in a list, instead of the path.
+type Placed = (usize, u64, Option<u64>);
+
 impl Tree {
     /// The open tree of this process.
     fn reader(&self, py: Python<'_>) -> PyResult<Arc<Reader>> {
@@ -336,7 +339,7 @@ impl Tree {
 }
 
 /// The different files of some ranges, and the ranges with the place of their file among these.
-fn by_file(ranges: &[Range]) -> (Vec<&OsStr>, Vec<(usize, u64, Option<u64>)>) {
+fn by_file(ranges: &[Range]) -> (Vec<&OsStr>, Vec<Placed>) {
     let mut places = std::collections::HashMap::new();
     let mut paths: Vec<&OsStr> = Vec::new();
     let wanted = ranges.iter().map(|(path, start, end)| {
@@ -352,7 +355,7 @@ fn by_file(ranges: &[Range]) -> (Vec<&OsStr>, Vec<(usize, u64, Option<u64>)>) {
 }
 
 /// A range cut at the end of its file.
-fn within((file, start, end): (usize, u64, Option<u64>), files: &[Result<Attr, Errno>]) -> Wanted {
+fn within((file, start, end): Placed, files: &[Result<Attr, Errno>]) -> Wanted {
     let size = files[file].as_ref().map_or(0, |attr| attr.size);
     let start = start.min(size);
     Wanted { file, start, end: end.unwrap_or(size).clamp(start, size) }
