@@ -52,6 +52,13 @@ deb: build ## A Debian package: target/debian/covey_VERSION_ARCHITECTURE.deb
 test-deb: deb ## Install it in a clean root, mount there, purge it; needs root and debootstrap
 	@scripts/keep-switch scripts/test-deb target/debian/covey_*.deb
 
+.PHONY: wheel
+wheel: ## The Python package coveyfs: target/wheels; needs Python 3.11 or newer, no headers of it
+	@scripts/bootstrap wheel
+	@scripts/python-venv "$(cache)/python-tools" maturin
+	@scripts/with-rust "$(cache)/python-tools/bin/maturin" build --release --locked \
+		--manifest-path "$(CURDIR)/sdk/python/Cargo.toml" --out "$(CURDIR)/target/wheels"
+
 ##@ Check
 
 .PHONY: test
@@ -128,6 +135,14 @@ test-pjdfstest: build ## pjdfstest; PJDFSTEST=path of its program
 test-xfstests: build ## xfstests; XFSTESTS=path of its built tree, XFSTESTS_ARGS="-g quick"
 	@[ -x "$(XFSTESTS)/check" ] || { echo "make test-xfstests: XFSTESTS= must name the folder of a built xfstests" >&2; exit 2; }
 	XFSTESTS="$(abspath $(XFSTESTS))" $(call at_length,suites,xfstests)
+
+# Packages are installed into a venv in the cache. TESTS= are arguments of pytest, such as TESTS="-k zarr".
+.PHONY: test-python
+test-python: build wheel ## The Python package with pandas, pyarrow, dask, zarr and others, against real volumes and a store
+	@scripts/bootstrap test-python
+	$(CARGO) build --package covey-s3 --example serve-s3
+	@scripts/keep-switch scripts/test-python $(program) "$(CARGO_TARGET_DIR)/debug/examples/serve-s3" target/wheels \
+		"$(cache)/python-tests" $(TESTS)
 
 .PHONY: test-workloads
 test-workloads: build ## Real programs through kill -9: SQLite, PostgreSQL, git, fio verify, stress-ng

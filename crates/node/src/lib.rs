@@ -6,6 +6,7 @@
 //!   opened.rs       the wiring: a volume's folder becomes lock, journal, packs, origin, volume
 //!   remote_side.rs  a remote origin: the node's cache in front of it, the uploads beside it
 //!   fleet.rs        a node of a fleet: what it lends, and to which fleet it belongs
+//!   reader.rs       a published tree that a process reads itself, without a mount
 //!   frozen.rs       a published tree as the source of a mount
 //!   follow.rs       moving a mount to the next published tree
 //!   claim.rs        which folder may write to an origin
@@ -61,6 +62,7 @@ pub mod origins;
 pub mod others;
 pub mod publish;
 pub mod publisher;
+pub mod reader;
 pub mod refused;
 pub mod remote_side;
 pub mod running;

@@ -306,6 +306,7 @@ fn node_options(plan: &Plan, mountpoint: &Path) -> NodeOptions {
         remote_side: options.remote_side.clone(),
         salvage: None,
         take_over: plan.take_over,
+        beside: false,
     }
 }
 

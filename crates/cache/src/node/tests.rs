@@ -1,5 +1,6 @@
 //! Tests of the cache: as an origin, its reads, its room, its disk in trouble, and its removals.
 
+mod beside;
 mod conformance;
 mod parts;
 mod random;

@@ -7,6 +7,7 @@ mod equal;
 mod faults;
 mod hints;
 mod model;
+mod pieces;
 mod prefetch;
 mod remote;
 mod stress;
