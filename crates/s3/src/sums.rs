@@ -126,10 +126,13 @@ impl Digests {
 
     /// The checksum to keep: the first that was computed.
     pub fn kept(&self) -> Option<Sum> {
-        Algorithm::ALL.into_iter().find_map(|algorithm| {
-            let value = algorithm.of(&self.sums)?.clone();
-            Some(Sum { algorithm: algorithm.name().to_owned(), kind: dto::ChecksumType::FULL_OBJECT.to_owned(), value })
-        })
+        Algorithm::ALL.into_iter().find_map(|algorithm| self.sum_by(algorithm))
+    }
+
+    /// The checksum by this algorithm, if it was computed.
+    pub fn sum_by(&self, algorithm: Algorithm) -> Option<Sum> {
+        let value = algorithm.of(&self.sums)?.clone();
+        Some(Sum { algorithm: algorithm.name().to_owned(), kind: "FULL_OBJECT".to_owned(), value })
     }
 }
 
