@@ -31,6 +31,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_rustls::TlsAcceptor;
 
 use crate::bucket::{Bucket, Made};
+use crate::chunks::{self, Divided};
 use crate::keyring::{Keyring, Shared as SharedKeys};
 use crate::patience::{Arriving, Leaving};
 use crate::service::Gateway;
@@ -313,7 +314,11 @@ async fn serve(
     let (parts, body) = request.into_parts();
     let answered = match guard::check(&parts.method, &parts.uri, &parts.headers) {
         Ok(()) => {
-            let body = s3s::Body::http_body(Arriving::new(body, shared.limits.patience));
+            let body = Arriving::new(body, shared.limits.patience);
+            let body = match chunks::kind(&parts.headers) {
+                Some(signed) => s3s::Body::http_body(Divided::new(body, signed)),
+                None => s3s::Body::http_body(body),
+            };
             shared.s3.call(http::Request::from_parts(parts, body)).await
         }
         Err(error) => error.to_http_response().map_err(|error| HttpError::new(Box::new(error))),

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use api::error::{Failure, Result};
 use api::status::Mode;
@@ -47,6 +48,9 @@ pub struct Args {
     /// Connections at a time
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     connections: u32,
+    /// Cut a client that stands still for so long within a request
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3_600))]
+    patience: u64,
     /// NAME=VOLUME for a volume's folder, NAME=ORIGIN@TREE for a published tree, NAME=mem: for a volume in memory
     #[arg(value_name = "NAME=SOURCE", required = true, value_parser = NonEmptyStringValueParser::new())]
     buckets: Vec<String>,
@@ -86,6 +90,7 @@ fn bind(args: &Args) -> Result<Bound> {
     let mut options = Options { listen: args.listen.clone(), domains: args.domain.clone(), ..Options::default() };
     options.tls = args.tls_cert.clone().zip(args.tls_key.clone());
     options.limits.connections = args.connections as usize;
+    options.limits.patience = Duration::from_secs(args.patience);
     let bound = Bound::new(options, &args.keys)?;
     bound.warning().iter().for_each(|line| log::warn(line));
     Ok(bound)
