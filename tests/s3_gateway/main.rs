@@ -5,7 +5,6 @@
 //! say so and are skipped. The long ones, with more clients, run by `make test-s3-clients`.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -53,11 +52,10 @@ impl Gateway {
         let log = fs::File::create(folder.path().join("log")).unwrap();
         command.args(options).args(sources).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
         let mut child = command.spawn().unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let said: serde_json::Value = serde_json::from_str(&line).unwrap_or_else(|error| {
+        let said = serde_json::Deserializer::from_reader(child.stdout.take().unwrap()).into_iter().next();
+        let said: serde_json::Value = said.and_then(Result::ok).unwrap_or_else(|| {
             let log = fs::read_to_string(folder.path().join("log")).unwrap_or_default();
-            panic!("covey s3 said {line:?} ({error}): {log}")
+            panic!("covey s3 did not start: {log}")
         });
         let scheme = if options.contains(&"--tls-cert") { "https" } else { "http" };
         let endpoint = format!("{scheme}://{}", said["address"].as_str().unwrap());
