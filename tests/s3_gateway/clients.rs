@@ -39,7 +39,7 @@ fn client(program: &Path, gateway: &Gateway) -> Command {
     command.envs([("AWS_ACCESS_KEY_ID", WRITER[0]), ("AWS_SECRET_ACCESS_KEY", WRITER[1])]);
     command.envs([("AWS_REGION", "us-east-1"), ("AWS_DEFAULT_REGION", "us-east-1"), ("no_proxy", "*")]);
     command.env("AWS_ENDPOINT_URL", &gateway.endpoint).env("AWS_CONFIG_FILE", "/dev/null");
-    command.env_remove("http_proxy").env_remove("https_proxy");
+    command.env_remove("http_proxy").env_remove("https_proxy").env_remove("AWS_CA_BUNDLE");
     command
 }
 
@@ -50,7 +50,8 @@ fn the_aws_command_line_syncs_both_ways() {
     let python = python_or_skip!("awscli");
     with_gateway(|gateway, folder| {
         files(&folder.join("from"));
-        let aws = |args: &[&str]| run_ok(client(&python.with_file_name("aws"), gateway).args(args), LONG).stdout;
+        let aws =
+            |args: &[&str]| run_ok(client(&python.with_file_name("aws"), gateway).args(args), LONG).stdout;
         let (from, to) = (folder.join("from"), folder.join("to"));
         let (from_text, to_text) = (from.to_str().unwrap(), to.to_str().unwrap());
         aws(&["s3", "sync", from_text, "s3://data/tree"]);

@@ -38,7 +38,8 @@ fn configuration(gateway: &Gateway) -> String {
 #[ignore = "needs S3TESTS=path of ceph/s3-tests; make test-s3tests"]
 fn ceph_s3_tests_pass_as_listed() {
     requires!(Need::Covey, Need::Program("python3"), Need::Env("S3TESTS"));
-    let python = python_or_skip!("boto3", "pytest", "pyyaml", "requests", "pytz", "httplib2", "lxml", "isodate");
+    let python =
+        python_or_skip!("boto3", "pytest", "pyyaml", "requests", "pytz", "httplib2", "lxml", "isodate");
     let tests = PathBuf::from(std::env::var_os("S3TESTS").unwrap());
     let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("s3_gateway");
     let listed = std::fs::read_to_string(here.join("s3tests.txt")).unwrap();
@@ -49,7 +50,17 @@ fn ceph_s3_tests_pass_as_listed() {
     let conf = folder.path().join("s3tests.conf");
     std::fs::write(&conf, configuration(&gateway)).unwrap();
     let mut command = Command::new(&python);
-    command.args(["-m", "pytest", "-q", "-x", "-p", "s3tests_plugin", "-p", "no:cacheprovider", "--tb=short"]);
+    command.args([
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-p",
+        "s3tests_plugin",
+        "-p",
+        "no:cacheprovider",
+        "--tb=short",
+    ]);
     command.args(listed.map(|name| format!("s3tests/functional/test_s3.py::{name}")));
     command.current_dir(&tests).env("S3TEST_CONF", &conf).env("PYTHONPATH", &here);
     command.env("COVEY_POOL", BUCKETS.to_string()).env("no_proxy", "*").env("PYTHONDONTWRITEBYTECODE", "1");

@@ -50,11 +50,8 @@ pub const ARROWS: &[(&str, &[&str])] = &[
 ];
 
 /// Arrows that only tests may draw: a test wires real parts together where the crate itself sees a trait.
-pub const TEST_ARROWS: &[(&str, &[&str])] = &[
-    ("fs", &["cache", "origin"]),
-    ("tree", &["origin"]),
-    ("gateway", &["blob", "meta", "cache", "origin"]),
-];
+pub const TEST_ARROWS: &[(&str, &[&str])] =
+    &[("fs", &["cache", "origin"]), ("tree", &["origin"]), ("gateway", &["blob", "meta", "cache", "origin"])];
 
 /// Folders of `crates/` that are not called like their crate.
 const FOLDERS: &[(&str, &str)] = &[("s3", "gateway")];

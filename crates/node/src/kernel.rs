@@ -1,5 +1,5 @@
-//! The kernel that has a volume mounted, for changes that it did not ask for: those of an import, and of other
-//! front ends in the daemon. It forgets what changed, if it has seen it at all.
+//! The kernel that has a volume mounted, for changes that it did not ask for: those of an import, and of
+//! other front ends in the daemon. It forgets what changed, if it has seen it at all.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

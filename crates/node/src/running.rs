@@ -202,7 +202,8 @@ impl Running {
         }
     }
 
-    /// The filesystem, for another front end in this process. Its changes must be told to [`Running::kernel`].
+    /// The filesystem, for another front end in this process. Its changes must be told to
+    /// [`Running::kernel`].
     pub fn filesystem(&self) -> Arc<dyn Filesystem> {
         self.served.node.filesystem()
     }

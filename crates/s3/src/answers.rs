@@ -45,7 +45,8 @@ pub fn owner() -> dto::Owner {
 fn trailing(headers: &http::HeaderMap) -> Vec<Algorithm> {
     let words = headers.get_all("x-amz-trailer").iter().filter_map(|value| value.to_str().ok());
     let words: Vec<&str> = words.flat_map(|value| value.split(',')).map(str::trim).collect();
-    let listed = |algorithm: &Algorithm| words.iter().any(|word| word.eq_ignore_ascii_case(&algorithm.header()));
+    let listed =
+        |algorithm: &Algorithm| words.iter().any(|word| word.eq_ignore_ascii_case(&algorithm.header()));
     Algorithm::ALL.into_iter().filter(listed).collect()
 }
 
@@ -61,7 +62,8 @@ pub fn upload<T>(
         number.map(Some).ok_or_else(|| s3_error!(InvalidArgument, "{name} is not a number"))
     };
     let length = number("x-amz-decoded-content-length")?.or(number("content-length")?);
-    let length = length.ok_or_else(|| s3_error!(MissingContentLength, "the length of the body is missing"))?;
+    let length =
+        length.ok_or_else(|| s3_error!(MissingContentLength, "the length of the body is missing"))?;
     let trailing = trailing(&request.headers);
     let also = computed.map(Algorithm::named).transpose()?.into_iter().collect();
     let expected = Expected { md5, sums, also };
@@ -90,10 +92,22 @@ macro_rules! sums_of {
 macro_rules! headers_of {
     ($input:expr) => {{
         $crate::answers::refuse(&[
-            ("server-side encryption", $input.server_side_encryption.is_some() || $input.ssekms_key_id.is_some()),
-            ("encryption with customer keys", $input.sse_customer_algorithm.is_some() || $input.sse_customer_key.is_some()),
-            ("a storage class", $input.storage_class.as_ref().is_some_and(|class| class.as_str() != "STANDARD")),
-            ("object lock", $input.object_lock_mode.is_some() || $input.object_lock_legal_hold_status.is_some()),
+            (
+                "server-side encryption",
+                $input.server_side_encryption.is_some() || $input.ssekms_key_id.is_some(),
+            ),
+            (
+                "encryption with customer keys",
+                $input.sse_customer_algorithm.is_some() || $input.sse_customer_key.is_some(),
+            ),
+            (
+                "a storage class",
+                $input.storage_class.as_ref().is_some_and(|class| class.as_str() != "STANDARD"),
+            ),
+            (
+                "object lock",
+                $input.object_lock_mode.is_some() || $input.object_lock_legal_hold_status.is_some(),
+            ),
             ("website redirects", $input.website_redirect_location.is_some()),
             ("this ACL", $input.acl.as_ref().is_some_and(|acl| !$crate::answers::is_private(acl.as_str()))),
             ("grants", $input.grant_read.is_some() || $input.grant_full_control.is_some()),
@@ -144,7 +158,13 @@ fn expires(headers: &Headers) -> Option<dto::Timestamp> {
 /// The answer to a GET, without the body. `sums`: with checksums.
 pub fn got(object: &Object, wanted: &Wanted, by_part: bool, sums: bool) -> dto::GetObjectOutput {
     let Headers {
-        content_type, cache_control, content_disposition, content_encoding, content_language, meta, ..
+        content_type,
+        cache_control,
+        content_disposition,
+        content_encoding,
+        content_language,
+        meta,
+        ..
     } = object.headers.clone();
     // The checksum is that of the whole object.
     let whole = wanted.len == object.size;

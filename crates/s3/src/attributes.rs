@@ -258,7 +258,8 @@ impl Parts {
             Some((count.parse().ok()?, size.parse().ok()?))
         };
         let parts = Parts(text.split(',').map(run).collect::<Option<Vec<_>>>()?);
-        let total = parts.0.iter().try_fold(0_u64, |sum, (count, size)| sum.checked_add(count.checked_mul(*size)?));
+        let total =
+            parts.0.iter().try_fold(0_u64, |sum, (count, size)| sum.checked_add(count.checked_mul(*size)?));
         (total == Some(of)).then_some(parts)
     }
 }

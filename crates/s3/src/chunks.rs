@@ -5,8 +5,8 @@
 //!   SIZE[;chunk-signature=...]\r\n  bytes \r\n  ...  0[;...]\r\n  trailers
 //! ```
 //!
-//! A chunk without a signature may be divided: each piece that arrives becomes a chunk of its own. The size of
-//! a chunk with a signature is limited. What is malformed passes as it is, and s3s refuses it.
+//! A chunk without a signature may be divided: each piece that arrives becomes a chunk of its own. The size
+//! of a chunk with a signature is limited. What is malformed passes as it is, and s3s refuses it.
 
 use std::io;
 use std::pin::Pin;
@@ -60,7 +60,11 @@ impl Divider {
                 State::Line(mut line) => {
                     let end = bytes.iter().position(|&byte| byte == b'\n').map(|at| at + 1);
                     line.extend_from_slice(&bytes.split_to(end.unwrap_or(bytes.len())));
-                    if end.is_none() && line.len() <= LINE_MAX { State::Line(line) } else { self.line(&line, &mut out)? }
+                    if end.is_none() && line.len() <= LINE_MAX {
+                        State::Line(line)
+                    } else {
+                        self.line(&line, &mut out)?
+                    }
                 }
                 State::Data(left) => {
                     let len = left.min(bytes.len() as u64);
@@ -80,7 +84,11 @@ impl Divider {
                     if self.signed {
                         out.extend_from_slice(&end);
                     }
-                    if usize::from(left) > len { State::End(left - len as u8) } else { State::Line(BytesMut::new()) }
+                    if usize::from(left) > len {
+                        State::End(left - len as u8)
+                    } else {
+                        State::Line(BytesMut::new())
+                    }
                 }
                 State::Rest => {
                     out.extend_from_slice(&bytes);

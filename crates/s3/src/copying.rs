@@ -1,4 +1,5 @@
-//! Copies. Within a bucket they are by reference: no byte is moved. Between buckets bytes are read and written.
+//! Copies. Within a bucket they are by reference: no byte is moved. Between buckets bytes are read and
+//! written.
 
 use std::sync::Arc;
 
@@ -158,10 +159,11 @@ pub fn part(from: &From<'_>, to: &ToPart<'_>, range: Option<&str>) -> Result<Cop
     let upload = uploads::find(to.bucket, to.key, to.id)?;
     let original = from.open()?;
     let wanted = range.map_or(Ok(Wanted { offset: 0, len: original.size, partial: false }), |range| {
-        let invalid = || s3_error!(InvalidArgument, "the range to copy is bytes=FIRST-LAST, inside the object");
-        let (first, last) = range.strip_prefix("bytes=").and_then(|range| range.split_once('-')).ok_or_else(invalid)?;
-        let (first, last): (u64, u64) =
-            first.parse().ok().zip(last.parse().ok()).ok_or_else(invalid)?;
+        let invalid =
+            || s3_error!(InvalidArgument, "the range to copy is bytes=FIRST-LAST, inside the object");
+        let (first, last) =
+            range.strip_prefix("bytes=").and_then(|range| range.split_once('-')).ok_or_else(invalid)?;
+        let (first, last): (u64, u64) = first.parse().ok().zip(last.parse().ok()).ok_or_else(invalid)?;
         if first > last || last >= original.size {
             return Err(invalid());
         }

@@ -1,7 +1,7 @@
 //! Bytes on their way: from a request into a file, from a file into an answer.
 //!
-//! Filesystem calls may wait for a disk or a network. They run on the runtime's pool of blocking threads, never
-//! on the threads that serve connections. A transfer has at most two pieces in memory.
+//! Filesystem calls may wait for a disk or a network. They run on the runtime's pool of blocking threads,
+//! never on the threads that serve connections. A transfer has at most two pieces in memory.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -187,7 +187,11 @@ impl Sending {
         self.reading = Some(tokio::task::spawn_blocking(move || {
             let mut piece = vec![0; len as usize];
             let done = bucket.fs().read(held.node(), offset, &mut piece).map_err(errors::of)?;
-            if done as u64 == len { Ok(Bytes::from(piece)) } else { Err(errors::internal("the file was cut")) }
+            if done as u64 == len {
+                Ok(Bytes::from(piece))
+            } else {
+                Err(errors::internal("the file was cut"))
+            }
         }));
     }
 }

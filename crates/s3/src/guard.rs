@@ -21,7 +21,10 @@ pub fn check(method: &Method, uri: &Uri, headers: &HeaderMap) -> Result<()> {
     }
     let by_url = query(uri, "X-Amz-SignedHeaders");
     if authorization.is_some_and(|value| value.starts_with("AWS ")) || query(uri, "Signature").is_some() {
-        return Err(s3_error!(InvalidRequest, "sign with AWS4-HMAC-SHA256; older signatures are not accepted"));
+        return Err(s3_error!(
+            InvalidRequest,
+            "sign with AWS4-HMAC-SHA256; older signatures are not accepted"
+        ));
     }
     let listed = authorization.and_then(|value| {
         let (_, rest) = value.split_once("SignedHeaders=")?;
@@ -81,10 +84,16 @@ mod tests {
 
     #[test]
     fn what_is_not_offered_is_refused() {
-        assert_eq!(code(Method::POST, "/b", &[("content-type", "multipart/form-data; boundary=x")]), "NotImplemented");
+        assert_eq!(
+            code(Method::POST, "/b", &[("content-type", "multipart/form-data; boundary=x")]),
+            "NotImplemented"
+        );
         assert_eq!(code(Method::GET, "/b", &[("authorization", "AWS K:x")]), "InvalidRequest");
         assert_eq!(code(Method::GET, "/b?Signature=x&AWSAccessKeyId=K&Expires=1", &[]), "InvalidRequest");
-        assert_eq!(code(Method::GET, "/b", &[("authorization", "AWS4"), ("authorization", "AWS4")]), "InvalidRequest");
+        assert_eq!(
+            code(Method::GET, "/b", &[("authorization", "AWS4"), ("authorization", "AWS4")]),
+            "InvalidRequest"
+        );
         assert_eq!(code(Method::GET, "/b", &[]), "fine");
     }
 }

@@ -94,7 +94,8 @@ impl Keyring {
     pub fn parse(text: &str) -> std::result::Result<Keyring, String> {
         // The message of the parser quotes the line, which may hold a secret.
         let file: File = toml::from_str(text).map_err(|error| {
-            let line = error.span().map(|span| text.get(..span.start).unwrap_or("").matches('\n').count() + 1);
+            let line =
+                error.span().map(|span| text.get(..span.start).unwrap_or("").matches('\n').count() + 1);
             line.map_or(error.message().to_owned(), |line| format!("line {line}: {}", error.message()))
         })?;
         if file.key.is_empty() {
@@ -102,7 +103,8 @@ impl Keyring {
         }
         let mut holders = HashMap::new();
         for Row { access_key, secret_key, buckets } in file.key {
-            let named = access_key.bytes().all(|byte| byte.is_ascii_graphic() && !matches!(byte, b'/' | b',' | b'='));
+            let named =
+                access_key.bytes().all(|byte| byte.is_ascii_graphic() && !matches!(byte, b'/' | b',' | b'='));
             if access_key.is_empty() || !named {
                 return Err("an access_key is a word of printable characters other than / , =".to_owned());
             }

@@ -37,7 +37,10 @@ impl Key {
             ));
         }
         if path.split('/').any(|part| part.len() > PART_MAX) {
-            return Err(s3_error!(KeyTooLongError, "a part of a key between two slashes has at most 255 bytes"));
+            return Err(s3_error!(
+                KeyTooLongError,
+                "a part of a key between two slashes has at most 255 bytes"
+            ));
         }
         if path.split('/').next() == Some(HIDDEN) {
             return Err(s3_error!(InvalidArgument, "keys below .covey-s3/ belong to the gateway"));

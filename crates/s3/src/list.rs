@@ -93,7 +93,11 @@ pub fn list(bucket: &Bucket, order: &Order) -> Outcome<Page> {
         page.objects.push(Listed {
             key,
             size: if is_folder { 0 } else { found.attr.size },
-            etag: if is_folder { EMPTY.to_owned() } else { attributes::etag(bucket, found.node(), &found.attr) },
+            etag: if is_folder {
+                EMPTY.to_owned()
+            } else {
+                attributes::etag(bucket, found.node(), &found.attr)
+            },
             modified: found.attr.mtime,
         });
     }
@@ -281,8 +285,8 @@ fn behind(folder: &str, text: &str, after: &str) -> bool {
     }
 }
 
-/// What the keys of an entry go on with. Names that are no text, and what is neither a file nor a folder, have
-/// no keys.
+/// What the keys of an entry go on with. Names that are no text, and what is neither a file nor a folder,
+/// have no keys.
 fn text_of(name: &[u8], kind: FileKind) -> Option<String> {
     let text = std::str::from_utf8(name).ok()?;
     match (text, kind) {

@@ -1,6 +1,6 @@
-//! Clients that are too slow. A client has an allowance of time in which the server waits for it. Waiting uses
-//! it up, and each byte that moves restores some. So a slow client is served as long as it moves a kilobyte per
-//! second on average, and one that stands still, or sends a byte a minute, is cut.
+//! Clients that are too slow. A client has an allowance of time in which the server waits for it. Waiting
+//! uses it up, and each byte that moves restores some. So a slow client is served as long as it moves a
+//! kilobyte per second on average, and one that stands still, or sends a byte a minute, is cut.
 
 use std::io;
 use std::pin::Pin;

@@ -1,11 +1,11 @@
 //! The listener: connections, TLS, and what one client may take of the machine.
 //!
 //! ```text
-//!   TCP ── a slot ── TLS ── HTTP/1.1 ── guard ── s3s: signature, key's rights ── service ── blocking pool ── filesystem
+//!   TCP ── a slot ── TLS ── HTTP/1.1 ── guard ── s3s: signature, rights ── service ── pool ── filesystem
 //! ```
 //!
-//! The number of connections, the size of a request's head and the time that the server waits for a client are
-//! limited. A connection works on one request at a time and has at most a few megabytes in memory.
+//! The number of connections, the size of a request's head and the time that the server waits for a client
+//! are limited. A connection works on one request at a time and has at most a few megabytes in memory.
 
 use std::net::{SocketAddr, TcpListener as StdListener};
 use std::path::{Path, PathBuf};
@@ -139,7 +139,8 @@ impl Bound {
         let mut config = S3Config::default();
         config.xml_max_body_size = XML_MAX;
         builder.set_config(Arc::new(StaticConfigProvider::new(Arc::new(config))));
-        let cannot = |error: std::io::Error| Failure::io("cannot start the threads of the S3 service", &error);
+        let cannot =
+            |error: std::io::Error| Failure::io("cannot start the threads of the S3 service", &error);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let runtime = Builder::new_multi_thread()
             .worker_threads(cores.min(THREADS))
@@ -223,7 +224,8 @@ impl Server {
         let all = u32::try_from(self.shared.limits.connections.max(1)).unwrap_or(u32::MAX);
         let slots = self.shared.slots.clone();
         // The receiver of the signal holds a slot while it waits for a connection, and gives it back.
-        let _ = runtime.block_on(async { tokio::time::timeout(ENDING, slots.acquire_many(all)).await.map(drop) });
+        let _ =
+            runtime.block_on(async { tokio::time::timeout(ENDING, slots.acquire_many(all)).await.map(drop) });
         runtime.shutdown_timeout(ENDING);
     }
 }
@@ -312,6 +314,7 @@ async fn serve(
     request: http::Request<Incoming>,
 ) -> std::result::Result<HttpResponse, HttpError> {
     let (parts, body) = request.into_parts();
+    let ends = waits_in_vain(&parts.headers);
     let answered = match guard::check(&parts.method, &parts.uri, &parts.headers) {
         Ok(()) => {
             let body = Arriving::new(body, shared.limits.patience);
@@ -328,8 +331,18 @@ async fn serve(
         if let Ok(id) = http::HeaderValue::from_str(&id) {
             answer.headers_mut().insert("x-amz-request-id", id);
         }
+        if ends {
+            answer.headers_mut().insert(http::header::CONNECTION, http::HeaderValue::from_static("close"));
+        }
         answer
     })
+}
+
+/// Whether a client waits for `100 Continue` before it sends nothing. hyper then answers at once, and
+/// botocore takes the next answer on that connection for one without headers. So that connection must end.
+fn waits_in_vain(headers: &http::HeaderMap) -> bool {
+    let is = |name: http::HeaderName, value: &str| headers.get(name).is_some_and(|found| found == value);
+    headers.contains_key(http::header::EXPECT) && is(http::header::CONTENT_LENGTH, "0")
 }
 
 /// Finds the bucket in the name of a host.
@@ -341,7 +354,8 @@ impl S3Host for Hosts {
     fn parse_host_header<'a>(&'a self, host: &'a str) -> S3Result<VirtualHost<'a>> {
         let name = host.rsplit_once(':').filter(|(_, port)| port.bytes().all(|byte| byte.is_ascii_digit()));
         let name = name.map_or(host, |(name, _)| name);
-        let below = |domain: &str| name.strip_suffix(domain)?.strip_suffix('.').filter(|bucket| !bucket.is_empty());
+        let below =
+            |domain: &str| name.strip_suffix(domain)?.strip_suffix('.').filter(|bucket| !bucket.is_empty());
         let domains = self.domains.iter().map(String::as_str).chain(["localhost"]);
         let mut found = domains.filter_map(|domain| Some((domain, below(domain)?)));
         Ok(match found.next() {

@@ -108,10 +108,12 @@ impl S3 for Gateway {
         let usable: Vec<_> = usable.cloned().collect();
         let prefix = request.input.prefix.clone().unwrap_or_default();
         let buckets = blocking(move || {
-            let shown = usable.iter().filter(|bucket| bucket.name().starts_with(&prefix)).map(|bucket| s3s::dto::Bucket {
-                name: Some(bucket.name().to_owned()),
-                creation_date: Some(answers::time(bucket.created())),
-                ..s3s::dto::Bucket::default()
+            let shown = usable.iter().filter(|bucket| bucket.name().starts_with(&prefix)).map(|bucket| {
+                s3s::dto::Bucket {
+                    name: Some(bucket.name().to_owned()),
+                    creation_date: Some(answers::time(bucket.created())),
+                    ..s3s::dto::Bucket::default()
+                }
             });
             Ok(shown.collect())
         });
@@ -135,7 +137,8 @@ impl S3 for Gateway {
 
     async fn list_objects(&self, request: S3Request<ListObjectsInput>) -> Answer<ListObjectsOutput> {
         let input = request.input;
-        let (encode, max) = (answers::encoded(input.encoding_type.as_ref())?, answers::max_keys(input.max_keys)?);
+        let (encode, max) =
+            (answers::encoded(input.encoding_type.as_ref())?, answers::max_keys(input.max_keys)?);
         let after = input.marker.clone().unwrap_or_default();
         let order = answers::order(input.prefix.clone(), input.delimiter.clone(), after, max);
         let grouped = order.delimiter.is_some();
@@ -160,7 +163,8 @@ impl S3 for Gateway {
 
     async fn list_objects_v2(&self, request: S3Request<ListObjectsV2Input>) -> Answer<ListObjectsV2Output> {
         let input = request.input;
-        let (encode, max) = (answers::encoded(input.encoding_type.as_ref())?, answers::max_keys(input.max_keys)?);
+        let (encode, max) =
+            (answers::encoded(input.encoding_type.as_ref())?, answers::max_keys(input.max_keys)?);
         let after = match &input.continuation_token {
             Some(token) => answers::from_token(token)?,
             None => input.start_after.clone().unwrap_or_default(),
@@ -356,8 +360,7 @@ impl S3 for Gateway {
         let algorithm = input.checksum_algorithm.as_ref().map(|algorithm| algorithm.as_str());
         let kind = input.checksum_type.as_ref().map(|kind| kind.as_str());
         let summing = Summing::asked(algorithm, kind)?;
-        let dress =
-            Dress { headers, tags: tags::from_header(input.tagging.as_deref())?, ..Dress::default() };
+        let dress = Dress { headers, tags: tags::from_header(input.tagging.as_deref())?, ..Dress::default() };
         let key = input.key.clone();
         let id = blocking(move || uploads::create(&bucket, &key, &dress, summing)).await?;
         answer(CreateMultipartUploadOutput {
@@ -404,7 +407,10 @@ impl S3 for Gateway {
         })
     }
 
-    async fn upload_part_copy(&self, request: S3Request<UploadPartCopyInput>) -> Answer<UploadPartCopyOutput> {
+    async fn upload_part_copy(
+        &self,
+        request: S3Request<UploadPartCopyInput>,
+    ) -> Answer<UploadPartCopyOutput> {
         let (from, from_key) = self.source(&request, &request.input.copy_source)?;
         let input = request.input;
         let bucket = self.bucket(&input.bucket)?;
@@ -416,7 +422,8 @@ impl S3 for Gateway {
                 if_unmodified_since: input.copy_source_if_unmodified_since,
             };
             let from = From { bucket: &from, key: &from_key, conditions: &conditions };
-            let to = ToPart { bucket: &bucket, key: &input.key, id: &input.upload_id, number: input.part_number };
+            let to =
+                ToPart { bucket: &bucket, key: &input.key, id: &input.upload_id, number: input.part_number };
             copying::part(&from, &to, input.copy_source_range.as_deref())
         });
         let (e_tag, last_modified, sum) = copied_result(copied.await?);

@@ -90,7 +90,9 @@ pub async fn uploads(
         initiated: Some(answers::time(upload.begun)),
         owner: Some(answers::owner()),
         storage_class: Some(StorageClass::from_static(StorageClass::STANDARD)),
-        checksum_algorithm: upload.summing.map(|summing| ChecksumAlgorithm::from_static(summing.algorithm.name())),
+        checksum_algorithm: upload
+            .summing
+            .map(|summing| ChecksumAlgorithm::from_static(summing.algorithm.name())),
         checksum_type: upload.summing.map(|summing| ChecksumType::from_static(summing.kind())),
         ..MultipartUpload::default()
     });

@@ -147,7 +147,8 @@ impl Whole {
             attributes::stamp(bucket, node, &attr, attributes::CHECKSUM, &sum.to_text())?;
         }
         if let Some(parts) = &dress.parts {
-            // Ten thousand parts of different sizes are too long for an attribute. Then parts have no numbers.
+            // Ten thousand parts of different sizes are too long for an attribute. Then parts have no
+            // numbers.
             match attributes::stamp(bucket, node, &attr, attributes::PARTS, &parts.to_text()) {
                 Err(Errno::E2BIG | Errno::ERANGE | Errno::ENOSPC) | Ok(()) => {}
                 Err(other) => return Err(other),

@@ -25,13 +25,8 @@ pub enum Algorithm {
 
 impl Algorithm {
     /// All of them.
-    pub const ALL: [Algorithm; 5] = [
-        Algorithm::Crc32,
-        Algorithm::Crc32c,
-        Algorithm::Crc64Nvme,
-        Algorithm::Sha1,
-        Algorithm::Sha256,
-    ];
+    pub const ALL: [Algorithm; 5] =
+        [Algorithm::Crc32, Algorithm::Crc32c, Algorithm::Crc64Nvme, Algorithm::Sha1, Algorithm::Sha256];
 
     /// Its name in S3.
     pub fn name(self) -> &'static str {
@@ -81,7 +76,8 @@ pub struct Expected {
 impl Expected {
     /// The algorithms that must be computed.
     fn algorithms(&self) -> Vec<Algorithm> {
-        let given = |algorithm: &Algorithm| algorithm.of(&self.sums).is_some() || self.also.contains(algorithm);
+        let given =
+            |algorithm: &Algorithm| algorithm.of(&self.sums).is_some() || self.also.contains(algorithm);
         Algorithm::ALL.into_iter().filter(given).collect()
     }
 

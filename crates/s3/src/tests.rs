@@ -24,7 +24,12 @@ const ROOT: Caller = Caller { uid: 0, gid: 0, pid: 0 };
 struct OriginSource(Arc<dyn blob::Origin>);
 
 impl blob::BlobSource for OriginSource {
-    fn read_at(&self, id: &base::BlobId, offset: u32, buf: &mut [u8]) -> std::result::Result<(), blob::BlobError> {
+    fn read_at(
+        &self,
+        id: &base::BlobId,
+        offset: u32,
+        buf: &mut [u8],
+    ) -> std::result::Result<(), blob::BlobError> {
         self.0.read_at(id, offset, buf)
     }
 
@@ -110,7 +115,12 @@ fn keys(page: &Page) -> Vec<String> {
     page.objects.iter().map(|object| object.key.clone()).collect()
 }
 
-fn all(bucket: &Arc<Bucket>, prefix: &str, delimiter: Option<&str>, max: usize) -> (Vec<String>, Vec<String>) {
+fn all(
+    bucket: &Arc<Bucket>,
+    prefix: &str,
+    delimiter: Option<&str>,
+    max: usize,
+) -> (Vec<String>, Vec<String>) {
     let (mut objects, mut groups) = (Vec::new(), Vec::new());
     let delimiter = delimiter.map(str::to_owned);
     let mut order = Order { prefix: prefix.to_owned(), delimiter, after: String::new(), max };
@@ -211,7 +221,13 @@ fn listings_are_in_the_order_of_keys() {
     for max in [1, 2, 3, 100] {
         assert_eq!(all(&bucket, "", None, max).0, wanted, "{max}");
         let (objects, groups) = all(&bucket, "", Some("/"), max);
-        assert_eq!((objects, groups), (vec!["a-b", "a.b", "a0", "b"].iter().map(|s| s.to_string()).collect(), vec!["a/".to_owned(), "ä/".to_owned()]));
+        assert_eq!(
+            (objects, groups),
+            (
+                vec!["a-b", "a.b", "a0", "b"].iter().map(|s| s.to_string()).collect(),
+                vec!["a/".to_owned(), "ä/".to_owned()]
+            )
+        );
         assert_eq!(all(&bucket, "a/", Some("/"), max), (vec!["a/c".to_owned()], vec!["a/d/".to_owned()]));
         assert_eq!(all(&bucket, "a", None, max).0, ["a-b", "a.b", "a/c", "a/d/e", "a0"]);
         assert_eq!(all(&bucket, "a/d", Some("/"), max).1, ["a/d/"]);
@@ -251,7 +267,8 @@ fn a_listing_passes_what_is_no_object() {
 fn a_folder_of_more_entries_than_a_batch_is_listed() {
     let bucket = bucket();
     let node = NewNode { kind: FileKind::File, perm: 0o644, umask: 0, rdev: 0 };
-    let mut wanted: Vec<String> = (0..3_000).map(|n: u32| format!("{:08x}", n.wrapping_mul(2_654_435_761))).collect();
+    let mut wanted: Vec<String> =
+        (0..3_000).map(|n: u32| format!("{:08x}", n.wrapping_mul(2_654_435_761))).collect();
     for name in &wanted {
         bucket.fs().mknod(&ROOT, Ino::ROOT, name.as_bytes(), &node).unwrap();
     }
@@ -365,6 +382,7 @@ fn a_part_is_copied_from_an_object() {
     }
     let copied = copying::part(&from, &to, Some("bytes=2-4")).unwrap();
     let named = Named { number: 1, etag: Some(copied.etag), sums: Default::default() };
-    uploads::complete(&bucket, "to", &id, &Completion { parts: vec![named], ..Completion::default() }).unwrap();
+    uploads::complete(&bucket, "to", &id, &Completion { parts: vec![named], ..Completion::default() })
+        .unwrap();
     assert_eq!(get(&bucket, "to").as_deref(), Some(&b"234"[..]));
 }

@@ -21,14 +21,12 @@ use crate::term::Term;
 
 /// Serves volumes and published trees to S3 clients, each as a bucket; stays until Ctrl-C
 #[derive(Debug, clap::Args)]
-#[command(
-    after_help = "Examples:\n  covey s3 --listen 127.0.0.1:9878 --keys keys.toml data=/srv/volume\n  \
+#[command(after_help = "Examples:\n  covey s3 --listen 127.0.0.1:9878 --keys keys.toml data=/srv/volume\n  \
     covey s3 --listen 0.0.0.0:9878 --tls-cert c.pem --tls-key k.pem --keys keys.toml data=/srv/volume nightly=s3://bucket/prefix@nightly\n  \
     aws --endpoint-url http://127.0.0.1:9878 s3 ls s3://data/\n\n\
     The file of keys belongs to you and has mode 600:\n  \
     [[key]]\n  access_key = \"READER\"\n  secret_key = \"at least sixteen characters\"\n  buckets = { data = \"read\" }      or \"write\"; \"*\" stands for all buckets\n\n\
-    A volume is opened and locked, as by a mount. A volume that is mounted is served by its mount: covey mount --s3."
-)]
+    A volume is opened and locked, as by a mount. A volume that is mounted is served by its mount: covey mount --s3.")]
 pub struct Args {
     /// Where to listen
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9878")]
@@ -51,14 +49,16 @@ pub struct Args {
     /// Cut a client that stands still for so long within a request
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3_600))]
     patience: u64,
-    /// NAME=VOLUME for a volume's folder, NAME=ORIGIN@TREE for a published tree, NAME=mem: for a volume in memory
+    /// NAME=VOLUME for a volume's folder, NAME=ORIGIN@TREE for a published tree, NAME=mem: for a volume in
+    /// memory
     #[arg(value_name = "NAME=SOURCE", required = true, value_parser = NonEmptyStringValueParser::new())]
     buckets: Vec<String>,
     #[command(flatten)]
     accept: Accept,
     #[command(flatten)]
     reach: Reach,
-    /// Of a tree in an object store: where to keep what was fetched [default: covey/trees in the user's cache folder]
+    /// Of a tree in an object store: where to keep what was fetched [default: covey/trees in the user's cache
+    /// folder]
     #[arg(long, value_name = "DIR")]
     cache: Option<PathBuf>,
 }
@@ -87,7 +87,8 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
 }
 
 fn bind(args: &Args) -> Result<Bound> {
-    let mut options = Options { listen: args.listen.clone(), domains: args.domain.clone(), ..Options::default() };
+    let mut options =
+        Options { listen: args.listen.clone(), domains: args.domain.clone(), ..Options::default() };
     options.tls = args.tls_cert.clone().zip(args.tls_key.clone());
     options.limits.connections = args.connections as usize;
     options.limits.patience = Duration::from_secs(args.patience);
@@ -114,7 +115,10 @@ fn source(text: &str, args: &Args) -> Result<(String, Source)> {
 }
 
 /// Opens the sources. Those that are open are in `opened` also after a failure.
-fn open_all(sources: &[(String, Source)], opened: &mut Vec<Arc<dyn Mount>>) -> Result<Vec<gateway::bucket::Made>> {
+fn open_all(
+    sources: &[(String, Source)],
+    opened: &mut Vec<Arc<dyn Mount>>,
+) -> Result<Vec<gateway::bucket::Made>> {
     for (at, (name, _)) in sources.iter().enumerate() {
         if sources.iter().skip(at + 1).any(|(other, _)| other == name) {
             return Err(Failure::usage(format!("two buckets are called {name}")));
