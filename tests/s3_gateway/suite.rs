@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use covey_tests::{Need, requires, run, scratch};
 
-use crate::{Gateway, READER, WRITER, python_or_skip};
+use crate::{Gateway, WRITER, python_or_skip};
 
 /// Volumes in memory that serve as buckets. A test uses at most a few.
 const BUCKETS: usize = 12;
@@ -26,11 +26,11 @@ fn configuration(gateway: &Gateway) -> String {
         "[DEFAULT]\nhost = 127.0.0.1\nport = {port}\nis_secure = False\nssl_verify = False\n\n\
          [fixtures]\nbucket prefix = covey-{{random}}-\niam name prefix = covey-\niam path prefix = /covey/\n\n{}{}{}{}{}{}",
         user("s3 main", WRITER),
-        user("s3 alt", READER),
-        user("s3 tenant", READER) + "tenant = x\n",
-        user("iam", READER),
-        user("iam root", READER),
-        user("iam alt root", READER),
+        user("s3 alt", WRITER),
+        user("s3 tenant", WRITER) + "tenant = x\n",
+        user("iam", WRITER),
+        user("iam root", WRITER),
+        user("iam alt root", WRITER),
     )
 }
 

@@ -10,6 +10,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::attributes;
 use crate::keys::{HIDDEN, Key};
+use crate::sorted::Ahead;
 
 /// The result of a step in the filesystem.
 pub type Outcome<T> = std::result::Result<T, Errno>;
@@ -55,6 +56,8 @@ pub struct Bucket {
     /// Taken for the moment in which an object gets its name or loses it, so that a condition on it holds.
     /// Not while bytes are read, written or synced.
     names: Mutex<()>,
+    /// Entries of a large folder that a listing will want next.
+    pub(crate) ahead: Mutex<Option<Ahead>>,
 }
 
 /// An inode with one reference of the gateway.
@@ -116,7 +119,7 @@ impl Bucket {
     pub fn new(made: Made) -> Bucket {
         let Made { name, fs, changes, read_only, owner } = made;
         let caller = Caller { uid: owner.0, gid: owner.1, pid: 0 };
-        Bucket { name, fs, changes, read_only, caller, names: Mutex::new(()) }
+        Bucket { name, fs, changes, read_only, caller, names: Mutex::new(()), ahead: Mutex::default() }
     }
 
     /// Its name.

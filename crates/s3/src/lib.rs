@@ -10,7 +10,7 @@
 //!   flow.rs        bytes into files and out of them  sums.rs      checksums
 //!   keys.rs        keys as paths                     bucket.rs    ways through a filesystem
 //!   object.rs      GET and HEAD                      stage.rs     PUT and DELETE
-//!   list.rs        listings                          copying.rs   copies
+//!   list.rs        listings; sorted.rs: folders      copying.rs   copies
 //!   uploads.rs     uploads in parts                  tags.rs      object tags
 //!   attributes.rs  what an object has beside bytes   errors.rs    error numbers as S3 errors
 //! ```
@@ -33,6 +33,7 @@ pub mod patience;
 pub mod server;
 pub mod service;
 pub mod showing;
+pub mod sorted;
 pub mod stage;
 pub mod sums;
 pub mod tags;

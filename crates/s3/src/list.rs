@@ -1,11 +1,8 @@
 //! Listings in the order of S3: by the bytes of whole keys. A folder sorts as its name with a `/`, so that
 //! `a.b` comes before `a/c` and after `a-b`.
 //!
-//! A folder's entries have no order in the filesystem. Each pass through a folder keeps the smallest entries
-//! behind a position, a page at most, in a heap. So memory is bounded whatever a folder holds.
-
-use std::collections::BinaryHeap;
-use std::ops::ControlFlow;
+//! A walk descends through the folders with the sorted entries of each ([`crate::sorted`]). It enters no
+//! folder whose keys are before the position, or are one group.
 
 use base::{Ino, Timestamp};
 use fs::api::FileKind;
@@ -13,9 +10,7 @@ use fs::api::FileKind;
 use crate::attributes;
 use crate::bucket::{Bucket, Held, Outcome};
 use crate::keys::HIDDEN;
-
-/// Entries of a folder that are kept at a time.
-const BATCH: usize = 1_024;
+use crate::sorted::{self, Batch, Position};
 
 /// What to list.
 #[derive(Clone, Debug, Default)]
@@ -131,29 +126,13 @@ impl Item {
     }
 }
 
-/// An entry of a folder. The text is what its keys go on with: a folder's ends with `/`.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Entry {
-    text: String,
-}
-
-impl Entry {
-    fn is_folder(&self) -> bool {
-        self.text.ends_with('/')
-    }
-
-    fn name(&self) -> &str {
-        self.text.strip_suffix('/').unwrap_or(&self.text)
-    }
-}
-
 /// A folder that is being walked.
 struct Level {
     held: Option<Held>,
     /// The key of the folder; empty for the root.
     key: String,
     /// The smallest entries that are still to come, the smallest last.
-    batch: Vec<Entry>,
+    batch: Vec<String>,
     /// There are entries behind the batch.
     more: bool,
     /// The last entry that was taken.
@@ -228,12 +207,13 @@ impl<'b> Walk<'b> {
             self.levels.pop();
             return None;
         };
-        level.last = Some(entry.text.clone());
-        let key = format!("{}{}", level.key, entry.text);
-        let (parent, name) = (level.node(), entry.name().as_bytes().to_vec());
-        if !entry.is_folder() {
-            return Some(Item::Object { key, parent, name });
-        }
+        level.last = Some(entry.clone());
+        let key = format!("{}{entry}", level.key);
+        let parent = level.node();
+        let Some(name) = entry.strip_suffix('/') else {
+            return Some(Item::Object { key, parent, name: entry.into_bytes() });
+        };
+        let name = name.as_bytes().to_vec();
         if by_slash {
             return Some(Item::Folder { key });
         }
@@ -250,49 +230,21 @@ impl<'b> Walk<'b> {
         let Walk { bucket, order, levels, .. } = self;
         let Some(level) = levels.last_mut() else { return Ok(()) };
         let begin = order.prefix.get(level.key.len()..).unwrap_or("");
-        let mut heap: BinaryHeap<Entry> = BinaryHeap::new();
-        let mut more = false;
-        let is_top = level.key.is_empty();
-        bucket.fs().readdir(level.node(), 0, &mut |entry| {
-            let Some(text) = text_of(entry.name, entry.kind) else { return ControlFlow::Continue(()) };
-            let wanted = text.starts_with(begin)
-                && !(is_top && text == HIDDEN_ENTRY)
-                && level.last.as_ref().is_none_or(|last| text > *last)
-                && behind(&level.key, &text, &order.after);
-            if wanted {
-                heap.push(Entry { text });
+        let position = match (&level.last, order.after.strip_prefix(&level.key)) {
+            (Some(last), _) => Position::Behind(last),
+            (None, Some(rest)) => Position::In(rest),
+            (None, None) if level.key > order.after => Position::In(""),
+            // All keys of this folder come before the position.
+            (None, None) => {
+                level.more = false;
+                return Ok(());
             }
-            if heap.len() > BATCH {
-                heap.pop();
-                more = true;
-            }
-            ControlFlow::Continue(())
-        })?;
-        level.batch = heap.into_sorted_vec();
-        level.batch.reverse();
-        level.more = more;
+        };
+        let Batch { mut entries, more } = sorted::smallest(bucket, level.node(), begin, position)?;
+        if level.key.is_empty() {
+            entries.retain(|entry| entry.strip_suffix('/') != Some(HIDDEN));
+        }
+        (level.batch, level.more) = (entries, more);
         Ok(())
-    }
-}
-
-const HIDDEN_ENTRY: &str = ".covey-s3/";
-
-/// Whether the key of an entry, or a key in that folder, comes after a position.
-fn behind(folder: &str, text: &str, after: &str) -> bool {
-    match after.strip_prefix(folder) {
-        Some(rest) => text > rest || text.ends_with('/') && rest.starts_with(text),
-        None => folder > after,
-    }
-}
-
-/// What the keys of an entry go on with. Names that are no text, and what is neither a file nor a folder,
-/// have no keys.
-fn text_of(name: &[u8], kind: FileKind) -> Option<String> {
-    let text = std::str::from_utf8(name).ok()?;
-    match (text, kind) {
-        ("." | "..", _) => None,
-        (text, FileKind::File) => Some(text.to_owned()),
-        (text, FileKind::Dir) => Some(format!("{text}/")),
-        _ => None,
     }
 }

@@ -153,7 +153,7 @@ impl S3 for Gateway {
             is_truncated: Some(page.next.is_some()),
             contents: Some(contents),
             common_prefixes: Some(groups),
-            delimiter: shown(input.delimiter),
+            delimiter: shown(input.delimiter.filter(|delimiter| !delimiter.is_empty())),
             // Without a delimiter, a client goes on from the last key.
             next_marker: shown(page.next).filter(|_| grouped),
             encoding_type: input.encoding_type,
@@ -183,7 +183,7 @@ impl S3 for Gateway {
             next_continuation_token: page.next.as_deref().map(answers::token),
             contents: Some(contents),
             common_prefixes: Some(groups),
-            delimiter: shown(input.delimiter),
+            delimiter: shown(input.delimiter.filter(|delimiter| !delimiter.is_empty())),
             encoding_type: input.encoding_type,
             start_after: shown(input.start_after),
             request_charged: None,

@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use base::Ino;
-use fs::api::{Caller, FileKind, Filesystem, NewNode};
+use fs::api::{Caller, FileKind, NewNode};
 use fs::volume::{FormatRequest, Options, Parts, Volume};
 use s3s::dto::ETagCondition;
 
@@ -275,6 +275,24 @@ fn a_folder_of_more_entries_than_a_batch_is_listed() {
     wanted.sort();
     assert_eq!(all(&bucket, "", None, 1_000).0, wanted);
     assert_eq!(all(&bucket, "", Some("/"), 999).0, wanted);
+    // Once the folder has been quiet for a second, pages come from what the first pass kept.
+    std::thread::sleep(std::time::Duration::from_millis(1_200));
+    assert!(bucket.ahead.lock().is_none());
+    assert_eq!(all(&bucket, "", None, 700).0, wanted);
+    assert!(bucket.ahead.lock().is_some());
+    assert_eq!(all(&bucket, "", Some("/"), 1_000).0, wanted);
+    assert_eq!(
+        all(&bucket, "8", None, 10).0,
+        wanted.iter().filter(|name| name.starts_with('8')).cloned().collect::<Vec<_>>()
+    );
+    put(&bucket, "80/x", b"");
+    delete(&bucket, &wanted[7]);
+    let gone = wanted.remove(7);
+    wanted.push("80/x".to_owned());
+    wanted.sort();
+    assert_eq!(all(&bucket, "", None, 500).0, wanted, "without {gone}");
+    std::thread::sleep(std::time::Duration::from_millis(1_200));
+    assert_eq!(all(&bucket, "", None, 1).0, wanted);
 }
 
 #[test]

@@ -80,7 +80,10 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     let served = open_all(&sources, &mut opened).and_then(|made| bound.serve(made));
     let ended = served.map(|server| stay(server, &sources, term));
     // Also after a failure, so that no volume stays locked and unclean.
-    let closed = opened.iter().fold(Ok(()), |outcome, mount| outcome.and(mount.close()));
+    let mut closed = Ok(());
+    for mount in &opened {
+        closed = closed.and(mount.close());
+    }
     ended?;
     closed?;
     Ok(0)
