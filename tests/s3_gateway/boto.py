@@ -18,6 +18,7 @@ import urllib.parse
 import urllib.request
 
 import boto3
+import botocore.auth
 from boto3.s3.transfer import TransferConfig
 from botocore.config import Config
 from botocore.exceptions import ClientError, MissingDependencyException
@@ -247,6 +248,7 @@ def t_tags():
 
     assert tags() == {"a": "1", "b": "x y"}
     assert s3.get_object(Bucket=BUCKET, Key="t")["TagCount"] == 2
+    assert s3.head_object(Bucket=BUCKET, Key="t")["TagCount"] == 2
     s3.put_object_tagging(Bucket=BUCKET, Key="t", Tagging={"TagSet": [{"Key": "c", "Value": ""}]})
     assert tags() == {"c": ""}
     s3.delete_object_tagging(Bucket=BUCKET, Key="t")
@@ -403,6 +405,23 @@ def t_access():
     old = client(signature_version="s3")
     assert code(old.list_objects_v2, Bucket=BUCKET) == "InvalidRequest"
     clear("acc")
+
+
+def t_clocks():
+    now = botocore.auth.get_current_datetime
+
+    def at(minutes):
+        def other(*args, **kwargs):
+            return now(*args, **kwargs) + datetime.timedelta(minutes=minutes)
+
+        botocore.auth.get_current_datetime = other
+        try:
+            return code(s3.head_bucket, Bucket=BUCKET), code(s3.list_objects_v2, Bucket=BUCKET, MaxKeys=1)
+        finally:
+            botocore.auth.get_current_datetime = now
+
+    assert at(10) == ("fine", "fine") and at(-10) == ("fine", "fine")
+    assert at(20) == ("403", "RequestTimeTooSkewed") and at(-20) == ("403", "RequestTimeTooSkewed")
 
 
 def t_read_only():

@@ -21,7 +21,7 @@ const KEYS_MAX: i32 = 1_000;
 const PLAIN: &AsciiSet =
     &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~').remove(b'/').remove(b'*');
 /// The owner of everything.
-const OWNER: &str = "covey";
+pub const OWNER: &str = "covey";
 /// The type of content without a type.
 const BINARY: &str = "binary/octet-stream";
 
@@ -140,8 +140,12 @@ pub fn is_private(acl: &str) -> bool {
 
 /// Content-Encoding without the encoding of the transfer.
 pub fn encoding(value: Option<&str>) -> Option<String> {
-    let words = value?.split(',').map(str::trim).filter(|word| *word != "aws-chunked" && !word.is_empty());
-    Some(words.collect::<Vec<_>>().join(",")).filter(|rest| !rest.is_empty())
+    let value = value?;
+    if !value.contains("aws-chunked") {
+        return Some(value.to_owned()).filter(|value| !value.is_empty());
+    }
+    let words = value.split(',').map(str::trim).filter(|word| *word != "aws-chunked" && !word.is_empty());
+    Some(words.collect::<Vec<_>>().join(", ")).filter(|rest| !rest.is_empty())
 }
 
 /// A time as it is kept.

@@ -4,10 +4,14 @@ use http::{HeaderMap, Method, Uri};
 use percent_encoding::percent_decode_str;
 use s3s::s3_error;
 
+use crate::answers::OWNER;
 use crate::errors::Result;
 
 /// Headers that need not be signed: the body is compared with the first, and the second says nothing.
 const FREE: [&str; 2] = ["x-amz-content-sha256", "x-amz-user-agent"];
+
+/// The longest time for which a URL is valid, in seconds.
+const EXPIRES_MAX: u32 = 7 * 86_400;
 
 /// Checks the head of a request.
 pub fn check(method: &Method, uri: &Uri, headers: &HeaderMap) -> Result<()> {
@@ -18,6 +22,14 @@ pub fn check(method: &Method, uri: &Uri, headers: &HeaderMap) -> Result<()> {
     let authorization = text("authorization");
     if headers.get_all("authorization").iter().count() > 1 {
         return Err(s3_error!(InvalidRequest, "there is more than one Authorization header"));
+    }
+    let owners = ["x-amz-expected-bucket-owner", "x-amz-source-expected-bucket-owner"];
+    if owners.iter().any(|name| headers.get(*name).is_some_and(|owner| owner != OWNER)) {
+        return Err(s3_error!(AccessDenied, "the bucket has another owner: all belong to {OWNER}"));
+    }
+    let expires = query(uri, "X-Amz-Expires").map(|seconds| seconds.parse::<u32>().unwrap_or(0));
+    if expires.is_some_and(|seconds| !(1..=EXPIRES_MAX).contains(&seconds)) {
+        return Err(s3_error!(AccessDenied, "a URL is valid for 1 second to 7 days"));
     }
     let by_url = query(uri, "X-Amz-SignedHeaders");
     if authorization.is_some_and(|value| value.starts_with("AWS ")) || query(uri, "Signature").is_some() {
@@ -95,5 +107,12 @@ mod tests {
             "InvalidRequest"
         );
         assert_eq!(code(Method::GET, "/b", &[]), "fine");
+        assert_eq!(code(Method::GET, "/b", &[("x-amz-expected-bucket-owner", "1234")]), "AccessDenied");
+        assert_eq!(code(Method::GET, "/b", &[("x-amz-expected-bucket-owner", "covey")]), "fine");
+        for (seconds, is) in
+            [("0", "AccessDenied"), ("-1", "AccessDenied"), ("604801", "AccessDenied"), ("604800", "fine")]
+        {
+            assert_eq!(code(Method::GET, &format!("/b?X-Amz-Expires={seconds}"), &[]), is, "{seconds}");
+        }
     }
 }

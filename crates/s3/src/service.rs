@@ -22,6 +22,9 @@ use crate::{headers_of, sums_of, tags};
 /// The most keys in one DeleteObjects.
 const DELETES_MAX: usize = 1_000;
 
+/// Conditions that are refused, because to ignore them would delete too much.
+const OTHER_CONDITIONS: &str = "a condition on size or time";
+
 /// The buckets and the keys.
 pub struct Gateway {
     buckets: Buckets,
@@ -215,7 +218,13 @@ impl S3 for Gateway {
                 ..GetObjectInput::default()
             })
             .await?;
-        Ok(S3Response { status: status(wanted.partial), ..S3Response::new(answers::head(output)) })
+        let mut headers = http::HeaderMap::new();
+        // The type of this answer has no field for it.
+        if let Some(count) = output.tag_count {
+            headers.insert("x-amz-tagging-count", http::HeaderValue::from(count));
+        }
+        let status = status(wanted.partial);
+        Ok(S3Response { status, headers, ..S3Response::new(answers::head(output)) })
     }
 
     async fn put_object(&self, mut request: S3Request<PutObjectInput>) -> Answer<PutObjectOutput> {
@@ -302,6 +311,8 @@ impl S3 for Gateway {
     async fn delete_object(&self, request: S3Request<DeleteObjectInput>) -> Answer<DeleteObjectOutput> {
         let input = request.input;
         let bucket = self.bucket(&input.bucket)?;
+        let others = input.if_match_size.is_some() || input.if_match_last_modified_time.is_some();
+        answers::refuse(&[(OTHER_CONDITIONS, others)])?;
         blocking(move || {
             let conditions = Conditions { if_match: input.if_match, if_none_match: None };
             // A key that cannot be a path has no object.
@@ -324,10 +335,12 @@ impl S3 for Gateway {
             for object in input.delete.objects {
                 let conditions =
                     Conditions { if_match: object.e_tag.map(ETagCondition::ETag), if_none_match: None };
-                let removed = match Key::parse(&object.key) {
+                let others = object.size.is_some() || object.last_modified_time.is_some();
+                let refused = answers::refuse(&[(OTHER_CONDITIONS, others)]);
+                let removed = refused.and_then(|()| match Key::parse(&object.key) {
                     Ok(key) => stage::remove(&bucket, &key, &conditions),
                     Err(_) => conditions.check(None).map(|()| false),
-                };
+                });
                 let key = Some(object.key);
                 match removed {
                     Ok(_) => deleted.push(DeletedObject { key, ..DeletedObject::default() }),

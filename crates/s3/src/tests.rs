@@ -224,7 +224,7 @@ fn listings_are_in_the_order_of_keys() {
         assert_eq!(
             (objects, groups),
             (
-                vec!["a-b", "a.b", "a0", "b"].iter().map(|s| s.to_string()).collect(),
+                ["a-b", "a.b", "a0", "b"].iter().map(|s| s.to_string()).collect(),
                 vec!["a/".to_owned(), "ä/".to_owned()]
             )
         );
