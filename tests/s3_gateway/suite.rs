@@ -38,8 +38,9 @@ fn configuration(gateway: &Gateway) -> String {
 #[ignore = "needs S3TESTS=path of ceph/s3-tests; make test-s3tests"]
 fn ceph_s3_tests_pass_as_listed() {
     requires!(Need::Covey, Need::Program("python3"), Need::Env("S3TESTS"));
-    let python =
-        python_or_skip!("boto3", "pytest", "pyyaml", "requests", "pytz", "httplib2", "lxml", "isodate");
+    let python = python_or_skip!(
+        "boto3", "pytest", "munch", "pyyaml", "requests", "pytz", "httplib2", "lxml", "isodate"
+    );
     let tests = PathBuf::from(std::env::var_os("S3TESTS").unwrap());
     let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("s3_gateway");
     let listed = std::fs::read_to_string(here.join("s3tests.txt")).unwrap();
