@@ -33,9 +33,11 @@ pub fn to_text(tags: &[Tag]) -> Result<String> {
                 "a tag has a key of 1 to 128 characters, once, and a value of at most 256"
             ));
         }
-        pairs.push(format!("{}={}", utf8_percent_encode(key, PLAIN), utf8_percent_encode(value, PLAIN)));
+        let pair = format!("{}={}", utf8_percent_encode(key, PLAIN), utf8_percent_encode(value, PLAIN));
+        pairs.push((key, pair));
     }
     pairs.sort();
+    let pairs: Vec<String> = pairs.into_iter().map(|(_, pair)| pair).collect();
     Ok(pairs.join("&"))
 }
 
@@ -80,6 +82,7 @@ mod tests {
         let text = to_text(&tags).unwrap();
         assert_eq!(from_text(&text).unwrap(), tags);
         assert_eq!(count(Some(&text)), Some(2));
+        assert_eq!(from_header(Some("k2=1&k=2")).unwrap().as_deref(), Some("k=2&k2=1"));
         assert_eq!(from_header(Some("k=a+b")).unwrap().as_deref(), Some("k=a%20b"));
     }
 
