@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use covey_tests::program::{covey, covey_ok, wait};
-use covey_tests::{Need, Volume, requires, run_ok, say, scratch};
+use covey_tests::{Need, Volume, requires, run_ok, scratch};
 
 mod clients;
 mod suite;
@@ -51,15 +51,16 @@ impl Gateway {
         command.args(["--json", "s3", "--listen", "127.0.0.1:0", "--keys"]).arg(keys(folder.path()));
         let log = fs::File::create(folder.path().join("log")).unwrap();
         command.args(options).args(sources).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
-        let mut child = command.spawn().unwrap();
-        let said = serde_json::Deserializer::from_reader(child.stdout.take().unwrap()).into_iter().next();
-        let said: serde_json::Value = said.and_then(Result::ok).unwrap_or_else(|| {
-            let log = fs::read_to_string(folder.path().join("log")).unwrap_or_default();
-            panic!("covey s3 did not start: {log}")
-        });
+        let child = command.spawn().unwrap();
+        // From here on it is ended whatever happens.
+        let mut gateway = Gateway { child, endpoint: String::new(), folder };
+        let stdout = gateway.child.stdout.take().unwrap();
+        let said = serde_json::Deserializer::from_reader(stdout).into_iter().next();
+        let said: serde_json::Value =
+            said.and_then(Result::ok).unwrap_or_else(|| panic!("covey s3 did not start: {}", gateway.log()));
         let scheme = if options.contains(&"--tls-cert") { "https" } else { "http" };
-        let endpoint = format!("{scheme}://{}", said["address"].as_str().unwrap());
-        Gateway { child, endpoint, folder }
+        gateway.endpoint = format!("{scheme}://{}", said["address"].as_str().unwrap());
+        gateway
     }
 
     fn log(&self) -> String {
@@ -271,6 +272,5 @@ fn tls_serves_with_the_given_certificate() {
     let gateway =
         Gateway::start(&["data=mem:".to_owned()], &["--tls-cert", &at("cert"), "--tls-key", &at("key")]);
     script(&python, "tls.py", &[&gateway.endpoint, "data", &at("cert")]);
-    say(format_args!("{}", gateway.endpoint));
     gateway.end();
 }
