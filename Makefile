@@ -160,6 +160,16 @@ minio: ## Build MinIO, an object store to test against, into the cache (some min
 test-minio: ## The suite of origins and users' mistakes against a real MinIO on loopback; MINIO=path of its program
 	MINIO="$(minio_program)" $(CARGO) test --package covey-origin -- --nocapture
 
+.PHONY: test-s3-clients
+test-s3-clients: build ## The S3 gateway with boto3, awscli, rclone, s3fs, obstore and pyarrow, from PyPI into the cache
+	@scripts/bootstrap s3-clients
+	$(call at_length,s3_gateway)
+
+.PHONY: test-s3tests
+test-s3tests: build ## The S3 tests of Ceph against the gateway, those that must pass; S3TESTS=path of ceph/s3-tests
+	@[ -f "$(S3TESTS)/s3tests/functional/test_s3.py" ] || { echo "make test-s3tests: S3TESTS= must name the folder of ceph/s3-tests" >&2; exit 2; }
+	S3TESTS="$(abspath $(S3TESTS))" $(call at_length,s3_gateway,ceph)
+
 # The node and the store use this machine's disk: about twice BIG and the files, plus 4 GiB. All of it is
 # removed at the end.
 .PHONY: test-origin

@@ -27,6 +27,7 @@ pub mod peers;
 pub mod publish;
 pub mod published;
 pub mod restore;
+pub mod s3;
 pub mod stats;
 pub mod status;
 pub mod top;

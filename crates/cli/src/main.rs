@@ -9,6 +9,7 @@
 //!   target.rs       what a path on the command line means: a mount or a volume's folder
 //!   copying.rs      imports and exports: progress and Ctrl-C; the work is in the crate archive
 //!   config.rs       configuration files, as defaults of the command line
+//!   buckets.rs      mounts and volumes as buckets of the S3 gateway
 //!   helper.rs       the same program as mount.covey, for mount(8)
 //!   bundle.rs       the contents of a bug report, without secrets
 //!   term.rs, table.rs, rows.rs: formatting of output
@@ -18,6 +19,7 @@
 //! mount(8).
 
 mod args;
+mod buckets;
 mod bundle;
 mod cmd;
 mod config;
@@ -119,6 +121,7 @@ enum Command {
     Depot(Box<cmd::depot::Args>),
     Lend(Box<cmd::lend::Args>),
     Fleet(cmd::fleet::Args),
+    S3(Box<cmd::s3::Args>),
     Doctor(cmd::doctor::Args),
     Config(cmd::config::Args),
     Bundle(cmd::bundle::Args),
@@ -205,6 +208,7 @@ fn run(cli: &Cli, term: Term) -> Result<u8> {
         Command::Depot(args) => cmd::depot::run(args, term),
         Command::Lend(args) => cmd::lend::run(args, term),
         Command::Fleet(args) => cmd::fleet::run(args, term),
+        Command::S3(args) => cmd::s3::run(args, term),
         Command::Doctor(args) => cmd::doctor::run(args, cli.config.as_ref(), term),
         Command::Config(args) => cmd::config::run(args, cli.config.as_ref(), term),
         Command::Bundle(args) => cmd::bundle::run(args, cli.config.as_ref(), term),

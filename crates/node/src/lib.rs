@@ -24,6 +24,7 @@
 //!   status.rs       a volume's figures
 //!   info.rs         what a file consists of
 //!   import.rs       imports into a mounted volume
+//!   kernel.rs       the kernel's caches, for changes that it did not ask for
 //!   corpus.rs       a mounted corpus
 //!   refused.rs      failures for operations that cannot be done
 //!   errno.rs        error numbers as failures
@@ -49,6 +50,7 @@ pub mod follow;
 pub mod frozen;
 mod import;
 pub mod info;
+pub mod kernel;
 pub mod limits;
 pub mod log;
 pub mod memory;
