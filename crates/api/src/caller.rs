@@ -20,6 +20,11 @@ pub fn user(socket: &impl AsFd) -> io::Result<u32> {
     of(socket).map(|who| who.uid)
 }
 
+/// This process's effective group.
+pub fn egid() -> u32 {
+    rustix::process::getegid().as_raw()
+}
+
 /// This process's effective user.
 pub fn euid() -> u32 {
     rustix::process::geteuid().as_raw()

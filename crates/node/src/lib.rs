@@ -14,6 +14,7 @@
 //!   publisher.rs    the identity of a volume's folder in its origin
 //!   options.rs      how a volume is opened and mounted
 //!   origins.rs      an origin as a person writes it
+//!   bucket.rs       buckets of others, as sources of imports
 //!   volume_dir.rs   the files in a volume's folder
 //!   mounts.rs       which mount a path is in
 //!   trust.rs        which mounts and daemons are believed
@@ -39,6 +40,7 @@
 //! Nothing here knows commands, their arguments or a terminal.
 
 pub mod again;
+pub mod bucket;
 pub mod claim;
 pub mod control;
 pub mod corpus;
