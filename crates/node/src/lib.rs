@@ -10,6 +10,7 @@
 //!   follow.rs       moving a mount to the next published tree
 //!   claim.rs        which folder may write to an origin
 //!   publish.rs      publishing once
+//!   published.rs    what is published
 //!   again.rs        publishing repeatedly while mounted
 //!   publisher.rs    the identity of a volume's folder in its origin
 //!   options.rs      how a volume is opened and mounted
@@ -62,6 +63,7 @@ pub mod options;
 pub mod origins;
 pub mod others;
 pub mod publish;
+pub mod published;
 pub mod publisher;
 pub mod refused;
 pub mod remote_side;
