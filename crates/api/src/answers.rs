@@ -13,6 +13,17 @@ pub struct Settled {
     pub seconds: f64,
 }
 
+/// The access hint that applies to a file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hint {
+    /// `normal`, `random` or `stream`.
+    pub access: String,
+    /// Where that comes from, in words.
+    pub why: String,
+    /// Whether it matters: the volume's blobs are in a remote origin.
+    pub remote: bool,
+}
+
 /// What is published in an origin.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Published {

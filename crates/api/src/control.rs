@@ -55,6 +55,11 @@ pub enum Request {
         #[serde(default)]
         list: bool,
     },
+    /// How a file is read, and which hint says so. The answer is a `Hint`.
+    Hint {
+        /// The file or folder.
+        path: RawPath,
+    },
     /// Clone a file or folder. Only metadata is copied.
     Clone {
         /// A file or folder.

@@ -24,6 +24,7 @@
 //!   metrics.rs      figures for Prometheus
 //!   status.rs       a volume's figures
 //!   info.rs         what a file consists of
+//!   hint.rs         which access hint applies to a file
 //!   import.rs       imports into a mounted volume
 //!   corpus.rs       a mounted corpus
 //!   refused.rs      failures for operations that cannot be done
@@ -49,6 +50,7 @@ pub mod errno;
 pub mod fleet;
 pub mod follow;
 pub mod frozen;
+pub mod hint;
 mod import;
 pub mod info;
 pub mod limits;

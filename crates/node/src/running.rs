@@ -478,6 +478,7 @@ impl Serve for Daemon {
             Request::Info { path, list } => {
                 serde_json::to_value(self.node.node()?.info(&PathBuf::from(path), list)?)
             }
+            Request::Hint { path } => serde_json::to_value(self.node.node()?.hint(&PathBuf::from(path))?),
             Request::Publish { path, name, afresh, keep } => {
                 let wanted = Wanted { path: PathBuf::from(path), name, afresh, keep };
                 serde_json::to_value(again::for_caller(&self.node, wanted, tick)?)
