@@ -248,3 +248,68 @@ fn a_stream_is_fetched_once_and_in_few_requests() {
     assert!(sent <= SIZE + 2 * MIB, "{sent}");
     assert!(gets <= 16 + 24, "{gets}");
 }
+
+/// `covey hint` sets what `setfattr` would set, says what applies and why, and names what cannot be set.
+#[test]
+fn hints_are_set_shown_and_removed() {
+    requires!(Need::Covey);
+    environment(s3server::environment());
+    let server = Server::start();
+    let folder = covey_tests::scratch();
+    let (origin, endpoint) = (format!("s3://{BUCKET}/hints"), server.endpoint());
+    let volume = Volume::below(folder.path(), &["--origin", &origin, "--endpoint", &endpoint]);
+    let mounted = volume.mount_with(&["stream=*.bin"]);
+    fs::create_dir_all(mounted.join("a/b")).unwrap();
+    for name in ["a/f", "a/b/g", "a/w.bin"] {
+        fs::write(mounted.join(name), name).unwrap();
+    }
+    let at = |name: &str| mounted.join(name).to_str().unwrap().to_owned();
+    let hint = |words: &[&str]| covey_ok(&[&["hint"], words, &["--json"]].concat()).json();
+    let shown = |name: &str| {
+        let shown = hint(&[&at(name)])[0].clone();
+        assert_eq!(shown["remote"], true);
+        (shown["access"].as_str().unwrap().to_owned(), shown["why"].as_str().unwrap().to_owned())
+    };
+    let is = |access: &str, why: &str| (access.to_owned(), why.to_owned());
+    let own = |name: &str| {
+        let mut value = [0; 16];
+        let len = rustix::fs::getxattr(at(name), "user.covey.access", &mut value[..]).ok();
+        len.map(|len| String::from_utf8_lossy(&value[..len]).into_owned())
+    };
+    assert_eq!(shown("a/f"), is("normal", "no hint is set"));
+    assert_eq!(shown("a/w.bin"), is("stream", "by -o stream=*.bin, for /a/w.bin"));
+    hint(&["random", &at("a")]);
+    assert_eq!(own("a").as_deref(), Some("random"));
+    assert_eq!(shown("a/b/g"), is("random", "by the attribute of /a"));
+    assert_eq!(shown("a"), is("random", "by its own attribute"));
+    hint(&["sequential", &at("a/b"), &at("a/f")]);
+    assert_eq!((own("a/b").as_deref(), own("a/f").as_deref()), (Some("stream"), Some("stream")));
+    assert_eq!(shown("a/b/g"), is("stream", "by the attribute of /a/b"));
+    // Below a folder with a hint, no hint is one, too.
+    hint(&["normal", &at("a/f")]);
+    assert_eq!((own("a/f").as_deref(), shown("a/f").0), (Some("normal"), "normal".to_owned()));
+    hint(&["normal", &at("a/b"), &at("a"), &at("a/b"), &at("a/f")]);
+    assert_eq!((own("a"), own("a/b"), own("a/f")), (None, None, None));
+    let says = |words: &[&str], code: &str, what: &str| {
+        let failed = covey_run(&[&["hint"], words, &["--json"]].concat());
+        assert_eq!(failed.json()["error"]["code"], code, "{failed:?}");
+        assert!(failed.stderr.contains(what), "{failed:?}");
+    };
+    says(&["random"], "usage", "names no file");
+    says(&["random", "/proc"], "not-a-volume", "");
+    hint(&["random", &at("a")]);
+    covey_ok(&["publish", mounted.path().to_str().unwrap(), "hints"]);
+    mounted.umount();
+    says(&["random", volume.source.to_str().unwrap()], "not-mounted", "covey mount");
+    let tree = folder.path().join("tree");
+    fs::create_dir(&tree).unwrap();
+    let named = format!("{origin}@hints");
+    let cache = folder.path().join("cache");
+    let words = ["mount", "-d", &named, tree.to_str().unwrap(), "--endpoint", &endpoint];
+    covey_ok(&[&words, &["--cache", cache.to_str().unwrap()][..]].concat());
+    let tree = Mount(tree);
+    let inside = tree.0.join("a/f");
+    let inside = inside.to_str().unwrap();
+    assert_eq!(hint(&[inside])[0]["why"], "by the attribute of /a", "the published tree carries it");
+    says(&["random", inside], "read-only", "then publish again");
+}

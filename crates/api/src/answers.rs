@@ -13,6 +13,50 @@ pub struct Settled {
     pub seconds: f64,
 }
 
+/// The access hint that applies to a file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hint {
+    /// `normal`, `random` or `stream`.
+    pub access: String,
+    /// Where that comes from, in words.
+    pub why: String,
+    /// Whether it matters: the volume's blobs are in a remote origin.
+    pub remote: bool,
+}
+
+/// What is published in an origin.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Published {
+    /// The origin, as a mount names it.
+    pub origin: String,
+    /// The trees, by name, each name from the oldest to the newest.
+    pub trees: Vec<PublishedTree>,
+}
+
+/// A published tree.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct PublishedTree {
+    /// Its name.
+    pub name: String,
+    /// The error of a tree that cannot be read. The other fields are then empty.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// The number of the publication.
+    pub sequence: u64,
+    /// When it was published, UTC.
+    pub published: String,
+    /// Files and folders.
+    pub files: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Nodes of the tree.
+    pub nodes: u64,
+    /// The hash of its root.
+    pub root: String,
+    /// The key that signed it.
+    pub key: String,
+}
+
 /// The result of an eviction.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Evicted {

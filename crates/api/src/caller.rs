@@ -15,9 +15,38 @@ pub fn of(socket: &impl AsFd) -> io::Result<libc::ucred> {
     if status == 0 { Ok(who) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Whether a group is among those of the other end: its own, or a supplementary one.
+pub fn is_in_group(socket: &impl AsFd, group: u32) -> io::Result<bool> {
+    // The kernel allows 65,536 groups.
+    let mut groups = vec![0_u32; 1 << 16];
+    let mut len = (groups.len() * size_of::<u32>()) as libc::socklen_t;
+    let own = of(socket)?.gid;
+    let socket = socket.as_fd().as_raw_fd();
+    // SAFETY: the descriptor is open. `groups` and `len` are live, and `len` is the size of `groups` in bytes.
+    let status = unsafe {
+        libc::getsockopt(
+            socket,
+            libc::SOL_SOCKET,
+            libc::SO_PEERGROUPS,
+            groups.as_mut_ptr().cast(),
+            &raw mut len,
+        )
+    };
+    if status != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    groups.truncate(len as usize / size_of::<u32>());
+    Ok(own == group || groups.contains(&group))
+}
+
 /// The user at the other end.
 pub fn user(socket: &impl AsFd) -> io::Result<u32> {
     of(socket).map(|who| who.uid)
+}
+
+/// This process's effective group.
+pub fn egid() -> u32 {
+    rustix::process::getegid().as_raw()
 }
 
 /// This process's effective user.

@@ -11,6 +11,10 @@
 //! for the caller's user and serves only root and its own user. Each caller has its own thread: requests are
 //! rare, and a long one (a garbage collection) must not delay `status`.
 //!
+//! **Publishers.** The owner of a volume can allow a group to publish it ([`Listener::admit`]). Its members
+//! cannot reach the volume's own socket. The daemon has a second one for them, at which it serves a few
+//! requests only ([`Request::is_of_publishers`]).
+//!
 //! After [`Request::Watch`] the daemon sends notes until the command sends `stop` or closes its end.
 
 pub mod address;
@@ -51,6 +55,11 @@ pub enum Request {
         #[serde(default)]
         list: bool,
     },
+    /// How a file is read, and which hint says so. The answer is a `Hint`.
+    Hint {
+        /// The file or folder.
+        path: RawPath,
+    },
     /// Clone a file or folder. Only metadata is copied.
     Clone {
         /// A file or folder.
@@ -75,6 +84,11 @@ pub enum Request {
     Unpublish {
         /// Its name.
         name: String,
+    },
+    /// List what is published. The answer is a `Published`.
+    Published {
+        /// Also the older publications that are kept.
+        all: bool,
     },
     /// Collect garbage: remove the data that nothing refers to.
     Gc,
@@ -108,6 +122,22 @@ pub enum Request {
         /// What to watch.
         wish: Wish,
     },
+}
+
+impl Request {
+    /// Whether members of the group that may publish can send it.
+    pub fn is_of_publishers(&self) -> bool {
+        matches!(self, Request::Publish { .. } | Request::Unpublish { .. } | Request::Published { .. })
+    }
+}
+
+/// A group whose members may publish.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Publishers {
+    /// Its number.
+    pub gid: u32,
+    /// Its name or number, as the owner wrote it.
+    pub name: String,
 }
 
 /// Where an import goes.
@@ -162,6 +192,9 @@ pub trait Serve: Send + Sync {
     /// Serves one request and blocks until it is done. An operation that may take long calls `tick` at least
     /// once a second.
     fn serve(&self, request: Request, tick: &mut dyn FnMut(Tick)) -> Result<serde_json::Value>;
+
+    /// A member of the group that may publish asks for this. It is served next.
+    fn asked_by_member(&self, _user: u32, _request: &Request) {}
 
     /// Serves a [`Wish`] until the caller stops it.
     fn watch(&self, wish: &Wish, wire: &Wire<'_>) -> Result<serde_json::Value>;
@@ -246,11 +279,24 @@ fn send(mut stream: &UnixStream, reply: &Reply) -> io::Result<()> {
 /// The listening daemon's side. Stops listening when dropped.
 #[derive(Debug)]
 pub struct Listener {
+    sockets: Vec<Socket>,
+    stop: Arc<AtomicBool>,
+}
+
+#[derive(Debug)]
+struct Socket {
     address: ControlAddress,
     /// The socket, if it is a file.
     file: Option<PathBuf>,
-    stop: Arc<AtomicBool>,
+    /// Callers that are being served. Each socket has its own, so that publishers do not keep the owner out.
     callers: Arc<AtomicUsize>,
+}
+
+/// One socket of a daemon, and what it serves there.
+struct Entrance {
+    serve: Arc<dyn Serve>,
+    /// Set if this is the socket for publishers.
+    publishers: Option<Publishers>,
 }
 
 /// Callers served at a time. Further callers are turned away.
@@ -264,31 +310,51 @@ impl Listener {
     pub fn start(address: ControlAddress, serve: Arc<dyn Serve>) -> Result<Listener> {
         let cannot = |error: io::Error| Failure::io("cannot open the control socket", &error);
         let (socket, file) = address.bind().map_err(cannot)?;
-        let stop = Arc::new(AtomicBool::new(false));
-        let callers = Arc::new(AtomicUsize::new(0));
-        let (stopped, served) = (stop.clone(), callers.clone());
-        base::thread::spawn("covey-control", move || accept(&socket, &serve, &stopped, &served))
-            .map_err(cannot)?;
-        Ok(Listener { address, file, stop, callers })
+        let mut listener = Listener { sockets: Vec::new(), stop: Arc::default() };
+        listener.sockets.push(Socket { address, file, callers: Arc::default() });
+        listener.listen(socket, Entrance { serve, publishers: None }).map_err(cannot)?;
+        Ok(listener)
+    }
+
+    /// Serves requests for publications of a group's members, too. Only for the daemon of a volume in a
+    /// folder.
+    pub fn admit(&mut self, publishers: Publishers, serve: Arc<dyn Serve>) -> Result<()> {
+        let cannot = |error: io::Error| Failure::io("cannot open the socket for publishers", &error);
+        let address = self.sockets.first().and_then(|socket| socket.address.of_publishers());
+        let address = address.ok_or_else(|| Failure::usage("only a volume in a folder can be published"))?;
+        let (socket, file) = address.bind_for_all().map_err(cannot)?;
+        self.sockets.push(Socket { address, file, callers: Arc::default() });
+        self.listen(socket, Entrance { serve, publishers: Some(publishers) }).map_err(cannot)
+    }
+
+    /// Listens at the last socket.
+    fn listen(&self, socket: UnixListener, entrance: Entrance) -> io::Result<()> {
+        let stopped = self.stop.clone();
+        let served = self.sockets.last().map(|socket| socket.callers.clone()).unwrap_or_default();
+        let entrance = Arc::new(entrance);
+        base::thread::spawn("covey-control", move || accept(&socket, &entrance, &stopped, &served)).map(drop)
     }
 }
 
 impl Drop for Listener {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
-        // The thread waits in accept(2). A connection of our own wakes it.
-        let _ = self.address.connect();
-        if let Some(file) = &self.file {
-            self.address.remove(file);
+        for Socket { address, file, .. } in &self.sockets {
+            // Its thread waits in accept(2). A connection of our own wakes it.
+            let _ = address.connect();
+            if let Some(file) = file {
+                address.remove(file);
+            }
         }
         let until = base::time::monotonic() + LAST_WORDS;
-        while self.callers.load(Ordering::SeqCst) > 0 && base::time::monotonic() < until {
+        let busy = || self.sockets.iter().any(|socket| socket.callers.load(Ordering::SeqCst) > 0);
+        while busy() && base::time::monotonic() < until {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 }
 
-fn accept(socket: &UnixListener, serve: &Arc<dyn Serve>, stop: &AtomicBool, callers: &Arc<AtomicUsize>) {
+fn accept(socket: &UnixListener, entrance: &Arc<Entrance>, stop: &AtomicBool, callers: &Arc<AtomicUsize>) {
     while let Ok((stream, _)) = socket.accept() {
         if stop.load(Ordering::SeqCst) {
             return;
@@ -297,10 +363,10 @@ fn accept(socket: &UnixListener, serve: &Arc<dyn Serve>, stop: &AtomicBool, call
             callers.fetch_sub(1, Ordering::SeqCst);
             continue;
         }
-        let (serve, done) = (serve.clone(), callers.clone());
+        let (entrance, done) = (entrance.clone(), callers.clone());
         let spawned = base::thread::spawn("covey-caller", move || {
             // The panic hook logs a handler's panic. Only this caller loses its answer.
-            let _ = std::panic::catch_unwind(AssertUnwindSafe(|| answer(&stream, serve.as_ref())));
+            let _ = std::panic::catch_unwind(AssertUnwindSafe(|| answer(&stream, &entrance)));
             done.fetch_sub(1, Ordering::SeqCst);
         });
         if spawned.is_err() {
@@ -309,16 +375,16 @@ fn accept(socket: &UnixListener, serve: &Arc<dyn Serve>, stop: &AtomicBool, call
     }
 }
 
-fn answer(stream: &UnixStream, serve: &dyn Serve) {
+fn answer(stream: &UnixStream, entrance: &Entrance) {
+    let serve = &*entrance.serve;
     let send = |reply: &Reply| {
         let _ = send(stream, reply);
     };
-    let _ = stream.set_read_timeout(Some(Duration::from_secs(10)));
-    let _ = stream.set_write_timeout(Some(Duration::from_secs(10)));
-    if !may_ask(stream) {
-        let who = "only root and the user who mounted the volume may ask its daemon";
-        return send(&Reply::Failed(Failure::new("not-permitted", who).next("use sudo")));
-    }
+    let refusal = entrance.admits(stream).err();
+    // A caller that may not ask gets little time, so that it does not take the place of others.
+    let patience = Duration::from_secs(if refusal.is_some() { 1 } else { 10 });
+    let _ = stream.set_read_timeout(Some(patience));
+    let _ = stream.set_write_timeout(Some(patience));
     let mut line = String::new();
     // Requests are short. The longest is a list of files. A longer line does not come from a Covey command.
     let mut reader = BufReader::new(stream.take(1 << 20));
@@ -327,7 +393,11 @@ fn answer(stream: &UnixStream, serve: &dyn Serve) {
     if read.is_err() || line.is_empty() {
         return;
     }
+    if let Some(refusal) = refusal {
+        return send(&Reply::Failed(refusal));
+    }
     let outcome = match serde_json::from_str(&line) {
+        Ok(request) if !entrance.serves(stream, &request) => Err(not_for_publishers()),
         Ok(Request::Watch { wish }) => serve.watch(&wish, &Wire { stream, stopped }),
         Ok(Request::Import(order)) => serve.import(&order, &Wire { stream, stopped }),
         Ok(request) => serve.serve(request, &mut |tick| send(&Reply::Progress(tick))),
@@ -339,8 +409,43 @@ fn answer(stream: &UnixStream, serve: &dyn Serve) {
     });
 }
 
+impl Entrance {
+    /// Whether the caller may ask for anything here.
+    fn admits(&self, stream: &UnixStream) -> Result<()> {
+        let Some(Publishers { gid, name }) = &self.publishers else {
+            let who = "only root and the user who mounted the volume may ask its daemon";
+            let refusal = || Failure::new("not-permitted", who).next("use sudo");
+            return if is_owner(stream) { Ok(()) } else { Err(refusal()) };
+        };
+        if is_owner(stream) || caller::is_in_group(stream, *gid).unwrap_or(false) {
+            return Ok(());
+        }
+        Err(Failure::new(
+            "not-permitted",
+            format!("only members of the group {name} may publish this volume"),
+        )
+        .next(format!("have root add you to it, then log in again: usermod -aG {name} USER")))
+    }
+
+    /// Whether this request is served here.
+    fn serves(&self, stream: &UnixStream, request: &Request) -> bool {
+        if self.publishers.is_none() {
+            return true;
+        }
+        let serves = request.is_of_publishers();
+        if let (true, Ok(user)) = (serves && !is_owner(stream), caller::user(stream)) {
+            self.serve.asked_by_member(user, request);
+        }
+        serves
+    }
+}
+
+fn not_for_publishers() -> Failure {
+    Failure::new("not-permitted", "this socket is for publications only").next("use sudo")
+}
+
 /// Whether the caller is root or the daemon's own user.
-fn may_ask(stream: &UnixStream) -> bool {
+fn is_owner(stream: &UnixStream) -> bool {
     caller::user(stream).is_ok_and(|user| user == 0 || user == caller::euid())
 }
 

@@ -1,9 +1,9 @@
 //! What an import consists of: items, their contents, and the volume that takes them.
 //!
 //! ```text
-//!   folder ─┐                       ┌─► remote   a mounted volume: its daemon creates the items, for root
-//!           ├─► Step, Step, ... ────┼─► place    a path of this machine: system calls below an open folder
-//!   tar ────┘                       └─► direct   the filesystem of a volume itself
+//!   folder ──┐                      ┌─► remote   a mounted volume: its daemon creates the items, for root
+//!   tar ─────┼─► Step, Step, ... ───┼─► place    a path of this machine: system calls below an open folder
+//!   objects ─┘                      └─► direct   the filesystem of a volume itself
 //!
 //!   wire   the steps as bytes, for a sink in another process
 //!   seen   what a sink keeps until the end, within bounds
@@ -19,6 +19,7 @@
 
 pub mod direct;
 pub mod folder;
+pub mod objects;
 pub mod place;
 pub mod remote;
 pub mod seen;
@@ -90,6 +91,8 @@ pub enum Step {
     Piece(u64, Vec<u8>),
     /// The current file is complete.
     End,
+    /// The current file is left out after all. Nothing of it stays.
+    Abandon,
 }
 
 /// The list of items that were left out holds at most so many bytes of text. The rest is only counted.
@@ -142,6 +145,11 @@ pub trait Sink {
     /// Completes the current file.
     fn end(&mut self) -> Result<()>;
 
+    /// Takes the current file back. Only a sink to which sources write that may ask for it can do that.
+    fn abandon(&mut self) -> Result<()> {
+        Err(Failure::new("damaged", "a file ends early, and this destination cannot take it back"))
+    }
+
     /// Nothing comes from the source at the moment. Fails if the destination is gone.
     fn idle(&mut self) -> Result<()> {
         Ok(())
@@ -187,6 +195,10 @@ impl Taken {
                 self.bytes += len;
             }
             Step::End => sink.end()?,
+            Step::Abandon => {
+                sink.abandon()?;
+                self.files = self.files.saturating_sub(1);
+            }
         }
         Ok(())
     }

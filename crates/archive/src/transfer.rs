@@ -24,12 +24,15 @@ pub struct Counters {
     pub expected: AtomicU64,
     /// How far it is, in the unit of `expected`.
     pub at: AtomicU64,
+    /// Files that were there already, from an earlier import.
+    pub already: AtomicU64,
 }
 
 /// The source's end: the queue, and the list of items that were left out.
 pub struct Feed {
     queue: SyncSender<Step>,
     skipped: Arc<Mutex<LeftOut>>,
+    hung_up: Arc<AtomicBool>,
     /// See [`Counters`].
     pub counters: Arc<Counters>,
 }
@@ -42,6 +45,11 @@ impl Feed {
     /// Sends one step.
     pub fn send(&self, step: Step) -> std::result::Result<(), Hangup> {
         self.queue.send(step).map_err(|_| Hangup)
+    }
+
+    /// Whether the sink has ended. For sources that work for long before they send.
+    pub fn is_hung_up(&self) -> bool {
+        self.hung_up.load(Ordering::Relaxed)
     }
 
     /// Notes an item that is left out.
@@ -65,6 +73,8 @@ pub struct Summary {
     pub bytes: u64,
     /// Wall time.
     pub seconds: f64,
+    /// Files that were there already, from an earlier import.
+    pub already: u64,
     /// What was left out.
     pub skipped: Vec<Skipped>,
 }
@@ -118,11 +128,14 @@ pub fn run(mut source: Box<dyn Source>, sink: &mut dyn Sink, mut watch: Watch<'_
     let counters = Arc::new(Counters::default());
     let skipped = Arc::new(Mutex::new(LeftOut::default()));
     let (queue, steps) = sync_channel(64);
-    let feed = Feed { queue, skipped: skipped.clone(), counters: counters.clone() };
+    let hung_up = Arc::new(AtomicBool::new(false));
+    let (skips, ended) = (skipped.clone(), hung_up.clone());
+    let feed = Feed { queue, skipped: skips, hung_up: ended, counters: counters.clone() };
     let reader = base::thread::spawn("covey-read", move || source.run(&feed))
         .map_err(|error| Failure::io("cannot start a thread", &error))?;
     let mut taken = Taken::default();
     let written = drain(&steps, sink, &counters, &mut taken, &mut watch);
+    hung_up.store(!matches!(written, Ok(Ended::Whole)), Ordering::Relaxed);
     drop(steps);
     let read = match &written {
         // A source that has not ended may be waiting for its input.
@@ -145,7 +158,8 @@ pub fn run(mut source: Box<dyn Source>, sink: &mut dyn Sink, mut watch: Watch<'_
     let seconds = (base::time::monotonic() - began).as_secs_f64();
     let mut skipped = skipped.lock().unwrap_or_else(PoisonError::into_inner).take();
     skipped.extend(sink.left_out());
-    Ok(Summary { files: taken.files, bytes: taken.bytes, seconds, skipped })
+    let already = counters.already.load(Ordering::Relaxed);
+    Ok(Summary { files: taken.files, bytes: taken.bytes, seconds, already, skipped })
 }
 
 fn stopped(taken: Taken) -> Failure {

@@ -75,10 +75,10 @@ impl Accept {
 /// How the store of an origin is reached, beside its name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
 pub struct Reach {
-    /// Of a tree in an object store: where the store is, when it is not the cloud's own
+    /// Of a tree or a bucket in an object store: where the store is, when it is not the cloud's own
     #[arg(long, value_name = "URL")]
     endpoint: Option<String>,
-    /// Of a tree in an object store: the bucket's region
+    /// Of a tree or a bucket in an object store: the bucket's region
     #[arg(long)]
     region: Option<String>,
 }

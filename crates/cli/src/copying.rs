@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use api::answers::Skipped;
 use api::error::{Failure, Result};
+use api::text::count;
 use archive::transfer::{Event, Stop, Summary, Watch};
 use node::signals;
 
@@ -75,8 +76,10 @@ pub fn say_left_out(skipped: &[Skipped], term: Term) -> bool {
 
 /// The result for a person.
 pub fn in_words(verb: &str, summary: &Summary) -> String {
-    let Summary { files, bytes, seconds, skipped } = summary;
+    let Summary { files, bytes, seconds, already, skipped } = summary;
     let took = Duration::from_secs_f64(*seconds);
     let rest = if skipped.is_empty() { String::new() } else { format!("; {} left out", skipped.len()) };
-    format!("{verb} {} in {seconds:.1} s{rest}", files_and_rates(*files, *bytes, took))
+    let already =
+        if *already > 0 { format!("; {} were there already", count(*already)) } else { String::new() };
+    format!("{verb} {} in {seconds:.1} s{already}{rest}", files_and_rates(*files, *bytes, took))
 }

@@ -28,7 +28,7 @@ use crate::volume::Core;
 pub use hints::{AccessRules, Pattern};
 
 /// The attribute's name.
-pub(crate) const ATTRIBUTE: &[u8] = b"user.covey.access";
+pub const ATTRIBUTE: &[u8] = b"user.covey.access";
 /// The number of folders above a file that are searched.
 const DEPTH: usize = 64;
 /// Checks a value of the attribute.

@@ -420,6 +420,11 @@ impl Volume {
         Volume::probe(&*self.core.parts.store)
     }
 
+    /// The access hints that the mount's options give.
+    pub fn access_rules(&self) -> &AccessRules {
+        self.core.hints.rules()
+    }
+
     /// The parts with which the volume was opened.
     pub fn parts(&self) -> &Parts {
         &self.core.parts

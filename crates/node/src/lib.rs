@@ -11,10 +11,12 @@
 //!   follow.rs       moving a mount to the next published tree
 //!   claim.rs        which folder may write to an origin
 //!   publish.rs      publishing once
+//!   published.rs    what is published
 //!   again.rs        publishing repeatedly while mounted
 //!   publisher.rs    the identity of a volume's folder in its origin
 //!   options.rs      how a volume is opened and mounted
 //!   origins.rs      an origin as a person writes it
+//!   bucket.rs       buckets of others, as sources of imports
 //!   volume_dir.rs   the files in a volume's folder
 //!   mounts.rs       which mount a path is in
 //!   trust.rs        which mounts and daemons are believed
@@ -23,6 +25,7 @@
 //!   metrics.rs      figures for Prometheus
 //!   status.rs       a volume's figures
 //!   info.rs         what a file consists of
+//!   hint.rs         which access hint applies to a file
 //!   import.rs       imports into a mounted volume
 //!   kernel.rs       the kernel's caches, for changes that it did not ask for
 //!   corpus.rs       a mounted corpus
@@ -41,6 +44,7 @@
 //! Nothing here knows commands, their arguments or a terminal.
 
 pub mod again;
+pub mod bucket;
 pub mod claim;
 pub mod control;
 pub mod corpus;
@@ -48,6 +52,7 @@ pub mod errno;
 pub mod fleet;
 pub mod follow;
 pub mod frozen;
+pub mod hint;
 mod import;
 pub mod info;
 pub mod kernel;
@@ -63,6 +68,7 @@ pub mod options;
 pub mod origins;
 pub mod others;
 pub mod publish;
+pub mod published;
 pub mod publisher;
 pub mod reader;
 pub mod refused;

@@ -38,6 +38,8 @@ pub struct MountOptions {
     pub read_ahead_kib: Option<u32>,
     /// A request that waits longer fails with EIO.
     pub deadline: Duration,
+    /// The group whose members may publish the volume: a name or a number.
+    pub publish_group: Option<String>,
     /// How files in a remote origin are read.
     pub access: AccessRules,
     /// The options of a remote origin.
@@ -58,6 +60,7 @@ impl Default for MountOptions {
             writeback: None,
             read_ahead_kib: None,
             deadline: DEADLINE,
+            publish_group: None,
             access: AccessRules::default(),
             remote_side: RemoteOptions::default(),
         }
@@ -146,6 +149,7 @@ pub const KNOWN: &[(&str, &str)] = &[
         "the same of files and folders with such names, and all below them, like random=*.h5; may be repeated",
     ),
     ("deadline=SECONDS", "a request that waits longer is answered EIO (default 60)"),
+    ("publish_group=GROUP", "members of this group (a name or a number) may publish the volume, and no more"),
 ];
 
 /// Options in fstab that are meant for mount(8) or systemd. A filesystem ignores them.
@@ -210,6 +214,11 @@ impl MountOptions {
             ("writeback", Some("off")) => self.writeback = Some(false),
             ("writeback", Some(_)) => return Err(bad(word, "on or off")),
             ("commit", Some(text)) => self.commit = seconds(word, text, 300)?,
+            ("publish_group", Some(text)) => {
+                let fits = !text.is_empty() && !text.contains(char::is_whitespace);
+                self.publish_group = Some(text.to_owned()).filter(|_| fits);
+                self.publish_group.as_ref().ok_or_else(|| bad(word, "the name or number of a group"))?;
+            }
             ("deadline", Some(text)) => self.deadline = seconds(word, text, 3_600)?,
             ("access", Some(text)) => {
                 let access = Access::named(text.as_bytes());
@@ -273,6 +282,7 @@ impl MountOptions {
             (self.writeback == Some(false), "writeback=off"),
         ];
         words.extend(switches.iter().filter(|(set, _)| *set).map(|(_, word)| (*word).to_owned()));
+        words.extend(self.publish_group.as_ref().map(|group| format!("publish_group={group}")));
         words.extend(self.read_ahead_kib.map(|kib| format!("read_ahead={kib}")));
         if self.access.default != Access::Normal {
             words.push(format!("access={}", self.access.default.name()));
@@ -339,7 +349,7 @@ mod tests {
         assert_eq!(parse("").unwrap(), MountOptions::default());
         let text = "ro,frozen,allow_other,default_permissions,nosuid,nodev,noexec,commit=0.5,atime=relatime,\
             writeback=off,read_ahead=4096,deadline=5,fsync=origin,cache_size=2G,x-systemd.automount,_netdev,\
-            access=random,stream=*.mp4,random=a?c,normal=*.txt";
+            access=random,stream=*.mp4,random=a?c,normal=*.txt,publish_group=staff";
         let options = parse(text).unwrap();
         assert!(options.read_only && options.frozen && options.allow_other == Some(true) && options.relatime);
         assert_eq!((options.commit, options.writeback), (Duration::from_millis(500), Some(false)));
@@ -391,6 +401,8 @@ mod tests {
             "writeback=maybe",
             "atime=yes",
             "read_ahead=0",
+            "publish_group=",
+            "publish_group=a b",
             "ro=1",
             "access=sometimes",
             "random=a/b",

@@ -163,7 +163,7 @@ pub fn of_volume(dir: &VolumeDir, error: OriginError) -> Failure {
 }
 
 /// The code of each mistake with an object store, for scripts.
-fn remote_code(mistake: Mistake) -> &'static str {
+pub(crate) fn remote_code(mistake: Mistake) -> &'static str {
     match mistake {
         Mistake::AccessKey | Mistake::Secret | Mistake::NoKeys | Mistake::Expired => "origin-keys",
         Mistake::Denied => "origin-denied",

@@ -191,7 +191,7 @@ fn say(tick: &mut dyn FnMut(Tick) -> bool, done: u64, what: String) -> bool {
     tick(Tick { done, of: 0, what })
 }
 
-fn no_volume(node: &Node) -> Failure {
+pub(crate) fn no_volume(node: &Node) -> Failure {
     if node.tree().is_some() {
         return Failure::usage("a published tree is what it is").next(
             "publish the volume that it came from, or restore it first: covey restore ORIGIN@NAME FOLDER",

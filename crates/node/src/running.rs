@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use api::control::{ControlAddress, ImportOrder, Listener, Request, Serve, Tick, Wire};
+use api::control::{ControlAddress, ImportOrder, Listener, Publishers, Request, Serve, Tick, Wire};
 use api::error::{Failure, Result};
 use api::status::{Mode, Served, Status};
 use api::watch::Wish;
@@ -132,6 +132,7 @@ impl Running {
             mounts::life(&mount)?;
         }
         check_places(&plan.source, &mountpoint)?;
+        let publishers = publishers(plan)?;
         let page = plan
             .shown
             .metrics
@@ -156,7 +157,11 @@ impl Running {
         session.warnings().iter().for_each(|warning| log::warn(warning));
         let served = Arc::new(Daemon { node: node.clone(), session: session.clone() });
         let address = ControlAddress::of_source(Path::new(&node.name()));
-        let listener = match Listener::start(address, served.clone()) {
+        let listener = Listener::start(address, served.clone()).and_then(|mut listener| {
+            let admitted = publishers.map_or(Ok(()), |group| listener.admit(group, served.clone()));
+            admitted.map(|()| listener)
+        });
+        let listener = match listener {
             Ok(listener) => listener,
             Err(failure) => {
                 let _ = session.unmount(Unmount::Lazy);
@@ -324,6 +329,21 @@ fn node_options(plan: &Plan, mountpoint: &Path) -> NodeOptions {
     }
 }
 
+/// The group that may publish, by the name or number in the options.
+fn publishers(plan: &Plan) -> Result<Option<Publishers>> {
+    let Some(name) = plan.options.publish_group.clone() else { return Ok(None) };
+    if !matches!(plan.source, Source::Folder(_)) {
+        return Err(
+            Failure::usage("only a volume in a folder can be published").next("leave publish_group out")
+        );
+    }
+    match name.parse().ok().or_else(|| archive::sys::people::group(&name)) {
+        Some(gid) => Ok(Some(Publishers { gid, name })),
+        None => Err(Failure::usage(format!("there is no group {name}, which publish_group names"))
+            .next(format!("name another one, or make it: groupadd {name}"))),
+    }
+}
+
 fn session_options(plan: &Plan, node: &Mount) -> fuse::Options {
     let options = &plan.options;
     fuse::Options {
@@ -473,6 +493,7 @@ impl Serve for Daemon {
             Request::Info { path, list } => {
                 serde_json::to_value(self.node.node()?.info(&PathBuf::from(path), list)?)
             }
+            Request::Hint { path } => serde_json::to_value(self.node.node()?.hint(&PathBuf::from(path))?),
             Request::Publish { path, name, afresh, keep } => {
                 let wanted = Wanted { path: PathBuf::from(path), name, afresh, keep };
                 serde_json::to_value(again::for_caller(&self.node, wanted, tick)?)
@@ -481,6 +502,7 @@ impl Serve for Daemon {
                 self.node.node()?.unpublish(&name)?;
                 serde_json::to_value(())
             }
+            Request::Published { all } => serde_json::to_value(self.node.node()?.published(all)?),
             Request::Gc => serde_json::to_value(self.node.node()?.gc(tick)?),
             Request::Flush => serde_json::to_value(self.node.flush()?),
             Request::Settle { seconds } => {
@@ -507,6 +529,18 @@ impl Serve for Daemon {
             }
         };
         value.map_err(|error| Failure::new("io", "the answer cannot be written").why(error.to_string()))
+    }
+
+    fn asked_by_member(&self, user: u32, request: &Request) {
+        match request {
+            Request::Publish { name, .. } => {
+                log::line(&format!("user {user}, a member of the group that may, publishes {name}"));
+            }
+            Request::Unpublish { name } => {
+                log::line(&format!("user {user}, a member of the group that may, unpublishes {name}"));
+            }
+            _ => {}
+        }
     }
 
     fn watch(&self, wish: &Wish, wire: &Wire<'_>) -> Result<Value> {

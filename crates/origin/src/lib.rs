@@ -27,7 +27,7 @@ use blob::Origin;
 pub use error::OriginError;
 pub use folder::{Access, Folder};
 pub use memory::Memory;
-pub use remote::{Environment, Limits, Mistake, Remote, RemoteSpec, RemoteStats};
+pub use remote::{Bucket, Environment, Limits, Mistake, Object, Remote, RemoteSpec, RemoteStats, Unread};
 
 /// An origin as a user writes it and a volume stores it.
 #[derive(Clone, Debug, PartialEq, Eq)]

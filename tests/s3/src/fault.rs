@@ -69,6 +69,8 @@ pub enum Canned {
     ClockSkew,
     /// The store does not support the request.
     NotImplemented,
+    /// The listing of these keys, each with the size in bytes and the ETag beside it.
+    Listing(Vec<(String, u64, String)>),
     /// A web page for people.
     Page,
     /// The same from a proxy that sends no content type.
@@ -99,6 +101,7 @@ impl Canned {
             ),
             Canned::ClockSkew => refusal(forbidden, "RequestTimeTooSkewed", ""),
             Canned::NotImplemented => refusal(StatusCode::NOT_IMPLEMENTED, "NotImplemented", ""),
+            Canned::Listing(objects) => (StatusCode::OK, "application/xml", listing(objects)),
             Canned::BarePage => (
                 StatusCode::OK,
                 "application/octet-stream",
@@ -107,6 +110,21 @@ impl Canned {
             Canned::Page => (StatusCode::OK, "text/html", "<!DOCTYPE html><html>Welcome</html>".to_owned()),
         }
     }
+}
+
+/// A listing in S3's format.
+fn listing(objects: &[(String, u64, String)]) -> String {
+    let escaped = |text: &str| text.replace('&', "&amp;").replace('<', "&lt;").replace('\0', "&#x0;");
+    let row = |(key, size, etag): &(String, u64, String)| {
+        format!(
+            "<Contents><Key>{}</Key><LastModified>2026-01-02T03:04:05.678Z</LastModified><ETag>&quot;{etag}&quot;</ETag><Size>{size}</Size></Contents>",
+            escaped(key)
+        )
+    };
+    let rows: String = objects.iter().map(row).collect();
+    format!(
+        "<ListBucketResult xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\"><IsTruncated>false</IsTruncated>{rows}</ListBucketResult>"
+    )
 }
 
 /// An error in S3's format.

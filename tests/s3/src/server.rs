@@ -4,14 +4,17 @@
 //! - A request to a bucket that does not exist is refused; `s3s-fs` would create the bucket.
 //! - Objects of a blob's size are read in one piece; `s3s-fs` reads 4 KiB at a time.
 //! - Conditional PUTs are serialized; `s3s-fs` checks first and writes later, so that two could succeed.
+//! - Listings and GETs name ETags, which follow from a file's time and size, and GETs check `If-Match`.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use http::{Method, Request, Response, StatusCode};
+use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
@@ -230,10 +233,25 @@ async fn answer(shared: Arc<Shared>, mut request: Request<Incoming>) -> Result<R
     let conditional = request.headers().contains_key("if-none-match");
     let _one = if conditional { Some(shared.conditional.lock().await) } else { None };
     let key = got_key(&request);
-    let object = shared.root.join(request.uri().path().trim_start_matches('/'));
+    let listed = request.uri().query().is_some_and(|query| query.contains("list-type=2"));
+    let (root, bucket) = (shared.root.clone(), bucket.to_owned());
+    let object = root.join(decoded(request.uri().path().trim_start_matches('/')));
+    let etag = key.as_ref().and_then(|_| etag_of(&object));
+    let wanted = request.headers().get("if-match").and_then(|value| value.to_str().ok().map(str::to_owned));
+    if etag.is_some() && wanted.is_some() && wanted != etag {
+        let mut refusal = Response::new(Body::from(error_body("PreconditionFailed", "")));
+        *refusal.status_mut() = StatusCode::PRECONDITION_FAILED;
+        return Ok(refusal);
+    }
     let mut answer = Service::call(&shared.s3, request).await?;
     if key.is_some() && answer.status() == StatusCode::OK {
         at_once(&object, &mut answer);
+    }
+    if let Some(etag) = etag.filter(|_| answer.status().is_success()) {
+        answer.headers_mut().insert("etag", etag.parse().unwrap());
+    }
+    if listed && answer.status().is_success() {
+        answer = with_etags(answer, &root.join(bucket)).await;
     }
     let went = length(answer.headers());
     shared.counters.sent.fetch_add(went, Ordering::SeqCst);
@@ -256,6 +274,42 @@ fn at_once(object: &Path, answer: &mut Response<Body>) {
     if is_small && let Some(bytes) = tokio::task::block_in_place(read) {
         *answer.body_mut() = Body::from(bytes);
     }
+}
+
+/// The ETag of an object. It changes with each write.
+fn etag_of(object: &Path) -> Option<String> {
+    let about = std::fs::metadata(object).ok().filter(std::fs::Metadata::is_file)?;
+    Some(format!("\"{:x}.{:x}-{:x}\"", about.mtime(), about.mtime_nsec(), about.len()))
+}
+
+/// A listing in which each object has its ETag.
+async fn with_etags(answer: Response<Body>, bucket: &Path) -> Response<Body> {
+    let (mut parts, body) = answer.into_parts();
+    let Ok(body) = body.collect().await else { return Response::from_parts(parts, Body::empty()) };
+    let text = String::from_utf8_lossy(&body.to_bytes()).into_owned();
+    let mut out = String::with_capacity(text.len() * 2);
+    let mut pieces = text.split("<Key>");
+    out.push_str(pieces.next().unwrap());
+    for piece in pieces {
+        let (key, rest) = piece.split_once("</Key>").unwrap();
+        let plain =
+            key.replace("&lt;", "<").replace("&gt;", ">").replace("&quot;", "\"").replace("&amp;", "&");
+        let etag = etag_of(&bucket.join(plain)).unwrap_or_default().replace('"', "&quot;");
+        out.push_str(&format!("<Key>{key}</Key><ETag>{etag}</ETag>{rest}"));
+    }
+    parts.headers.insert("content-length", out.len().into());
+    Response::from_parts(parts, Body::from(out))
+}
+
+/// A path of a URL without its percent signs.
+fn decoded(path: &str) -> String {
+    let mut parts = path.split('%');
+    let mut out = parts.next().unwrap_or("").as_bytes().to_vec();
+    for part in parts {
+        out.extend(u8::from_str_radix(part.get(..2).unwrap_or(""), 16));
+        out.extend_from_slice(part.get(2..).unwrap_or("").as_bytes());
+    }
+    String::from_utf8_lossy(&out).into_owned()
 }
 
 /// The key of a GET, without the bucket.

@@ -4,6 +4,7 @@
 //!   a volume's folder       VOLUME/control.sock
 //!   anything else           /run/covey/NAME, of root's daemons; /run/user/UID/covey/NAME, of a user's
 //!                           where there is neither: NAME in the kernel's table of the network namespace
+//!   a volume's publishers   the same with a NAME that follows from the folder; every user may connect
 //! ```
 //!
 //! A file can be found from every network namespace, a name in the kernel's table only from the daemon's own.
@@ -28,6 +29,10 @@ use crate::{caller, source};
 
 /// The folder for the daemons of root, and the folder that holds those of the other users.
 const RUN: (&str, &str) = ("/run/covey", "/run/user");
+
+/// The constants of FNV-1a with 128 bits.
+const FNV_BASIS: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
+const FNV_PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
 
 /// The address of a daemon's control socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,6 +68,19 @@ impl ControlAddress {
             }
             _ => ControlAddress::File(mounted.join("control.sock")),
         }
+    }
+
+    /// The socket at which members of a group may ask for publications, if the volume's owner allows it. A
+    /// volume's own socket lies in a folder that they may not enter.
+    pub(super) fn of_publishers(&self) -> Option<ControlAddress> {
+        let ControlAddress::File(path) = self else { return None };
+        // FNV-1a. Two volumes with the same number would only get in each other's way.
+        let number = path
+            .as_os_str()
+            .as_bytes()
+            .iter()
+            .fold(FNV_BASIS, |number, byte| (number ^ u128::from(*byte)).wrapping_mul(FNV_PRIME));
+        Some(ControlAddress::Name(format!("covey-publish-{number:032x}")))
     }
 
     pub(super) fn connect(&self) -> io::Result<UnixStream> {
@@ -105,6 +123,22 @@ impl ControlAddress {
         }
         let address = SocketAddr::from_abstract_name(name.as_bytes())?;
         Ok((UnixListener::bind_addr(&address)?, None))
+    }
+
+    /// Starts listening where every user can connect. The daemon itself checks who asks. Also returns the file
+    /// to remove at the end.
+    pub(super) fn bind_for_all(&self) -> io::Result<(UnixListener, Option<PathBuf>)> {
+        let ControlAddress::Name(name) = self else { return self.bind() };
+        // Other users may not enter the folder of a user's daemons.
+        if caller::euid() != 0 {
+            let address = SocketAddr::from_abstract_name(name.as_bytes())?;
+            return Ok((UnixListener::bind_addr(&address)?, None));
+        }
+        let (listener, file) = self.bind()?;
+        if let Some(file) = &file {
+            fs::set_permissions(file, Permissions::from_mode(0o666))?;
+        }
+        Ok((listener, file))
     }
 
     /// Removes the file, and the folder if it is empty then.

@@ -73,7 +73,12 @@ impl Asked {
     pub fn ask(known: &'static dyn Known, address: &ControlAddress, request: &Request) -> Result<Asked> {
         let lost = |error| lost(known, address, error, CONNECT);
         let silence = silence(request);
-        let stream = address.connect().map_err(lost)?;
+        let stream = match address.connect() {
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied && request.is_of_publishers() => {
+                address.of_publishers().and_then(|address| address.connect().ok()).ok_or_else(no_publisher)?
+            }
+            other => other.map_err(lost)?,
+        };
         known.check(&stream, address).map_err(lost)?;
         let sent = || {
             stream.set_write_timeout(Some(CONNECT))?;
@@ -142,6 +147,12 @@ impl Stopper {
         // A write error means that the daemon has gone. The thread that waits for the answer reports that.
         let _ = (&self.0).write_all(b"stop\n");
     }
+}
+
+/// The failure for a user that may not publish, and a daemon that lets no group do so.
+fn no_publisher() -> Failure {
+    Failure::new("not-permitted", "only root and the user who mounted the volume may publish it")
+        .next("use sudo, or have it mounted with -o publish_group=GROUP, where GROUP is a group of yours")
 }
 
 /// The failure to report when a daemon cannot be asked.

@@ -470,6 +470,13 @@ impl Sink for Direct {
         outcome
     }
 
+    fn abandon(&mut self) -> Result<()> {
+        let Open { ino, .. } = self.open.take().ok_or_else(unexpected)?;
+        // It has no name, so nothing remains of it.
+        self.volume.forget(ino, 1);
+        Ok(())
+    }
+
     fn finish(&mut self) -> Result<()> {
         self.dress_folders()?;
         self.or_fail("sync", Path::new(""), self.volume.sync())

@@ -309,6 +309,13 @@ impl Sink for Place {
         }
     }
 
+    fn abandon(&mut self) -> Result<()> {
+        match self.open.take().must("a file is open") {
+            Open::Waiting(..) => Ok(()),
+            Open::Made(made) => self.rules.remove(&self.folder.1, made),
+        }
+    }
+
     fn finish(&mut self) -> Result<()> {
         self.workers.settle()?;
         let late = std::mem::take(&mut self.late);

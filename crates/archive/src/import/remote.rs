@@ -150,6 +150,10 @@ impl Sink for Remote {
         self.send(&Step::End)
     }
 
+    fn abandon(&mut self) -> Result<()> {
+        self.send(&Step::Abandon)
+    }
+
     fn idle(&mut self) -> Result<()> {
         self.flush()?;
         match &self.hearing {

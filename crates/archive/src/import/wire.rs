@@ -21,7 +21,7 @@ use super::{Item, Kind, Step};
 use crate::PIECE;
 
 /// The form of the messages. A change of it gets another number, so that no daemon takes one for the other.
-pub const FORM: u32 = 1;
+pub const FORM: u32 = 2;
 
 /// The longest message, in bytes: longer than everything that an archive may hold of a member.
 pub const MESSAGE_MAX: usize = 32 << 20;
@@ -33,6 +33,7 @@ const RANGES: u8 = 2;
 const PIECE_OF_FILE: u8 = 3;
 const END: u8 = 4;
 const FINISH: u8 = 5;
+const ABANDON: u8 = 6;
 
 const DIR: u8 = 0;
 const FILE: u8 = 1;
@@ -60,6 +61,7 @@ pub fn put(step: &Step, out: &mut Vec<u8>) -> io::Result<()> {
         Step::Ranges(_) => RANGES,
         Step::Piece(..) => PIECE_OF_FILE,
         Step::End => END,
+        Step::Abandon => ABANDON,
     };
     out.push(kind);
     out.extend_from_slice(&[0; 4]);
@@ -75,7 +77,7 @@ pub fn put(step: &Step, out: &mut Vec<u8>) -> io::Result<()> {
             out.extend_from_slice(&offset.to_le_bytes());
             out.extend_from_slice(bytes);
         }
-        Step::End => {}
+        Step::End | Step::Abandon => {}
     }
     let len = out.len() - at - HEAD;
     if len > MESSAGE_MAX {
@@ -172,6 +174,7 @@ fn decode(kind: u8, mut rest: Vec<u8>) -> io::Result<Message> {
             return Ok(Message::Step(Step::Piece(offset, rest)));
         }
         END => Step::End,
+        ABANDON => Step::Abandon,
         FINISH => {
             left.nothing()?;
             return Ok(Message::Finish);
@@ -286,6 +289,7 @@ mod tests {
             Step::Piece(9, vec![7; PIECE]),
             Step::Piece(0, Vec::new()),
             Step::End,
+            Step::Abandon,
         ]);
         steps
     }

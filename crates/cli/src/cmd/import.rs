@@ -1,43 +1,52 @@
-//! `covey import`: copies a folder or an archive into a volume, mounted or not.
+//! `covey import`: copies a folder, an archive or the objects of a bucket into a volume, mounted or not.
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use api::caller;
 use api::error::{Failure, Result};
 use archive::import::direct::{Direct, NotMounted, To};
 use archive::import::folder::Folder;
+use archive::import::objects::there::{InVolume, OnMount, There};
+use archive::import::objects::{Objects, Owner};
 use archive::import::place::Place;
 use archive::import::remote::{Onto, Refused, Remote};
 use archive::import::tar::Tar;
 use archive::sys;
 use archive::transfer::{self, Source, Summary};
+use node::bucket::Bucket;
 use node::opened::Node;
 use node::options::NodeOptions;
 use node::{control, mounts};
 use serde::Serialize;
 
+use crate::args::Reach;
 use crate::copying::{self, Seen};
 use crate::target::{self, Target, resolve_new};
 use crate::term::Term;
 
-/// Copies a folder or a tar archive (plain, gzip, zstd) into a volume
+/// Copies a folder, a tar archive (plain, gzip, zstd) or the objects of a bucket into a volume
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  covey import /usr/share /mnt/covey/share\n  covey import linux.tar.zst /srv/volume:/linux      a volume that is not mounted\n  \
-    xz -dc linux.tar.xz | covey import - /mnt/covey/linux\n\n\
+    xz -dc linux.tar.xz | covey import - /mnt/covey/linux\n  covey import s3://bucket/prefix /mnt/covey/data      also gs:// and az://\n\n\
     DEST becomes what SRC is: the folder's contents are found right below it. Modes, times, extended attributes, ACLs, hard\n\
     and symbolic links, holes, and as root owners (by number) and device nodes arrive as they were, as with tar -p. What\n\
-    cannot is named, and the exit status is then 1."
+    cannot is named, and the exit status is then 1.\n\n\
+    Of a bucket, each object whose key begins with PREFIX/ becomes a file, with the object's time. Run it again to go on after an\n\
+    interruption: files whose object has not changed are not copied again. Keys and settings come from the environment, as for origins."
 )]
 pub struct Args {
-    /// A folder, a tar archive, or - for an archive on standard input
+    /// A folder, a tar archive, - for an archive on standard input, or s3://BUCKET/PREFIX
     src: PathBuf,
     /// A path on a mount, or VOLUME:/PATH; made if it is not there
     dest: PathBuf,
     /// Replace files that are there already; without it the first one ends the import
     #[arg(long)]
     overwrite: bool,
+    #[command(flatten)]
+    reach: Reach,
 }
 
 #[derive(Debug, Serialize)]
@@ -55,38 +64,59 @@ struct Outcome<'a> {
 pub fn run(args: &Args, term: Term) -> Result<u8> {
     let label =
         args.src.file_name().map_or_else(|| "import".to_owned(), |name| name.to_string_lossy().into_owned());
-    mounts::check_way(&args.src)?;
+    let bucket = bucket(args)?;
+    if bucket.is_none() {
+        mounts::check_way(&args.src)?;
+    }
     let target = resolve_new(&args.dest)?;
     let stop = copying::stop_by_signal(term)?;
     let seen = Seen { label: &label, term, stop: Some(&stop) };
     let mut through_mount = None;
-    let summary = match target {
+    let again = bucket.is_some();
+    let summary = into(args, target, bucket, seen, &mut through_mount).map_err(|failure| {
+        let interrupted = again && failure.code == "interrupted";
+        let next = "start it again: what is there is not copied again";
+        if interrupted { failure.map_next(next) } else { failure }
+    })?;
+    Ok(report(args, through_mount, summary, term))
+}
+
+/// Copies everything to where it goes. `through_mount` gets the reason why the daemon does not do it.
+fn into(
+    args: &Args,
+    target: Target,
+    bucket: Option<Bucket>,
+    seen: Seen<'_>,
+    through_mount: &mut Option<String>,
+) -> Result<Summary> {
+    match target {
         Target::Mounted(place) => {
-            let source = source(&args.src, Some(place.mount.dev))?;
+            let there = || Box::new(OnMount::new(&place.path)) as Box<dyn There>;
+            let source = source(args, bucket, Some(place.mount.dev), &there)?;
             match remote(&place, args.overwrite) {
-                Ok(mut sink) => seen.watch(|watch| transfer::run(source, &mut sink, watch))?,
-                Err(Refused::Failed(failure)) => return Err(failure),
+                Ok(mut sink) => seen.watch(|watch| transfer::run(source, &mut sink, watch)),
+                Err(Refused::Failed(failure)) => Err(failure),
                 Err(Refused::UseMount(why)) => {
                     let why = why.line();
-                    term.say(format_args!("the files go through the mount, which takes longer: {why}"));
-                    through_mount = Some(why);
+                    seen.term.say(format_args!("the files go through the mount, which takes longer: {why}"));
+                    *through_mount = Some(why);
                     let mut sink = Place::new(&place.path, args.overwrite)?;
-                    seen.watch(|watch| transfer::run(source, &mut sink, watch))?
+                    seen.watch(|watch| transfer::run(source, &mut sink, watch))
                 }
             }
         }
         Target::Closed { dir, inner } => {
-            let source = source(&args.src, None)?;
             let node = Arc::new(Node::open(&dir, &NodeOptions::writing("import"))?);
-            let outcome = offline(&node, source, &inner, args, seen);
+            let there = || Box::new(InVolume::new(node.filesystem(), &inner)) as Box<dyn There>;
+            let source = source(args, bucket, None, &there);
+            let outcome = source.and_then(|source| offline(&node, source, &inner, args, seen));
             // Close in any case, so that everything imported so far is kept.
             let closed = node.close();
             let summary = outcome?;
             closed?;
-            summary
+            Ok(summary)
         }
-    };
-    Ok(report(args, through_mount, summary, term))
+    }
 }
 
 /// Asks the daemon of the mount to take the items.
@@ -110,7 +140,29 @@ fn offline(
     seen.watch(|watch| transfer::run(source, &mut sink, watch))
 }
 
-fn source(path: &Path, not_into: Option<u64>) -> Result<Box<dyn Source>> {
+/// The bucket, if the source is one.
+fn bucket(args: &Args) -> Result<Option<Bucket>> {
+    match args.src.to_str().filter(|text| Bucket::claims(text)) {
+        Some(text) => Bucket::open(text, &args.reach.reach()).map(Some),
+        None if args.reach != Reach::default() => {
+            Err(Failure::usage(format!("{} has neither an endpoint nor a region", args.src.display()))
+                .next("leave --endpoint and --region out, or name a bucket: s3://BUCKET/PREFIX"))
+        }
+        None => Ok(None),
+    }
+}
+
+fn source(
+    args: &Args,
+    bucket: Option<Bucket>,
+    not_into: Option<u64>,
+    there: &dyn Fn() -> Box<dyn There>,
+) -> Result<Box<dyn Source>> {
+    if let Some(bucket) = bucket {
+        let owner = Owner { uid: caller::euid(), gid: caller::egid(), umask: sys::umask() };
+        return Ok(Box::new(Objects::new(Arc::new(bucket), there(), owner, args.overwrite)));
+    }
+    let path = &*args.src;
     if path.is_dir() {
         return Ok(Box::new(Folder::new(path, not_into)?));
     }

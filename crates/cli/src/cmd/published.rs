@@ -1,21 +1,14 @@
 //! `covey published`: lists the trees that are published in an origin.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 
+use api::answers::{Published, PublishedTree};
+use api::control::Request;
 use api::error::Result;
-use api::text::{bytes, count, utc};
-use blob::Origin;
-use node::frozen;
-use node::mounts;
-use node::origins;
-use node::publisher::failure;
+use api::text::{bytes, count};
 use node::volume_dir::VolumeDir;
+use node::{control, frozen, mounts, origins};
 use origin::Access;
-use serde::Serialize;
-use tree::TreeError;
-use tree::history;
-use tree::root::{self, Root, hex};
 
 use crate::args::Reach;
 use crate::table::Table;
@@ -37,60 +30,41 @@ pub struct Args {
     reach: Reach,
 }
 
-#[derive(Debug, Serialize)]
-struct Row {
-    name: String,
-    /// The error of a tree that cannot be read. The other fields are then empty.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    error: Option<String>,
-    sequence: u64,
-    published: String,
-    files: u64,
-    bytes: u64,
-    nodes: u64,
-    root: String,
-    key: String,
-}
-
 /// Runs the command.
 pub fn run(args: &Args, term: Term) -> Result<u8> {
-    let (origin, text) = origin_of(args)?;
-    let names = root::names(&*origin).map_err(|error| failure("cannot list what is published", error))?;
-    let mut rows = Vec::new();
-    for name in names {
-        if args.all {
-            let kept = history::sequences(&*origin, &name);
-            for sequence in kept.map_err(|error| failure("cannot list what is kept", error))? {
-                rows.push(row(name.clone(), sequence, history::read(&*origin, &name, sequence, None)));
-            }
-        }
-        let newest = Root::read(&*origin, &name, None);
-        // A publication is kept before it is replaced. If that was interrupted, it is both.
-        rows.pop_if(|last| {
-            newest.as_ref().is_ok_and(|root| (&last.name, last.sequence) == (&name, root.sequence))
-        });
-        rows.push(row(name, 0, newest));
-    }
-    let bad = rows.iter().any(|row| row.error.is_some());
-    term.result(&rows, || {
-        if rows.is_empty() {
-            return format!("Nothing is published in {text}. covey publish VOLUME NAME publishes a volume.");
+    let Published { origin, trees } = published(args)?;
+    let bad = trees.iter().any(|tree| tree.error.is_some());
+    term.result(&trees, || {
+        if trees.is_empty() {
+            return format!(
+                "Nothing is published in {origin}. covey publish VOLUME NAME publishes a volume."
+            );
         }
         let one = if args.all { "NAME#NUMBER" } else { "NAME" };
-        table(&rows) + &format!("\nMount one: covey mount {text}@{one} MOUNTPOINT\n")
+        table(&trees) + &format!("\nMount one: covey mount {origin}@{one} MOUNTPOINT\n")
     });
     Ok(u8::from(bad))
 }
 
-/// The origin, and its address as text.
-fn origin_of(args: &Args) -> Result<(Arc<dyn Origin>, String)> {
+fn published(args: &Args) -> Result<Published> {
     let path = &args.volume;
     let home = match path.to_str().filter(|text| api::source::is_origin(text) && !frozen::is_folder(path)) {
         Some(text) => origins::address(text, &args.reach.reach())?,
         None => match resolve_volume(path)? {
             Target::Closed { dir, .. } => dir.home(),
             Target::Mounted(place) => match mounts::volume_of(&place.mount) {
-                Some(folder) => VolumeDir::open(&folder)?.home(),
+                Some(folder) => match VolumeDir::open(&folder) {
+                    Ok(dir) => dir.home(),
+                    // Members of the group that may publish cannot enter the folder. Its daemon can.
+                    Err(failure) if failure.code == "not-permitted" => {
+                        return control::ask(
+                            &place.address(),
+                            &Request::Published { all: args.all },
+                            &mut |_| (),
+                        );
+                    }
+                    Err(failure) => return Err(failure),
+                },
                 None => match api::source::tree(&place.mount.source).and_then(|tree| tree.rsplit_once('@')) {
                     Some((origin, _)) => origins::address(origin, &args.reach.reach())?,
                     None => return Err(node::refused::not_a_volume(&place.mount.source)),
@@ -98,38 +72,11 @@ fn origin_of(args: &Args) -> Result<(Arc<dyn Origin>, String)> {
             },
         },
     };
-    Ok((origins::open_origin(&home, Access::ReadOnly)?, home.origin))
+    let origin = origins::open_origin(&home, Access::ReadOnly)?;
+    Ok(Published { trees: node::published::list(&*origin, args.all)?, origin: home.origin })
 }
 
-/// `sequence`: the number of a tree that cannot be read.
-fn row(name: String, sequence: u64, root: std::result::Result<Root, TreeError>) -> Row {
-    match root {
-        Ok(root) => Row {
-            name,
-            error: None,
-            sequence: root.sequence,
-            published: utc(root.moment.seconds()),
-            files: root.inodes,
-            bytes: root.bytes,
-            nodes: root.nodes,
-            root: hex(&root.top.hash),
-            key: hex(&root.key),
-        },
-        Err(error) => Row {
-            name,
-            error: Some(error.to_string()),
-            sequence,
-            published: String::new(),
-            files: 0,
-            bytes: 0,
-            nodes: 0,
-            root: String::new(),
-            key: String::new(),
-        },
-    }
-}
-
-fn table(rows: &[Row]) -> String {
+fn table(rows: &[PublishedTree]) -> String {
     let mut table = Table::new(&["Name", "No. ", "Published", "Files ", "Bytes ", "Signed by"]);
     for row in rows {
         let cells = match &row.error {

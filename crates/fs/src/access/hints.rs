@@ -65,6 +65,13 @@ pub struct AccessRules {
     pub names: Vec<(Pattern, Access)>,
 }
 
+impl AccessRules {
+    /// The rule that applies to a name.
+    pub fn of_name(&self, name: &[u8]) -> Option<&(Pattern, Access)> {
+        self.names.iter().rev().find(|(pattern, _)| pattern.matches(name))
+    }
+}
+
 #[derive(Clone, Copy, Default)]
 struct Known {
     ino: u64,
@@ -88,12 +95,16 @@ impl Hints {
         Hints { rules, named: Mutex::default(), known, age: AtomicU64::new(1) }
     }
 
+    pub(crate) fn rules(&self) -> &AccessRules {
+        &self.rules
+    }
+
     /// Records that a name was found or created for this inode.
     pub(crate) fn named(&self, name: &[u8], ino: Ino) {
         if self.rules.names.is_empty() {
             return;
         }
-        let rule = self.rules.names.iter().rev().find(|(pattern, _)| pattern.matches(name));
+        let rule = self.rules.of_name(name);
         let mut named = self.named.lock();
         match rule {
             Some((_, access)) if named.len() < NAMED || named.contains_key(&ino.0) => {

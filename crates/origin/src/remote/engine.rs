@@ -158,7 +158,8 @@ impl Engine {
         done
     }
 
-    async fn try_until<T, F>(&self, call: Call, one: impl Fn(u32) -> F) -> Result<T, Failed>
+    /// The same without regard to what the store refused before.
+    pub(crate) async fn try_until<T, F>(&self, call: Call, one: impl Fn(u32) -> F) -> Result<T, Failed>
     where
         F: Future<Output = Result<T, Fault>>,
     {

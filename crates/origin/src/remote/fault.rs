@@ -230,6 +230,8 @@ pub(crate) struct About<'a> {
     pub(crate) spec: &'a RemoteSpec,
     /// Where the keys came from: `AWS_ACCESS_KEY_ID of the environment`.
     pub(crate) keys: &'a str,
+    /// What they must be allowed to do with objects.
+    pub(crate) rights: &'a str,
 }
 
 /// The mistake that a fault shows.
@@ -326,7 +328,7 @@ pub(crate) fn explain(fault: &Fault, about: &About) -> Explained {
         ),
         Mistake::Denied => (
             format!("access denied ({code})"),
-            format!("allow the keys from {keys} to get, put, delete and list objects of {bucket}"),
+            format!("allow the keys from {keys} to {} objects of {bucket}", about.rights),
         ),
         Mistake::Bucket => (
             format!("there is no bucket {bucket} at {place} ({code})"),

@@ -12,6 +12,7 @@
 //!   `latency`, `stats`: measurements.
 //! - `layout`: keys, and the header before a blob's bytes; `blobs`: the operations on blobs; `beside`:
 //!   records and the marker.
+//! - `bucket`: objects of others, read as they are; `listing`: pages of their keys.
 //!
 //! **Nothing is trusted.** Bytes are compared with the blob's name before they are returned. If they differ,
 //! they are fetched again past any proxy's cache, and then the blob is called damaged. An answer that a blob
@@ -20,6 +21,7 @@
 
 mod beside;
 mod blobs;
+mod bucket;
 mod engine;
 mod environment;
 mod fault;
@@ -27,6 +29,7 @@ mod keys;
 mod latency;
 mod later;
 mod layout;
+mod listing;
 mod pace;
 mod recent;
 mod refusals;
@@ -60,8 +63,10 @@ use spec::is_loopback;
 use stats::Stats;
 use wire::Wire;
 
+pub use bucket::{Bucket, Unread};
 pub use environment::Environment;
 pub use fault::Mistake;
+pub use listing::Object;
 pub use refusals::{ACTS, Refusal, Right};
 pub use spec::{RemoteSpec, Store, is_in_the_clear};
 pub use stats::{KINDS, Kind, RemoteStats, Times};
@@ -368,11 +373,17 @@ impl Remote {
     }
 
     fn explained(&self, failed: &Failed) -> Explained {
-        let mut explained = explain(&failed.fault, &About { spec: &self.spec, keys: &self.keys_from });
+        let mut explained =
+            explain(&failed.fault, &About { spec: &self.spec, keys: &self.keys_from, rights: self.rights() });
         if failed.tries > 1 {
             explained.what += &format!(" (tried {} times)", failed.tries);
         }
         explained
+    }
+
+    /// What the keys must be allowed to do with objects.
+    fn rights(&self) -> &'static str {
+        if self.access == Access::ReadOnly { "get and list" } else { "get, put, delete and list" }
     }
 
     /// The error of a call that is not about a blob, or about one that exists.

@@ -9,8 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
-use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
-use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
+use object_store::azure::{AzureConfigKey, MicrosoftAzure, MicrosoftAzureBuilder};
+use object_store::gcp::{GoogleCloudStorage, GoogleCloudStorageBuilder, GoogleConfigKey};
+use object_store::list::PaginatedListStore;
 use object_store::{ObjectStore, RetryConfig};
 
 use super::environment::Environment;
@@ -47,6 +48,8 @@ const S3_ROLES: [&str; 9] = [
 pub(crate) struct Stores {
     pub(crate) one: Arc<dyn ObjectStore>,
     pub(crate) many: Arc<dyn ObjectStore>,
+    /// Its listings page by page. None if its keys are not known yet.
+    pub(crate) pages: Option<Arc<dyn PaginatedListStore>>,
 }
 
 /// Completes the spec: if it has no endpoint or region, they come from the environment or a profile.
@@ -90,11 +93,14 @@ pub(crate) fn build_or_later(
         built => return built,
     }
     let (spec, environment, wire) = (spec.clone(), environment.clone(), wire.clone());
-    let make = move || match spec.store {
-        Store::Azure => azure(&spec, &environment, &wire),
-        _ => gcs(&spec, &environment, &wire),
+    let make = move || -> Result<Arc<dyn ObjectStore>, Fault> {
+        Ok(match spec.store {
+            Store::Azure => azure(&spec, &environment, &wire)?,
+            _ => gcs(&spec, &environment, &wire)?,
+        })
     };
-    same(Arc::new(Later::new(make)))
+    let later: Arc<dyn ObjectStore> = Arc::new(Later::new(make));
+    Ok(Stores { one: Arc::clone(&later), many: later, pages: None })
 }
 
 /// Makes the stores. Sends nothing.
@@ -114,8 +120,8 @@ pub(crate) fn build(
     }
 }
 
-fn same(store: Arc<dyn ObjectStore>) -> Result<Stores, Fault> {
-    Ok(Stores { one: Arc::clone(&store), many: store })
+fn same<S: ObjectStore + PaginatedListStore>(store: Arc<S>) -> Result<Stores, Fault> {
+    Ok(Stores { one: store.clone(), many: store.clone(), pages: Some(store) })
 }
 
 /// This crate does the retries itself.
@@ -161,10 +167,11 @@ fn s3(
         }
         builder.build().map_err(|error| Fault::unfit(&error))
     };
-    Ok(Stores { one: Arc::new(make(false)?), many: Arc::new(make(true)?) })
+    let one = Arc::new(make(false)?);
+    Ok(Stores { one: one.clone(), many: Arc::new(make(true)?), pages: Some(one) })
 }
 
-fn gcs(spec: &RemoteSpec, environment: &Environment, wire: &Wire) -> Result<Arc<dyn ObjectStore>, Fault> {
+fn gcs(spec: &RemoteSpec, environment: &Environment, wire: &Wire) -> Result<Arc<GoogleCloudStorage>, Fault> {
     let named = [
         "GOOGLE_SERVICE_ACCOUNT",
         "GOOGLE_SERVICE_ACCOUNT_PATH",
@@ -199,7 +206,7 @@ fn gcs(spec: &RemoteSpec, environment: &Environment, wire: &Wire) -> Result<Arc<
     Ok(Arc::new(store))
 }
 
-fn azure(spec: &RemoteSpec, environment: &Environment, wire: &Wire) -> Result<Arc<dyn ObjectStore>, Fault> {
+fn azure(spec: &RemoteSpec, environment: &Environment, wire: &Wire) -> Result<Arc<MicrosoftAzure>, Fault> {
     let named = [
         "AZURE_STORAGE_ACCOUNT_KEY",
         "AZURE_STORAGE_ACCESS_KEY",

@@ -17,6 +17,7 @@ use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpRequestBody, HttpResponse,
     HttpResponseBody, HttpService,
 };
+use parking_lot::Mutex;
 use reqwest::header::{CACHE_CONTROL, CONTENT_TYPE, DATE, HeaderMap, HeaderValue, PRAGMA, RETRY_AFTER};
 use reqwest::{Body, Method, Request, Url};
 
@@ -46,6 +47,18 @@ const WAIT_MAX: Duration = Duration::from_secs(20);
 /// A request extension: answers from a proxy's cache are not wanted.
 #[derive(Clone, Copy)]
 pub(crate) struct Fresh;
+
+/// A request extension: the object may be anything, also an HTML page. Our own objects never are, so that
+/// such an answer is one of a proxy.
+#[derive(Clone, Copy)]
+pub(crate) struct AnyBody;
+
+/// A request extension: the body of a successful answer goes here, and not to the `object_store` crate.
+#[derive(Clone)]
+pub(crate) struct Tap(pub(crate) Arc<Mutex<Option<Vec<u8>>>>);
+
+/// The longest body for a [`Tap`]: 5000 keys of a kilobyte, escaped.
+const TAPPED_MAX: usize = 32 << 20;
 
 /// See the [module](self).
 #[derive(Clone)]
@@ -114,6 +127,8 @@ impl Wire {
         let kind = kind_of(&parts.method, &host, parts.uri.query().unwrap_or(""));
         let url: Url =
             parts.uri.to_string().parse().map_err(|_| Fault::Odd("the request has no URL".to_owned()))?;
+        let any_body = parts.extensions.get::<AnyBody>().is_some();
+        let tap = parts.extensions.get::<Tap>().cloned();
         let mut request = Request::new(parts.method, url);
         *request.headers_mut() = parts.headers;
         if parts.extensions.get::<Fresh>().is_some() {
@@ -133,7 +148,16 @@ impl Wire {
         let (parts, body) = answer.into_parts();
         time_of(&parts.headers).into_iter().for_each(|seconds| self.stats.told_time(seconds));
         let head = Head { keys: kind == Kind::Keys, ..read_head(&parts.headers) };
-        if parts.status.is_success() && !head.html {
+        if parts.status.is_success() && (!head.html || any_body) {
+            if let Some(tap) = tap {
+                let text = read_whole(body, TAPPED_MAX).await.map_err(|error| match error {
+                    Some(error) => fault_of(&error, &host),
+                    None => Fault::Odd("an answer that is too long".to_owned()),
+                })?;
+                self.stats.receive(text.len() as u64);
+                *tap.0.lock() = Some(text);
+                return Ok(HttpResponse::from_parts(parts, HttpResponseBody::from(Vec::new())));
+            }
             let broken =
                 move |error: reqwest::Error| HttpError::new(HttpErrorKind::Unknown, fault_of(&error, &host));
             return Ok(HttpResponse::from_parts(parts, HttpResponseBody::new(body.map_err(broken))));
@@ -176,6 +200,20 @@ async fn read_some(mut body: Body, most: usize) -> Vec<u8> {
         }
     }
     out
+}
+
+/// A whole body. The error is none if it is longer than `most`.
+async fn read_whole(mut body: Body, most: usize) -> Result<Vec<u8>, Option<reqwest::Error>> {
+    let mut out = Vec::new();
+    while let Some(frame) = body.frame().await {
+        if let Some(data) = frame.map_err(Some)?.data_ref() {
+            if out.len() + data.len() > most {
+                return Err(None);
+            }
+            out.extend_from_slice(data);
+        }
+    }
+    Ok(out)
 }
 
 fn read_head(headers: &HeaderMap) -> Head {

@@ -14,7 +14,15 @@ fn spec() -> RemoteSpec {
 
 fn line(fault: &Fault) -> String {
     let spec = spec();
-    explain(fault, &About { spec: &spec, keys: "AWS_ACCESS_KEY_ID of the environment" }).to_string()
+    explain(
+        fault,
+        &About {
+            spec: &spec,
+            keys: "AWS_ACCESS_KEY_ID of the environment",
+            rights: "get, put, delete and list",
+        },
+    )
+    .to_string()
 }
 
 #[test]
