@@ -110,7 +110,7 @@ impl Bucket {
         let (engine, wanted) = (Arc::clone(&self.remote.engine), object.clone());
         let read = self.remote.wait(async move {
             let (engine, key, wanted, range) = (&engine, &key, &wanted, &range);
-            // Refusals are not counted: archived objects are refused one by one, and those behind them are not.
+            // Refusals are not counted: archived objects are refused one by one, and later ones are not.
             engine.try_until(call, |_| get(engine, key, wanted, range.clone())).await
         });
         match read {
