@@ -257,8 +257,7 @@ fn long_an_outage_of_a_minute() {
 #[test]
 fn a_node_whose_disk_fills() {
     requires_nets!();
-    let mut fleet =
-        Fleet::joined(Tree::of_tests(), 2, 10, &How::default().with(DEADLINE).with("cache_floor=1M"));
+    let mut fleet = Fleet::joined(Tree::of_tests(), 2, 10, &How::default().with("cache_floor=1M"));
     fleet.nodes[0].cache_on_tmpfs(24 << 20);
     fleet.start();
     fleet.must_read(&[0, 1], 4, 20, 100, WITHIN);
