@@ -228,6 +228,9 @@ fn mistakes_say_what_to_do() {
     says(import(Canned::NoSuchBucket), "origin-bucket", "correct the URL");
     says(import(Canned::WrongRegion("eu-west-1".to_owned())), "origin-bucket", "--region eu-west-1");
     world.proxy.faults().clear();
+    world.proxy.down();
+    says(world.import("m", &to, &[]), "origin-away", "check the endpoint");
+    world.proxy.up();
     says(world.import("nothing", &to, &[]), "not-found", "check the bucket and the prefix");
     says(covey_run(&["import", "s3://b", to.to_str().unwrap(), "--json"]), "usage", "3 to 222 characters");
     let folder = covey_run(&["import", "/usr", to.to_str().unwrap(), "--region", "x", "--json"]);

@@ -81,7 +81,11 @@ impl Bucket {
         loop {
             let (engine, prefix, asked) =
                 (Arc::clone(&self.remote.engine), self.prefix.clone(), token.clone());
-            let call = self.remote.call(What::List);
+            // A person who named a wrong place learns of it soon. Later pages have the patience of other work.
+            let call = match token {
+                None => self.remote.opening(What::List),
+                Some(_) => self.remote.call(What::List),
+            };
             let page = self.remote.wait(async move {
                 let (engine, prefix, asked) = (&engine, &prefix, &asked);
                 engine.run(call, |_| page(engine, prefix, asked.clone())).await

@@ -130,7 +130,7 @@ fn unescape(text: &str) -> String {
     while let Some(at) = left.find('&') {
         out.push_str(&left[..at]);
         left = &left[at..];
-        let end = left.find(';').filter(|end| *end <= 10);
+        let end = left.bytes().take(11).position(|byte| byte == b';');
         match end.and_then(|end| Some((reference(&left[1..end])?, end))) {
             Some((character, end)) => {
                 out.push(character);
@@ -207,6 +207,8 @@ fn moment(text: &str) -> Option<Timestamp> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     const S3: &str = r#"<?xml version="1.0"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">
@@ -250,6 +252,22 @@ mod tests {
         assert!(read(S3, "other/").is_err());
         let no_token = S3.replace("NextContinuationToken", "Other");
         assert!(read(&no_token, "p/").is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_read_or_refused(at in 0usize..1200, len in 0usize..300, put in "[<>/&;#x0-9A-Za-z\"%é\\pC]{0,30}") {
+            for page in [S3, AZURE] {
+                let mut text: Vec<char> = page.chars().collect();
+                let start = at.min(text.len());
+                text.splice(start..(start + len).min(text.len()), put.chars());
+                let text: String = text.into_iter().collect();
+                if let Ok(page) = read(&text, "p/") {
+                    prop_assert!(page.objects.len() <= 2);
+                }
+                let _ = (read(&put, ""), unescape(&put), decode_percent(&put), moment(&put));
+            }
+        }
     }
 
     #[test]
