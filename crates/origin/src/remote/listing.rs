@@ -1,8 +1,8 @@
 //! Pages of listings, as stores send them: XML of S3 and of Azure.
 //!
 //! The `object_store` crate lists keys, too. But it has only keys that are paths: one key with an empty part
-//! makes its whole listing fail, and a `/` at the end of a key is lost. So the page is taken from the wire and
-//! read here ([`super::wire::Tap`]).
+//! makes its whole listing fail, and a `/` at the end of a key is lost. So the page is taken from the wire
+//! and read here ([`super::wire::Tap`]).
 //!
 //! A page is a flat list. Text holds no `<`, so an element is found by its tags. Comments and CDATA sections
 //! are not understood: no store sends them.
