@@ -98,7 +98,7 @@ fn set_one<'a>(value: Option<&'a str>, path: &Path, place: &Place) -> Result<Opt
         // Without an attribute, the hint of a folder above would apply.
         let above = |folder: &&Path| folder.starts_with(&place.mount.path);
         let folders = place.path.ancestors().skip(1).take_while(above);
-        let hinted = folders.filter_map(|folder| attribute(folder)).next();
+        let hinted = folders.filter_map(attribute).next();
         if hinted.is_none_or(|hint| hint == b"normal") {
             return Ok(None);
         }
