@@ -217,7 +217,7 @@ fn mistakes_say_what_to_do() {
         assert!(done.stderr.contains(what), "{what}: {done:?}");
     };
     let to = world.closed("m");
-    let mut import = |canned: Canned| {
+    let import = |canned: Canned| {
         world.proxy.faults().clear();
         world.proxy.add(Rule::new(Fault::Answer(canned)));
         world.import("m", &to, &[])
