@@ -52,13 +52,25 @@ deb: build ## A Debian package: target/debian/covey_VERSION_ARCHITECTURE.deb
 test-deb: deb ## Install it in a clean root, mount there, purge it; needs root and debootstrap
 	@scripts/keep-switch scripts/test-deb target/debian/covey_*.deb
 
+.PHONY: wheel
+wheel: ## The Python package coveyfs: target/wheels; needs Python 3.11 or newer, no headers of it
+	@scripts/bootstrap wheel
+	@scripts/python-venv "$(cache)/python-tools" maturin
+	@scripts/with-rust "$(cache)/python-tools/bin/maturin" build --release --locked \
+		--manifest-path "$(CURDIR)/sdk/python/Cargo.toml" --out "$(CURDIR)/target/wheels"
+
 ##@ Check
 
 .PHONY: test
 test: ## Format, lints, licences and every test that needs no other program: what CI runs
 	@scripts/bootstrap test
 	@$(MAKE) lint
-	$(CARGO) test --workspace --locked --no-fail-fast
+	scripts/with-rust scripts/run-tests
+
+.PHONY: slowest
+slowest: ## Every test, then the time of each test program and the ten slowest tests
+	@scripts/bootstrap test
+	scripts/with-rust scripts/run-tests --slowest
 
 # Warnings are errors with the compiler of rust-toolchain.toml. A newer compiler has newer lints, so it only
 # shows them.
@@ -124,6 +136,14 @@ test-xfstests: build ## xfstests; XFSTESTS=path of its built tree, XFSTESTS_ARGS
 	@[ -x "$(XFSTESTS)/check" ] || { echo "make test-xfstests: XFSTESTS= must name the folder of a built xfstests" >&2; exit 2; }
 	XFSTESTS="$(abspath $(XFSTESTS))" $(call at_length,suites,xfstests)
 
+# Packages are installed into a venv in the cache. TESTS= are arguments of pytest, such as TESTS="-k zarr".
+.PHONY: test-python
+test-python: build wheel ## The Python package with pandas, pyarrow, dask, zarr and others, against real volumes and a store
+	@scripts/bootstrap test-python
+	$(CARGO) build --package covey-s3 --example serve-s3
+	@scripts/keep-switch scripts/test-python $(program) "$(CARGO_TARGET_DIR)/debug/examples/serve-s3" target/wheels \
+		"$(cache)/python-tests" $(TESTS)
+
 .PHONY: test-workloads
 test-workloads: build ## Real programs through kill -9: SQLite, PostgreSQL, git, fio verify, stress-ng
 	@scripts/bootstrap workloads
@@ -139,6 +159,16 @@ minio: ## Build MinIO, an object store to test against, into the cache (some min
 .PHONY: test-minio
 test-minio: ## The suite of origins and users' mistakes against a real MinIO on loopback; MINIO=path of its program
 	MINIO="$(minio_program)" $(CARGO) test --package covey-origin -- --nocapture
+
+.PHONY: test-s3-clients
+test-s3-clients: build ## The S3 gateway with boto3, awscli, rclone, s3fs, obstore and pyarrow, from PyPI into the cache
+	@scripts/bootstrap s3-clients
+	$(call at_length,s3_gateway)
+
+.PHONY: test-s3tests
+test-s3tests: build ## The S3 tests of Ceph against the gateway, those that must pass; S3TESTS=path of ceph/s3-tests
+	@[ -f "$(S3TESTS)/s3tests/functional/test_s3.py" ] || { echo "make test-s3tests: S3TESTS= must name the folder of ceph/s3-tests" >&2; exit 2; }
+	S3TESTS="$(abspath $(S3TESTS))" $(call at_length,s3_gateway,ceph)
 
 # The node and the store use this machine's disk: about twice BIG and the files, plus 4 GiB. All of it is
 # removed at the end.
@@ -204,6 +234,10 @@ bench-peers: bench-build ## F6: compared with JuiceFS and go-fuse's loopback; JU
 bench-origin: bench-build minio ## Over an S3 store (MinIO): compared with juicefs, rclone, s3fs; JUICEFS=path of juicefs
 	@scripts/bootstrap bench-origin
 	$(call figure,origin,--minio "$(or $(MINIO),$(cache)/peers/minio)" $(if $(JUICEFS),--juicefs "$(JUICEFS)"))
+
+.PHONY: bench-s3
+bench-s3: bench-build minio ## The S3 gateway beside MinIO: GET, PUT and list; MINIO=path of its program
+	$(call figure,s3,--minio "$(or $(MINIO),$(cache)/peers/minio)")
 
 # Packages are installed into a venv in the cache. MINIO= and JUICEFS= as for bench-origin.
 .PHONY: bench-access

@@ -12,7 +12,8 @@
 //!
 //! - A figure each: [`basic`], [`tail`] (F1), [`parallel`] (F2), [`operations`] (F3), [`writes`] (F4),
 //!   [`workloads`] (F5), [`peers`] (F6), [`metadata`] (F7), [`origin`] (over an S3 store), [`fleet`] (P3, P4,
-//!   P5, P7: several nodes in network namespaces).
+//!   P5, P7: several nodes in network namespaces), [`gateway`] (the S3 gateway beside MinIO).
+//! - [`lobster`]: synthetic market data, for demonstrations and tests.
 //! - [`zipf`] (P6): charts of the simulation's results.
 //! - [`cells`]: work that several of them use.
 //! - [`place`], [`peer`], [`store`]: the systems that are measured. [`relay`]: the requests to a store.
@@ -23,7 +24,9 @@ mod basic;
 mod cells;
 mod chart;
 mod fleet;
+mod gateway;
 mod interrupt;
+mod lobster;
 mod machine;
 mod metadata;
 mod operations;
@@ -73,6 +76,8 @@ enum Figure {
     Workloads(workloads::Args),
     Transport(transport::Args),
     ZipfChart(zipf::Args),
+    Lobster(lobster::Args),
+    S3(gateway::Args),
     #[command(hide = true)]
     TransportServe(transport::ServeArgs),
     #[command(hide = true)]
@@ -102,6 +107,8 @@ fn main() -> ExitCode {
         Figure::Workloads(args) => workloads::run(&args),
         Figure::Transport(args) => transport::run(&args),
         Figure::ZipfChart(args) => zipf::run(&args),
+        Figure::Lobster(args) => lobster::run(&args),
+        Figure::S3(args) => gateway::run(&args),
         Figure::TransportServe(args) => transport::serve(&args),
         Figure::TransportAsk(args) => transport::ask(&args),
         Figure::ServeNull { mountpoint, transport, readers } => {

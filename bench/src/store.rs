@@ -133,6 +133,16 @@ impl Store {
         &self.access
     }
 
+    /// Its own address, without the relay.
+    pub fn direct(&self) -> Access {
+        Access { port: self.port, ..self.access.clone() }
+    }
+
+    /// The server's process.
+    pub fn pid(&self) -> u32 {
+        self.server.id()
+    }
+
     /// The folder of its data.
     pub fn data(&self) -> &Path {
         &self.data

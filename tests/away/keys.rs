@@ -84,7 +84,7 @@ impl World {
         let mount = Mount { world: self, daemon: command.spawn().unwrap() };
         let is_there = || covey_tests::proc::is_fuse_mount(&self.at());
         while !is_there() {
-            assert!(began.elapsed() < Duration::from_secs(20), "{}", self.log());
+            assert!(began.elapsed() < Duration::from_secs(120), "{}", self.log());
             std::thread::sleep(Duration::from_millis(20));
         }
         say(format_args!("mounted in {:.1?}, with keys: {with_keys}", began.elapsed()));

@@ -12,9 +12,9 @@ use serde_json::Value;
 
 use crate::soon;
 
-/// The longest time of a mount, whatever the store does: two seconds for asking it, plus the delays of a busy
-/// machine.
-const BOUND: Duration = Duration::from_secs(12);
+/// The longest time of a mount or a read, whatever the store does: some seconds for asking it, plus the
+/// delays of a busy machine. Without a limit of its own, a request to the store takes a minute.
+const BOUND: Duration = Duration::from_secs(50);
 
 /// A store with a tree. The volume from which it is published bypasses the proxy.
 struct World {
@@ -218,7 +218,7 @@ fn regression_a_tree_goes_on_by_itself_when_its_store_is_back() {
     let began = Instant::now();
     let failed = fs::read(mount.at.join("cold")).map(drop).unwrap_err();
     assert_eq!(failed.raw_os_error(), Some(libc::EIO));
-    assert!(began.elapsed() < Duration::from_secs(12), "{:?}", began.elapsed());
+    assert!(began.elapsed() < BOUND, "{:?}", began.elapsed());
     world.must_read(&mount);
     world.publish(|at| fs::write(at.join("second"), b"2").unwrap());
     world.proxy.faults().clear();
@@ -264,7 +264,7 @@ fn regression_a_store_that_is_away_takes_no_mount_back() {
         let (done, _, took) = world.try_mount(&[]);
         world.proxy.up();
         assert_eq!((done.code(), done.json()["error"]["code"].as_str()), (1, Some(code)), "{done:?}");
-        assert!(took < Duration::from_secs(30), "{took:?}");
+        assert!(took < BOUND, "{took:?}");
     };
     refused("origin-away");
     world.get_to_know();

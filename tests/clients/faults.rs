@@ -177,7 +177,7 @@ fn a_full_disk_refuses_writes_and_rm_frees_it() {
         // allowed once the space kept in reserve is complete.
         let probe = mounted.join("probe");
         while disk.used() > empty + (48 << 20) || fs::write(&probe, [1; 4096]).is_err() {
-            assert!(since.elapsed() < Duration::from_secs(10), "rm freed too little in 10 seconds");
+            assert!(since.elapsed() < Duration::from_secs(120), "rm freed too little in two minutes");
             std::thread::sleep(Duration::from_millis(50));
         }
         fs::remove_file(&probe).unwrap();

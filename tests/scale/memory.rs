@@ -41,7 +41,7 @@ fn write_and_read(mounted: &Mounted, mib: u64) -> [Duration; 2] {
         Rng::new(number).fill(&mut wanted);
         assert!(buf == wanted, "MiB {number} differs");
     }
-    assert_eq!(file.read(&mut buf).unwrap(), 0, "longer than it was written");
+    assert_eq!(file.read(&mut buf).unwrap(), 0, "the file should end where the last write ended");
     [written, since.elapsed()]
 }
 

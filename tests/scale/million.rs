@@ -179,6 +179,9 @@ fn report(files: u64, bytes: u64, covey: &Column, ext4: &Column) {
     eprintln!("daemon's memory for each file: {} (peak {} MiB)\n", each(covey.memory), covey.peak >> 20);
 }
 
+/// The longest time in which a killed volume must open again, on a machine that does much else.
+const REOPENED: Duration = Duration::from_secs(300);
+
 fn many_files(files: u64, peak_limit: u64) {
     let folder = covey_tests::scratch();
     let tar = folder.path().join("files.tar");
@@ -187,7 +190,8 @@ fn many_files(files: u64, peak_limit: u64) {
     let ext4 = on_ext4(&tar, files);
     report(files, bytes, &covey, &ext4);
     assert!(covey.peak < peak_limit, "the daemon held {} MiB", covey.peak >> 20);
-    assert!(covey.reopen < Duration::from_secs(10), "reopening took {:?}", covey.reopen);
+    // Only a guard: how long it takes depends on what else the machine does.
+    assert!(covey.reopen < REOPENED, "reopening after a kill took {:?}", covey.reopen);
     say(format_args!("{files} files: done"));
 }
 

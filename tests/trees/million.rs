@@ -125,16 +125,21 @@ fn cost(count: u64) -> (Duration, Duration) {
 
 #[test]
 fn a_change_among_100_000_files_writes_a_handful_of_nodes() {
-    let (_, opened) = cost(100_000);
-    assert!(opened < Duration::from_secs(1), "{opened:?}");
+    let (published, opened) = cost(100_000);
+    assert!(
+        opened < published / 4,
+        "opening reads some nodes, but took {opened:?}; publishing {published:?}"
+    );
 }
 
 #[test]
 #[ignore = "a million files: some seconds and 2 GiB of memory"]
-fn a_million_files_are_looked_at_in_under_a_second() {
+fn long_a_tree_of_a_million_files_is_opened_without_reading_all_of_it() {
     let (published, opened) = cost(1_000_000);
-    assert!(opened < Duration::from_secs(1), "{opened:?}");
-    assert!(published < Duration::from_secs(120), "{published:?}");
+    assert!(
+        opened < published / 40,
+        "opening reads some nodes, but took {opened:?}; publishing {published:?}"
+    );
 }
 
 #[test]

@@ -22,7 +22,8 @@ pub fn is_in_group(socket: &impl AsFd, group: u32) -> io::Result<bool> {
     let mut len = (groups.len() * size_of::<u32>()) as libc::socklen_t;
     let own = of(socket)?.gid;
     let socket = socket.as_fd().as_raw_fd();
-    // SAFETY: the descriptor is open. `groups` and `len` are live, and `len` is the bytes of `groups`.
+    // SAFETY: the descriptor is open. `groups` and `len` are live, and `len` is the size of `groups` in
+    // bytes.
     let status = unsafe {
         libc::getsockopt(
             socket,

@@ -10,6 +10,7 @@
 //! - [`phase`]: how the time of a request is spent.
 //! - [`dice`]: pseudo-random numbers that a seed determines.
 //! - [`random`], [`thread`]: access to random bytes and to threads.
+//! - [`trial`]: for tests: checks of times that a slow machine does not break.
 //! - [`must`]: access for "cannot happen". It panics with a sentence that says why it cannot.
 
 pub mod deadline;
@@ -25,6 +26,7 @@ pub mod size;
 pub mod thread;
 #[allow(clippy::disallowed_methods, reason = "this module is the only access to them")]
 pub mod time;
+pub mod trial;
 
 pub use deadline::Deadline;
 pub use id::{BlobId, Ino, PackNo};

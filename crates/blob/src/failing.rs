@@ -5,6 +5,7 @@
 //! otherwise. With no fault on they behave exactly like what they wrap. The conformance suites are run over
 //! them to show it.
 
+use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::path::Path;
@@ -269,6 +270,11 @@ impl BlobSource for FailingOrigin {
 
     fn start_read(&self, id: &BlobId, range: Range<u32>, access: Access, completion: Completion) -> Start {
         self.inner.start_read(id, range, access, completion)
+    }
+
+    fn file_of(&self, id: &BlobId) -> Option<(File, Sums)> {
+        self.meet_read(id).ok()?;
+        self.inner.file_of(id)
     }
 }
 

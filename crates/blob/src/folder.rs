@@ -306,6 +306,11 @@ impl BlobSource for BlobFolder {
     fn will_need(&self, id: &BlobId) {
         self.prefetcher.fetch(id, || self.path(id));
     }
+
+    fn file_of(&self, id: &BlobId) -> Option<(File, Sums)> {
+        let blob = self.get(id).ok()?;
+        Some((blob.file.try_clone().ok()?, blob.sums.clone()))
+    }
 }
 
 /// The error for a range that the blob does not have.

@@ -1,5 +1,6 @@
 //! The traits of sealed blobs: [`BlobSource`] gives bytes, [`Origin`] also takes and keeps them.
 
+use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::path::Path;
@@ -86,6 +87,12 @@ pub trait BlobSource: Send + Sync {
 
     /// A hint that these bytes of the blob will be read soon, but not those around them.
     fn will_need_part(&self, _id: &BlobId, _offset: u32, _len: u32) {}
+
+    /// The file that holds the whole blob on this machine, and its sums. A reader may map it. Its bytes stay
+    /// as they are while it is open or mapped, also when the blob is evicted. They are not verified.
+    fn file_of(&self, _id: &BlobId) -> Option<(File, Sums)> {
+        None
+    }
 
     /// Begins a read that `completion` gets the bytes of, without waiting for them. Quick, never blocks.
     fn start_read(

@@ -28,6 +28,8 @@ const KEPT: usize = 16;
 /// How many are kept on this machine.
 static KEEP: AtomicUsize = AtomicUsize::new(KEPT);
 static TAKEN: AtomicBool = AtomicBool::new(false);
+/// Nobody waits for this lock. In a process that was forked while another thread held it, it stays locked,
+/// and buffers are then not reused.
 static POOL: Mutex<Vec<MmapMut>> = Mutex::new(Vec::new());
 
 /// Limits how many buffers are kept, for a machine with little memory. The usual number is the maximum.
@@ -134,8 +136,9 @@ impl Buffer {
 impl Drop for Memory {
     fn drop(&mut self) {
         let Memory::Pages(pages) = self else { return };
-        let mut stock = POOL.lock();
-        if stock.len() < KEEP.load(Ordering::Relaxed) {
+        if let Some(mut stock) = POOL.try_lock()
+            && stock.len() < KEEP.load(Ordering::Relaxed)
+        {
             stock.extend(pages.take());
         }
     }
@@ -205,7 +208,7 @@ impl PartialEq<Vec<u8>> for Buffer {
 /// Memory for a large buffer; none if the system has no more. Then the allocator reports that.
 fn pages() -> Option<MmapMut> {
     TAKEN.store(true, Ordering::Relaxed);
-    let kept = POOL.lock().pop();
+    let kept = POOL.try_lock().and_then(|mut stock| stock.pop());
     kept.or_else(|| {
         let pages = MmapMut::map_anon(SPAN).ok()?;
         // The space after a blob is seldom written and needs no large page. A kernel without large pages
@@ -218,7 +221,7 @@ fn pages() -> Option<MmapMut> {
 /// Frees the kept buffers if none was taken since the last call. Call it about once a second.
 pub fn tidy() {
     if !TAKEN.swap(false, Ordering::Relaxed) {
-        let all = std::mem::take(&mut *POOL.lock());
+        let all = POOL.try_lock().map(|mut stock| std::mem::take(&mut *stock));
         drop(all);
     }
 }
@@ -265,7 +268,7 @@ mod tests {
         let (shared, mut other) = (four.clone(), four.clone());
         other[0] = b'p';
         other.extend_from_slice(b"ed");
-        assert!(shared.as_ptr() == four.as_ptr() && shared == four, "one memory");
+        assert!(shared.as_ptr() == four.as_ptr() && shared == four, "the shared buffer should not be copied");
         assert!(four == *b"four".as_slice() && other == *b"poured".as_slice());
         assert!(four.of_len(2) == *b"fo".as_slice());
     }

@@ -12,8 +12,10 @@
 //! - [`NameCache`]: ranges of blobs that hold names, kept on disk as they were read.
 //! - [`residency`]: which cached blobs stay.
 //! - [`upload`]: which blobs the origin lacks, and how they get there.
+//! - [`Beside`]: a cache, and what the other caches of its volume on this machine have.
 //! - [`SharedDisk`]: open packs on a disk that they share with the cache.
 
+mod beside;
 mod disk;
 mod memory;
 mod names;
@@ -30,6 +32,7 @@ use base::PackNo;
 use base::size::BLOB_MAX;
 use blob::BlobError;
 
+pub use beside::Beside;
 pub use disk::DiskPacks;
 pub use memory::{MemoryPacks, memory_room};
 pub use names::NameCache;

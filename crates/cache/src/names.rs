@@ -26,7 +26,7 @@ use base::BlobId;
 use base::size::BLOB_MAX;
 use blob::completion::{Completion, Start};
 use blob::sums::crc32c;
-use blob::{Access, BlobError, BlobSource};
+use blob::{Access, BlobError, BlobSource, Sums};
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 
@@ -252,6 +252,10 @@ impl BlobSource for NameCache {
 
     fn start_read(&self, id: &BlobId, range: Range<u32>, access: Access, completion: Completion) -> Start {
         self.source.start_read(id, range, access, completion)
+    }
+
+    fn file_of(&self, id: &BlobId) -> Option<(File, Sums)> {
+        self.source.file_of(id)
     }
 }
 

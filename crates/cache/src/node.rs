@@ -44,6 +44,7 @@ mod tests;
 mod walk;
 
 use std::collections::HashSet;
+use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -509,6 +510,10 @@ impl BlobSource for NodeCache {
 
     fn start_read(&self, id: &BlobId, range: Range<u32>, access: Access, completion: Completion) -> Start {
         self.core.start_read(id, range, access, completion)
+    }
+
+    fn file_of(&self, id: &BlobId) -> Option<(File, Sums)> {
+        self.lend(id)
     }
 }
 

@@ -2,6 +2,7 @@
 //! takes.
 
 pub mod fleet;
+pub mod s3;
 
 use std::time::Duration;
 

@@ -16,35 +16,72 @@ mod background;
 use std::time::Duration;
 
 use api::error::{Failure, Result};
+use api::status::Mode;
 use api::text::{bytes, count};
 use fuse::{Unmount, UnmountError};
+use gateway::server::{Bound, Server, check_name};
 use node::memory::Memory;
 use node::running::{Handle, Mounted, Plan, Running};
 use node::{limits, log, signals};
 
+use crate::args::s3::S3;
+use crate::buckets;
 use crate::cmd::umount;
 use crate::term::{self, Term};
 
 use background::{News, tell};
 pub use background::{Parent, in_background, with_parent};
 
-/// Mounts, and returns when the mount has ended and the volume is closed. `status_line`: show one on a
-/// terminal.
-pub fn run(plan: &Plan, status_line: bool, parent: Option<Parent>, term: Term) -> Result<u8> {
+/// Mounts, and returns when the mount has ended and the volume is closed.
+pub fn run(plan: &Plan, s3: &S3, parent: Option<Parent>, term: Term) -> Result<u8> {
+    serve(plan, s3, false, parent, term)
+}
+
+/// The same with a status line on a terminal, and without S3.
+pub fn run_with_line(plan: &Plan, term: Term) -> Result<u8> {
+    serve(plan, &S3::default(), true, None, term)
+}
+
+fn serve(plan: &Plan, s3: &S3, status_line: bool, parent: Option<Parent>, term: Term) -> Result<u8> {
     let interactive = parent.is_none() && term::is_terminal();
     signals::block();
     limits::check(limits::For::Daemon)?;
     limits::leave_no_core();
+    let bucket = s3.bucket(&plan.source.name().display().to_string());
+    let bound = s3.bind()?;
+    if bound.is_some() {
+        check_name(&bucket).map_err(|failure| failure.next("name it: --s3-bucket NAME"))?;
+    }
     let mut running = Running::start(plan)?;
     start_signals(running.handle(), interactive)?;
     running.go_on()?;
+    let server = bound.map(|bound| serve_s3(bound, &bucket, &running)).transpose();
+    let server = match server {
+        Ok(server) => server,
+        Err(failure) => {
+            let _ = running.handle().unmount(Unmount::Lazy);
+            running.finish()?;
+            return Err(failure);
+        }
+    };
     ready(running.mounted(), parent, term);
     wait(&running, status_line && interactive);
+    drop(server);
     let end = running.finish()?;
     if !term.is_json() {
         log::line(&format!("unmounted {}; the volume is closed", end.mountpoint.display()));
     }
     Ok(u8::from(end.aborted))
+}
+
+/// Serves the mount to S3 clients.
+fn serve_s3(bound: Bound, bucket: &str, running: &Running) -> Result<Server> {
+    bound.warning().iter().for_each(|line| log::warn(line));
+    let read_only = running.mounted().mode != Mode::Exclusive;
+    let kernel = if read_only { None } else { running.kernel() };
+    let server = bound.serve(vec![buckets::made(bucket, running.filesystem(), kernel, read_only)])?;
+    log::line(&format!("serves it to S3 clients on {}, as the bucket {bucket}", server.address()));
+    Ok(server)
 }
 
 fn ready(mounted: Mounted, parent: Option<Parent>, term: Term) {

@@ -5,9 +5,11 @@
 //!   args.rs         arguments that several commands share
 //!   daemon.rs       a mount as a command: signals, status line, background; lending.rs: a lent disk
 //!   looking.rs      watching a mount: trace, stats, top
+//!   reading.rs      what ls, cat and cp read without a mount
 //!   target.rs       what a path on the command line means: a mount or a volume's folder
 //!   copying.rs      imports and exports: progress and Ctrl-C; the work is in the crate archive
 //!   config.rs       configuration files, as defaults of the command line
+//!   buckets.rs      mounts and volumes as buckets of the S3 gateway
 //!   helper.rs       the same program as mount.covey, for mount(8)
 //!   bundle.rs       the contents of a bug report, without secrets
 //!   term.rs, table.rs, rows.rs: formatting of output
@@ -17,6 +19,7 @@
 //! mount(8).
 
 mod args;
+mod buckets;
 mod bundle;
 mod cmd;
 mod config;
@@ -27,6 +30,7 @@ mod helper;
 mod inputs;
 mod lending;
 mod looking;
+mod reading;
 mod rows;
 mod table;
 mod target;
@@ -93,6 +97,9 @@ enum Command {
     Status(cmd::status::Args),
     Df(cmd::df::Args),
     Info(cmd::info::Args),
+    Ls(cmd::ls::Args),
+    Cat(cmd::cat::Args),
+    Cp(cmd::cp::Args),
     Import(cmd::import::Args),
     Export(cmd::export::Args),
     Clone(cmd::clone::Args),
@@ -115,6 +122,7 @@ enum Command {
     Depot(Box<cmd::depot::Args>),
     Lend(Box<cmd::lend::Args>),
     Fleet(cmd::fleet::Args),
+    S3(Box<cmd::s3::Args>),
     Doctor(cmd::doctor::Args),
     Config(cmd::config::Args),
     Bundle(cmd::bundle::Args),
@@ -177,6 +185,9 @@ fn run(cli: &Cli, term: Term) -> Result<u8> {
         Command::Status(args) => cmd::status::run(args, term),
         Command::Df(args) => cmd::df::run(args, term),
         Command::Info(args) => cmd::info::run(args, term),
+        Command::Ls(args) => cmd::ls::run(args, term),
+        Command::Cat(args) => cmd::cat::run(args, term),
+        Command::Cp(args) => cmd::cp::run(args, term),
         Command::Import(args) => cmd::import::run(args, term),
         Command::Export(args) => cmd::export::run(args, term),
         Command::Clone(args) => cmd::clone::run(args, term),
@@ -199,6 +210,7 @@ fn run(cli: &Cli, term: Term) -> Result<u8> {
         Command::Depot(args) => cmd::depot::run(args, term),
         Command::Lend(args) => cmd::lend::run(args, term),
         Command::Fleet(args) => cmd::fleet::run(args, term),
+        Command::S3(args) => cmd::s3::run(args, term),
         Command::Doctor(args) => cmd::doctor::run(args, cli.config.as_ref(), term),
         Command::Config(args) => cmd::config::run(args, cli.config.as_ref(), term),
         Command::Bundle(args) => cmd::bundle::run(args, cli.config.as_ref(), term),

@@ -65,7 +65,7 @@ fn size(node: &Node) -> usize {
     node.members.roster().members.len()
 }
 
-const SOON: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_secs(120);
 
 #[test]
 fn nodes_join_leave_die_and_come_back_as_themselves() {
@@ -83,10 +83,10 @@ fn nodes_join_leave_die_and_come_back_as_themselves() {
 
     second.members.set_vitals(1000, 5);
     let loaded = |node: &Node| node.members.roster().get(second.me.node).map(|seen| (seen.free, seen.load));
-    until("a load arrived", Duration::from_secs(20), || loaded(&first) == Some((1000, 5)));
+    until("a load arrived", SOON, || loaded(&first) == Some((1000, 5)));
 
     second.members.leave();
-    until("one left", Duration::from_secs(3), || size(&first) == 2 && size(&third) == 2);
+    until("one left", SOON, || size(&first) == 2 && size(&third) == 2);
 
     // Killed without a farewell, and started again with its folder, on another port.
     let node = third.me.node;
@@ -101,7 +101,7 @@ fn nodes_join_leave_die_and_come_back_as_themselves() {
     assert_eq!(size(&first), 2);
 
     drop(again);
-    until("a death was noticed", Duration::from_secs(20), || size(&first) == 1);
+    until("a death was noticed", SOON, || size(&first) == 1);
     assert_eq!(first.members.stats().malformed, 0);
 }
 

@@ -26,6 +26,7 @@ mod ops;
 mod packs;
 mod page;
 mod paths;
+pub mod pieces;
 mod prefetch;
 pub mod publish;
 pub mod read_plan;

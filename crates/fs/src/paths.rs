@@ -45,6 +45,7 @@ impl Core {
             let dir = at.ino;
             let (ino, record) = self.find(dir, &name)?.ok_or(Errno::ENOENT)?;
             at = attr_of(ino, &record)?;
+            self.hints.named(&name, ino);
             if at.kind == FileKind::Symlink && (follow || !todo.is_empty()) {
                 links += 1;
                 if links > LINKS_MAX {

@@ -109,7 +109,11 @@ mod tests {
         for (ino, offset) in [(7, 12_288), (7, 8191), (8, 8192)] {
             assert_eq!(late.wait(Ino(ino), offset), Wait::Long, "{ino} {offset}");
         }
-        assert_eq!(late.wait(Ino(7), 12_287), Wait::Short(MOMENT_MAX), "it is tried once more");
+        assert_eq!(
+            late.wait(Ino(7), 12_287),
+            Wait::Short(MOMENT_MAX),
+            "the last block should be tried once more"
+        );
         assert_eq!(late.wait(Ino(7), 8192), Wait::Never);
         late.failed(Ino(7), 8192, 4096, monotonic(), true);
         assert_eq!(late.wait(Ino(7), 8192), Wait::Never, "the second try counts as one that waited");

@@ -4,7 +4,7 @@
 //! base < blob < meta < fs < fuse, corpus < node
 //! base < blob < fetch < cache < node      base < blob < fetch < net < fleet < node
 //! base < blob < origin < node      base < blob < meta < tree < node      meta < fs < archive
-//! base < api < archive < node < cli
+//! base < api < archive < node < cli      fs < gateway < cli
 //! ```
 //!
 //! So `fs` sees neither cache nor origin, which never see each other: only `node` and what is above it choose
@@ -38,18 +38,28 @@ pub const ARROWS: &[(&str, &[&str])] = &[
             "corpus", "fuse", "api",
         ],
     ),
+    ("gateway", &["base", "fs", "api"]),
     (
         "cli",
         &[
             "base", "archive", "blob", "meta", "tree", "fetch", "cache", "origin", "net", "fleet", "fs",
-            "corpus", "fuse", "api", "node",
+            "corpus", "fuse", "api", "node", "gateway",
         ],
     ),
     ("house", &[]),
 ];
 
 /// Arrows that only tests may draw: a test wires real parts together where the crate itself sees a trait.
-pub const TEST_ARROWS: &[(&str, &[&str])] = &[("fs", &["cache", "origin"]), ("tree", &["origin"])];
+pub const TEST_ARROWS: &[(&str, &[&str])] =
+    &[("fs", &["cache", "origin"]), ("tree", &["origin"]), ("gateway", &["blob", "meta", "cache", "origin"])];
+
+/// Folders of `crates/` that are not called like their crate.
+const FOLDERS: &[(&str, &str)] = &[("s3", "gateway")];
+
+/// The crate in a folder of `crates/`.
+fn crate_in(folder: &str) -> &str {
+    FOLDERS.iter().find(|(name, _)| *name == folder).map_or(folder, |(_, name)| name)
+}
 
 fn allowed(table: &[(&str, &'static [&'static str])], name: &str) -> Option<&'static [&'static str]> {
     table.iter().find(|(from, _)| *from == name).map(|(_, to)| *to)
@@ -59,9 +69,10 @@ fn is_ours(name: &str) -> bool {
     allowed(ARROWS, name).is_some()
 }
 
-/// Checks one manifest, `crates/<name>/Cargo.toml`.
-pub fn check_manifest(name: &str, text: &str) -> Vec<Finding> {
-    let path = format!("crates/{name}/Cargo.toml");
+/// Checks one manifest, `crates/<folder>/Cargo.toml`.
+pub fn check_manifest(folder: &str, text: &str) -> Vec<Finding> {
+    let path = format!("crates/{folder}/Cargo.toml");
+    let name = crate_in(folder);
     let Some(below) = allowed(ARROWS, name) else {
         return vec![Finding::new(
             &path,
@@ -92,9 +103,9 @@ pub fn check_manifest(name: &str, text: &str) -> Vec<Finding> {
     findings
 }
 
-/// Checks the names that a source of `crates/<name>` mentions.
+/// Checks the names that a source of `crates/<folder>` mentions.
 pub fn check_source(source: &Source) -> Vec<Finding> {
-    let name = source.path.strip_prefix("crates/").and_then(|rest| rest.split('/').next());
+    let name = source.path.strip_prefix("crates/").and_then(|rest| rest.split('/').next()).map(crate_in);
     let Some((name, below)) = name.and_then(|name| Some((name, allowed(ARROWS, name)?))) else {
         return Vec::new();
     };
@@ -173,6 +184,13 @@ mod tests {
     #[test]
     fn an_unknown_crate_needs_a_row() {
         assert_eq!(check_manifest("nowhere", "").len(), 1);
+    }
+
+    #[test]
+    fn a_folder_may_be_called_unlike_its_crate() {
+        let findings = |line: &str| check_manifest("s3", &format!("[dependencies]\n{line}\n")).len();
+        assert_eq!([findings("fs.workspace = true"), findings("node.workspace = true")], [0, 1]);
+        assert_eq!(check_manifest("node", "[dependencies]\ngateway.workspace = true\n").len(), 1);
     }
 
     #[test]

@@ -40,7 +40,7 @@ fn open(folder: &Path) -> (Journal, Arc<FolderPacks>, u64) {
         packs.create(PACK).unwrap();
     }
     let (journal, recovered) = Journal::open(folder, packs.clone(), options()).unwrap();
-    assert_eq!((recovered.cut, recovered.reason), (0, None), "a kill cuts nothing");
+    assert_eq!((recovered.cut, recovered.reason), (0, None), "a kill should lose no record of the log");
     let count = journal.get(&key("count")).unwrap();
     let count = count.map_or(0, |n| u64::from_be_bytes((*n).try_into().unwrap()));
     (journal, packs, count)

@@ -20,7 +20,7 @@ pub mod shown;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use api::error::{Failure, Result};
 use base::{BlobId, PackNo};
@@ -139,21 +139,22 @@ fn meets_somebody(fleet: &Fleet) -> bool {
 /// Waits until no new node is heard of, if any node has been met. Call this when the node serves, because
 /// other nodes rely on it as soon as they know it.
 pub fn calm(fleet: &Fleet) {
-    let nodes = calmed(|| fleet.seen().len());
+    let nodes = calmed(|| fleet.seen().len(), base::time::monotonic, std::thread::sleep);
     if nodes > 1 {
         log::line(&format!("fleet: {nodes} nodes are known, this one among them"));
     }
 }
 
 /// Waits until `seen`, which counts this node too, has not changed for [`CALM`]. Returns the last value.
-fn calmed(seen: impl Fn() -> usize) -> usize {
-    let (mut nodes, met) = (seen(), base::time::monotonic());
+/// `now` is a clock, and `pause` lets time pass.
+fn calmed(seen: impl Fn() -> usize, now: impl Fn() -> Instant, pause: impl Fn(Duration)) -> usize {
+    let (mut nodes, met) = (seen(), now());
     let mut changed = met;
-    while nodes > 1 && base::time::monotonic() < (changed + CALM).min(met + CALMING) {
-        std::thread::sleep(Duration::from_millis(10));
-        let now = seen();
-        if std::mem::replace(&mut nodes, now) != now {
-            changed = base::time::monotonic();
+    while nodes > 1 && now() < (changed + CALM).min(met + CALMING) {
+        pause(Duration::from_millis(10));
+        let current = seen();
+        if std::mem::replace(&mut nodes, current) != current {
+            changed = now();
         }
     }
     nodes
@@ -301,9 +302,11 @@ mod tests {
 
     use super::*;
 
+    /// The result, and the time that it took on a clock that only pauses move.
     fn time_of(seen: impl Fn() -> usize) -> (usize, Duration) {
-        let began = base::time::monotonic();
-        (calmed(seen), base::time::monotonic() - began)
+        let (began, passed) = (base::time::monotonic(), Cell::new(Duration::ZERO));
+        let nodes = calmed(seen, || began + passed.get(), |pause| passed.set(passed.get() + pause));
+        (nodes, passed.get())
     }
 
     #[test]
@@ -316,17 +319,17 @@ mod tests {
 
     #[test]
     fn a_mount_waits_while_others_are_still_coming() {
-        assert!(time_of(|| 1).1 < CALM, "nobody is waited for");
+        assert_eq!(time_of(|| 1), (1, Duration::ZERO), "a node that has met no other should not wait");
         let looks = Cell::new(0);
         let look = |of: fn(usize) -> usize| {
             looks.set(looks.get() + 1);
             of(looks.get())
         };
-        // About ten milliseconds per poll. The second node appears after a third of the wait.
-        let (nodes, time) = time_of(|| look(|looks| if looks < 11 { 2 } else { 3 }));
-        assert!(nodes == 3 && time >= CALM + Duration::from_millis(90), "{nodes} nodes, {time:?}");
+        // Ten milliseconds per poll. The third node appears after a third of the wait.
+        let late = time_of(|| look(|looks| if looks < 11 { 2 } else { 3 }));
+        assert_eq!(late, (3, CALM + Duration::from_millis(100)), "each new node should start the wait again");
         looks.set(0);
         let (nodes, time) = time_of(|| look(|looks| looks + 1));
-        assert!(nodes > 2 && time >= CALMING, "{nodes} nodes, {time:?}");
+        assert!(nodes > 2 && time == CALMING, "the wait should have an end: {nodes} nodes, {time:?}");
     }
 }

@@ -20,7 +20,6 @@ use api::error::{Failure, Result};
 use api::status::TreeInfo;
 use api::text::count;
 use base::Ino;
-use blob::{BlobSource, Origin};
 use fleet::node::Groups;
 use fs::api::Filesystem;
 use fs::follow::{Changed, Following};
@@ -30,7 +29,7 @@ use parking_lot::{Condvar, Mutex};
 use tree::diff::{self, Changes};
 use tree::{Root, Tree, TreeError};
 
-use crate::frozen::{Named, grouped, parts_of, tree_info, trust};
+use crate::frozen::{Named, ReadFrom, grouped, parts_of, tree_info, trust};
 use crate::log;
 use crate::refused::open_failure;
 
@@ -39,15 +38,6 @@ struct Shown {
     root: Root,
     tree: Arc<Tree>,
     volume: Arc<Volume>,
-}
-
-/// The sources from which a tree is read.
-#[derive(Clone)]
-pub struct ReadFrom {
-    /// The source of its records and of the bytes of files.
-    pub origin: Arc<dyn Origin>,
-    /// The source of its tree nodes.
-    pub names: Arc<dyn BlobSource>,
 }
 
 /// A published name that a mount follows.
@@ -181,7 +171,7 @@ fn open(
     groups: Option<&Groups>,
 ) -> Result<Shown> {
     let tree = Arc::new(Tree::new(from.names.clone(), &root));
-    let parts = parts_of(grouped(tree.clone(), groups), root.bytes, from.origin.clone());
+    let parts = parts_of(grouped(tree.clone(), groups), root.bytes, from);
     let volume = Volume::open(parts, options.clone());
     let volume = volume.map_err(|error| open_failure(std::path::Path::new(&named.to_string()), error))?;
     Ok(Shown { root, tree, volume: Arc::new(volume) })

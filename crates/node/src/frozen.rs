@@ -247,15 +247,21 @@ pub fn tree_info(root: &Root) -> TreeInfo {
     }
 }
 
-/// The parts of a mounted tree. `names` is the source of its tree nodes.
-pub fn parts(
-    root: &Root,
-    origin: Arc<dyn Origin>,
-    names: Arc<dyn BlobSource>,
-    groups: Option<&Groups>,
-) -> Parts {
-    let tree = Arc::new(Tree::new(names, root));
-    parts_of(grouped(tree, groups), root.bytes, origin)
+/// The sources from which a tree is read.
+#[derive(Clone)]
+pub struct ReadFrom {
+    /// The source of its records.
+    pub origin: Arc<dyn Origin>,
+    /// The source of the bytes of files.
+    pub bytes: Arc<dyn BlobSource>,
+    /// The source of its tree nodes.
+    pub names: Arc<dyn BlobSource>,
+}
+
+/// The parts of a mounted tree.
+pub fn parts(root: &Root, from: &ReadFrom, groups: Option<&Groups>) -> Parts {
+    let tree = Arc::new(Tree::new(from.names.clone(), root));
+    parts_of(grouped(tree, groups), root.bytes, from)
 }
 
 /// A tree as a store of rows. In a fleet it reports the groups that it knows.
@@ -267,8 +273,9 @@ pub fn grouped(tree: Arc<Tree>, groups: Option<&Groups>) -> Arc<dyn MetaStore> {
 }
 
 /// The parts of a mounted tree that is already open. `bytes` is the size of its files.
-pub fn parts_of(tree: Arc<dyn MetaStore>, bytes: u64, origin: Arc<dyn Origin>) -> Parts {
-    Parts { store: tree, packs: Arc::new(NoPacks { bytes }), source: origin.clone(), origin }
+pub fn parts_of(tree: Arc<dyn MetaStore>, bytes: u64, from: &ReadFrom) -> Parts {
+    let packs = Arc::new(NoPacks { bytes });
+    Parts { store: tree, packs, source: from.bytes.clone(), origin: from.origin.clone() }
 }
 
 /// A store of packs that takes no writes.

@@ -26,13 +26,13 @@ use api::answers::Imported;
 use api::control::{ImportOrder, Ready, Tick, Wire};
 use api::error::{Failure, Result};
 use api::text::count;
-use archive::import::direct::{Changes, Direct, To};
+use archive::import::direct::{Direct, To};
 use archive::import::wire::{self, Message};
 use archive::import::{Sink, Taken};
-use base::Ino;
 use fs::volume::Volume;
-use fuse::{Notifier, Session};
+use fuse::Session;
 
+use crate::kernel::Kernel;
 use crate::log;
 use crate::mount::Mount;
 
@@ -205,55 +205,5 @@ impl Ticker {
         let _ = self.thread.join();
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
         Taken { files: load(&self.state.files), bytes: load(&self.state.bytes) }
-    }
-}
-
-/// The kernel that has the volume mounted. It forgets what changed, if it has seen it at all.
-#[derive(Clone)]
-struct Kernel {
-    volume: Arc<Volume>,
-    notifier: Notifier,
-    queued: Arc<AtomicU64>,
-}
-
-/// Notifications that may wait in the queue.
-const QUEUE: u64 = 4096;
-
-impl Kernel {
-    fn new(volume: Arc<Volume>, notifier: Notifier) -> Kernel {
-        Kernel { volume, notifier, queued: Arc::default() }
-    }
-
-    /// Whether the kernel may know this inode. The import holds one reference itself. A kernel that learns of
-    /// it later sees it as it is then.
-    fn knows(&self, ino: Ino) -> bool {
-        ino == Ino::ROOT || self.volume.references(ino) > 1
-    }
-
-    fn settle(&self) {
-        self.notifier.settle();
-        self.queued.store(0, Ordering::Relaxed);
-    }
-
-    fn count(&self) {
-        if self.queued.fetch_add(1, Ordering::Relaxed) >= QUEUE {
-            self.settle();
-        }
-    }
-}
-
-impl Changes for Kernel {
-    fn name(&self, parent: Ino, name: &[u8]) {
-        if self.knows(parent) {
-            self.notifier.inval_entry(parent, name);
-            self.count();
-        }
-    }
-
-    fn inode(&self, ino: Ino) {
-        if self.knows(ino) {
-            self.notifier.inval_inode(ino, 0, 0);
-            self.count();
-        }
     }
 }

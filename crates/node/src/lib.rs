@@ -6,6 +6,7 @@
 //!   opened.rs       the wiring: a volume's folder becomes lock, journal, packs, origin, volume
 //!   remote_side.rs  a remote origin: the node's cache in front of it, the uploads beside it
 //!   fleet.rs        a node of a fleet: what it lends, and to which fleet it belongs
+//!   reader.rs       a published tree that a process reads itself, without a mount
 //!   frozen.rs       a published tree as the source of a mount
 //!   follow.rs       moving a mount to the next published tree
 //!   claim.rs        which folder may write to an origin
@@ -26,6 +27,7 @@
 //!   info.rs         what a file consists of
 //!   hint.rs         which access hint applies to a file
 //!   import.rs       imports into a mounted volume
+//!   kernel.rs       the kernel's caches, for changes that it did not ask for
 //!   corpus.rs       a mounted corpus
 //!   refused.rs      failures for operations that cannot be done
 //!   errno.rs        error numbers as failures
@@ -53,6 +55,7 @@ pub mod frozen;
 pub mod hint;
 mod import;
 pub mod info;
+pub mod kernel;
 pub mod limits;
 pub mod log;
 pub mod memory;
@@ -67,6 +70,7 @@ pub mod others;
 pub mod publish;
 pub mod published;
 pub mod publisher;
+pub mod reader;
 pub mod refused;
 pub mod remote_side;
 pub mod running;

@@ -92,6 +92,8 @@ pub struct NodeOptions {
     pub salvage: Option<PathBuf>,
     /// Claim the origin for this folder, even if another folder holds the claim.
     pub take_over: bool,
+    /// Of a published tree: also read what the other caches of its volume on this machine have.
+    pub beside: bool,
 }
 
 impl NodeOptions {
@@ -114,6 +116,7 @@ impl NodeOptions {
             remote_side: RemoteOptions::default(),
             salvage: None,
             take_over: false,
+            beside: false,
         }
     }
 }

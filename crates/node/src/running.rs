@@ -19,6 +19,7 @@ use api::error::{Failure, Result};
 use api::status::{Mode, Served, Status};
 use api::watch::Wish;
 use blob::Access;
+use fs::api::Filesystem;
 use fuse::{MountError, Session, Unmount, UnmountError, Unmounter};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -26,6 +27,7 @@ use serde_json::Value;
 use crate::again;
 use crate::again::{Every, Publishing};
 use crate::follow::Watching;
+use crate::kernel::Kernel;
 use crate::memory::Trimmer;
 use crate::mount::{Mount, Short};
 use crate::opened::{Node, Source};
@@ -211,6 +213,18 @@ impl Running {
         }
     }
 
+    /// The filesystem, for another front end in this process. Its changes must be told to
+    /// [`Running::kernel`].
+    pub fn filesystem(&self) -> Arc<dyn Filesystem> {
+        self.served.node.filesystem()
+    }
+
+    /// The kernel's caches. `None` for a mount that is no volume, and so cannot be changed.
+    pub fn kernel(&self) -> Option<Kernel> {
+        let Daemon { node, session } = &*self.served;
+        Some(Kernel::new(node.as_node()?.shown(), session.notifier()))
+    }
+
     /// The number of requests that the kernel has sent.
     pub fn requests(&self) -> u64 {
         self.served.requests()
@@ -311,6 +325,7 @@ fn node_options(plan: &Plan, mountpoint: &Path) -> NodeOptions {
         remote_side: options.remote_side.clone(),
         salvage: None,
         take_over: plan.take_over,
+        beside: false,
     }
 }
 

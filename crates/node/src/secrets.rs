@@ -11,6 +11,7 @@ use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use api::error::{Context, Failure, Result};
 use api::own;
@@ -21,10 +22,22 @@ pub const REMOVED: &str = "(removed)";
 /// Shorter known values are not removed, because they occur in every text.
 const SHORTEST: usize = 6;
 
+/// Whether this code runs in a program that decides about its core dumps itself.
+static IS_EMBEDDED: AtomicBool = AtomicBool::new(false);
+
+/// From now on [`keep_from_dumps`] does nothing. For a library in a program of others: that program has the
+/// same secrets in its environment, and debuggers and profilers of its user attach to it.
+pub fn leave_dumps_to_the_program() {
+    IS_EMBEDDED.store(true, Ordering::Relaxed);
+}
+
 /// Call this before a secret is read. From then on this process writes no core dump, and no other process of
 /// its user may read its memory. A limit of 0 alone is not enough: a program to which the kernel pipes dumps
 /// gets them in spite of it.
 pub fn keep_from_dumps() {
+    if IS_EMBEDDED.load(Ordering::Relaxed) {
+        return;
+    }
     use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
     let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
     if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {

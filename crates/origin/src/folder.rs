@@ -239,6 +239,10 @@ impl BlobSource for Folder {
     fn will_need(&self, id: &BlobId) {
         self.blobs.will_need(id);
     }
+
+    fn file_of(&self, id: &BlobId) -> Option<(File, Sums)> {
+        self.blobs.file_of(id)
+    }
 }
 
 impl Records for Folder {

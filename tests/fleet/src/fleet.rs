@@ -107,7 +107,10 @@ impl Fleet {
         self.start();
         for depot in &mut depots {
             disk.iter().for_each(|&bytes| depot.cache_on_tmpfs(bytes));
-            depot.start();
+            depot.spawn();
+        }
+        for depot in &mut depots {
+            depot.await_mounted(HANG).unwrap_or_else(|why| panic!("covey depot: {why}"));
         }
         self.converge(self.nodes.len() as u64 + u64::from(count), HANG);
         depots
@@ -125,9 +128,25 @@ impl Fleet {
         }
     }
 
-    /// Unmounts all nodes. Each must end without an error.
+    /// Unmounts all nodes, at the same time. Each must end without an error.
     pub fn end(&mut self) {
-        self.nodes.iter_mut().for_each(Node::end);
+        std::thread::scope(|scope| {
+            for node in &mut self.nodes {
+                scope.spawn(|| node.end());
+            }
+        });
+    }
+
+    /// Unmounts these nodes, at the same time, and deletes their caches.
+    pub fn end_and_forget(&mut self, nodes: &[usize]) {
+        std::thread::scope(|scope| {
+            for (_, node) in self.nodes.iter_mut().enumerate().filter(|(number, _)| nodes.contains(number)) {
+                scope.spawn(|| {
+                    node.end();
+                    node.lose_cache();
+                });
+            }
+        });
     }
 
     /// A plan for reads on all nodes.
@@ -203,11 +222,20 @@ impl Fleet {
         report
     }
 
-    /// Reads every byte of every file once, on one node.
+    /// Reads every byte of every file once, on one node. On a busy machine a read may miss its deadline, so a
+    /// read that fails is repeated.
     pub fn warm(&self, node: usize) {
+        let (mnt, end) = (self.nodes[node].mnt(), Instant::now() + HANG);
         for file in self.tree.files() {
-            let bytes = crate::readers::read(&self.nodes[node].mnt(), file, 0, file.size as usize).unwrap();
-            assert_eq!(file.differs(0, &bytes), None, "{}", file.path.display());
+            let name = file.path.display();
+            let bytes = loop {
+                match crate::readers::read(&mnt, file, 0, file.size as usize) {
+                    Ok(bytes) => break bytes,
+                    Err(errno) => assert!(Instant::now() < end, "{name}: still error {errno} after {HANG:?}"),
+                }
+                std::thread::sleep(Duration::from_millis(100));
+            };
+            assert_eq!((bytes.len() as u64, file.differs(0, &bytes)), (file.size, None), "{name}");
         }
     }
 

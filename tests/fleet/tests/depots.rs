@@ -50,10 +50,7 @@ fn fill(fleet: &Fleet) {
 
 /// Restarts these nodes with empty caches, and waits until they know all members.
 fn forget(fleet: &mut Fleet, nodes: &[usize], all: u64) {
-    for &node in nodes {
-        fleet.nodes[node].end();
-        fleet.nodes[node].lose_cache();
-    }
+    fleet.end_and_forget(nodes);
     fleet.start();
     fleet.converge(all, nets::fleet::HANG);
 }
@@ -90,7 +87,10 @@ fn a_depot_killed_while_nodes_read_through_it() {
     });
     report.must_be_whole([0, 1], "both, without their depot");
     assert!(fleet.sum("/fleet/failed") > before, "fetches in flight failed, and that is counted");
-    assert!(fleet.sum("/fleet/origin/bytes") + fleet.sum("/fleet/origin_part/bytes") > 0, "the store has it");
+    assert!(
+        fleet.sum("/fleet/origin/bytes") + fleet.sum("/fleet/origin_part/bytes") > 0,
+        "bytes should come from the store"
+    );
     depot.port.heal();
     depot.start();
     forget(&mut fleet, &[0, 1], 3);
@@ -179,8 +179,8 @@ fn one_of_two_depots_dies_while_it_serves() {
     });
     report.must_be_whole([0, 1], "both nodes, with one depot");
     assert!(fleet.sum("/fleet/failed") > before.1, "fetches in flight failed, and that is counted");
-    assert!(from_depots(&fleet) > before.0, "depots served");
-    assert!(depots[1 - victim].figure("/fleet/sent_bytes") > sent, "the other one served");
+    assert!(from_depots(&fleet) > before.0, "bytes should come from depots");
+    assert!(depots[1 - victim].figure("/fleet/sent_bytes") > sent, "the other depot should have sent bytes");
     depots[victim].port.heal();
     depots[victim].start();
     forget(&mut fleet, &[0, 1], 4);

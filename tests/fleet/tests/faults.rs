@@ -54,7 +54,11 @@ fn a_fleet_reads_what_was_published() {
     requires_nets!();
     let mut fleet = fleet(3, 1);
     for node in &fleet.nodes {
-        assert!(node.log().contains("nodes are known"), "it did not wait for the others: {}", node.log());
+        assert!(
+            node.log().contains("nodes are known"),
+            "the node should wait until it knows the others: {}",
+            node.log()
+        );
     }
     fleet.must_read(&[0, 1, 2], 6, 30, 1, WITHIN);
     let blobs = fleet.store.blobs();
@@ -253,15 +257,14 @@ fn long_an_outage_of_a_minute() {
 #[test]
 fn a_node_whose_disk_fills() {
     requires_nets!();
-    let mut fleet =
-        Fleet::joined(Tree::of_tests(), 2, 10, &How::default().with(DEADLINE).with("cache_floor=1M"));
+    let mut fleet = Fleet::joined(Tree::of_tests(), 2, 10, &How::default().with("cache_floor=1M"));
     fleet.nodes[0].cache_on_tmpfs(24 << 20);
     fleet.start();
     fleet.must_read(&[0, 1], 4, 20, 100, WITHIN);
     // Another program fills the rest of the disk.
     let rest = fleet.nodes[0].cache().join("somebody-elses");
     let filled = std::fs::write(&rest, vec![1; 64 << 20]);
-    assert!(filled.is_err(), "the disk has an end");
+    assert!(filled.is_err(), "the write should fail on the full disk");
     let before = fleet.nodes[0].figure("/fleet/received_bytes");
     fleet.must_read(&[0, 1], 4, 20, 101, WITHIN);
     let status = fleet.nodes[0].status();
@@ -344,10 +347,7 @@ fn a_tracker_lost_while_it_holds_leases() {
         leases += fleet.sum("/fleet/origin_told");
         troubles += fleet.troubles(&others);
         // All nodes restart with empty caches, so that there is something to fetch the next time.
-        fleet.nodes.iter_mut().for_each(|node| {
-            node.end();
-            node.lose_cache();
-        });
+        fleet.end_and_forget(&[0, 1, 2, 3]);
         fleet.start();
     }
     say(format_args!("{leases} leases, {troubles} times in trouble"));
@@ -370,10 +370,7 @@ fn a_clock_that_jumps() {
     let mut fleet = fleet(3, 15);
     let file = fleet.nodes[1].mnt().with_file_name("clock");
     for (number, seconds) in [DAY, -DAY].into_iter().enumerate() {
-        fleet.nodes.iter_mut().for_each(|node| {
-            node.end();
-            node.lose_cache();
-        });
+        fleet.end_and_forget(&[0, 1, 2]);
         fleet.nodes[1].clock = Clock::new(&file);
         fleet.start();
         let report = while_reading(&mut fleet, &[0, 1, 2], 150 + number as u64, |fleet| {
@@ -382,9 +379,12 @@ fn a_clock_that_jumps() {
         report.must_be_whole([0, 2], &format!("the others, {seconds} s"));
         for node in [0, 2] {
             let status = fleet.nodes[node].status();
-            assert_eq!(status["fleet"]["nodes"], 3, "a wrong clock makes no node look dead: {status:#}");
+            assert_eq!(
+                status["fleet"]["nodes"], 3,
+                "a node with a wrong clock should stay a member: {status:#}"
+            );
         }
-        assert_eq!(fleet.sum("/fleet/corrupt"), 0, "nor do bytes that it gives look wrong");
+        assert_eq!(fleet.sum("/fleet/corrupt"), 0, "its bytes should be accepted as right");
         say(format_args!("{seconds} s: {} errors of the node itself", report.errors()));
         // Proof that the clock did jump: the store refuses a node that starts with it. The node mounts what
         // it knows of the tree, and says why.

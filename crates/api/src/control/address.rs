@@ -125,7 +125,7 @@ impl ControlAddress {
         Ok((UnixListener::bind_addr(&address)?, None))
     }
 
-    /// Starts listening where every user can connect. The daemon itself checks who asks. Also returns the
+    /// Starts listening where every user can connect. The daemon itself checks each caller. Also returns the
     /// file to remove at the end.
     pub(super) fn bind_for_all(&self) -> io::Result<(UnixListener, Option<PathBuf>)> {
         let ControlAddress::Name(name) = self else { return self.bind() };

@@ -1,7 +1,7 @@
 //! Objects of a bucket as a source: each becomes a file, and the parts of its key become folders.
 //!
 //! ```text
-//!   Bucket ──list──► Listed ──► parts of at most 8 MiB ──► Reads, in parallel ──► in order ──► steps
+//!   Bucket ──list──► Listed ──► parts of at most 8 MiB ──► Reads: parallel threads ──► steps, in order
 //!                      └─ keys that cannot be paths, and files that are there already, are left out
 //! ```
 //!

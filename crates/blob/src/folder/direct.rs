@@ -23,6 +23,7 @@ const SPARE: usize = 4;
 #[repr(C, align(4096))]
 struct Buffer([u8; PIECE]);
 
+/// Nobody waits for this lock, so that a forked process, in which it may stay locked, can write too.
 static BUFFERS: Mutex<Vec<Box<Buffer>>> = Mutex::new(Vec::new());
 
 /// Writes all of `bytes` to a new file.
@@ -55,7 +56,7 @@ pub(super) fn write_over(file: &File, bytes: &[u8]) -> io::Result<bool> {
 /// Bytes that are not aligned to a block go through a buffer that is. Returns how much was written before the
 /// filesystem refused.
 fn write_copies(file: &File, bytes: &[u8]) -> io::Result<usize> {
-    let spare = BUFFERS.lock().pop();
+    let spare = BUFFERS.try_lock().and_then(|mut spare| spare.pop());
     let mut buffer = spare.unwrap_or_else(|| Box::new(Buffer([0; PIECE])));
     let mut done = 0;
     for piece in bytes.chunks(PIECE) {
@@ -66,8 +67,9 @@ fn write_copies(file: &File, bytes: &[u8]) -> io::Result<usize> {
         }
         done += piece.len();
     }
-    let mut spare = BUFFERS.lock();
-    if spare.len() < SPARE {
+    if let Some(mut spare) = BUFFERS.try_lock()
+        && spare.len() < SPARE
+    {
         spare.push(buffer);
     }
     Ok(done)

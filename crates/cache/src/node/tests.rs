@@ -1,5 +1,6 @@
 //! Tests of the cache: as an origin, its reads, its room, its disk in trouble, and its removals.
 
+mod beside;
 mod conformance;
 mod parts;
 mod random;
@@ -135,7 +136,11 @@ impl Home {
     fn until(&self, what: &str, is: impl Fn(&CacheStats) -> bool) {
         let began = Instant::now();
         while !is(&self.stats()) {
-            assert!(began.elapsed() < Duration::from_secs(20), "{what}: {:?}", self.stats());
+            assert!(
+                began.elapsed() < Duration::from_secs(120),
+                "not true after two minutes: {what}: {:?}",
+                self.stats()
+            );
             std::thread::sleep(Duration::from_millis(2));
         }
     }

@@ -16,6 +16,7 @@ use node::options::NodeOptions;
 use serde::Serialize;
 
 use crate::copying::{self, Seen};
+use crate::reading::{self, Opened, Way};
 use crate::target::{Target, resolve};
 use crate::term::Term;
 
@@ -24,19 +25,22 @@ use crate::term::Term;
 #[command(
     after_help = "Examples:\n  covey export /srv/volume backup.tar.zst           a volume that is not mounted\n  \
     covey export /srv/volume:/linux /tmp/linux        a folder of it, to a folder\n  \
-    covey export /mnt/covey/linux - | ssh host tar -x\n\n\
+    covey export /mnt/covey/linux - | ssh host tar -x\n  \
+    covey export s3://bucket/prefix@daily#42:/data /tmp/data        of a published tree\n\n\
     An archive is what OUT's name says: .tar, .tar.gz, .tar.zst, or - for a plain one on standard output; else OUT is a\n\
     folder. Modes, owners, times, extended attributes, ACLs, links, devices and holes go along: covey import brings all\n\
     of it back. What cannot be read is named, and the exit status is then 1."
 )]
 pub struct Args {
-    /// A volume, VOLUME:/PATH, a mount or a folder on one
+    /// A volume, VOLUME:/PATH, a mount or a folder on one, or a published tree: ORIGIN@NAME:/PATH
     src: PathBuf,
     /// A folder that is empty or not there yet, or an archive
     out: PathBuf,
     /// Replace the archive, or files in the folder, that are there already
     #[arg(long)]
     overwrite: bool,
+    #[command(flatten)]
+    way: Way,
 }
 
 #[derive(Debug, Serialize)]
@@ -56,6 +60,13 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     }
     let packing = Packing::of(&args.out)?;
     mounts::check_way(&args.out)?;
+    if reading::split(&args.src).is_some() {
+        let summary = Opened::open(&args.src, &args.way, "export")?.close(|opened| {
+            let source = Inside::new(opened.node.filesystem(), &opened.node.name(), &opened.inner)?;
+            to_out(Box::new(source), args, packing, term)
+        })?;
+        return Ok(report(args, summary, term));
+    }
     let summary = match resolve(&args.src)? {
         Target::Mounted(place) => {
             if !place.path.is_dir() {

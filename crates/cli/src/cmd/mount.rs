@@ -9,6 +9,7 @@ use node::running::Plan;
 use node::volume_dir::VolumeDir;
 
 use crate::args::fleet::Fleet;
+use crate::args::s3::S3;
 use crate::args::{Accept, Every, Lists, Reach, Shown, Transport};
 use crate::daemon;
 use crate::term::Term;
@@ -20,6 +21,7 @@ use crate::term::Term;
      covey mount mem: /mnt/scratch      a volume that lives in memory\n  \
      covey mount -o frozen /srv/volume /mnt/covey      one whose tree stays as it is while it is mounted\n  \
      covey mount file:/srv/volume/blobs@nightly /mnt/n      a tree that was published, as it was then\n  \
+     covey mount --s3 127.0.0.1:9878 --s3-keys keys.toml /srv/volume /mnt/covey      also for S3 clients\n  \
      covey mount corpus:7,1000,64K /mnt/c   1,000 files of 64 KiB, derived from the seed 7, named by their SHA-256\n\nMount options:\n{}", node::options::help()))]
 pub struct Args {
     /// The volume's folder; ORIGIN@NAME for a published tree; mem: for a volume that lives in memory;
@@ -53,6 +55,8 @@ pub struct Args {
     follow: Option<Interval>,
     #[command(flatten)]
     fleet: Fleet,
+    #[command(flatten)]
+    s3: S3,
     /// Make the origin this folder's to write to, though another folder has claimed it since or this one is a
     /// copy or from a backup: the other may only be read from then on, and must not be in use any more
     #[arg(long)]
@@ -101,9 +105,9 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
             return Ok(0);
         }
         if args.background {
-            daemon::in_background(&plan, term)
+            daemon::in_background(&plan, &args.s3, term)
         } else {
-            daemon::run(&plan, false, parent, term)
+            daemon::run(&plan, &args.s3, parent, term)
         }
     })
 }

@@ -9,6 +9,7 @@ use node::opened::Source;
 use node::running::Plan;
 use node::volume_dir::VolumeDir;
 
+use crate::args::s3::S3;
 use crate::args::{Lists, Shown, Transport};
 use crate::cmd::format;
 use crate::daemon;
@@ -68,7 +69,8 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     let (transport, shown) = (args.transport.transport(), args.shown.shown());
     let plan =
         Plan { source, mountpoint, options, transport, shown, every: Every::never(), take_over: false };
-    if args.background { daemon::in_background(&plan, term) } else { daemon::run(&plan, true, None, term) }
+    let s3 = S3::default();
+    if args.background { daemon::in_background(&plan, &s3, term) } else { daemon::run_with_line(&plan, term) }
 }
 
 fn source(volume: &Path, place: &format::Place, term: Term) -> Result<Source> {

@@ -84,8 +84,8 @@ fn a_corpus_in_the_making_can_be_stopped() {
     kill(daemon.id(), libc::SIGINT);
     let since = Instant::now();
     assert_eq!(end_of(&mut daemon, "a signalled mount"), 1);
-    assert!(!world.is_mounted(), "it never was");
-    assert!(since.elapsed() < Duration::from_secs(20), "{:?}", since.elapsed());
+    assert!(!world.is_mounted(), "a mount that was stopped should not be mounted");
+    assert!(since.elapsed() < Duration::from_secs(60), "{:?}", since.elapsed());
 }
 
 /// The kernel learns once that it can open, close and cache files by itself. Then no more requests arrive.

@@ -13,6 +13,7 @@ mod logs;
 mod mounts;
 mod offline;
 mod publishing;
+mod reading;
 mod sent;
 mod settings;
 mod silent;

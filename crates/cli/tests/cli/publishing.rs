@@ -86,7 +86,11 @@ fn what_is_published_is_listed_and_taken_away() {
         json(&[Path::new("unpublish"), &world.volume(), Path::new(name)]).ok();
     }
     json(&[Path::new("gc"), &world.volume()]).ok();
-    assert_eq!((published(&world).len(), blobs(&world)), (0, before), "nothing is left of them");
+    assert_eq!(
+        (published(&world).len(), blobs(&world)),
+        (0, before),
+        "removed trees should leave no record and no blob"
+    );
     assert_eq!(world.fsck(&[])["findings"].as_array().unwrap().len(), 0);
     let secret = fs::metadata(world.volume().join("publisher.json")).unwrap();
     assert_eq!(secret.mode() & 0o777, 0o600, "its key is nobody else's");
@@ -320,8 +324,8 @@ fn a_mount_publishes_once_more_at_its_end() {
     };
     let first = round("20s", "one");
     assert!(first > 0, "what was written a moment before is published");
-    assert_eq!(round("20s", ""), first, "nothing changed");
-    assert_eq!(round("0", "two"), first, "it was not to");
+    assert_eq!(round("20s", ""), first, "an unchanged volume should not be published");
+    assert_eq!(round("0", "two"), first, "a change should not be published while the interval is 0");
     assert!(round("20s", "") > first);
     let place = Place::new(world.path("last"));
     mount(&tree(&world, "latest"), &place.0);

@@ -354,7 +354,11 @@ fn a_user_without_rights_imports_what_the_kernel_allows() {
     assert_eq!(done.code, 1, "{done:?}");
     assert!(done.err.contains(THROUGH) && done.err.contains("secret"), "{done:?}");
     let meta = fs::metadata(theirs.join("to/d/f")).unwrap();
-    assert_eq!((meta.uid(), meta.mode() & 0o7777), (NOBODY, 0o755), "it gained no rights");
+    assert_eq!(
+        (meta.uid(), meta.mode() & 0o7777),
+        (NOBODY, 0o755),
+        "an ordinary user's import should set no special bits"
+    );
     assert!(!theirs.join("to/secret").exists());
     let refused = as_nobody(&world.mnt().join("not-theirs")).unwrap();
     assert_eq!(refused.code, 1, "{refused:?}");

@@ -233,9 +233,9 @@ impl Drop for World {
 
 /// Waits until the condition holds, at most 30 s.
 pub fn soon(what: &str, mut holds: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(30);
+    let end = Instant::now() + PATIENCE;
     while !holds() {
-        assert!(Instant::now() < end, "{what}: not within 30 s");
+        assert!(Instant::now() < end, "{what}: not within {PATIENCE:?}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }

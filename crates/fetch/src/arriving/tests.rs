@@ -22,7 +22,7 @@ fn bytes_are_free_group_by_group_and_sources_may_overlap() {
     assert_eq!(give(0, 65_535), Ok(Took::Bytes(65_535)));
     assert_eq!((arriving.verified(), arriving.bytes(0..1)), (0, None));
     assert_eq!(give(60_000, 10_000), Ok(Took::Skip(5_535)));
-    assert!(matches!(give(70_000, 1), Err(Fault::Misplaced(_))), "a gap");
+    assert!(matches!(give(70_000, 1), Err(Fault::Misplaced(_))), "bytes after a gap should be refused");
     assert_eq!(give(65_535, 134_465), Ok(Took::Bytes(134_465)));
     assert!(arriving.is_whole());
     assert_eq!(arriving.bytes(5..200_000), Some(&bytes[5..]));
@@ -126,7 +126,11 @@ fn a_waiter_is_completed_once_when_its_bytes_are_here_and_not_by_a_failure() {
     arriving.append(&bytes[..140_000]).unwrap();
     assert_eq!(*called.lock(), [(1, Some(1)), (70_000, Some(70_000))]);
     give(5);
-    assert_eq!(called.lock()[2..], [(5, Some(5))], "at once");
+    assert_eq!(
+        called.lock()[2..],
+        [(5, Some(5))],
+        "a waiter for bytes that are here should be called at once"
+    );
     give(200_000);
     arriving.fail(Fault::GivenUp);
     give(299_999);

@@ -122,10 +122,10 @@ mod tests {
         let (activity, [a, b]) = (Activity::default(), [1, 2].map(|n| NodeId([n; 16])));
         let blob = u64::from(BLOB_MAX);
         activity.heard(0, a, blob);
-        assert_eq!(activity.upstream(0, 0), None, "a single one");
+        assert_eq!(activity.upstream(0, 0), None, "one blob should not make a node the upstream");
         activity.heard(0, a, 3 * blob);
         activity.heard(10, b, 3 * blob);
-        assert_eq!(activity.upstream(10, 0), Some(a), "less is not more for being later");
+        assert_eq!(activity.upstream(10, 0), Some(a), "fewer bytes should not win because they are newer");
         // Bytes that arrived long ago count little.
         activity.heard(HALF, b, blob);
         assert_eq!(activity.upstream(HALF, 0), Some(b));

@@ -81,7 +81,7 @@ mod tests {
         assert_eq!((capacity.rate(), capacity.is_slack()), (6_000_000, false));
         capacity.came(53_000_000, 2_000_000);
         assert_eq!((capacity.rate(), capacity.is_slack()), (5_625_000, true));
-        assert_eq!(capacity.prefetches(), 4, "it is a narrow link");
+        assert_eq!(capacity.prefetches(), 4, "a narrow link should allow four prefetches");
         capacity.came(54_000_000, 48_000_000);
         assert_eq!((capacity.rate(), capacity.prefetches()), (48_000_000, 5));
     }

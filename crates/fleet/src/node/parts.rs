@@ -360,7 +360,11 @@ mod tests {
         assert_eq!(source(Some(Answer::Serve)), PartSource::Nodes(vec![node(1)], pace.peer));
         let go = |first, second| Some(Answer::Go { first: node(first), second });
         assert_eq!(source(go(2, Some(node(3)))), PartSource::Nodes(vec![node(2), node(3)], pace.peer));
-        assert_eq!(source(go(9, Some(node(3)))), PartSource::Nodes(vec![node(3)], pace.peer), "never itself");
+        assert_eq!(
+            source(go(9, Some(node(3)))),
+            PartSource::Nodes(vec![node(3)], pace.peer),
+            "a node should not ask itself"
+        );
         let wait = Answer::Wait { parent: node(4), time: Duration::ZERO };
         assert_eq!(source(Some(wait)), PartSource::Coming(node(4), pace.stream.max(pace.origin)));
         assert_eq!(source(Some(Answer::Lease { lease: 1, time: Duration::ZERO })), PartSource::Lease(1));

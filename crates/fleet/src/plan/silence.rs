@@ -75,7 +75,7 @@ mod tests {
         let mut silence = Silence::default();
         silence.silent(0, a);
         silence.silent(1, a);
-        assert_eq!(order(&silence, 2), [a, b, c], "a hiccup");
+        assert_eq!(order(&silence, 2), [a, b, c], "a node that was silent twice should keep its place");
         silence.silent(2, a);
         assert_eq!(order(&silence, 3), [b, c, a]);
         assert_eq!(order(&silence, 3 + micros(LAST)), [a, b, c]);

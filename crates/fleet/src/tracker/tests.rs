@@ -318,8 +318,12 @@ fn of_two_followers_the_first_stays_and_the_other_goes_to_the_end_of_the_chain()
         assert_eq!(named(now, 7, 3), node(5), "the node without a follower");
         assert_eq!(named(now, 9, 3), node(3));
     }
-    assert_eq!((named(20, 9, 5), named(21, 7, 3)), (node(5), node(3)), "the place is free");
-    assert_ne!(named(22, 9, 3), node(3), "and taken");
+    assert_eq!(
+        (named(20, 9, 5), named(21, 7, 3)),
+        (node(5), node(3)),
+        "a node whose place is free should be named"
+    );
+    assert_ne!(named(22, 9, 3), node(3), "a node whose place is taken should not be named");
     assert_eq!(named(22 + LONG, 9, 3), node(3), "the other has not asked for long");
 }
 
@@ -346,7 +350,7 @@ fn regression_a_request_for_a_part_keeps_the_upstream() {
     has(&mut tracker, 2);
     let part = Ask { part: true, ..ask_of(&[2], &[]) };
     go(tracker.ask(0, node(7), &part, &|_| false)[0]);
-    assert_eq!(go(follow(&mut tracker, 8, 3)), node(4), "its place was not free");
+    assert_eq!(go(follow(&mut tracker, 8, 3)), node(4), "the next free node should be named");
     assert_eq!(go(follow(&mut tracker, 7, 4)), node(3));
 }
 

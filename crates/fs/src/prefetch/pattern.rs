@@ -315,7 +315,7 @@ mod tests {
     fn a_stream_is_looked_ahead_of_further_and_further() {
         let mut pattern = Pattern::default();
         let windows = [0, 1].map(|n| pages(&mut pattern, n * 128 * KIB, 128 * KIB));
-        assert_eq!(windows, [NONE, NONE], "a header is no stream");
+        assert_eq!(windows, [NONE, NONE], "two reads from the beginning should start no prefetch");
         assert_eq!(pages(&mut pattern, 256 * KIB, 128 * KIB), [0, 1], "three windows from the beginning are");
         assert_eq!(pages(&mut pattern, 384 * KIB, 128 * KIB), NONE, "what was said is not said again");
         let wanted = all(&mut pattern, (4..32).map(|n| n * 128 * KIB), 128 * KIB);
@@ -333,7 +333,11 @@ mod tests {
             assert_eq!(pages(&mut pattern, 50 * PAGE + n * 128 * KIB, 128 * KIB), NONE, "{n}");
         }
         assert_eq!(pages(&mut pattern, 50 * PAGE + 15 * 128 * KIB, 128 * KIB), [50], "two mebibytes are");
-        assert_eq!(pages(&mut pattern, 80 * PAGE, MIB), NONE, "a leap");
+        assert_eq!(
+            pages(&mut pattern, 80 * PAGE, MIB),
+            NONE,
+            "a read far from the last one should start no prefetch"
+        );
         assert_eq!(pages(&mut pattern, 50 * PAGE + 2 * MIB, MIB), [50, 51], "the run is still known");
     }
 

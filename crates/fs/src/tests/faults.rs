@@ -74,7 +74,7 @@ fn regression_statfs_counts_what_is_kept_free_as_free() {
     let v = world.open();
     let room = v.statfs().unwrap();
     assert_eq!((room.total, room.free), (64 * MIB, 57 * MIB));
-    assert_eq!(room.available, 38 * MIB, "54 MiB without the 16 that are kept for removals");
+    assert_eq!(room.available, 38 * MIB, "54 MiB should be available, less 16 for removals");
 }
 
 #[test]

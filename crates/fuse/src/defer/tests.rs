@@ -77,7 +77,7 @@ fn a_caller_killed_after_another_signal_is_released() {
     child.wait().unwrap();
     let begun = base::time::monotonic();
     while pending_table.waiting() > 0 {
-        assert!(begun.elapsed() < Duration::from_secs(10));
+        assert!(begun.elapsed() < Duration::from_secs(120));
         std::thread::sleep(Duration::from_millis(5));
     }
     assert_eq!(*kept.0.lock(), [(1, -libc::EINTR)]);
@@ -95,7 +95,7 @@ fn the_deadline_answers_what_is_queued_and_what_is_stuck() {
         Box::new(|_, _| panic!("never runs: its deadline has passed")),
     );
     while kept.0.lock().len() < 2 {
-        assert!(begun.elapsed() < Duration::from_secs(10));
+        assert!(begun.elapsed() < Duration::from_secs(120));
         std::thread::sleep(Duration::from_millis(5));
     }
     assert!(begun.elapsed() >= Duration::from_millis(80));
@@ -154,7 +154,7 @@ fn a_completion_serves_although_a_worker_is_running() {
     let (kept, sink, pending_table) = parts(LONG);
     let pending = pending_table.enter(1, 0, None, &sink);
     assert!(pending.start() && pending.serve() && pending.is_served());
-    assert!(!pending.claim() && !pending.serve(), "once");
+    assert!(!pending.claim() && !pending.serve(), "a request should be claimed only once");
     assert!(pending.is_served() && kept.0.lock().is_empty());
     let pending = pending_table.enter(2, 0, None, &sink);
     assert!(pending.claim() && !pending.serve() && !pending.is_served(), "the first party gets it");
@@ -164,7 +164,12 @@ fn a_completion_serves_although_a_worker_is_running() {
 /// data that could be had was not read.
 #[test]
 fn regression_workers_stuck_with_answered_requests_are_replaced() {
-    let (kept, sink, pending_table) = parts(Duration::from_millis(100));
+    base::trial::at_some_scale(|scale| stuck_workers(scale * Duration::from_millis(100))).unwrap();
+}
+
+/// An error if a request missed this deadline before a worker took it, as on a busy machine.
+fn stuck_workers(deadline: Duration) -> Result<(), String> {
+    let (kept, sink, pending_table) = parts(deadline);
     let pool = Pool::new("test", 2);
     let (release, wait) = mpsc::channel::<()>();
     let wait = Arc::new(Mutex::new(wait));
@@ -178,23 +183,28 @@ fn regression_workers_stuck_with_answered_requests_are_replaced() {
     let until = |what: &str, is: &dyn Fn() -> bool| {
         let begun = base::time::monotonic();
         while !is() {
-            assert!(begun.elapsed() < Duration::from_secs(10), "{what}");
+            if begun.elapsed() > Duration::from_secs(20) {
+                return Err(format!("not within 20 s: {what}"));
+            }
             std::thread::sleep(Duration::from_millis(5));
         }
+        Ok(())
     };
     for round in 0..REPLACEMENTS as u64 {
         (0..2).for_each(|n| stuck(10 * round + n));
-        until("the clock answers", &|| kept.0.lock().len() as u64 == 2 * (round + 1));
+        until("the clock answers", &|| kept.0.lock().len() as u64 == 2 * (round + 1))?;
         let (done, ran) = mpsc::channel();
         let work = move |pending: &PendingRequest, _: &mut [u8]| done.send(pending.claim()).unwrap();
         pool.push(pending_table.enter(10 * round + 5, 0, None, &sink), Box::new(work));
-        assert_eq!(ran.recv_timeout(Duration::from_secs(10)), Ok(true), "another worker takes their place");
+        if ran.recv_timeout(Duration::from_secs(20)) != Ok(true) {
+            return Err("another worker should run the next request".to_owned());
+        }
     }
     // The replacements have a limit: these take the last two places.
     (0..2).for_each(|n| stuck(100 + n));
-    until("the clock answers", &|| kept.0.lock().len() == 2 * REPLACEMENTS + 2);
-    until("all places are taken", &|| pool.state.lock().orphaned == 2 * REPLACEMENTS + 2);
+    until("the clock answers", &|| kept.0.lock().len() == 2 * REPLACEMENTS + 2)?;
+    until("all places are taken", &|| pool.state.lock().orphaned == 2 * REPLACEMENTS + 2)?;
     assert!(pool.state.lock().threads <= 2 + 2 * REPLACEMENTS);
     drop(release);
-    until("the workers are back", &|| pool.state.lock().orphaned == 0);
+    until("the workers are back", &|| pool.state.lock().orphaned == 0)
 }

@@ -55,7 +55,7 @@ fn regression_a_stuck_daemon_is_silent_and_stops_nobody() {
     let dead = find(&path).unwrap().life(Deadline::after(Duration::from_secs(60)));
     mount.unmount(Unmount::Lazy).unwrap();
     assert_eq!((life, dead), (Life::Silent, Life::Dead));
-    assert!(took >= within && took < Duration::from_secs(20), "{took:?}");
+    assert!(took >= within && took < Duration::from_secs(120), "{took:?}");
 }
 
 #[test]

@@ -12,7 +12,7 @@ use fuse::Transport;
 
 use crate::{Rig, rig};
 
-const SOON: Duration = Duration::from_secs(20);
+const SOON: Duration = Duration::from_secs(120);
 
 fn until(what: &str, done: impl Fn() -> bool) {
     let begun = Instant::now();

@@ -17,7 +17,7 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::memory::Memory;
 use crate::{TRANSPORT, lacking, options, output_within, rig_with, within};
 
-const SOON: Duration = Duration::from_secs(20);
+const SOON: Duration = Duration::from_secs(120);
 
 /// The switch. One test holds it at a time.
 struct Switch {
@@ -83,7 +83,7 @@ fn auto_and_uring_turn_the_switch_on_and_say_so_and_classic_leaves_it_alone() {
     let rig = rig_with(Memory::new(), over(Transport::Classic)).unwrap();
     assert_eq!(rig.session.transport(), Transport::Classic);
     assert!(!rig.session.agreed().has(flag::OVER_IO_URING));
-    assert!(said_about_the_switch(&rig.session).is_empty(), "nothing to remark");
+    assert!(said_about_the_switch(&rig.session).is_empty(), "there should be no warning about the switch");
     assert_eq!(switched_on(), Some(false));
     works(&rig.session);
     drop(rig);
@@ -107,7 +107,7 @@ fn auto_and_uring_turn_the_switch_on_and_say_so_and_classic_leaves_it_alone() {
     switch.turn("Y");
     let rig = rig_with(Memory::new(), over(Transport::Auto)).unwrap();
     assert_eq!(rig.session.transport(), Transport::Uring);
-    assert!(said_about_the_switch(&rig.session).is_empty(), "nothing to remark");
+    assert!(said_about_the_switch(&rig.session).is_empty(), "there should be no warning about the switch");
     drop(rig);
     let rig = rig_with(Memory::new(), over(Transport::Classic)).unwrap();
     assert_eq!(rig.session.transport(), Transport::Classic);
@@ -152,7 +152,7 @@ fn without_io_uring_there_is_a_way_back() {
     assert!(matches!(refused, MountError::NoUring(_)), "{refused}");
     assert!(refused.to_string().contains("kernel.io_uring_disabled"), "{refused}");
     assert!(fuse::mount::find(dir.path()).is_none());
-    assert_eq!(switched_on(), Some(false), "it would be of no use");
+    assert_eq!(switched_on(), Some(false), "the switch should stay off where io_uring is forbidden");
     drop(forbidden);
 }
 

@@ -174,7 +174,7 @@ fn the_thread_drains_by_itself_and_then_rests() {
     }
     let before = Instant::now();
     while journal.stats().overlay_rows > 0 {
-        assert!(before.elapsed() < Duration::from_secs(20), "{:?}", journal.stats());
+        assert!(before.elapsed() < Duration::from_secs(120), "{:?}", journal.stats());
         std::thread::sleep(Duration::from_millis(5));
     }
     let rested = journal.stats();

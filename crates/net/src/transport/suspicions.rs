@@ -137,6 +137,9 @@ mod tests {
         assert!(suspicions.push(blob(0), None, now), "but not where this node met wrong bytes");
         suspicions.ended(false, now);
         assert!(suspicions.next().is_none());
-        assert!(suspicions.push(blob(1), Some(&client), now + REMEMBERED), "nor for ever");
+        assert!(
+            suspicions.push(blob(1), Some(&client), now + REMEMBERED),
+            "the blob should be accepted again after a time"
+        );
     }
 }

@@ -71,7 +71,11 @@ mod tests {
         assert_eq!(window.bytes(near), Some(LEAST as u32));
         window.carries(25_000_000);
         assert_eq!(window.bytes(near), Some(4_000_000));
-        assert_eq!(window.bytes(far), Some(4_000_000 + 7_500_000), "more than it carries in a round trip");
+        assert_eq!(
+            window.bytes(far),
+            Some(4_000_000 + 7_500_000),
+            "the window should exceed the bytes of one round trip"
+        );
         // If all get little because one node is slow, that bounds none of them.
         window.carries(10_000);
         assert_eq!(window.bytes(near), Some(LEAST as u32));

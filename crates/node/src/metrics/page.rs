@@ -221,12 +221,14 @@ mod tests {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/METRICS.md");
         let text = std::fs::read_to_string(path).unwrap();
         let rows: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("| `")).collect();
-        let documented = |name: &str, kind: &str| {
+        for (name, kind, help) in METRICS {
             let row = rows.iter().find(|row| row.split(['`', '{']).next() == Some(name));
-            row.is_some_and(|row| row.contains(&format!("| {kind} |")))
-        };
-        for (name, kind, _) in METRICS {
-            assert!(documented(name, kind), "docs/METRICS.md has no row for {name}, a {kind}");
+            // The document may add the values of a label.
+            let meaning = format!("| {kind} | {}", help.trim_end_matches('.'));
+            assert!(
+                row.is_some_and(|row| row.contains(&meaning)),
+                "docs/METRICS.md must have a row for {name} that contains: {meaning}"
+            );
         }
         for row in rows {
             let name = row.split(['`', '{']).next().unwrap();
@@ -240,6 +242,17 @@ mod tests {
             assert_eq!(name.ends_with("_total"), *kind == "counter", "{name}");
             assert!(help.ends_with('.') && !help.contains('\n'), "{name}");
             assert!(name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_'), "{name}");
+        }
+    }
+
+    /// A person sees the help of one metric without the one before.
+    #[test]
+    fn each_help_text_is_understandable_alone() {
+        for (name, _, help) in METRICS {
+            let words = help.split(|letter: char| !letter.is_alphanumeric()).map(str::to_lowercase);
+            let refers = |word: &String| ["their", "these", "both", "same", "such"].contains(&&**word);
+            let found = words.into_iter().find(refers);
+            assert_eq!(found, None, "the help of {name} refers to something outside it: {help}");
         }
     }
 

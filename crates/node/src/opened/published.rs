@@ -19,8 +19,8 @@ use parking_lot::Mutex;
 use tree::Root;
 
 use super::{Node, volume_options};
-use crate::follow::{Follow, ReadFrom};
-use crate::frozen::{self, Interval, Named, RemoteRoot};
+use crate::follow::Follow;
+use crate::frozen::{self, Interval, Named, ReadFrom, RemoteRoot};
 use crate::log;
 use crate::options::NodeOptions;
 use crate::refused::open_failure;
@@ -80,7 +80,12 @@ impl Node {
 
 fn local(named: &Named, options: &NodeOptions) -> Result<(Side, Shown)> {
     let (root, origin) = named.root(Access::ReadOnly)?;
-    let side = Side { root, from: ReadFrom { names: origin.clone(), origin }, cache: None, away: None };
+    let side = Side {
+        root,
+        from: ReadFrom { names: origin.clone(), bytes: origin.clone(), origin },
+        cache: None,
+        away: None,
+    };
     let shown = shown(named, &side, options)?;
     Ok((side, shown))
 }
@@ -90,12 +95,13 @@ fn local(named: &Named, options: &NodeOptions) -> Result<(Side, Shown)> {
 fn remote_side(named: &Named, options: &NodeOptions) -> Result<(Side, Shown)> {
     let limits = crate::remote_side::limits(&options.remote_side, options.deadline);
     let RemoteRoot { root, remote, away } = named.remote_root(limits)?;
-    let mut which = Which { after: 0, patience: away.as_ref().map_or(Duration::ZERO, |_| OPENING) };
+    let patience = away.as_ref().map_or(Duration::ZERO, |_| OPENING);
+    let mut which = Which { after: 0, patience, beside: options.beside };
     loop {
         let volume = root.volume;
         let cache =
             TreeCache::before(remote.clone(), volume, named, &options.remote_side, options.deadline, which)?;
-        let from = ReadFrom { origin: cache.origin(), names: cache.names() };
+        let from = ReadFrom { origin: cache.origin(), bytes: cache.bytes(), names: cache.names() };
         let side = Side { root: root.clone(), from, cache: Some(cache), away: away.clone() };
         let Some(why) = &away else {
             let shown = shown(named, &side, options)?;
@@ -108,7 +114,7 @@ fn remote_side(named: &Named, options: &NodeOptions) -> Result<(Side, Shown)> {
         let next = side.cache.as_ref().and_then(TreeCache::next);
         side.cache.iter().for_each(TreeCache::close);
         let Some(next) = next else { return Err(not_here(named, why, &failure)) };
-        which = Which { after: next, patience: Duration::ZERO };
+        which = Which { after: next, patience: Duration::ZERO, ..which };
     }
 }
 
@@ -118,13 +124,12 @@ fn shown(named: &Named, side: &Side, options: &NodeOptions) -> Result<Shown> {
     let is_local = side.cache.is_none();
     let open = Options { local: is_local, names_local: is_local, ..volume_options(options) };
     let groups = side.cache.as_ref().and_then(TreeCache::fleet).map(|joined| joined.groups.clone());
-    let ReadFrom { origin, names } = side.from.clone();
     if let Some(Interval(every)) = named.follow {
         let follow = Follow::new(named, side.root.clone(), side.from.clone(), open, groups)?;
         let follow = follow.away(side.away.is_some());
         return Ok((follow.volume(), Some((Arc::new(follow), every))));
     }
-    let volume = Volume::open(frozen::parts(&side.root, origin, names, groups.as_ref()), open);
+    let volume = Volume::open(frozen::parts(&side.root, &side.from, groups.as_ref()), open);
     let failed = |error: OpenError| open_failure(Path::new(&named.to_string()), error);
     Ok((Arc::new(volume.map_err(failed)?), None))
 }

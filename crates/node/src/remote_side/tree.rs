@@ -18,7 +18,7 @@ use api::status::remote_side::{RemoteStatus, TroubleStatus};
 use base::Deadline;
 use base::size::MIB;
 use blob::{BlobSource, Origin};
-use cache::{CacheOptions, Evict, NameCache, NodeCache, NodeParts, StoresNothing};
+use cache::{Beside, CacheOptions, Evict, NameCache, NodeCache, NodeParts, StoresNothing};
 use fetch::{Table, Tier};
 use net::id::Role;
 use origin::Remote;
@@ -48,11 +48,15 @@ pub struct Which {
     pub after: u32,
     /// How long to wait for the first of these, which a mount that is ending may still use.
     pub patience: Duration,
+    /// Also read what the other caches of the volume have.
+    pub beside: bool,
 }
 
 /// The cache of one mount.
 pub struct TreeCache {
     cache: Arc<NodeCache>,
+    /// The other caches of the volume, if they are read too.
+    beside: Option<Arc<Beside>>,
     /// The metadata that was read. None if it cannot be kept.
     names: Option<Arc<NameCache>>,
     /// The search for an origin that could not be used when the tree was mounted.
@@ -119,7 +123,8 @@ impl TreeCache {
         });
         let next = below.join(folder_name(&id, number + 1)).is_dir().then_some(number);
         let names = names.ok();
-        Ok(TreeCache { cache, names, away: None, next, remote: store, fleet: joined, _lock: lock })
+        let beside = which.beside.then(|| Arc::new(Beside::new(cache.clone(), &others(&below, &id, number))));
+        Ok(TreeCache { cache, beside, names, away: None, next, remote: store, fleet: joined, _lock: lock })
     }
 
     /// The number after which to look for another cache of this volume, if there is one.
@@ -149,6 +154,19 @@ impl TreeCache {
             Some(names) => names.clone(),
             None => self.cache.clone(),
         }
+    }
+
+    /// The source of the bytes of files.
+    pub fn bytes(&self) -> Arc<dyn BlobSource> {
+        match &self.beside {
+            Some(beside) => beside.clone(),
+            None => self.cache.clone(),
+        }
+    }
+
+    /// Bytes that were read from the other caches of the volume.
+    pub fn beside_bytes(&self) -> u64 {
+        self.beside.as_ref().map_or(0, |beside| beside.read_bytes())
     }
 
     /// The cache.
@@ -212,6 +230,13 @@ fn folder_name(volume: &str, number: u32) -> String {
     if number <= 1 { volume.to_owned() } else { format!("{volume}-{number}") }
 }
 
+/// The folders of blobs of the volume's other caches.
+fn others(below: &Path, volume: &str, own: u32) -> Vec<PathBuf> {
+    let numbers = (1..=SIDE_BY_SIDE).filter(|number| *number != own);
+    let folders = numbers.map(|number| below.join(folder_name(volume, number)).join("blobs"));
+    folders.filter(|folder| folder.is_dir()).collect()
+}
+
 /// Takes the first folder of this volume that no other mount uses. Returns its number and its lock.
 fn take(below: &Path, volume: &str, which: Which) -> Result<(u32, File)> {
     let until = Deadline::after(which.patience);
@@ -253,7 +278,7 @@ mod tests {
     #[test]
     fn two_mounts_have_a_folder_each_and_the_next_finds_the_first() {
         let temp = tempfile::tempdir().unwrap();
-        let which = |after| Which { after, patience: Duration::ZERO };
+        let which = |after| Which { after, patience: Duration::ZERO, beside: false };
         let (first, lock) = take(temp.path(), "ab", which(0)).unwrap();
         let (second, _other) = take(temp.path(), "ab", which(0)).unwrap();
         assert_ne!(first, second);
@@ -267,7 +292,7 @@ mod tests {
                 std::thread::sleep(Duration::from_millis(50));
                 drop(lock);
             });
-            let patient = Which { after: 0, patience: Duration::from_secs(20) };
+            let patient = Which { after: 0, patience: Duration::from_secs(20), beside: false };
             assert_eq!(take(temp.path(), "ab", patient).unwrap().0, 1);
         });
     }

@@ -1,6 +1,7 @@
 //! An origin that stores and removes only while its folder's claim holds. A volume changes its origin only
 //! through this type.
 
+use std::fs::File;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -54,6 +55,10 @@ impl BlobSource for Guarded {
 
     fn start_read(&self, id: &BlobId, range: Range<u32>, access: Access, completion: Completion) -> Start {
         self.inner.start_read(id, range, access, completion)
+    }
+
+    fn file_of(&self, id: &BlobId) -> Option<(File, Sums)> {
+        self.inner.file_of(id)
     }
 }
 

@@ -81,7 +81,7 @@ impl Bucket {
         loop {
             let (engine, prefix, asked) =
                 (Arc::clone(&self.remote.engine), self.prefix.clone(), token.clone());
-            // A person who named a wrong place learns of it soon. Later pages have more time.
+            // A person who named a wrong place learns of it soon. Later pages have the patience of other work.
             let call = match token {
                 None => self.remote.opening(What::List),
                 Some(_) => self.remote.call(What::List),
@@ -114,7 +114,7 @@ impl Bucket {
         let (engine, wanted) = (Arc::clone(&self.remote.engine), object.clone());
         let read = self.remote.wait(async move {
             let (engine, key, wanted, range) = (&engine, &key, &wanted, &range);
-            // Refusals are not counted: archived objects are refused one by one, and others are not.
+            // Refusals are not counted: archived objects are refused one by one, and later ones are not.
             engine.try_until(call, |_| get(engine, key, wanted, range.clone())).await
         });
         match read {

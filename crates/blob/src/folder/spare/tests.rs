@@ -45,7 +45,7 @@ fn the_file_of_an_evicted_blob_is_reused() {
     folder.keep_for_later(&old, &old_sums, &old_bytes).unwrap();
     let file = inode(&folder, &old);
     folder.retire(&old).unwrap();
-    assert!(!folder.is_local(&old) && folder.sums(&old).is_err(), "it went");
+    assert!(!folder.is_local(&old) && folder.sums(&old).is_err(), "a retired blob should be gone");
     folder.keep_for_later(&new, &new_sums, &new_bytes).unwrap();
     assert_eq!(inode(&folder, &new), file);
     assert!(whole(&folder, &new) == *new_bytes && folder.sums(&new).unwrap() == new_sums);

@@ -17,6 +17,10 @@ pub(super) struct Far {
     blobs: Mutex<HashMap<BlobId, Vec<u8>>>,
     records: RecordMap,
     pub(super) delay_ms: AtomicU64,
+    /// While it is set, no request is answered, for a minute at most.
+    pub(super) held: AtomicBool,
+    /// Requests that were answered.
+    pub(super) answered: AtomicU64,
     pub(super) away: AtomicBool,
     pub(super) lies: AtomicBool,
     pub(super) parts: AtomicU64,
@@ -51,6 +55,11 @@ impl Far {
         let now = self.now.fetch_add(1, Ordering::SeqCst) + 1;
         self.most_at_once.fetch_max(now, Ordering::SeqCst);
         std::thread::sleep(Duration::from_millis(self.delay_ms.load(Ordering::SeqCst)));
+        let began = Instant::now();
+        while self.held.load(Ordering::SeqCst) && began.elapsed() < Duration::from_secs(60) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.answered.fetch_add(1, Ordering::SeqCst);
         self.now.fetch_sub(1, Ordering::SeqCst);
         match self.away.load(Ordering::SeqCst) {
             true => Err(BlobError::Unavailable("the origin is away".to_owned())),

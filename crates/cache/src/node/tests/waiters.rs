@@ -66,8 +66,11 @@ fn what_cannot_be_had_is_said() {
     home.rest();
     home.begin(&id);
     let wrong = home.follow(&id, LARGE - 10, 4096);
-    assert!(matches!(wrong.recv_timeout(LONG).unwrap(), Err(Missed::Read)), "no such range");
-    assert_eq!(home.stats().far_reads, 0, "nobody was given anything");
+    assert!(
+        matches!(wrong.recv_timeout(LONG).unwrap(), Err(Missed::Read)),
+        "a range past the blob's end should be an error"
+    );
+    assert_eq!(home.stats().far_reads, 0, "no reader should have got bytes");
     assert_eq!(home.read(&id, 0, LARGE).unwrap(), bytes);
 }
 
@@ -83,7 +86,7 @@ fn what_was_given_before_it_landed_does_not_wait_in_memory_for_its_reader() {
         told.iter().for_each(|told| assert!(told.recv_timeout(LONG).unwrap().is_ok()));
         home.rest();
     }
-    assert_eq!(home.stats().in_memory_bytes, LARGE as u64, "of the second there is more to read");
+    assert_eq!(home.stats().in_memory_bytes, LARGE as u64, "only the second blob should stay in memory");
 }
 
 /// The completion's bytes and the state of the origin after a read that nothing was in flight for.
@@ -114,7 +117,7 @@ fn a_read_that_begins_a_fetch_gets_a_task_that_completes_it() {
     assert!(running.join().unwrap());
     assert_eq!(mine.try_recv().unwrap().unwrap(), bytes[LARGE..LARGE + 131_072]);
     assert_eq!(theirs.recv_timeout(LONG).unwrap().unwrap(), bytes[LARGE + 5..LARGE + 131_005]);
-    assert_eq!(home.far.requests(), (3, 0), "each group once");
+    assert_eq!(home.far.requests(), (3, 0), "each group should be fetched once");
     // An origin that is away is an error, and a blob that is gone is to be read: its bytes may have moved.
     home.far.away.store(true, Ordering::SeqCst);
     let (start, failed) = home.start(&id, 2 * LARGE - 10, 10);

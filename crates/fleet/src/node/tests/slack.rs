@@ -19,5 +19,5 @@ fn a_plan_hears_that_half_of_the_line_is_idle() {
     second(2, 1_000_000);
     assert_eq!(run.look(), [Event::Slack]);
     second(3, 5_000_000);
-    assert_eq!(run.look(), [], "and full again");
+    assert_eq!(run.look(), [], "a link that is full again should cause no event");
 }

@@ -38,7 +38,10 @@ pub(super) fn wrong_bytes_under_crcs_of_their_own_pass_only_where_the_sender_is_
             Verify::Blake3 => {
                 assert!(matches!(whole, Err(Fail::Corrupt(_))), "{whole:?}");
                 assert!(matches!(part, Err(Fail::Corrupt(_))), "{part:?}");
-                assert!(!arriving.is_whole() && arriving.into_parts().is_none(), "nothing to be kept");
+                assert!(
+                    !arriving.is_whole() && arriving.into_parts().is_none(),
+                    "a corrupt blob should not be kept"
+                );
                 until("the sender is told", || store.suspects.lock().contains(&id));
             }
             Verify::Crc => assert!(whole.is_ok() && part.unwrap() == wrong[299_999..300_002]),
@@ -145,7 +148,10 @@ pub(super) fn regression_a_node_that_falls_silent_is_given_up_and_its_connection
     let begun = base::time::monotonic();
     let fail = here.notes(peer, &[], TIME).wait().unwrap_err();
     assert!(matches!(&fail, Fail::Gone(why) if why.contains("nothing was heard")), "{fail}");
-    assert!(begun.elapsed() < TIME / 2, "not the request's whole time");
+    assert!(
+        begun.elapsed() < TIME / 2,
+        "a silent node should be given up after 100 ms, not after the request's time"
+    );
     // It ends only when its connection has been closed at this end too.
     let heard: Vec<Type> = hears.iter().collect();
     assert_eq!(heard, [Type::Notes, Type::Ping]);
@@ -178,7 +184,7 @@ pub(super) fn what_others_wait_for_is_counted_in_mebibytes() {
     let source = Arriving::new(sums.id(), Verify::Blake3);
     store.blobs.lock().insert(sums.id(), Content::Arriving(Arc::clone(&source)));
     here.greet(peer, TIME).wait().unwrap();
-    assert_eq!(there.backlog(), 0, "a connection is no work");
+    assert_eq!(there.backlog(), 0, "an idle connection should not count as work");
     let calls: Vec<_> =
         (0..3).map(|_| here.fetch_into(peer, &Arriving::new(sums.id(), Verify::Blake3), TIME)).collect();
     source.begin(sums).unwrap();

@@ -68,7 +68,11 @@ fn regression_suspicions_are_looked_at_one_by_one_and_have_an_end() {
     runtime.block_on(async { stream.write_all(&frames(0..MANY)).await.unwrap() });
     until("all are taken", || there.counters().suspected == u64::from(MANY));
     until("one is looked at", || there.counters().compared == 1);
-    assert_eq!(there.0.shared.suspicions.len(), WAITING, "and few wait");
+    assert_eq!(
+        there.0.shared.suspicions.len(),
+        WAITING,
+        "only some suspicions should be kept for comparison"
+    );
     let (here, _) = start(options());
     here.greet(Peer { address, node: None }, TIME).wait().unwrap();
     sound.goes_on.store(true, Ordering::SeqCst);
@@ -84,7 +88,7 @@ fn regression_suspicions_are_looked_at_one_by_one_and_have_an_end() {
         let mut rest = Vec::new();
         tokio::time::timeout(TIME, stream.read_to_end(&mut rest)).await.is_ok()
     });
-    assert!(ended, "and its connection is ended");
+    assert!(ended, "the connection should be closed");
     here.greet(Peer { address, node: None }, TIME).wait().unwrap();
 }
 

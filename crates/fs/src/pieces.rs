@@ -1,0 +1,84 @@
+//! Where the bytes of a file are, for a reader that maps the files of blobs instead of copying their bytes.
+
+use base::size::BLOB_MAX;
+use base::{BlobId, Ino};
+use blob::extent::Part;
+use meta::record::InodeRecord;
+
+use crate::errno::{Errno, Error};
+use crate::packs::table::Place;
+use crate::page::page_of;
+use crate::volume::{Core, Volume};
+
+/// A piece of a range of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Piece {
+    /// Zeros that are not stored.
+    Hole {
+        /// Bytes.
+        len: u64,
+    },
+    /// Bytes of a blob.
+    Stored {
+        /// The blob.
+        blob: BlobId,
+        /// The first byte in the blob.
+        offset: u32,
+        /// Bytes.
+        len: u32,
+    },
+}
+
+impl Piece {
+    /// Its length in bytes.
+    pub fn len(&self) -> u64 {
+        match self {
+            Piece::Hole { len } => *len,
+            Piece::Stored { len, .. } => u64::from(*len),
+        }
+    }
+
+    /// Whether it has no bytes. No piece of a range is empty.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl Volume {
+    /// The pieces of a range of a file, in order, up to the end of the file. `None` if bytes of it are in no
+    /// blob: a small file is in the names, and new bytes are in an open pack.
+    ///
+    /// # Errors
+    /// `EISDIR` and the like for what is no regular file, or the names could not be read.
+    pub fn pieces(&self, ino: Ino, offset: u64, len: u64) -> Result<Option<Vec<Piece>>, Errno> {
+        self.core.pieces(ino, offset, len).map_err(|error| self.core.answer("read", ino, error))
+    }
+}
+
+impl Core {
+    fn pieces(&self, ino: Ino, offset: u64, len: u64) -> Result<Option<Vec<Piece>>, Error> {
+        let record = self.file(ino)?;
+        if record.has(InodeRecord::INLINE) {
+            return Ok(None);
+        }
+        let end = offset.saturating_add(len).min(record.size);
+        let (mut pieces, mut at) = (Vec::new(), offset);
+        while at < end {
+            let (page, from) = page_of(at);
+            let part = u64::from(BLOB_MAX - from).min(end - at) as u32;
+            for found in self.names.extents(ino, page)?.parts(from, part) {
+                match found {
+                    Part::Hole { len, .. } => pieces.push(Piece::Hole { len: u64::from(len) }),
+                    Part::Data(extent) => match self.place_of(extent.pack)? {
+                        Some(Place::Blob(blob)) => {
+                            pieces.push(Piece::Stored { blob, offset: extent.offset, len: extent.len });
+                        }
+                        _ => return Ok(None),
+                    },
+                }
+            }
+            at += u64::from(part);
+        }
+        Ok(Some(pieces))
+    }
+}

@@ -1,0 +1,44 @@
+//! Error numbers as S3 errors. This is the only table.
+
+use fs::Errno;
+use s3s::{S3Error, S3ErrorCode, s3_error};
+
+/// The result of every operation.
+pub type Result<T> = std::result::Result<T, S3Error>;
+
+/// The S3 error for an error number of the filesystem.
+pub fn of(errno: Errno) -> S3Error {
+    match errno {
+        Errno::ENOENT | Errno::ENODATA | Errno::ESTALE => s3_error!(NoSuchKey, "no object has this key"),
+        Errno::EROFS => s3_error!(AccessDenied, "this bucket is read-only"),
+        Errno::EACCES | Errno::EPERM => s3_error!(AccessDenied, "the filesystem refuses this"),
+        Errno::ENOSPC | Errno::EDQUOT => {
+            let mut full = custom("InsufficientStorage", "the volume is full: remove something first");
+            full.set_status_code(http::StatusCode::INSUFFICIENT_STORAGE);
+            full
+        }
+        Errno::ENAMETOOLONG => s3_error!(KeyTooLongError, "a part of the key is longer than 255 bytes"),
+        Errno::ENOTDIR => s3_error!(InvalidArgument, "a part of the key is the name of an object or a link"),
+        Errno::EISDIR | Errno::EEXIST | Errno::ENOTEMPTY => {
+            s3_error!(InvalidArgument, "this key is a prefix of other keys")
+        }
+        Errno::EFBIG => s3_error!(EntityTooLarge, "the object would be larger than a file can be"),
+        Errno::E2BIG | Errno::ERANGE => s3_error!(MetadataTooLarge, "the metadata is too large"),
+        Errno::EINVAL => s3_error!(InvalidArgument, "the filesystem refuses these arguments"),
+        Errno::EAGAIN | Errno::EBUSY | Errno::EINTR | Errno::ETIMEDOUT => {
+            s3_error!(ServiceUnavailable, "the filesystem did not answer in time: try again")
+        }
+        Errno::EOPNOTSUPP | Errno::ENOSYS => s3_error!(NotImplemented, "this filesystem does not have this"),
+        other => s3_error!(InternalError, "the filesystem failed: {other}"),
+    }
+}
+
+/// An error whose code s3s does not list.
+pub fn custom(code: &'static str, message: &'static str) -> S3Error {
+    S3Error::with_message(S3ErrorCode::Custom(code.into()), message)
+}
+
+/// A failure inside the gateway.
+pub fn internal(what: &'static str) -> S3Error {
+    S3Error::with_message(S3ErrorCode::InternalError, what)
+}

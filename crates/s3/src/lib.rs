@@ -1,0 +1,46 @@
+//! An S3 endpoint whose buckets are filesystems. It sees a bucket as a [`fs::api::Filesystem`], and as
+//! something that hears of changes. Whether that is a mounted volume, a volume without a mount or a published
+//! tree is decided above.
+//!
+//! ```text
+//!   server.rs      connections, TLS, limits          guard.rs     what is refused before s3s
+//!   patience.rs    slow clients                      chunks.rs    bodies in chunks
+//!   keyring.rs     the file of keys, and rights      service.rs   the operations
+//!   answers.rs     requests and answers as types     showing.rs   listings of uploads and parts
+//!   flow.rs        bytes into files and out of them  sums.rs      checksums
+//!   keys.rs        keys as paths                     bucket.rs    ways through a filesystem
+//!   object.rs      GET and HEAD                      stage.rs     PUT and DELETE
+//!   list.rs        listings; sorted.rs: folders      copying.rs   copies
+//!   uploads.rs     uploads in parts                  tags.rs      object tags
+//!   attributes.rs  what an object has beside bytes   errors.rs    error numbers as S3 errors
+//! ```
+//!
+//! Requests are decoded and signatures verified by `s3s`. Filesystem calls run on a bounded pool of threads.
+
+pub mod answers;
+pub mod attributes;
+pub mod bucket;
+pub mod chunks;
+pub mod copying;
+pub mod errors;
+pub mod flow;
+pub mod guard;
+pub mod keyring;
+pub mod keys;
+pub mod list;
+pub mod object;
+pub mod patience;
+pub mod server;
+pub mod service;
+pub mod showing;
+pub mod sorted;
+pub mod stage;
+pub mod sums;
+pub mod tags;
+pub mod uploads;
+
+/// The region of every bucket.
+pub const REGION: &str = "us-east-1";
+
+#[cfg(test)]
+mod tests;

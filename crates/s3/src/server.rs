@@ -1,0 +1,393 @@
+//! The listener: connections, TLS, and what one client may take of the machine.
+//!
+//! ```text
+//!   TCP ── a slot ── TLS ── HTTP/1.1 ── guard ── s3s: signature, rights ── service ── pool ── filesystem
+//! ```
+//!
+//! The number of connections, the size of a request's head and the time that the server waits for a client
+//! are limited. A connection works on one request at a time and has at most a few megabytes in memory.
+
+use std::net::{SocketAddr, TcpListener as StdListener};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::error::{Failure, Result};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use rustls::ServerConfig;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use s3s::config::{S3Config, StaticConfigProvider};
+use s3s::host::{S3Host, VirtualHost};
+use s3s::service::{S3Service, S3ServiceBuilder};
+use s3s::validation::{AwsNameValidation, NameValidation};
+use s3s::{HttpError, HttpResponse, S3Result};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio_rustls::TlsAcceptor;
+
+use crate::bucket::{Bucket, Made};
+use crate::chunks::{self, Divided};
+use crate::keyring::{Keyring, Shared as SharedKeys};
+use crate::patience::{Arriving, Leaving};
+use crate::service::Gateway;
+use crate::{guard, stage, sums, uploads};
+
+/// Receives the lines of the log.
+pub type Log = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// The most bytes of a request's head, and of a connection's read buffer.
+const HEAD_MAX: usize = 128 << 10;
+/// The most headers of a request.
+const HEADERS_MAX: usize = 200;
+/// The largest XML body: 10,000 parts with their checksums.
+const XML_MAX: usize = 4 << 20;
+/// How long a TLS handshake may take.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// How long the end waits for requests that are under way.
+const ENDING: Duration = Duration::from_secs(10);
+/// Threads that serve connections.
+const THREADS: usize = 4;
+
+/// Limits on what clients may take.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// Connections at a time. Others wait until one ends.
+    pub connections: usize,
+    /// How long a connection may wait for the head of a request.
+    pub idle: Duration,
+    /// How long a client may stand still within a request.
+    pub patience: Duration,
+    /// Filesystem calls at a time.
+    pub calls: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        let idle = Duration::from_secs(60);
+        Limits { connections: 512, idle, patience: Duration::from_secs(30), calls: 64 }
+    }
+}
+
+/// How a server listens.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// `ADDRESS:PORT`.
+    pub listen: String,
+    /// The files with the certificate chain and its private key, for TLS.
+    pub tls: Option<(PathBuf, PathBuf)>,
+    /// Names of this service. A request to `BUCKET.NAME` is for that bucket.
+    pub domains: Vec<String>,
+    /// Limits.
+    pub limits: Limits,
+}
+
+/// A listener that is bound, before its buckets are open.
+pub struct Bound {
+    listener: StdListener,
+    address: SocketAddr,
+    tls: Option<TlsAcceptor>,
+    options: Options,
+    keys: Keyring,
+}
+
+impl Bound {
+    /// Reads the keys and the certificate, and binds the address.
+    pub fn new(options: Options, keys: &Path) -> Result<Bound> {
+        let keys = Keyring::read(keys)?;
+        let tls = options.tls.as_ref().map(|(chain, key)| acceptor(chain, key)).transpose()?;
+        let at = &options.listen;
+        let cannot = |error: std::io::Error| {
+            Failure::io(format!("cannot listen on {at}"), &error)
+                .next("write ADDRESS:PORT, like 127.0.0.1:9878, with a free port")
+        };
+        let listener = StdListener::bind(at).map_err(cannot)?;
+        listener.set_nonblocking(true).map_err(cannot)?;
+        let address = listener.local_addr().map_err(cannot)?;
+        Ok(Bound { listener, address, tls, options, keys })
+    }
+
+    /// Its address.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// What a person should know about how it listens.
+    pub fn warning(&self) -> Option<String> {
+        let open = self.tls.is_none() && !self.address.ip().is_loopback();
+        open.then(|| {
+            format!(
+                "S3 on {} is without TLS: others in the network can read what is sent; name --tls-cert and --tls-key",
+                self.address
+            )
+        })
+    }
+
+    /// Serves these buckets.
+    pub fn serve(self, buckets: Vec<Made>) -> Result<Server> {
+        let buckets = buckets.into_iter().map(opened).collect::<Result<Vec<_>>>()?;
+        let Bound { listener, address, tls, options, keys } = self;
+        let keys = Arc::new(keys);
+        let mut builder = S3ServiceBuilder::new(Gateway::new(buckets, keys.clone()));
+        builder.set_auth(SharedKeys(keys.clone()));
+        builder.set_access(SharedKeys(keys));
+        builder.set_host(Hosts { domains: options.domains.clone() });
+        let mut config = S3Config::default();
+        config.xml_max_body_size = XML_MAX;
+        builder.set_config(Arc::new(StaticConfigProvider::new(Arc::new(config))));
+        let cannot =
+            |error: std::io::Error| Failure::io("cannot start the threads of the S3 service", &error);
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(cores.min(THREADS))
+            .max_blocking_threads(options.limits.calls.max(1))
+            .thread_name("covey-s3")
+            .enable_all()
+            .build()
+            .map_err(cannot)?;
+        let listener = {
+            let _inside = runtime.enter();
+            TcpListener::from_std(listener).map_err(cannot)?
+        };
+        let slots = Arc::new(Semaphore::new(options.limits.connections.max(1)));
+        let shared = Arc::new(Shared { s3: builder.build(), tls, limits: options.limits, slots });
+        let (stop, stopped) = watch::channel(false);
+        runtime.spawn(accept(listener, shared.clone(), stopped));
+        Ok(Server { address, stop, shared, runtime: Some(runtime) })
+    }
+}
+
+/// Opens a bucket, and removes what an earlier run left half done.
+fn opened(made: Made) -> Result<Arc<Bucket>> {
+    let name = &made.name;
+    check_name(name)?;
+    let bucket = Bucket::new(made);
+    let cleaned = stage::clean(&bucket).and_then(|()| uploads::clean(&bucket));
+    cleaned.map_err(|errno| {
+        let error = std::io::Error::from_raw_os_error(errno.0);
+        Failure::io(format!("cannot tidy up the bucket {}", bucket.name()), &error)
+    })?;
+    Ok(Arc::new(bucket))
+}
+
+/// Checks the name of a bucket.
+pub fn check_name(name: &str) -> Result<()> {
+    if AwsNameValidation::new().validate_bucket_name(name) {
+        return Ok(());
+    }
+    Err(Failure::usage(format!("{name} cannot be the name of a bucket"))
+        .next("use 3 to 63 lowercase letters, digits, hyphens and dots"))
+}
+
+fn acceptor(chain: &Path, key: &Path) -> Result<TlsAcceptor> {
+    let wrong = |path: &Path, why: String| {
+        Failure::new("tls", format!("cannot use {} for TLS", path.display()))
+            .why(why)
+            .next("it must be PEM: the certificate and its chain in one file, the private key in the other")
+    };
+    let certificates = CertificateDer::pem_file_iter(chain)
+        .and_then(Iterator::collect::<std::result::Result<Vec<_>, _>>)
+        .map_err(|error| wrong(chain, error.to_string()))?;
+    let private = PrivateKeyDer::from_pem_file(key).map_err(|error| wrong(key, error.to_string()))?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .and_then(|config| config.with_no_client_auth().with_single_cert(certificates, private))
+        .map_err(|error| wrong(chain, error.to_string()))?;
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(TlsAcceptor::from(Arc::new(config)))
+}
+
+/// A server that is running. It ends when it is dropped.
+pub struct Server {
+    address: SocketAddr,
+    stop: watch::Sender<bool>,
+    shared: Arc<Shared>,
+    runtime: Option<Runtime>,
+}
+
+impl Server {
+    /// Its address.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Accepts no further request, waits for those that are under way, and ends. The filesystems are not used
+    /// any more when this returns, unless one of them does not answer.
+    pub fn end(&mut self) {
+        let Some(runtime) = self.runtime.take() else { return };
+        self.stop.send_replace(true);
+        let all = u32::try_from(self.shared.limits.connections.max(1)).unwrap_or(u32::MAX);
+        let slots = self.shared.slots.clone();
+        // The receiver of the signal holds a slot while it waits for a connection, and gives it back.
+        let _ =
+            runtime.block_on(async { tokio::time::timeout(ENDING, slots.acquire_many(all)).await.map(drop) });
+        runtime.shutdown_timeout(ENDING);
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+struct Shared {
+    s3: S3Service,
+    tls: Option<TlsAcceptor>,
+    limits: Limits,
+    slots: Arc<Semaphore>,
+}
+
+async fn accept(listener: TcpListener, shared: Arc<Shared>, mut stop: watch::Receiver<bool>) {
+    loop {
+        let accepted = tokio::select! {
+            accepted = next(&listener, &shared) => accepted,
+            _ = stop.changed() => return,
+        };
+        match accepted {
+            Some((stream, slot)) => {
+                tokio::spawn(connection(stream, slot, shared.clone(), stop.clone()));
+            }
+            // No descriptors are left, or the client is gone already.
+            None => tokio::time::sleep(Duration::from_millis(50)).await,
+        }
+    }
+}
+
+/// The next connection, as soon as there is room for it.
+async fn next(listener: &TcpListener, shared: &Shared) -> Option<(TcpStream, OwnedSemaphorePermit)> {
+    let slot = shared.slots.clone().acquire_owned().await.ok()?;
+    let (stream, _) = listener.accept().await.ok()?;
+    Some((stream, slot))
+}
+
+async fn connection(
+    stream: TcpStream,
+    slot: OwnedSemaphorePermit,
+    shared: Arc<Shared>,
+    stop: watch::Receiver<bool>,
+) {
+    let _ = stream.set_nodelay(true);
+    let stream = Leaving::new(stream, shared.limits.patience);
+    match shared.tls.clone() {
+        None => talk(stream, shared, stop).await,
+        Some(tls) => {
+            if let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE, tls.accept(stream)).await {
+                talk(stream, shared, stop).await;
+            }
+        }
+    }
+    drop(slot);
+}
+
+async fn talk<S>(stream: S, shared: Arc<Shared>, mut stop: watch::Receiver<bool>)
+where
+    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin + 'static,
+{
+    let serve = {
+        let shared = shared.clone();
+        service_fn(move |request| serve(shared.clone(), request))
+    };
+    let mut talking = std::pin::pin!(
+        http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(shared.limits.idle)
+            .max_buf_size(HEAD_MAX)
+            .max_headers(HEADERS_MAX)
+            .serve_connection(TokioIo::new(stream), serve)
+    );
+    // How a client ends a connection is no matter of the server.
+    tokio::select! {
+        _ = talking.as_mut() => return,
+        _ = stop.changed() => talking.as_mut().graceful_shutdown(),
+    }
+    let _ = talking.await;
+}
+
+async fn serve(
+    shared: Arc<Shared>,
+    request: http::Request<Incoming>,
+) -> std::result::Result<HttpResponse, HttpError> {
+    let (parts, body) = request.into_parts();
+    let ends = waits_in_vain(&parts.headers);
+    let answered = match guard::check(&parts.method, &parts.uri, &parts.headers) {
+        Ok(()) => {
+            let body = Arriving::new(body, shared.limits.patience);
+            let body = match chunks::kind(&parts.headers) {
+                Some(signed) => s3s::Body::http_body(Divided::new(body, signed)),
+                None => s3s::Body::http_body(body),
+            };
+            shared.s3.call(http::Request::from_parts(parts, body)).await
+        }
+        Err(error) => error.to_http_response().map_err(|error| HttpError::new(Box::new(error))),
+    };
+    answered.map(|mut answer| {
+        let id = sums::hex(&base::random::u64().to_be_bytes());
+        if let Ok(id) = http::HeaderValue::from_str(&id) {
+            answer.headers_mut().insert("x-amz-request-id", id);
+        }
+        if ends {
+            answer.headers_mut().insert(http::header::CONNECTION, http::HeaderValue::from_static("close"));
+        }
+        answer
+    })
+}
+
+/// Whether a client waits for `100 Continue` before it sends nothing. hyper then answers at once, and
+/// botocore takes the next answer on that connection for one without headers. So that connection must end.
+fn waits_in_vain(headers: &http::HeaderMap) -> bool {
+    let is = |name: http::HeaderName, value: &str| headers.get(name).is_some_and(|found| found == value);
+    headers.contains_key(http::header::EXPECT) && is(http::header::CONTENT_LENGTH, "0")
+}
+
+/// Finds the bucket in the name of a host.
+struct Hosts {
+    domains: Vec<String>,
+}
+
+impl S3Host for Hosts {
+    fn parse_host_header<'a>(&'a self, host: &'a str) -> S3Result<VirtualHost<'a>> {
+        let name = host.rsplit_once(':').filter(|(_, port)| port.bytes().all(|byte| byte.is_ascii_digit()));
+        let name = name.map_or(host, |(name, _)| name);
+        let below =
+            |domain: &str| name.strip_suffix(domain)?.strip_suffix('.').filter(|bucket| !bucket.is_empty());
+        let domains = self.domains.iter().map(String::as_str).chain(["localhost"]);
+        let mut found = domains.filter_map(|domain| Some((domain, below(domain)?)));
+        Ok(match found.next() {
+            Some((domain, bucket)) => VirtualHost::new(domain).with_bucket(bucket),
+            None => VirtualHost::new(name),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bucket_is_found_in_the_name_of_a_host() {
+        let hosts = Hosts { domains: vec!["s3.example.com".to_owned()] };
+        let bucket = |host: &str| hosts.parse_host_header(host).unwrap().bucket().map(str::to_owned);
+        assert_eq!(bucket("a.s3.example.com:9878").as_deref(), Some("a"));
+        assert_eq!(bucket("a.b.s3.example.com").as_deref(), Some("a.b"));
+        assert_eq!(bucket("data.localhost:1").as_deref(), Some("data"));
+        for path_style in ["s3.example.com", "localhost:9878", "other.org", "xs3.example.com", "", ":"] {
+            assert_eq!(bucket(path_style), None, "{path_style}");
+        }
+    }
+
+    #[test]
+    fn names_of_buckets_are_checked() {
+        for good in ["data", "my-bucket.2"] {
+            check_name(good).unwrap();
+        }
+        for bad in ["", "a", "Data", "a_b", "10.0.0.1"] {
+            assert!(check_name(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,132 @@
+"""A published tree behind ``CoveyFileSystem``: read-only, in this process."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
+
+from ._coveyfs import Tree
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+READ_ONLY = "rb"
+# What a file object reads ahead. Covey itself prefetches streams, so this only saves calls.
+BLOCK = 256 << 10
+# How much is copied to a local file at a time.
+COPY = 8 << 20
+
+Range = tuple[str, int, int | None]
+
+
+class _Raw(io.RawIOBase):
+    """The bytes of a file, without a buffer."""
+
+    def __init__(self, tree: Tree, path: str, size: int) -> None:
+        super().__init__()
+        self._tree, self._path, self._size, self._at = tree, path, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._open()
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}.get(whence)
+        if base is None:
+            raise ValueError(f"invalid whence: {whence}")
+        if base + offset < 0:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), self._path)
+        self._at = base + offset
+        return self._at
+
+    def tell(self) -> int:
+        self._open()
+        return self._at
+
+    def readinto(self, buffer: Buffer) -> int:
+        self._open()
+        read = self._tree.read_into(self._path, self._at, memoryview(buffer).cast("B"))
+        self._at += read
+        return read
+
+    def readall(self) -> bytes:
+        self._open()
+        if self._at >= self._size:
+            return b""
+        data = self._tree.read(self._path, self._at)
+        self._at += len(data)
+        return data
+
+    def _open(self) -> None:
+        if self.closed:
+            raise ValueError("I/O operation on closed file")
+
+
+class TreeFile(io.BufferedReader):
+    """A file of a tree: seekable, and buffered by a block."""
+
+    def __init__(self, fs: Any, path: str, block_size: int = BLOCK) -> None:
+        self.fs, self.path, self.blocksize = fs, path, block_size
+        self.details = fs.info(path)
+        if self.details["type"] == "directory":
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        self.size: int = self.details["size"]
+        super().__init__(_Raw(fs.native, path, self.size), block_size)
+
+    @property
+    def mode(self) -> str:
+        """How it was opened."""
+        return READ_ONLY
+
+    @property
+    def full_name(self) -> str:
+        """Its URL."""
+        return f"covey://{self.path.lstrip('/')}"
+
+    def __reduce__(self) -> Any:
+        return _reopen, (self.fs, self.path, self.blocksize, self.tell())
+
+
+def _reopen(fs: Any, path: str, block_size: int, at: int) -> TreeFile:
+    file = TreeFile(fs, path, block_size)
+    file.seek(at)
+    return file
+
+
+class TreeBackend:
+    """The operations of ``CoveyFileSystem`` on a tree."""
+
+    def __init__(self, tree: Tree) -> None:
+        self.native = tree
+
+    def info(self, path: str) -> dict[str, Any]:
+        return self.native.info(path)
+
+    def ls(self, path: str) -> list[dict[str, Any]]:
+        return self.native.ls(path)
+
+    def read(self, path: str, start: int, end: int | None) -> bytes:
+        return self.native.read(path, start, None if end is None else max(0, end - start))
+
+    def read_ranges(self, ranges: Sequence[Range]) -> list[bytes | OSError]:
+        return self.native.read_ranges(ranges)
+
+    def open(self, fs: Any, path: str, mode: str, block_size: int | None, autocommit: bool) -> TreeFile:
+        if mode != READ_ONLY:
+            self.refuse(path)
+        return TreeFile(fs, path, block_size or BLOCK)
+
+    def get(self, path: str, file: BinaryIO, callback: Any) -> None:
+        size = self.info(path)["size"]
+        callback.set_size(size)
+        for at in range(0, size, COPY):
+            callback.relative_update(file.write(self.native.read(path, at, COPY)))
+
+    def refuse(self, path: str) -> NoReturn:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)

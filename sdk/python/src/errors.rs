@@ -1,0 +1,38 @@
+//! Failures as Python's exceptions.
+//!
+//! Python chooses the class of an `OSError` by its number: `FileNotFoundError`, `TimeoutError` and so on. So
+//! a failure of a call needs its number and the path, and only failures of opening a tree are chosen here.
+
+use std::ffi::OsStr;
+use std::io;
+
+use api::error::{Failure, plain};
+use fs::Errno;
+use pyo3::exceptions::{PyConnectionError, PyOSError, PyValueError};
+use pyo3::prelude::*;
+
+/// The exception for an error number at a path.
+pub fn at(errno: Errno, path: &OsStr) -> PyErr {
+    let text = plain(&io::Error::from_raw_os_error(errno.0));
+    PyOSError::new_err((errno.0, text, path.to_owned()))
+}
+
+/// The exception for a tree that could not be opened, or could not say its figures.
+pub fn of(failure: &Failure) -> PyErr {
+    let line = failure.line();
+    let number = match &*failure.code {
+        "usage" => return PyValueError::new_err(line),
+        "origin-away" => return PyConnectionError::new_err(line),
+        "not-published" | "not-found" | "origin-gone" | "origin-bucket" => libc::ENOENT,
+        "origin-keys" | "origin-denied" | "not-permitted" | "not-private" | "another-key"
+        | "older-record" => libc::EACCES,
+        "disk-full" => libc::ENOSPC,
+        _ => libc::EIO,
+    };
+    PyOSError::new_err((number, line))
+}
+
+/// The exception for a tree that was closed.
+pub fn closed() -> PyErr {
+    PyValueError::new_err("this tree is closed")
+}
