@@ -81,7 +81,7 @@ impl Bucket {
         loop {
             let (engine, prefix, asked) =
                 (Arc::clone(&self.remote.engine), self.prefix.clone(), token.clone());
-            // A person who named a wrong place learns of it soon. Later pages have the patience of other work.
+            // A person who named a wrong place learns of it soon. Later pages have more time.
             let call = match token {
                 None => self.remote.opening(What::List),
                 Some(_) => self.remote.call(What::List),
