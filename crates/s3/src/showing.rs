@@ -69,7 +69,7 @@ pub async fn uploads(
     let all = blocking(move || uploads::all(&bucket)).await?;
     let prefix = input.prefix.clone().unwrap_or_default();
     let marker = input.key_marker.clone().unwrap_or_default();
-    // Behind the marker: the uploads of its key that come after that upload, then those of later keys.
+    // The marker names an upload. The page begins with the next upload of that key, then later keys follow.
     let last = input.upload_id_marker.clone().filter(|id| !id.is_empty() && !marker.is_empty());
     let begun = last.as_ref().and_then(|id| all.iter().position(|upload| upload.id == *id));
     let mut wanted = all.into_iter().enumerate().filter(|(at, upload)| {
