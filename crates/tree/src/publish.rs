@@ -83,6 +83,11 @@ pub fn publish(
     };
     let source: Arc<dyn BlobSource> = origin.clone();
     let Order { name, volume, signer, moment, patience, afresh, keep, hold, before_root, progress } = order;
+    let highest = match &before {
+        Some(root) => root.sequence,
+        // The name may have kept publications all the same. Their numbers are not given twice.
+        None => history::sequences(&**origin, name)?.last().copied().unwrap_or(0),
+    };
     let known = before.as_ref().filter(|_| !afresh).map(|root| Tree::new(source, root).known());
     // A previous tree that cannot be read does not prevent a new one.
     let known = known.and_then(Result::ok).unwrap_or_default();
@@ -94,7 +99,7 @@ pub fn publish(
     let root = Root {
         name: name.to_owned(),
         volume,
-        sequence: before.as_ref().map_or(0, |root| root.sequence) + 1,
+        sequence: highest + 1,
         moment: later(moment, before.as_ref()),
         inodes,
         bytes,

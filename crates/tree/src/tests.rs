@@ -398,6 +398,14 @@ fn claim(origin: &Arc<dyn Origin>) {
 }
 
 fn publish_rows(origin: &Arc<dyn Origin>, store: &dyn MetaStore) -> Result<crate::Published, TreeError> {
+    publish_rows_kept(origin, store, false)
+}
+
+fn publish_rows_kept(
+    origin: &Arc<dyn Origin>,
+    store: &dyn MetaStore,
+    keep: bool,
+) -> Result<crate::Published, TreeError> {
     let snapshot: Box<dyn Snapshot> = store.snapshot()?;
     let selection = Selection::of(&*snapshot, crate::rows::Scope::Whole, &[])?;
     let order = Order {
@@ -407,7 +415,7 @@ fn publish_rows(origin: &Arc<dyn Origin>, store: &dyn MetaStore) -> Result<crate
         moment: Timestamp(1),
         patience: Duration::from_secs(1),
         afresh: false,
-        keep: false,
+        keep,
         hold: &mut |_| Ok(()),
         before_root: &mut || Ok(()),
         progress: &mut |_| true,
@@ -452,6 +460,32 @@ fn the_root_is_replaced_last_and_only_when_something_changed() {
     faults.fail(blob::failing::Op::Read, u64::MAX);
     let whole = publish_rows(&origin, &store).unwrap();
     assert_eq!((whole.written.new_nodes, whole.root.top.hash), (whole.written.nodes, next.root.top.hash));
+}
+
+/// Numbers began at 1 again, and readers of number 1 went on to get the kept publication of that number.
+#[test]
+fn regression_a_damaged_record_does_not_make_numbers_begin_again() {
+    let origin = origin();
+    claim(&origin);
+    let store = meta::Memory::new();
+    let mut publish = |ino| {
+        let mut rows = Rows::new();
+        put_file(&mut rows, ino, 1);
+        let puts = rows.into_iter().map(|(key, value)| (Key::from_bytes(&key), value.as_slice().into()));
+        store.commit(Commit { puts: puts.collect(), ..Commit::default() }).unwrap();
+        publish_rows_kept(&origin, &store, true).unwrap().root
+    };
+    let [first, second] = [publish(2_000), publish(2_001)];
+    assert_eq!((first.sequence, second.sequence), (1, 2));
+    origin.put_record("published/test", b"damaged").unwrap();
+    let third = publish(2_002);
+    assert_ne!(third.top.hash, first.top.hash);
+    assert_eq!(third.sequence, 2, "1 is kept; 2 was lost with its record");
+    assert_eq!(crate::history::read(&*origin, "test", 1, None).unwrap(), first);
+    assert_eq!(crate::history::read(&*origin, "test", third.sequence, None).unwrap(), third);
+    let fourth = publish(2_003);
+    assert_eq!(crate::history::read(&*origin, "test", 2, None).unwrap(), third);
+    assert_eq!(fourth.sequence, 3);
 }
 
 /// The only node of such a tree is both top and leaf, and leaves are not read to learn what can be reused.

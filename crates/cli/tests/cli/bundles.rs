@@ -141,7 +141,7 @@ fn a_mount_is_looked_on_at_for_five_seconds() {
 fn regression_a_dead_mount_has_a_bundle() {
     let Some(world) = World::mountable() else { return };
     let pid = world.mount("");
-    crate::world::kill(pid, libc::SIGKILL);
+    crate::world::kill_and_wait(pid);
     crate::world::soon("it is dead", || fs::metadata(world.mnt()).is_err());
     let out = world.path("report.tar.zst");
     let mut bundle = covey(&[Path::new("bundle"), &world.mnt(), Path::new("-o"), &out]);

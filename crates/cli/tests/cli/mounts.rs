@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Stdio;
 
-use crate::world::{World, alone, covey, end_of, json, kill, run_command, soon};
+use crate::world::{World, alone, covey, end_of, json, kill, kill_and_wait, run_command, soon};
 
 #[test]
 fn what_is_written_is_there_after_the_next_mount() {
@@ -82,8 +82,7 @@ fn a_killed_daemon_leaves_a_mount_that_can_be_taken_away() {
     let Some(world) = World::mountable() else { return };
     let pid = world.mount("");
     fs::write(world.mnt().join("kept"), vec![9; 300_000]).unwrap();
-    kill(pid, libc::SIGKILL);
-    soon("the daemon is gone", || !Path::new(&format!("/proc/{pid}/exe")).exists());
+    kill_and_wait(pid);
     json(&[Path::new("status"), &world.mnt()]).fails(1, "stale-mount");
     json(&[Path::new("mount"), &world.volume(), &world.mnt()]).fails(1, "stale-mount");
     let rows = run_command(alone(covey(&["df"]).arg("--json"), world.folder())).ok().json();
@@ -194,8 +193,7 @@ fn regression_a_damaged_log_is_refused_and_salvaged() {
         std::io::Write::write_all(&mut file, b"text").unwrap();
         file.sync_all().unwrap();
     }
-    kill(pid, libc::SIGKILL);
-    soon("the daemon is gone", || !Path::new(&format!("/proc/{pid}/exe")).exists());
+    kill_and_wait(pid);
     world.umount().ok();
     let log = volume.join("meta/log");
     let logs = || -> Vec<(std::path::PathBuf, Vec<u8>)> {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::world::{World, covey, json, kill, run_command, soon};
+use crate::world::{World, covey, json, kill_and_wait, run_command, soon};
 
 /// A volume with some files. Its origin is outside its folder.
 fn filled() -> World {
@@ -351,9 +351,8 @@ fn regression_a_kill_while_publishing_costs_no_tree() {
             .spawn()
             .unwrap();
         std::thread::sleep(std::time::Duration::from_millis(round * 12));
-        kill(pid, libc::SIGKILL);
+        kill_and_wait(pid);
         asking.wait().unwrap();
-        soon("the daemon is gone", || !Path::new(&format!("/proc/{pid}/exe")).exists());
         world.umount().ok();
         // This check also reads every blob that a tree needs.
         let found = world.fsck(&[]);

@@ -245,7 +245,7 @@ fn a_killed_daemon_ends_the_command_and_loses_nothing_that_was_there() {
     let daemon = world.mount("");
     let fed = Fed::start(&world, 40);
     json(&[Path::new("flush"), &world.mnt()]).ok();
-    kill(daemon, libc::SIGKILL);
+    kill_and_wait(daemon);
     // It notices while it waits for its source.
     let (status, said) = fed.end();
     assert_eq!(status, 1, "{said}");

@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::world::{Done, World, kill, run_command, soon};
+use crate::world::{Done, World, kill_and_wait, run_command, soon};
 
 /// The program under the name by which mount(8) calls it.
 fn helper(world: &World) -> PathBuf {
@@ -57,7 +57,7 @@ fn a_dead_mount_is_taken_away_and_a_living_one_let_be() {
     let pid = world.mount("");
     assert_eq!(stale()["was_dead"], false);
     assert!(world.is_mounted());
-    kill(pid, libc::SIGKILL);
+    kill_and_wait(pid);
     soon("it is dead", || fs::metadata(world.mnt()).is_err());
     assert_eq!(stale()["was_dead"], true);
     assert!(!world.is_mounted());

@@ -245,3 +245,14 @@ pub fn kill(pid: u32, signal: i32) {
     // SAFETY: kill(2) is called with the process id of a process that the test started.
     assert_eq!(unsafe { libc::kill(pid as i32, signal) }, 0);
 }
+
+/// Kills a process and waits until its files are closed and its locks released. A process that the kernel is
+/// still taking apart has no program any more, but it can hold locks.
+pub fn kill_and_wait(pid: u32) {
+    kill(pid, libc::SIGKILL);
+    let state = || {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        stat.rsplit_once(") ")?.1.chars().next()
+    };
+    soon("the killed process is gone", || matches!(state(), None | Some('Z' | 'X')));
+}
