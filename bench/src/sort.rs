@@ -149,5 +149,6 @@ fn covey(args: &Args, records: u64, parts: usize, round: usize, sheet: &mut Shee
     if sorted.records() != records * u64::from(args.nodes) {
         return Err(format!("{} records were made, not {records} on each node", sorted.records()).into());
     }
+    sheet.fact("checksum of the records", &format!("{:x}, before and after", sorted.checksum()));
     cluster.end()
 }

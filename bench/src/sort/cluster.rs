@@ -1,5 +1,6 @@
-//! The nodes of a sort: each has a volume of its own, on one object store, and is a member of one fleet. What
-//! it wrote for the others it publishes. What the others wrote for it, it mounts.
+//! The nodes of a sort: each has a volume of its own, on one object store. What it wrote for the others it
+//! publishes. What the others wrote for it, it mounts. Every part is read by one node, so no node can get it
+//! from another, and the mounts join no fleet.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -7,9 +8,9 @@ use std::time::Duration;
 
 use nets::{Net, Port, Store};
 
+use super::Args;
 use super::phases::Share;
 use super::worker::Worker;
-use super::{Args, Form};
 use crate::Result;
 use crate::process::cpu_seconds;
 
@@ -17,8 +18,6 @@ use crate::process::cpu_seconds;
 const NAME: &str = "shuffle";
 /// The last part of the first node's address.
 const FIRST: u8 = 11;
-/// The port at which a node's volume listens. Its mounts of other nodes' trees listen at the ports after it.
-const LISTEN: usize = 7400;
 /// No command takes this long.
 const PATIENCE: Duration = Duration::from_secs(600);
 
@@ -27,7 +26,6 @@ pub struct Cluster {
     nodes: Vec<Node>,
     store: Store,
     net: Net,
-    secret: PathBuf,
 }
 
 struct Node {
@@ -46,9 +44,7 @@ impl Cluster {
         nets::tree::use_keys();
         let net = Net::new();
         let store = Store::empty(&net, 1);
-        let secret = net.folder().join("secret");
-        finish(nets::covey().args(["fleet", "secret"]).arg(&secret))?;
-        let mut cluster = Cluster { nodes: Vec::new(), store, net, secret };
+        let mut cluster = Cluster { nodes: Vec::new(), store, net };
         let count = usize::from(args.nodes);
         for node in 0..count {
             let name = format!("n{}", node + 1);
@@ -67,7 +63,6 @@ impl Cluster {
             finish(&mut port.wrap(&format))?;
             let mut mount = nets::covey();
             mount.args(["mount", "-d"]).arg(folder.join("volume")).arg(&mnt);
-            cluster.member(&mut mount, &port, 0);
             finish(&mut port.wrap(&mount))?;
             let worker = Worker::start(&port, &share)?;
             cluster.nodes.push(Node { worker, mounts: vec![mnt], port, folder });
@@ -76,14 +71,6 @@ impl Cluster {
             cluster.nodes.iter().for_each(|node| node.port.shape(Some(mbit * 1_000_000)));
         }
         Ok(cluster)
-    }
-
-    /// Adds what makes a mount a member of the fleet. `number`: of the mount on its node.
-    fn member(&self, mount: &mut Command, port: &Port, number: usize) {
-        let first = self.nodes.first().map_or(port.address(), |node| node.port.address());
-        mount.args(["--join", &format!("{first}:{LISTEN}")]);
-        mount.args(["--listen", &format!("{}:{}", port.address(), LISTEN + number)]);
-        mount.args(["--zone", "here", "--secret-file"]).arg(&self.secret);
     }
 
     /// All nodes do a step at the same time. Returns their answers, in order.
@@ -113,7 +100,6 @@ impl Cluster {
                 mount.arg(node.folder.join(format!("from-{other}")));
                 mount.args(["--endpoint", &self.store.endpoint(), "--cache"]);
                 mount.arg(node.folder.join(format!("cache-{other}")));
-                self.member(&mut mount, &node.port, 1 + other);
                 finish(&mut node.port.wrap(&mount))?;
             }
             Ok(())

@@ -160,7 +160,7 @@ impl Share {
             }
         }
         write(&mut file, &mut buf)?;
-        file.sync_all().map_err(|error| named(path, error))
+        Ok(file.sync_all().map_err(|error| named(path, error))?)
     }
 }
 
