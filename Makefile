@@ -84,6 +84,10 @@ lint: ## rustfmt and clippy as errors: first what ships, under every rule, then 
 	$(CARGO) clippy --workspace --locked --all-targets -- $(strict) \
 		-A clippy::disallowed_methods -A clippy::unwrap_used -A clippy::expect_used -A missing_docs
 
+.PHONY: bpf
+bpf: ## Compile the eBPF programs of crates/watch anew; needs clang, llvm and libbpf-dev
+	@scripts/bpf
+
 .PHONY: fmt
 fmt: ## Format every source file
 	$(CARGO) fmt --all

@@ -2,12 +2,12 @@
 //!
 //! ```text
 //!   generate    MNT/input                                its share of the records
-//!   partition   MNT/input  -> MNT/shuffle/0 .. P-1       by the key's place: node n sorts the n-th share of the parts
+//!   partition   MNT/input  -> MNT/shuffle/0 .. P-1       by the key's place
 //!   sort        MNT/shuffle/p, FROM_j/p -> MNT/sorted/p  each part of its own share, from all nodes
 //! ```
 //!
-//! The two phases are those of 3FS's GraySort: a shuffle by prefixes of keys, then a sort of each part in
-//! memory.
+//! Node n sorts the n-th share of the parts. The two phases are those of 3FS's GraySort: a shuffle by
+//! prefixes of keys, then a sort of each part in memory.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
