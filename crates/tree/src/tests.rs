@@ -88,6 +88,7 @@ fn root(built: &Built) -> Root {
         level: built.level,
         nodes: built.written.nodes,
         before: None,
+        source: None,
         key: signer().key(),
     }
 }
