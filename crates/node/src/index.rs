@@ -5,11 +5,14 @@
 pub mod rows;
 mod sort;
 
+use std::path::Path;
+
 use api::answers::{IndexSummary, Left};
 use api::control::Tick;
 use api::error::{Context, Failure, Result};
 use api::text::count;
-use meta::Key;
+use blob::BlobError;
+use meta::{Key, Value};
 use origin::{Environment, OriginError};
 use tree::{Root, Source, Tree, TreeError};
 
@@ -18,7 +21,7 @@ use crate::opened::Node;
 use crate::origins::{Reach, origin_failure, remote_code};
 use crate::publish::{Wanted, no_volume};
 use crate::publisher::failure;
-use rows::{Listing, Owner, Plan};
+use rows::{Listed, Listing, Owner, Plan, Rows};
 
 /// So many keys that are not in the tree are named in an answer.
 pub const NAMED: usize = 100;
@@ -64,6 +67,53 @@ impl Indexed {
     pub fn url(&self) -> &str {
         &self.source.url
     }
+
+    fn failed(&self, error: TreeError) -> Failure {
+        failure(format!("cannot index {}", self.url()), error)
+    }
+
+    /// Lists all objects. `folder` gets the files of the sorts.
+    fn list(&self, folder: &Path, left: &mut LeftOut<'_>, tick: &mut Ticks<'_>) -> Result<Listed> {
+        let mut listing = Listing::new(folder).at("use", folder)?;
+        let (mut broken, mut stopped) = (None, false);
+        let listed = self.bucket.list(&mut |object| {
+            broken = listing.add(&object, &mut |key, why| left.add(key, why)).err();
+            let done = listing.len();
+            stopped = done % 1000 == 0 && !say(tick, done, "objects listed");
+            broken.is_none() && !stopped
+        });
+        listed.map_err(|error| bucket_failure(self.url(), error))?;
+        broken.map_or(Ok(()), Err).at("use", folder)?;
+        if stopped {
+            return Err(self.failed(TreeError::Stopped));
+        }
+        let listed = listing.finish().at("use", folder)?;
+        if listed.objects == 0 { Err(nothing(self.url(), left.count)) } else { Ok(listed) }
+    }
+
+    /// The rows of a tree of these objects. If the last tree is damaged, all numbers are new.
+    fn rows(
+        &self,
+        mut plan: Plan<'_>,
+        listed: &Listed,
+        left: &mut LeftOut<'_>,
+        tick: &mut Ticks<'_>,
+    ) -> Result<Rows> {
+        let mut skip = |key: &str, why: &str| left.add(key, why);
+        let mut ticks = |done: u64| done % 4096 != 0 || say(tick, done, "objects sorted");
+        let made = match rows::rows(&plan, listed, &mut skip, &mut ticks) {
+            // The last tree is read before anything is left out.
+            Err(error @ (TreeError::Damaged(_) | TreeError::Blob(BlobError::Damaged { .. })))
+                if plan.before.is_some() =>
+            {
+                log::warn(&format!("the last tree cannot be read, so all numbers are new: {error}"));
+                plan.before = None;
+                rows::rows(&plan, listed, &mut skip, &mut ticks)
+            }
+            made => made,
+        };
+        made.map_err(|error| self.failed(error))
+    }
 }
 
 /// Opens the bucket of a tree, with keys from the environment. Sends no request.
@@ -92,82 +142,68 @@ pub(crate) fn bucket_failure(url: &str, error: OriginError) -> Failure {
     }
 }
 
+/// The objects that are not in a tree.
+struct LeftOut<'a> {
+    count: u64,
+    first: Vec<Left>,
+    skip: &'a mut dyn FnMut(&str, &str),
+}
+
+impl LeftOut<'_> {
+    fn add(&mut self, key: &str, why: &str) {
+        self.count += 1;
+        if self.first.len() < NAMED {
+            self.first.push(Left { key: key.to_owned(), why: why.to_owned() });
+        }
+        (self.skip)(key, why);
+    }
+}
+
+type Ticks<'a> = dyn FnMut(Tick) -> bool + 'a;
+
 impl Node {
     /// Lists a bucket, and publishes a tree of its objects.
-    pub fn index(&self, order: Order<'_>, tick: &mut dyn FnMut(Tick) -> bool) -> Result<IndexSummary> {
+    pub fn index(&self, order: Order<'_>, tick: &mut Ticks<'_>) -> Result<IndexSummary> {
         let started = base::time::monotonic();
         let Order { from, wanted, owner, skip } = order;
-        let url = from.url();
         let dir = self.dir().ok_or_else(|| no_volume(self))?;
-        let failed = |error: TreeError| failure(format!("cannot index {url}"), error);
         let origin = self.volume().parts().origin.clone();
         let before = last(&*origin, &wanted.name, &from.source, self.name())?;
-        let before = before.map(|root| Tree::new(origin, &root));
-        let mut left = (0, Vec::new());
-        let mut skip = |key: &str, why: &str| {
-            left.0 += 1;
-            if left.1.len() < NAMED {
-                left.1.push(Left { key: key.to_owned(), why: why.to_owned() });
-            }
-            skip(key, why);
-        };
-        let mut listing = Listing::new(dir.path()).at("use", dir.path())?;
-        let (mut broken, mut stopped) = (None, false);
-        let listed = from.bucket.list(&mut |object| {
-            broken = listing.add(&object, &mut skip).err();
-            let done = listing.len();
-            stopped = done % 1000 == 0 && !say(tick, done, "objects listed");
-            broken.is_none() && !stopped
-        });
-        listed.map_err(|error| bucket_failure(url, error))?;
-        broken.map_or(Ok(()), Err).at("use", dir.path())?;
-        if stopped {
-            return Err(failed(TreeError::Stopped));
-        }
+        let before = before.filter(|_| !wanted.afresh).map(|root| Tree::new(origin, &root));
+        let mut left = LeftOut { count: 0, first: Vec::new(), skip };
+        let listed = from.list(dir.path(), &mut left, tick)?;
         let listing_seconds = (base::time::monotonic() - started).as_secs_f64();
-        let listed = listing.finish().at("use", dir.path())?;
-        if listed.objects == 0 {
-            return Err(nothing(url, left.0));
-        }
-        let store = &self.volume().parts().store;
-        let mut volume = Vec::new();
-        for name in ["format", "id"] {
-            let key = Key::volume(name);
-            let row = store.get(&key).map_err(|error| failed(error.into()))?;
-            volume.extend(row.map(|row| (key, row)));
-        }
-        let mut plan = Plan {
+        let plan = Plan {
             folder: dir.path(),
             bucket: &from.bucket,
             source: from.source.clone(),
             owner,
-            volume,
-            before: before.as_ref().filter(|_| !wanted.afresh),
+            volume: self.own_rows(from)?,
+            before: before.as_ref(),
         };
-        let mut ticks = |done: u64| done % 4096 != 0 || say(tick, done, "objects sorted");
-        let made = rows::rows(&plan, &listed, &mut skip, &mut ticks);
-        let made = match made {
-            Err(error @ (TreeError::Damaged(_) | TreeError::Blob(blob::BlobError::Damaged { .. })))
-                if plan.before.is_some() =>
-            {
-                log::warn(&format!("the last tree cannot be read, so all numbers are new: {error}"));
-                plan.before = None;
-                rows::rows(&plan, &listed, &mut skip, &mut ticks)
-            }
-            made => made,
-        };
-        let made = made.map_err(failed)?;
+        let rows = from.rows(plan, &listed, &mut left, tick)?;
         drop(listed);
-        let published = self.publish_rows(&wanted, &made, tick)?;
+        let published = self.publish_rows(&wanted, &rows, tick)?;
         Ok(IndexSummary {
-            source: url.to_owned(),
+            source: from.url().to_owned(),
             published,
-            objects: made.files,
-            left_out: left.0,
-            first_left_out: left.1,
+            objects: rows.files,
+            left_out: left.count,
+            first_left_out: left.first,
             listing_seconds,
             seconds: (base::time::monotonic() - started).as_secs_f64(),
         })
+    }
+
+    /// The rows that every store of a volume's names has.
+    fn own_rows(&self, from: &Indexed) -> Result<Vec<(Key, Value)>> {
+        let mut rows = Vec::new();
+        for name in ["format", "id"] {
+            let key = Key::volume(name);
+            let row = self.volume().parts().store.get(&key);
+            rows.extend(row.map_err(|error| from.failed(error.into()))?.map(|row| (key, row)));
+        }
+        Ok(rows)
     }
 }
 
@@ -199,6 +235,6 @@ fn nothing(url: &str, left_out: u64) -> Failure {
         .next("what was published before is as it was")
 }
 
-fn say(tick: &mut dyn FnMut(Tick) -> bool, done: u64, what: &str) -> bool {
+fn say(tick: &mut Ticks<'_>, done: u64, what: &str) -> bool {
     tick(Tick { done, of: 0, what: format!("{} {what}", count(done)) })
 }

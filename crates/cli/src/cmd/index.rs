@@ -68,8 +68,9 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: &Args, term: Term) -> Result<u8> {
     check_name(&args.name)?;
-    let from = Indexed::open(&args.bucket, &args.reach.reach())?;
+    // First: the threads of the store's client would otherwise take the signals.
     let stop = copying::stop_by_signal(term)?;
+    let from = Indexed::open(&args.bucket, &args.reach.reach())?;
     let mut left_out = once(args, &from, &stop, term)?;
     while args.follow {
         let until = base::time::monotonic() + args.every;

@@ -539,3 +539,6 @@ impl Pass<'_> {
 fn no_room(error: io::Error) -> TreeError {
     TreeError::Blob(error.into())
 }
+
+#[cfg(test)]
+mod tests;
