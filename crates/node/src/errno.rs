@@ -9,8 +9,8 @@ pub fn errno_failure(what: impl Into<String>, errno: fs::Errno) -> Failure {
     let failure = Failure::io(what, &io::Error::from_raw_os_error(errno.0));
     match errno {
         fs::Errno::ESTALE => failure
-            .why("its object in the bucket was replaced or removed since the bucket was indexed")
-            .next("index the bucket again: covey index; then mount the new tree, or follow it"),
+            .why("it is gone; in the tree of a bucket, its object was replaced or removed since the index")
+            .next("of a bucket: covey index lists it again, and --follow moves a mount to the new tree"),
         _ => failure,
     }
 }

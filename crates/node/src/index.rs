@@ -55,6 +55,9 @@ impl Indexed {
             return Err(Failure::usage(format!("{text} is no bucket"))
                 .next("write s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX"));
         }
+        if text.len() > Source::TEXT_MAX {
+            return Err(Failure::usage("the prefix is longer than any key").next("write a shorter one"));
+        }
         let (endpoint, region) = (reach.endpoint.clone(), reach.region.clone());
         let mut source = Source { url: text.trim_end_matches('/').to_owned(), endpoint, region };
         let bucket = bucket(&source)?;

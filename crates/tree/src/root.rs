@@ -70,7 +70,7 @@ pub struct Source {
 
 impl Source {
     /// The longest of its texts, in bytes. A record holds all three.
-    const TEXT_MAX: usize = 4096;
+    pub const TEXT_MAX: usize = 4096;
 
     fn texts(&self) -> [&str; 3] {
         [&self.url, self.endpoint.as_deref().unwrap_or(""), self.region.as_deref().unwrap_or("")]

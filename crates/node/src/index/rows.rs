@@ -156,7 +156,7 @@ struct Entry {
 
 impl Entry {
     fn next(reader: &mut Reader) -> io::Result<Option<Entry>> {
-        let Some((order, value)) = reader.next()? else { return Ok(None) };
+        let Some((order, value)) = reader.read()? else { return Ok(None) };
         let bad = || io::Error::new(io::ErrorKind::InvalidData, "the sorted listing is damaged");
         let (size, rest) = value.split_first_chunk().ok_or_else(bad)?;
         let (modified, etag) = rest.split_first_chunk().ok_or_else(bad)?;
@@ -201,6 +201,7 @@ impl Before {
                 failed = push(row).err();
                 failed.is_none()
             })?;
+            tree.trim();
         }
         if let Some(error) = failed {
             return Err(error);
@@ -212,7 +213,7 @@ impl Before {
     }
 
     fn step(&mut self) -> Result<(), TreeError> {
-        let next = self.reader.next().map_err(no_room)?;
+        let next = self.reader.read().map_err(no_room)?;
         let decode = |(order, row): (Vec<u8>, &[u8])| Some((order, ForeignRow::decode(row).ok()?));
         self.at = next.and_then(decode);
         Ok(())
@@ -264,7 +265,7 @@ pub struct Rows {
 impl Content for Rows {
     fn each(&self, push: &mut Push<'_>) -> Result<(), TreeError> {
         let mut reader = self.sorted.reader().map_err(no_room)?;
-        while let Some((key, value)) = reader.next().map_err(no_room)? {
+        while let Some((key, value)) = reader.read().map_err(no_room)? {
             push(&key, value)?;
         }
         Ok(())

@@ -143,7 +143,7 @@ impl Reader {
     ///
     /// # Errors
     /// The file cannot be read.
-    pub fn next(&mut self) -> io::Result<Option<(Vec<u8>, &[u8])>> {
+    pub fn read(&mut self) -> io::Result<Option<(Vec<u8>, &[u8])>> {
         if let Some(run) = self.last.take()
             && let Some(key) = self.runs.get_mut(run).map_or(Ok(None), Run::step)?
         {
@@ -238,7 +238,7 @@ mod tests {
 
     fn all(sorted: &Sorted) -> Vec<(Vec<u8>, Vec<u8>)> {
         let (mut reader, mut all) = (sorted.reader().unwrap(), Vec::new());
-        while let Some((key, value)) = reader.next().unwrap() {
+        while let Some((key, value)) = reader.read().unwrap() {
             all.push((key, value.to_vec()));
         }
         all
