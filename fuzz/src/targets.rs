@@ -389,6 +389,7 @@ fn rows(data: &[u8]) {
     let _ = record::InodeRecord::decode(data);
     let _ = record::Dentry::decode(data);
     let _ = record::PackRow::decode(data);
+    let _ = record::ForeignRow::decode(data);
     let _ = record::ContentRow::decode(data);
     let _ = record::HeldRow::decode(data);
     let _ = (record::decode_i64(Some(data)), record::decode_u64(Some(data)));

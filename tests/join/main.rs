@@ -13,6 +13,7 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 mod follow;
+mod foreign;
 mod sealed;
 
 use covey_tests::program::{covey, covey_ok, covey_run, environment, wait};
@@ -103,9 +104,14 @@ impl World {
 
     /// The same, with another endpoint of the store.
     fn mount_by(&self, endpoint: &str, name: &str, join: Option<&str>, more: &[&str]) -> Mount {
+        self.mount_tree("latest", endpoint, name, join, more)
+    }
+
+    /// The same for another published tree.
+    fn mount_tree(&self, tree: &str, endpoint: &str, name: &str, join: Option<&str>, more: &[&str]) -> Mount {
         let at = self.path(name);
         fs::create_dir_all(&at).unwrap();
-        let tree = format!("s3://{BUCKET}/prefix@latest");
+        let tree = format!("s3://{BUCKET}/prefix@{tree}");
         let mut words = vec!["mount".to_owned(), "-d".to_owned(), tree, at.display().to_string()];
         words.extend(self.words(endpoint, name, join));
         words.extend(more.iter().map(|word| (*word).to_owned()));

@@ -55,6 +55,39 @@ pub struct PublishedTree {
     pub root: String,
     /// The key that signed it.
     pub key: String,
+    /// The bucket that holds the bytes of its files, if the origin does not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<String>,
+}
+
+/// The result of indexing a bucket.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct IndexSummary {
+    /// The bucket: `s3://BUCKET/PREFIX`.
+    pub source: String,
+    /// What was published.
+    #[serde(flatten)]
+    pub published: PublishSummary,
+    /// Objects that are files of the tree.
+    pub objects: u64,
+    /// Objects that are not in the tree.
+    pub left_out: u64,
+    /// The first of these.
+    pub first_left_out: Vec<Left>,
+    /// Wall time of the listing.
+    pub listing_seconds: f64,
+    /// Wall time of everything.
+    #[serde(rename = "total_seconds")]
+    pub seconds: f64,
+}
+
+/// An object that is not in a tree.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Left {
+    /// Its key, below the prefix that was indexed.
+    pub key: String,
+    /// Why.
+    pub why: String,
 }
 
 /// The result of an eviction.

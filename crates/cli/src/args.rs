@@ -183,7 +183,7 @@ impl Every {
 }
 
 /// Parses a time in seconds, minutes or hours. The minimum is one second.
-fn time(text: &str) -> std::result::Result<Duration, String> {
+pub fn time(text: &str) -> std::result::Result<Duration, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = match &text[digits.len()..] {
         "" | "s" => 1,

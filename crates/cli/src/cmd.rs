@@ -19,6 +19,7 @@ pub mod gc;
 pub mod generate;
 pub mod hint;
 pub mod import;
+pub mod index;
 pub mod info;
 pub mod lend;
 pub mod ls;

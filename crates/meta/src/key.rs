@@ -19,6 +19,7 @@
 //! | `11 pack:8 ino:8 page:4` | this page of this file refers to the pack |
 //! | `12 hash:32 pack:8` | this sealed pack is this blob |
 //! | `13 hash:32 name` | a published tree of this name holds this blob ([`crate::record::HeldRow`]) |
+//! | `14 object:20` | in a published tree: an object of a foreign bucket ([`crate::record::ForeignRow`]) |
 //!
 //! **Why directory entries contain a hash.** A mount without OPENDIR has no handle that could keep a
 //! listing's position. So a position must be a number from which a listing can be resumed without any state.
@@ -27,7 +28,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use base::{BlobId, Ino, PackNo};
+use base::{BlobId, ForeignObject, Ino, PackNo};
 
 /// A row's key. At most 280 bytes. Cheap to clone.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -74,6 +75,8 @@ pub mod tags {
     pub const BLOB_PACK: u8 = 0x12;
     /// Which published trees hold a blob.
     pub const HELD: u8 = 0x13;
+    /// Objects of a foreign bucket, in a published tree.
+    pub const FOREIGN: u8 = 0x14;
 }
 
 /// Lower positions are not entries: 0 is the start of a listing, 1 follows `.`, 2 follows `..`.
@@ -348,6 +351,17 @@ impl Key {
             // Tree names are ASCII: no byte is above 0x7F.
             end: build!(tags::HELD, &blob.0, &[0xFF]),
         }
+    }
+
+    /// An object of a foreign bucket.
+    pub fn foreign(object: ForeignObject) -> Key {
+        build!(tags::FOREIGN, &object.0)
+    }
+
+    /// The object of a [`Key::foreign`]; none for other keys.
+    pub fn as_foreign(&self) -> Option<ForeignObject> {
+        let object = self.0.get(1..).filter(|_| self.tag() == tags::FOREIGN)?;
+        Some(ForeignObject(object.try_into().ok()?))
     }
 
     /// Every row of one kind: the first byte of its key.

@@ -103,6 +103,14 @@ impl Follow {
                 .why("numbers of inodes mean something else there")
                 .next("unmount it and mount it again to see the new one"));
         }
+        if root.source != old_root.source {
+            return Err(Failure::new(
+                "another-source",
+                format!("the files of {} are elsewhere by now", self.named),
+            )
+            .next("unmount it and mount it again to see the new ones"));
+        }
+        self.from.places.iter().for_each(|places| places.add(&root));
         let next = open(&self.named, root, &self.from, &self.options, self.groups.as_ref())?;
         let failed = |error: TreeError| self.named.failure(error);
         let changes = diff::changes(&old, &next.tree).map_err(failed)?;

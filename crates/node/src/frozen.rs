@@ -24,6 +24,7 @@ use tree::{Tree, TreeError};
 
 use crate::fleet::Grouped;
 use crate::fleet::options::FleetOptions;
+use crate::foreign::Places;
 use crate::origins::{self, Reach};
 use crate::publisher;
 use crate::remote_side::{ORIGIN_ASKED, passes};
@@ -256,6 +257,8 @@ pub struct ReadFrom {
     pub bytes: Arc<dyn BlobSource>,
     /// The source of its tree nodes.
     pub names: Arc<dyn BlobSource>,
+    /// Where the objects of its files are, if they are in a bucket.
+    pub places: Option<Arc<Places>>,
 }
 
 /// The parts of a mounted tree.

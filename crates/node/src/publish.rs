@@ -6,7 +6,7 @@
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ::fs::errno::Error;
 use ::fs::publish::SealedPack;
@@ -16,7 +16,7 @@ use api::error::{Failure, Result};
 use api::text::count;
 use tree::root::{self, hex};
 use tree::rows::{Pack, Scope, Selection};
-use tree::{Order, Owner, TreeError};
+use tree::{Content, Order, Owner, Selected, Signer, TreeError};
 
 use crate::claim::Writer;
 use crate::errno::errno_failure;
@@ -28,6 +28,14 @@ use crate::volume_dir::VolumeDir;
 const PATIENCE: Duration = Duration::from_secs(600);
 /// The most publications of one name that can be kept.
 const KEEP_MAX: u32 = 10_000;
+
+/// A volume that may publish.
+struct Signed {
+    /// How many publications of the name are kept.
+    kept: u32,
+    signer: Signer,
+    volume: [u8; 16],
+}
 
 /// What to publish.
 #[derive(Clone, Debug, Default)]
@@ -51,18 +59,10 @@ impl Node {
         let (path, name) = (path.as_path(), name.as_str());
         check_name(name)?;
         check_keep(*keep)?;
-        let dir = self.dir().ok_or_else(|| no_volume(self))?;
         let failed = |error: TreeError| failure(format!("cannot publish {}", self.name()), error);
+        self.dir().ok_or_else(|| no_volume(self))?;
         let scope = self.scope(path)?;
-        let origin = self.volume().parts().origin.clone();
-        self.writer().map_or(Ok(()), Writer::verify)?;
-        let me = publisher(dir, name, *keep)?;
-        let kept = me.kept(name);
-        let signer = me.signer()?;
-        let volume = volume_id(dir);
-        let owner = me.owner().unwrap_or_default();
-        let claim = Owner { volume, owner, generation: 1, note: place_of(dir), keys: vec![signer.key()] };
-        tree::publish::claim(&*origin, claim).map_err(failed)?;
+        let signed = self.as_publisher(name, *keep)?;
         say(tick, 0, "sealing what is open".to_owned());
         let fs_failed = |error: Error| failed(tree_error(error));
         let mut publication = self.volume().publication(PATIENCE).map_err(fs_failed)?;
@@ -74,15 +74,59 @@ impl Node {
             other => failed(other),
         })?;
         publication.hold(name, &mut selection.packs().iter().map(|pack| pack.blob)).map_err(fs_failed)?;
+        let rows = Selected::new(publication.rows(), &selection);
+        self.put_root(name, *afresh, &signed, &rows, started, tick)
+    }
+
+    /// Publishes rows that are not the volume's own.
+    pub(crate) fn publish_rows(
+        &self,
+        wanted: &Wanted,
+        rows: &dyn Content,
+        tick: &mut dyn FnMut(Tick) -> bool,
+    ) -> Result<PublishSummary> {
+        let started = base::time::monotonic();
+        check_name(&wanted.name)?;
+        check_keep(wanted.keep)?;
+        let signed = self.as_publisher(&wanted.name, wanted.keep)?;
+        self.put_root(&wanted.name, wanted.afresh, &signed, rows, started, tick)
+    }
+
+    /// Makes sure that the volume may publish in its origin.
+    fn as_publisher(&self, name: &str, keep: Option<u32>) -> Result<Signed> {
+        let dir = self.dir().ok_or_else(|| no_volume(self))?;
+        self.writer().map_or(Ok(()), Writer::verify)?;
+        let me = publisher(dir, name, keep)?;
+        let (kept, signer, volume) = (me.kept(name), me.signer()?, volume_id(dir));
+        let owner = me.owner().unwrap_or_default();
+        let claim = Owner { volume, owner, generation: 1, note: place_of(dir), keys: vec![signer.key()] };
+        let failed = |error: TreeError| failure(format!("cannot publish {}", self.name()), error);
+        tree::publish::claim(&*self.volume().parts().origin, claim).map_err(failed)?;
+        Ok(Signed { kept, signer, volume })
+    }
+
+    /// Writes the tree of these rows, and then its root.
+    fn put_root(
+        &self,
+        name: &str,
+        afresh: bool,
+        signed: &Signed,
+        rows: &dyn Content,
+        started: Instant,
+        tick: &mut dyn FnMut(Tick) -> bool,
+    ) -> Result<PublishSummary> {
+        let failed = |error: TreeError| failure(format!("cannot publish {}", self.name()), error);
+        let fs_failed = |error: Error| failed(tree_error(error));
+        let origin = self.volume().parts().origin.clone();
         let mut refused = None;
         let order = Order {
             name,
-            volume,
-            signer: &signer,
+            volume: signed.volume,
+            signer: &signed.signer,
             moment: base::time::now(),
             patience: PATIENCE,
-            afresh: *afresh,
-            keep: kept > 1,
+            afresh,
+            keep: signed.kept > 1,
             hold: &mut |blob| self.volume().hold(name, &mut std::iter::once(blob)).map_err(tree_error),
             before_root: &mut || {
                 self.before_root().map_err(|failure| {
@@ -92,9 +136,9 @@ impl Node {
             },
             progress: &mut |rows| say(tick, rows, format!("{} rows of names", count(rows))),
         };
-        let done = tree::publish(publication.rows(), &selection, &origin, order);
+        let done = tree::publish_content(rows, &origin, order);
         let done = done.map_err(|error| refused.unwrap_or_else(|| failed(error)))?;
-        let older = tree::history::prune(&*origin, name, kept as usize - 1).map_err(failed)?;
+        let older = tree::history::prune(&*origin, name, signed.kept as usize - 1).map_err(failed)?;
         self.volume().hold_only(name, &done.blobs, older).map_err(fs_failed)?;
         Ok(PublishSummary {
             name: name.to_owned(),

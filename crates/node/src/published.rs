@@ -45,6 +45,7 @@ fn tree(name: String, sequence: u64, root: std::result::Result<Root, TreeError>)
             nodes: root.nodes,
             root: hex(&root.top.hash),
             key: hex(&root.key),
+            source: root.source.map(|source| source.url),
         },
         Err(error) => {
             PublishedTree { name, error: Some(error.to_string()), sequence, ..PublishedTree::default() }

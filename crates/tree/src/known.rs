@@ -208,6 +208,7 @@ mod tests {
             level: 0,
             nodes: 1,
             before: before.map(|before| [before; 32]),
+            source: None,
             key: [7; 32],
         }
     }

@@ -51,9 +51,9 @@ mod tests;
 use blob::BlobError;
 use meta::store::{CommitError, StoreError};
 
-pub use publish::{Order, Published, publish};
+pub use publish::{Content, Order, Published, Selected, publish, publish_content};
 pub use read::Tree;
-pub use root::{Owner, Root, Signer};
+pub use root::{Owner, Root, Signer, Source};
 
 /// Why a tree could not be written or read.
 #[derive(Debug, thiserror::Error)]

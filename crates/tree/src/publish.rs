@@ -15,8 +15,8 @@ use meta::Snapshot;
 use crate::build::{Builder, Built, Known, Written};
 use crate::history;
 use crate::read::Tree;
-use crate::root::{Root, Signer};
-use crate::rows::Selection;
+use crate::root::{Root, Signer, Source};
+use crate::rows::{Pack, Push, Selection};
 use crate::{Owner, TreeError};
 
 /// `progress` is called after this many rows.
@@ -64,6 +64,53 @@ pub struct Published {
     pub blobs: HashSet<BlobId>,
 }
 
+/// The rows that become a tree.
+pub trait Content {
+    /// Calls `push` with every row, in order.
+    ///
+    /// # Errors
+    /// They could not be read, or the error of `push`.
+    fn each(&self, push: &mut Push<'_>) -> Result<(), TreeError>;
+
+    /// The number of inodes, and of bytes of files.
+    fn totals(&self) -> (u64, u64);
+
+    /// The packs whose blobs are in the origin.
+    fn packs(&self) -> &[Pack];
+
+    /// The bucket that holds the bytes of its files, if the origin does not.
+    fn source(&self) -> Option<&Source> {
+        None
+    }
+}
+
+/// The selected rows of a volume.
+pub struct Selected<'a> {
+    rows: &'a dyn Snapshot,
+    selection: &'a Selection,
+}
+
+impl<'a> Selected<'a> {
+    /// The rows of `selection` among `rows`. Every blob of their packs must be held already.
+    pub fn new(rows: &'a dyn Snapshot, selection: &'a Selection) -> Selected<'a> {
+        Selected { rows, selection }
+    }
+}
+
+impl Content for Selected<'_> {
+    fn each(&self, push: &mut Push<'_>) -> Result<(), TreeError> {
+        self.selection.each(self.rows, push)
+    }
+
+    fn totals(&self) -> (u64, u64) {
+        self.selection.totals()
+    }
+
+    fn packs(&self) -> &[Pack] {
+        self.selection.packs()
+    }
+}
+
 /// Publishes the selected rows of a moment. Every blob of their packs must be held already.
 ///
 /// # Errors
@@ -71,6 +118,18 @@ pub struct Published {
 pub fn publish(
     rows: &dyn Snapshot,
     selection: &Selection,
+    origin: &Arc<dyn Origin>,
+    order: Order<'_>,
+) -> Result<Published, TreeError> {
+    publish_content(&Selected::new(rows, selection), origin, order)
+}
+
+/// Publishes rows from anywhere.
+///
+/// # Errors
+/// As [`publish`].
+pub fn publish_content(
+    content: &dyn Content,
     origin: &Arc<dyn Origin>,
     order: Order<'_>,
 ) -> Result<Published, TreeError> {
@@ -91,11 +150,11 @@ pub fn publish(
     let known = before.as_ref().filter(|_| !afresh).map(|root| Tree::new(source, root).known());
     // A previous tree that cannot be read does not prevent a new one.
     let known = known.and_then(Result::ok).unwrap_or_default();
-    let built = build(rows, selection, &**origin, &known, hold, progress)?;
+    let built = build(content, &**origin, &known, hold, progress)?;
     let mut blobs = built.blobs;
-    blobs.extend(selection.packs().iter().map(|pack| pack.blob));
+    blobs.extend(content.packs().iter().map(|pack| pack.blob));
     origin.settle(patience)?;
-    let (inodes, bytes) = selection.totals();
+    let (inodes, bytes) = content.totals();
     let root = Root {
         name: name.to_owned(),
         volume,
@@ -107,10 +166,16 @@ pub fn publish(
         level: built.level,
         nodes: built.written.nodes,
         before: before.as_ref().map(|root| root.top.hash),
+        source: content.source().cloned(),
         key: signer.key(),
     };
     // The same nodes in the same places: the old root already describes this tree.
-    let same = |old: &Root| built.written.new_nodes == 0 && old.top == root.top && old.volume == volume;
+    let same = |old: &Root| {
+        built.written.new_nodes == 0
+            && old.top == root.top
+            && old.volume == volume
+            && old.source == root.source
+    };
     let unchanged = before.filter(same);
     let is_unchanged = unchanged.is_some();
     let root = match unchanged {
@@ -134,8 +199,7 @@ fn later(now: Timestamp, before: Option<&Root>) -> Timestamp {
 }
 
 fn build(
-    rows: &dyn Snapshot,
-    selection: &Selection,
+    content: &dyn Content,
     origin: &dyn Origin,
     known: &Known,
     hold: &mut dyn FnMut(BlobId) -> Result<(), TreeError>,
@@ -144,7 +208,7 @@ fn build(
     let mut hold = |blob| hold(blob);
     let mut builder = Builder::new(origin, known, &mut hold)?;
     let mut count = 0;
-    selection.each(rows, &mut |key, row| {
+    content.each(&mut |key, row| {
         count += 1;
         if count % PROGRESS_EVERY == 0 && !progress(count) {
             return Err(TreeError::Stopped);

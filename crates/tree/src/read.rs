@@ -234,7 +234,8 @@ impl Tree {
         Ok(Known(known))
     }
 
-    /// Every blob that the tree needs: those of its nodes, and those of its files.
+    /// Every blob of the origin that the tree needs: those of its nodes, and those of its files that are not
+    /// parts of foreign objects.
     ///
     /// # Errors
     /// A node could not be read.
@@ -246,7 +247,9 @@ impl Tree {
         let mut bad = None;
         self.rows(&Key::kind(tags::PACK), &mut |key, row| match PackRow::decode(row) {
             Ok(PackRow::Sealed { blob, .. }) => {
-                blobs.insert(blob);
+                if !blob.is_foreign() {
+                    blobs.insert(blob);
+                }
                 true
             }
             _ => {

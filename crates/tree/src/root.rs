@@ -5,10 +5,14 @@
 //!                    volume 16 B  sequence 8 B  moment 8 B (ns since 1970)  inodes 8 B  bytes 8 B
 //!                    top: hash 32 B  blob 32 B  offset 4 B  length 4 B  rows 8 B  level 1 B
 //!                    nodes 8 B  the top's hash of the tree before 32 B (zeros: none)
+//!                    version 2: source: URL, endpoint, region, each length 2 B, bytes
 //!                    public key 32 B  signature 64 B (Ed25519, of all before it)
 //!   owner            magic 4 B "covO"  version 4 B  volume 16 B  owner 16 B  generation 8 B
 //!                    note: length 1 B, bytes     keys: count 1 B, 32 B each
 //! ```
+//!
+//! **Version 2** is that of a tree whose files are the objects of a bucket that others fill ([`Source`]). A
+//! program that does not know it refuses the tree. Every other tree has version 1.
 //!
 //! **The purpose of the signature.** A volume signs with a key that never leaves its folder. Everything else
 //! follows from hashes. So a root with a valid signature is exactly what that volume published under that
@@ -37,6 +41,8 @@ const OWNER: &str = "owner";
 const ROOT_MAGIC: &[u8; 4] = b"covT";
 const OWNER_MAGIC: &[u8; 4] = b"covO";
 const VERSION: u32 = 1;
+/// The version of a root that names a source.
+const VERSION_SOURCE: u32 = 2;
 /// The longest name of a tree, in bytes.
 pub const NAME_MAX: usize = 100;
 /// The most keys that are remembered: one for every time that the volume was restored.
@@ -49,6 +55,36 @@ pub type PublicKey = [u8; 32];
 /// Whether this is a valid name for a tree.
 pub fn is_name(name: &str) -> bool {
     name.len() <= NAME_MAX && !name.contains('/') && blob::records::is_name(name)
+}
+
+/// The bucket whose objects are the files of a tree. It holds no secret.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Source {
+    /// The bucket and the prefix of its keys: `s3://BUCKET/PREFIX`.
+    pub url: String,
+    /// The address of the store, if it is not the cloud's default.
+    pub endpoint: Option<String>,
+    /// The bucket's region.
+    pub region: Option<String>,
+}
+
+impl Source {
+    /// The longest of its texts, in bytes. A record holds all three.
+    pub const TEXT_MAX: usize = 4096;
+
+    fn texts(&self) -> [&str; 3] {
+        [&self.url, self.endpoint.as_deref().unwrap_or(""), self.region.as_deref().unwrap_or("")]
+    }
+
+    fn decode(reader: &mut Reader<'_>) -> Result<Source, Short> {
+        let mut text = || {
+            let len = usize::from(u16::from_be_bytes(reader.array()?));
+            let text = std::str::from_utf8(reader.bytes(len)?).map_err(|_| Short)?;
+            Ok(text.to_owned())
+        };
+        let some = |text: String| Some(text).filter(|text| !text.is_empty());
+        Ok(Source { url: text()?, endpoint: some(text()?), region: some(text()?) })
+    }
 }
 
 /// What is published under a name.
@@ -74,6 +110,8 @@ pub struct Root {
     pub nodes: u64,
     /// The hash of the top node of the previous tree.
     pub before: Option<Hash>,
+    /// The bucket that holds the bytes of its files. `None`: they are blobs of the origin.
+    pub source: Option<Source>,
     /// The key that signed it.
     pub key: PublicKey,
 }
@@ -108,7 +146,8 @@ impl Root {
     pub fn encode(&self, signer: &Signer) -> Vec<u8> {
         let mut out = Vec::with_capacity(400);
         out.extend_from_slice(ROOT_MAGIC);
-        out.extend_from_slice(&VERSION.to_be_bytes());
+        let version = if self.source.is_some() { VERSION_SOURCE } else { VERSION };
+        out.extend_from_slice(&version.to_be_bytes());
         out.push(self.name.len() as u8);
         out.extend_from_slice(self.name.as_bytes());
         out.extend_from_slice(&self.volume);
@@ -123,6 +162,11 @@ impl Root {
         out.push(self.level);
         out.extend_from_slice(&self.nodes.to_be_bytes());
         out.extend_from_slice(&self.before.unwrap_or_default());
+        for text in self.source.iter().flat_map(Source::texts) {
+            let text = &text.as_bytes()[..text.len().min(Source::TEXT_MAX)];
+            out.extend_from_slice(&(text.len() as u16).to_be_bytes());
+            out.extend_from_slice(text);
+        }
         out.extend_from_slice(&signer.key());
         let signature = signer.pair.sign(&out);
         out.extend_from_slice(signature.as_ref());
@@ -136,10 +180,10 @@ impl Root {
     /// It is damaged, of a newer version, or its signature is wrong.
     pub fn decode(name: &str, record: &[u8]) -> Result<Root, TreeError> {
         let damaged = || TreeError::Damaged(format!("the record of the published tree {name} is damaged"));
-        version(record, ROOT_MAGIC, "the published tree", damaged)?;
+        let version = version(record, ROOT_MAGIC, "the published tree", VERSION_SOURCE, damaged)?;
         let signed = record.len().checked_sub(SIGNATURE).ok_or_else(damaged)?;
         let (content, signature) = record.split_at(signed);
-        let root = Root::content(content).map_err(|Short| damaged())?;
+        let root = Root::content(content, version).map_err(|Short| damaged())?;
         let fits = u64::from(root.top.offset) + u64::from(root.top.len) <= u64::from(base::size::BLOB_MAX);
         if !fits || root.top.len == 0 || root.level > LEVEL_MAX {
             return Err(damaged());
@@ -156,7 +200,7 @@ impl Root {
         Ok(root)
     }
 
-    fn content(content: &[u8]) -> Result<Root, Short> {
+    fn content(content: &[u8], version: u32) -> Result<Root, Short> {
         let mut reader = Reader(content.get(8..).ok_or(Short)?);
         let len = usize::from(reader.u8()?);
         let name = std::str::from_utf8(reader.bytes(len)?).map_err(|_| Short)?.to_owned();
@@ -177,6 +221,7 @@ impl Root {
             level: reader.u8()?,
             nodes: reader.u64()?,
             before: Some(reader.array()?).filter(|hash| *hash != [0; 32]),
+            source: (version == VERSION_SOURCE).then(|| Source::decode(&mut reader)).transpose()?,
             key: reader.array()?,
         };
         if reader.is_empty() { Ok(root) } else { Err(Short) }
@@ -323,7 +368,7 @@ impl Owner {
     /// It is damaged, or of a newer version.
     pub fn decode(record: &[u8]) -> Result<Owner, TreeError> {
         let damaged = || TreeError::Damaged("the origin's record `owner` is damaged".to_owned());
-        version(record, OWNER_MAGIC, "the origin's record `owner`", damaged)?;
+        version(record, OWNER_MAGIC, "the origin's record `owner`", VERSION, damaged)?;
         let read = || {
             let mut reader = Reader(record.get(8..).ok_or(Short)?);
             let (volume, owner, generation) = (reader.array()?, reader.array()?, reader.u64()?);
@@ -380,19 +425,20 @@ impl Owner {
     }
 }
 
-/// Checks the first eight bytes of a record.
+/// Checks the first eight bytes of a record. Returns its version, at most `newest`.
 fn version(
     record: &[u8],
     magic: &[u8; 4],
     what: &'static str,
+    newest: u32,
     damaged: impl Fn() -> TreeError,
-) -> Result<(), TreeError> {
+) -> Result<u32, TreeError> {
     let mut reader = Reader(record);
     let found = reader.array::<4>().and_then(|magic| Ok((magic, reader.u32()?)));
     match found {
-        Ok((found, VERSION)) if found == *magic => Ok(()),
-        Ok((found, version)) if found == *magic && version > VERSION => {
-            Err(TreeError::Newer { what, found: version, known: VERSION })
+        Ok((found, version)) if found == *magic && (VERSION..=newest).contains(&version) => Ok(version),
+        Ok((found, version)) if found == *magic && version > newest => {
+            Err(TreeError::Newer { what, found: version, known: newest })
         }
         _ => Err(damaged()),
     }

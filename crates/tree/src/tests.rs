@@ -88,6 +88,7 @@ fn root(built: &Built) -> Root {
         level: built.level,
         nodes: built.written.nodes,
         before: None,
+        source: None,
         key: signer().key(),
     }
 }
@@ -341,18 +342,28 @@ fn a_child_must_fit_its_place() {
 #[test]
 fn a_record_is_believed_only_with_its_signature() {
     let built = build(&origin(), &files(10), &Known::default());
-    let record = root(&built).encode(&signer());
-    assert_eq!(Root::decode("test", &record).unwrap(), root(&built));
-    for at in 0..record.len() {
-        let mut changed = record.clone();
-        changed[at] ^= 1;
-        assert!(Root::decode("test", &changed).is_err(), "byte {at}");
-        assert!(Root::decode("test", &record[..at]).is_err(), "{at} bytes");
+    let source = |region: Option<&str>| crate::Source {
+        url: "s3://theirs/data".to_owned(),
+        endpoint: Some("http://127.0.0.1:9".to_owned()),
+        region: region.map(str::to_owned),
+    };
+    for source in [None, Some(source(None)), Some(source(Some("eu-1")))] {
+        let root = Root { source, ..root(&built) };
+        let record = root.encode(&signer());
+        assert_eq!(record[7], if root.source.is_some() { 2 } else { 1 });
+        assert_eq!(Root::decode("test", &record).unwrap(), root);
+        for at in 0..record.len() {
+            let mut changed = record.clone();
+            changed[at] ^= 1;
+            assert!(Root::decode("test", &changed).is_err(), "byte {at}");
+            assert!(Root::decode("test", &record[..at]).is_err(), "{at} bytes");
+        }
     }
+    let record = root(&built).encode(&signer());
     assert!(matches!(Root::decode("other", &record), Err(TreeError::Untrusted(_))));
     let mut newer = record;
-    newer[7] = 2;
-    assert!(matches!(Root::decode("test", &newer), Err(TreeError::Newer { found: 2, .. })));
+    newer[7] = 3;
+    assert!(matches!(Root::decode("test", &newer), Err(TreeError::Newer { found: 3, .. })));
 }
 
 #[test]

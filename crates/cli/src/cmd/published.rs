@@ -85,7 +85,10 @@ fn table(rows: &[PublishedTree]) -> String {
                 row.published.clone(),
                 count(row.files),
                 bytes(row.bytes),
-                format!("{}...", &row.key[..16.min(row.key.len())]),
+                match &row.source {
+                    None => format!("{}...", &row.key[..16.min(row.key.len())]),
+                    Some(source) => format!("{}..., files in {source}", &row.key[..16.min(row.key.len())]),
+                },
             ],
             Some(error) => ["-".into(), error.clone(), "-".into(), "-".into(), "-".into()],
         };

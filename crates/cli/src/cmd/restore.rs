@@ -77,6 +77,10 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     })?;
     let named = named.accepting(&args.accept.accept())?.reached(&args.reach.reach(), None)?;
     let (root, origin) = named.root(Access::ReadWrite)?;
+    if let Some(source) = &root.source {
+        let what = format!("{named} cannot be restored as a volume");
+        return Err(node::foreign::not_in_origin(&what, source));
+    }
     let owner = Owner::read(&*origin).map_err(|error| named.failure(error))?.ok_or_else(|| {
         let what = "its record `owner` is missing".to_owned();
         named.failure(TreeError::Damaged(what))

@@ -208,3 +208,23 @@ fn later_changes_of_entries_are_a_directorys_times() {
     assert_eq!((later.mtime, later.ctime), (Timestamp(0x99), Timestamp(0x99)));
     assert_eq!(dir.with_entries_changed(dir.ctime), dir);
 }
+
+proptest! {
+    #[test]
+    fn a_foreign_object_is_read_as_it_was_written(
+        key in ".{0,40}", etag in ".{0,40}", numbers in any::<[u64; 4]>(),
+        folders in prop::collection::vec(any::<u64>(), 0..5), noise in prop::collection::vec(any::<u8>(), 0..80),
+    ) {
+        let [size, ino, change, pack] = numbers;
+        let folders = folders.into_iter().map(Ino).collect();
+        let row = ForeignRow { key, etag, size, ino: Ino(ino), change, pack: PackNo(pack), folders };
+        let bytes = row.encode();
+        prop_assert_eq!(ForeignRow::decode(&bytes), Ok(row.clone()));
+        // The key has no length of its own. Everything before it is needed.
+        let least = bytes.len() - row.key.len();
+        prop_assert!((0..least).all(|len| ForeignRow::decode(&bytes[..len]).is_err()));
+        if let Ok(row) = ForeignRow::decode(&noise) {
+            prop_assert_eq!(&*row.encode(), &*noise);
+        }
+    }
+}

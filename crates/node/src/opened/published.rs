@@ -12,6 +12,7 @@ use api::error::{Failure, Result};
 use api::status::Mode;
 use api::text::{count, utc};
 use base::Deadline;
+use blob::Origin;
 use fs::OpenError;
 use fs::volume::{Options, Volume};
 use origin::{Access, Remote};
@@ -20,6 +21,7 @@ use tree::Root;
 
 use super::{Node, volume_options};
 use crate::follow::Follow;
+use crate::foreign;
 use crate::frozen::{self, Interval, Named, ReadFrom, RemoteRoot};
 use crate::log;
 use crate::options::NodeOptions;
@@ -42,9 +44,16 @@ impl Node {
     /// Opens a published tree: reads its root and its first tree nodes.
     pub(super) fn open_published(named: &Named, options: &NodeOptions) -> Result<Node> {
         let options = NodeOptions { read_only: true, frozen: true, ..options.clone() };
-        let (side, (volume, follow)) = match named.is_local() {
-            true => local(named, &options)?,
-            false => remote_side(named, &options)?,
+        let (side, (volume, follow)) = if named.is_local() {
+            let (root, origin) = named.root(Access::ReadOnly)?;
+            match root.source {
+                None => local(named, root, origin, &options)?,
+                Some(_) => cached(named, Found { root, origin, remote: None, away: None }, &options)?,
+            }
+        } else {
+            let limits = crate::remote_side::limits(&options.remote_side, options.deadline);
+            let RemoteRoot { root, remote, away } = named.remote_root(limits)?;
+            cached(named, Found { root, origin: remote.clone(), remote: Some(remote), away }, &options)?
         };
         let Side { root, mut cache, away, .. } = side;
         if let (Some(cache), Some(why)) = (&mut cache, away) {
@@ -78,11 +87,19 @@ impl Node {
     }
 }
 
-fn local(named: &Named, options: &NodeOptions) -> Result<(Side, Shown)> {
-    let (root, origin) = named.root(Access::ReadOnly)?;
+/// A root, and its origin.
+struct Found {
+    root: Root,
+    origin: Arc<dyn Origin>,
+    /// The origin, if it is remote.
+    remote: Option<Arc<Remote>>,
+    away: Option<String>,
+}
+
+fn local(named: &Named, root: Root, origin: Arc<dyn Origin>, options: &NodeOptions) -> Result<(Side, Shown)> {
     let side = Side {
         root,
-        from: ReadFrom { names: origin.clone(), bytes: origin.clone(), origin },
+        from: ReadFrom { names: origin.clone(), bytes: origin.clone(), origin, places: None },
         cache: None,
         away: None,
     };
@@ -92,16 +109,23 @@ fn local(named: &Named, options: &NodeOptions) -> Result<(Side, Shown)> {
 
 /// Opens the tree with the first cache that no other mount uses. While the origin is away, takes one that has
 /// the metadata, if there is one.
-fn remote_side(named: &Named, options: &NodeOptions) -> Result<(Side, Shown)> {
-    let limits = crate::remote_side::limits(&options.remote_side, options.deadline);
-    let RemoteRoot { root, remote, away } = named.remote_root(limits)?;
+fn cached(named: &Named, found: Found, options: &NodeOptions) -> Result<(Side, Shown)> {
+    let Found { root, origin, remote, away } = found;
+    let (origin, places) = match &root.source {
+        None => (origin, None),
+        Some(source) => {
+            let (origin, places) = foreign::around(origin, source, &root)?;
+            (origin, Some(places))
+        }
+    };
     let patience = away.as_ref().map_or(Duration::ZERO, |_| OPENING);
     let mut which = Which { after: 0, patience, beside: options.beside };
     loop {
         let volume = root.volume;
-        let cache =
-            TreeCache::before(remote.clone(), volume, named, &options.remote_side, options.deadline, which)?;
-        let from = ReadFrom { origin: cache.origin(), bytes: cache.bytes(), names: cache.names() };
+        let store = (origin.clone(), remote.clone());
+        let cache = TreeCache::before(store, volume, named, &options.remote_side, options.deadline, which)?;
+        let places = places.clone();
+        let from = ReadFrom { origin: cache.origin(), bytes: cache.bytes(), names: cache.names(), places };
         let side = Side { root: root.clone(), from, cache: Some(cache), away: away.clone() };
         let Some(why) = &away else {
             let shown = shown(named, &side, options)?;

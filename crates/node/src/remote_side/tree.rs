@@ -62,18 +62,19 @@ pub struct TreeCache {
     /// The search for an origin that could not be used when the tree was mounted.
     away: Option<Arc<Away>>,
     next: Option<u32>,
-    remote: Arc<Remote>,
+    /// The origin, if it is remote.
+    remote: Option<Arc<Remote>>,
     /// The fleet that it has joined, if any.
     fleet: Option<Joined>,
     _lock: File,
 }
 
 impl TreeCache {
-    /// Puts a cache in front of an origin, and a fleet between the two if that is wanted. `volume` is the
-    /// volume whose trees they are. `patience` is the time after which a read fails. `which` chooses one of
+    /// Puts a cache in front of an origin, and a fleet between the two if that is wanted. `remote` is the
+    /// origin without what is around it, if it is remote. `volume` is the volume whose trees they are. `patience` is the time after which a read fails. `which` chooses one of
     /// the volume's caches.
     pub fn before(
-        store: Arc<Remote>,
+        (origin, remote): (Arc<dyn Origin>, Option<Arc<Remote>>),
         volume: [u8; 16],
         named: &Named,
         options: &RemoteOptions,
@@ -87,8 +88,8 @@ impl TreeCache {
         let verify = named.fleet.as_deref().map(|fleet| fleet.verify).unwrap_or_default();
         let table = Table::new(verify, crate::limits::cache_options().in_flight);
         let join = |fleet| {
-            let source: Arc<dyn Origin> = store.clone();
-            fleet::join(fleet, Role::Node, false, &folder, volume, (source, table.clone()), patience)
+            let parts = (origin.clone(), table.clone());
+            fleet::join(fleet, Role::Node, false, &folder, volume, parts, patience)
         };
         let joined = named.fleet.as_deref().map(join).transpose()?;
         let tier = joined.as_ref().map(|joined| Arc::clone(&joined.fleet) as Arc<dyn Tier>);
@@ -101,7 +102,7 @@ impl TreeCache {
         let parts = NodeParts {
             folder: blobs,
             index: folder.join("cache.idx"),
-            remote: store.clone(),
+            remote: origin.clone(),
             tier,
             table,
             pending: Arc::new(StoresNothing),
@@ -124,7 +125,7 @@ impl TreeCache {
         let next = below.join(folder_name(&id, number + 1)).is_dir().then_some(number);
         let names = names.ok();
         let beside = which.beside.then(|| Arc::new(Beside::new(cache.clone(), &others(&below, &id, number))));
-        Ok(TreeCache { cache, beside, names, away: None, next, remote: store, fleet: joined, _lock: lock })
+        Ok(TreeCache { cache, beside, names, away: None, next, remote, fleet: joined, _lock: lock })
     }
 
     /// The number after which to look for another cache of this volume, if there is one.
@@ -134,13 +135,14 @@ impl TreeCache {
 
     /// Starts trying to reach an origin that could not be used. `back` is called once when that succeeds.
     pub fn look_for(&mut self, why: String, back: impl FnOnce(&Remote) + Send + 'static) {
-        let remote = Arc::downgrade(&self.remote);
+        let Some(remote) = &self.remote else { return };
+        let weak = Arc::downgrade(remote);
         let back = move || {
-            if let Some(remote) = remote.upgrade() {
+            if let Some(remote) = weak.upgrade() {
                 back(&remote);
             }
         };
-        self.away = Some(Away::look(&self.remote, why, back));
+        self.away = Some(Away::look(remote, why, back));
     }
 
     /// Why the origin could not be used when the tree was mounted. None once it has been reached.
@@ -191,7 +193,7 @@ impl TreeCache {
 
     /// The current figures, without those about uploads.
     pub fn status(&self) -> RemoteStatus {
-        RemoteStatus { away: self.away(), ..of_reading(Some(&self.remote), &self.cache) }
+        RemoteStatus { away: self.away(), ..of_reading(self.remote.as_deref(), &self.cache) }
     }
 
     /// Evicts cached blobs: all, or until at most this many bytes are cached.

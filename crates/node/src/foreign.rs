@@ -1,0 +1,106 @@
+//! A published tree whose files are the objects of a bucket: where its bytes come from.
+
+use std::sync::Arc;
+
+use api::error::{Failure, Result};
+use base::{Deadline, ForeignObject};
+use blob::{BlobError, BlobSource, Origin};
+use meta::record::ForeignRow;
+use meta::store::StoreError;
+use meta::{Key, MetaStore};
+use origin::{Bucket, ForeignOrigin, Locate, Location, Mistake, OriginError};
+use parking_lot::Mutex;
+use tree::{Root, Source, Tree};
+
+use crate::index;
+use crate::log;
+use crate::remote_side::ORIGIN_ASKED;
+
+/// How many trees of a followed name are asked for an object. A file that is open since an older tree can
+/// still read what is in a cache.
+const TREES: usize = 3;
+
+/// The trees of a mount, asked for the places of objects.
+///
+/// They read their nodes from the origin itself, not through the node's cache. This is asked in the middle of
+/// a fetch, which holds a place in the cache's budget: a fetch of a node there could wait for it forever.
+pub struct Places {
+    nodes: Arc<dyn BlobSource>,
+    /// The newest first.
+    trees: Mutex<Vec<Arc<Tree>>>,
+}
+
+impl Places {
+    /// Asks the tree of this root first from now on.
+    pub fn add(&self, root: &Root) {
+        let mut trees = self.trees.lock();
+        trees.insert(0, Arc::new(Tree::new(self.nodes.clone(), root)));
+        trees.truncate(TREES);
+    }
+}
+
+impl Locate for Places {
+    fn locate(&self, object: ForeignObject) -> std::result::Result<Option<Location>, BlobError> {
+        let trees = self.trees.lock().clone();
+        for tree in trees {
+            let row = tree.get(&Key::foreign(object)).map_err(unread)?;
+            if let Some(row) = row {
+                let row =
+                    ForeignRow::decode(&row).map_err(|bad| unread(StoreError::Damaged(bad.to_string())))?;
+                let ForeignRow { key, etag, size, .. } = row;
+                return Ok(Some(Location { key, etag, size }));
+            }
+        }
+        // A file was open while the name moved on, more than once.
+        Err(BlobError::Stale(format!("object {object} is not in the newest trees of the bucket any more")))
+    }
+}
+
+fn unread(error: StoreError) -> BlobError {
+    BlobError::Unavailable(format!("the place of an object cannot be read: {error}"))
+}
+
+/// An origin that also reads the bucket of a tree, and the places that it asks. Checks that the bucket can be
+/// used. A store that does not answer is only reported: what is cached can be read.
+///
+/// # Errors
+/// There are no keys, or the store refuses them, or there is no such bucket.
+pub fn around(
+    inner: Arc<dyn Origin>,
+    source: &Source,
+    root: &Root,
+) -> Result<(Arc<dyn Origin>, Arc<Places>)> {
+    let bucket = index::bucket(source)?;
+    check(&bucket, source)?;
+    let nodes: Arc<dyn BlobSource> = inner.clone();
+    let places = Arc::new(Places { nodes, trees: Mutex::default() });
+    places.add(root);
+    Ok((Arc::new(ForeignOrigin::new(inner, bucket, places.clone())), places))
+}
+
+fn check(bucket: &Bucket, source: &Source) -> Result<()> {
+    let listed = Deadline::after(ORIGIN_ASKED).scope(|| bucket.list(&mut |_| false));
+    match listed {
+        Ok(()) => Ok(()),
+        // The keys may read objects and not list them.
+        Err(OriginError::Remote { mistake: Mistake::Denied, .. }) => Ok(()),
+        Err(error @ OriginError::Remote { mistake, .. }) if crate::remote_side::passes(mistake) => {
+            let may_pass =
+                !matches!(mistake, Mistake::AccessKey | Mistake::Secret | Mistake::NoKeys | Mistake::Expired);
+            let failure = index::bucket_failure(&source.url, error);
+            match may_pass {
+                true => log::warn(&format!("{}; what is on this node can be read", failure.in_one_line())),
+                false => return Err(failure),
+            }
+            Ok(())
+        }
+        Err(error) => Err(index::bucket_failure(&source.url, error)),
+    }
+}
+
+/// The failure for a command that would need the bytes in the origin.
+pub fn not_in_origin(what: &str, source: &Source) -> Failure {
+    Failure::usage(what)
+        .why(format!("the bytes of its files are in {}, not in the origin", source.url))
+        .next(format!("copy them into a volume instead: covey import {} VOLUME:/PATH", source.url))
+}
