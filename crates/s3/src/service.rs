@@ -17,7 +17,7 @@ use crate::list;
 use crate::object::{self, ReadConditions};
 use crate::stage::{self, Conditions, Dress};
 use crate::uploads::{self, Completion, Named, Summing};
-use crate::{headers_of, sums_of, tags};
+use crate::{headers_of, set_sums, sums_of, tags};
 
 /// The most keys in one DeleteObjects.
 const DELETES_MAX: usize = 1_000;
@@ -257,17 +257,10 @@ impl S3 for Gateway {
             whole.publish(&key, &conditions)
         })
         .await?;
-        answer(PutObjectOutput {
-            e_tag,
-            size: i64::try_from(size).ok(),
-            checksum_crc32: shown.checksum_crc32,
-            checksum_crc32c: shown.checksum_crc32c,
-            checksum_crc64nvme: shown.checksum_crc64nvme,
-            checksum_sha1: shown.checksum_sha1,
-            checksum_sha256: shown.checksum_sha256,
-            checksum_type: shown.checksum_type,
-            ..PutObjectOutput::default()
-        })
+        let size = i64::try_from(size).ok();
+        let mut output = PutObjectOutput { e_tag, size, ..PutObjectOutput::default() };
+        set_sums!(output, shown, checksum_type);
+        answer(output)
     }
 
     async fn copy_object(&self, request: S3Request<CopyObjectInput>) -> Answer<CopyObjectOutput> {
@@ -295,16 +288,8 @@ impl S3 for Gateway {
             copying::object(&from, &bucket, &input.key, instead)
         });
         let (e_tag, last_modified, sum) = copied_result(copied.await?);
-        let result = CopyObjectResult {
-            e_tag,
-            last_modified,
-            checksum_crc32: sum.checksum_crc32,
-            checksum_crc32c: sum.checksum_crc32c,
-            checksum_crc64nvme: sum.checksum_crc64nvme,
-            checksum_sha1: sum.checksum_sha1,
-            checksum_sha256: sum.checksum_sha256,
-            checksum_type: sum.checksum_type,
-        };
+        let mut result = CopyObjectResult { e_tag, last_modified, ..CopyObjectResult::default() };
+        set_sums!(result, sum, checksum_type);
         answer(CopyObjectOutput { copy_object_result: Some(result), ..CopyObjectOutput::default() })
     }
 
@@ -409,15 +394,9 @@ impl S3 for Gateway {
         let e_tag = answers::etag(dress.etag.clone());
         blocking(move || uploads::keep(&bucket, &key, &id, number, &whole, &dress)).await?;
         let sums = digests.sums;
-        answer(UploadPartOutput {
-            e_tag,
-            checksum_crc32: sums.checksum_crc32,
-            checksum_crc32c: sums.checksum_crc32c,
-            checksum_crc64nvme: sums.checksum_crc64nvme,
-            checksum_sha1: sums.checksum_sha1,
-            checksum_sha256: sums.checksum_sha256,
-            ..UploadPartOutput::default()
-        })
+        let mut output = UploadPartOutput { e_tag, ..UploadPartOutput::default() };
+        set_sums!(output, sums);
+        answer(output)
     }
 
     async fn upload_part_copy(
@@ -440,15 +419,8 @@ impl S3 for Gateway {
             copying::part(&from, &to, input.copy_source_range.as_deref())
         });
         let (e_tag, last_modified, sum) = copied_result(copied.await?);
-        let result = CopyPartResult {
-            e_tag,
-            last_modified,
-            checksum_crc32: sum.checksum_crc32,
-            checksum_crc32c: sum.checksum_crc32c,
-            checksum_crc64nvme: sum.checksum_crc64nvme,
-            checksum_sha1: sum.checksum_sha1,
-            checksum_sha256: sum.checksum_sha256,
-        };
+        let mut result = CopyPartResult { e_tag, last_modified, ..CopyPartResult::default() };
+        set_sums!(result, sum);
         answer(UploadPartCopyOutput { copy_part_result: Some(result), ..UploadPartCopyOutput::default() })
     }
 
@@ -471,19 +443,15 @@ impl S3 for Gateway {
         let (key, id) = (input.key.clone(), input.upload_id);
         let done = blocking(move || uploads::complete(&bucket, &key, &id, &completion)).await?;
         let sum = done.sum.as_ref().map(Sum::to_dto).unwrap_or_default();
-        answer(CompleteMultipartUploadOutput {
+        let mut output = CompleteMultipartUploadOutput {
             location: Some(format!("/{}/{}", input.bucket, answers::text(&input.key, true))),
             bucket: Some(input.bucket),
             key: Some(input.key),
             e_tag: answers::etag(done.etag),
-            checksum_crc32: sum.checksum_crc32,
-            checksum_crc32c: sum.checksum_crc32c,
-            checksum_crc64nvme: sum.checksum_crc64nvme,
-            checksum_sha1: sum.checksum_sha1,
-            checksum_sha256: sum.checksum_sha256,
-            checksum_type: sum.checksum_type,
             ..CompleteMultipartUploadOutput::default()
-        })
+        };
+        set_sums!(output, sum, checksum_type);
+        answer(output)
     }
 
     async fn abort_multipart_upload(
