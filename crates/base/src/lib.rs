@@ -29,6 +29,6 @@ pub mod time;
 pub mod trial;
 
 pub use deadline::Deadline;
-pub use id::{BlobId, Ino, PackNo};
+pub use id::{BlobId, ForeignObject, Ino, PackNo};
 pub use must::Must;
 pub use time::Timestamp;

@@ -15,7 +15,8 @@
 //! **What is read has been checked.** A read fetches the whole 32 KiB segments that the range touches, in one
 //! system call and without a copy in between, and compares their CRCs. If they differ, the file is opened and
 //! read once more, bypassing the page cache. Only then the copy is called damaged. Missing or damaged sums
-//! are computed again, from a blob whose whole hash is its name.
+//! are computed again, from a blob whose whole hash is its name. A foreign blob has no such name: without its
+//! sums, it counts as damaged.
 //!
 //! Files are accessible to the owner only (0600, folders 0700): a blob holds bytes of files that others may
 //! not read.
@@ -218,9 +219,10 @@ impl BlobFolder {
     pub fn verify(&self, id: &BlobId) -> Result<(), BlobError> {
         self.open.forget(id);
         let file = self.open_file(id)?;
-        let sums = hash_file(id, &file)?;
-        if self.load_sums(id).as_ref() != Some(&sums) {
-            self.replace_sums(&self.path(id), &sums)?;
+        let kept = self.load_sums(id);
+        let sums = hash_file(id, &file, kept.as_ref())?;
+        if kept.as_ref() != Some(&sums) {
+            self.replace_sums(id, &self.path(id), &sums)?;
         }
         Ok(())
     }
@@ -248,10 +250,10 @@ impl BlobFolder {
                 return Err(BlobError::Damaged { id: *id, what });
             }
             None => {
-                let sums = hash_file(id, &file)?;
+                let sums = hash_file(id, &file, None)?;
                 // A folder that cannot be written can still be read. The sums are then computed again the
                 // next time.
-                let _ = self.replace_sums(&self.path(id), &sums);
+                let _ = self.replace_sums(id, &self.path(id), &sums);
                 sums
             }
         };
@@ -270,7 +272,7 @@ impl BlobFolder {
     /// The sums beside the blob, if they exist and lead to its name.
     fn load_sums(&self, id: &BlobId) -> Option<Sums> {
         let bytes = fs::read(sums_path(&self.path(id))).ok()?;
-        Sums::decode(&bytes).ok().filter(|sums| sums.id() == *id)
+        Sums::decode_for(id, &bytes).ok()
     }
 }
 
@@ -319,8 +321,9 @@ pub fn past_end(id: &BlobId, size: u32) -> BlobError {
     BlobError::Io(io::Error::new(io::ErrorKind::InvalidInput, what))
 }
 
-/// The sums of an open file whose bytes hash to `id`.
-fn hash_file(id: &BlobId, file: &File) -> Result<Sums, BlobError> {
+/// The sums of an open file whose bytes hash to `id`. A foreign blob's do not: `kept`, the sums that were
+/// written with it, decide. Without them, the bytes cannot be told from others.
+fn hash_file(id: &BlobId, file: &File, kept: Option<&Sums>) -> Result<Sums, BlobError> {
     use std::os::unix::fs::FileExt;
 
     let damaged = |what: String| BlobError::Damaged { id: *id, what };
@@ -337,6 +340,14 @@ fn hash_file(id: &BlobId, file: &File) -> Result<Sums, BlobError> {
         builder.push(group);
     }
     let sums = builder.finish();
+    if id.is_foreign() {
+        let what = match kept {
+            Some(kept) if *kept == sums => return Ok(sums),
+            Some(_) => "its bytes do not match the sums beside it",
+            None => "the sums beside it are lost or damaged",
+        };
+        return Err(damaged(what.to_owned()));
+    }
     if sums.id() == *id { Ok(sums) } else { Err(damaged(format!("its bytes have the hash {}", sums.id()))) }
 }
 

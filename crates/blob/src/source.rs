@@ -42,6 +42,10 @@ pub enum BlobError {
     /// enough.
     #[error("{0}")]
     Refused(String),
+    /// The blob is a part of a foreign object that is another version by now, or is gone. Nothing brings this
+    /// version back. A copy may still be in a cache.
+    #[error("{0}")]
+    Stale(String),
     /// Any other error of the system.
     #[error(transparent)]
     Io(io::Error),
@@ -239,7 +243,7 @@ pub trait Origin: BlobSource + Records {
         let mut bytes = Buffer::with_len(size as usize);
         self.read_at(id, 0, &mut bytes)?;
         let sums = Sums::of(&bytes);
-        if sums.id() != *id {
+        if !sums.belong_to(id) {
             return Err(BlobError::Damaged {
                 id: *id,
                 what: format!("its bytes have the hash {}", sums.id()),

@@ -28,7 +28,9 @@
 //!   CRC32C of all the above  u32
 //! ```
 //!
-//! The id is not written: it follows from the chaining values, so the two can never disagree.
+//! The id is not written: it follows from the chaining values, so the two can never disagree. A foreign
+//! blob's id does not follow from them. In a file, it comes after the rest: 32 bytes, and the CRC32C of all
+//! before it ([`Sums::encode_for`]).
 
 mod crc;
 #[cfg(test)]
@@ -113,6 +115,13 @@ impl Sums {
     /// The blob's name.
     pub fn id(&self) -> BlobId {
         self.id
+    }
+
+    /// Whether these can be the sums of the blob of this name: its name follows from them. The name of a
+    /// foreign blob follows from no bytes, so any sums may be its own. They then detect a change of the bytes
+    /// after the first node has read them, and the name says nothing about the bytes before.
+    pub fn belong_to(&self, id: &BlobId) -> bool {
+        id.is_foreign() || self.id == *id
     }
 
     /// The blob's size in bytes.
@@ -225,8 +234,43 @@ impl Sums {
         out
     }
 
+    /// The sums as bytes for a place where they could come to lie beside another blob, such as a file. Those
+    /// of a foreign blob are followed by its name and a CRC32C of it, so that they can be told from
+    /// another blob's. Those of any other blob are as [`Sums::encode`] makes them.
+    pub fn encode_for(&self, id: &BlobId) -> Vec<u8> {
+        let mut out = self.encode();
+        if id.is_foreign() {
+            out.extend_from_slice(&id.0);
+            let own = crc32c(&out);
+            out.extend_from_slice(&own.to_le_bytes());
+        }
+        out
+    }
+
+    /// Reads what [`Sums::encode_for`] wrote for this blob.
+    ///
+    /// # Errors
+    /// [`BadSums`] for every other sequence of bytes, and for the sums of another blob.
+    pub fn decode_for(id: &BlobId, bytes: &[u8]) -> Result<Sums, BadSums> {
+        let mut of_blob = bytes;
+        if id.is_foreign() {
+            let cut = || BadSums("they are cut short");
+            let (content, own) = bytes.split_last_chunk::<4>().ok_or_else(cut)?;
+            let (sums, name) = content.split_last_chunk::<32>().ok_or_else(cut)?;
+            if crc32c(content).to_le_bytes() != *own {
+                return Err(BadSums("their own CRC is wrong"));
+            }
+            if *name != id.0 {
+                return Err(BadSums("they are another blob's"));
+            }
+            of_blob = sums;
+        }
+        let sums = Sums::decode(of_blob)?;
+        if sums.belong_to(id) { Ok(sums) } else { Err(BadSums("they are another blob's")) }
+    }
+
     /// Reads what [`Sums::encode`] wrote. A caller that knows the blob's name must compare it with
-    /// [`Sums::id`].
+    /// [`Sums::belong_to`].
     ///
     /// # Errors
     /// [`BadSums`] for every other sequence of bytes.

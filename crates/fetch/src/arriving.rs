@@ -206,7 +206,7 @@ impl Arriving {
     /// # Errors
     /// [`Fault::Wrong`]: they are another blob's, or disagree with those that came before.
     pub fn begin(&self, sums: Sums) -> Result<(), Fault> {
-        if sums.id() != self.id {
+        if !sums.belong_to(&self.id) {
             return Err(Fault::Wrong(format!("the sums are those of {}, not of {}", sums.id(), self.id)));
         }
         let writing = self.writing.lock();
@@ -314,7 +314,7 @@ impl Arriving {
         }
         if self.sums.get().is_none() {
             let sums = Sums::of(&bytes);
-            if sums.id() != self.id {
+            if !sums.belong_to(&self.id) {
                 return corrupt(format!("the bytes are those of {}, not of {}", sums.id(), self.id), bytes);
             }
             // The clone shares the memory.

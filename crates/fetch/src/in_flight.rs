@@ -34,6 +34,7 @@ pub fn same(error: &BlobError) -> BlobError {
         BlobError::Full => BlobError::Full,
         BlobError::Unavailable(what) => BlobError::Unavailable(what.clone()),
         BlobError::Refused(what) => BlobError::Refused(what.clone()),
+        BlobError::Stale(what) => BlobError::Stale(what.clone()),
         BlobError::Io(error) => BlobError::Io(match error.raw_os_error() {
             Some(code) => io::Error::from_raw_os_error(code),
             None => io::Error::new(error.kind(), error.to_string()),

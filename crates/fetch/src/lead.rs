@@ -29,7 +29,7 @@ pub enum Purpose {
 /// `Damaged`.
 pub fn check(id: &BlobId, part: &Part) -> Result<(), BlobError> {
     let damaged = |what: String| BlobError::Damaged { id: *id, what };
-    if part.sums.id() != *id {
+    if !part.sums.belong_to(id) {
         return Err(damaged(format!("the origin gave the blob {} for it", part.sums.id())));
     }
     if !part.bytes.is_empty() {

@@ -118,6 +118,7 @@ impl From<&BlobError> for Errno {
     fn from(error: &BlobError) -> Errno {
         match error {
             BlobError::Full => Errno::ENOSPC,
+            BlobError::Stale(_) => Errno::ESTALE,
             BlobError::Missing(_)
             | BlobError::Damaged { .. }
             | BlobError::Unavailable(_)

@@ -22,6 +22,7 @@ use blob::{BlobError, BlobFolder, BlobSource, Origin, Records, Sums};
 use parking_lot::Mutex;
 
 use crate::OriginError;
+use crate::foreign::own;
 
 /// The file that marks a folder as an origin.
 pub(crate) const MARKER: &str = "covey-origin";
@@ -276,12 +277,14 @@ impl Origin for Folder {
     fn adopt(&self, id: &BlobId, sums: &Sums, file: &Path) -> Result<(), BlobError> {
         let _phase = phase::enter(Phase::Origin);
         self.writable()?;
+        own(id)?;
         self.blobs.adopt(id, sums, file)
     }
 
     fn put(&self, id: &BlobId, sums: &Sums, bytes: &[u8]) -> Result<(), BlobError> {
         let _phase = phase::enter(Phase::Origin);
         self.writable()?;
+        own(id)?;
         self.blobs.put(id, sums, bytes)
     }
 

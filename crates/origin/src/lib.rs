@@ -3,6 +3,7 @@
 //! - [`Folder`]: `file:DIR`, a folder on this machine or on a filesystem that it mounts; the default.
 //! - [`Memory`]: `mem:`, lost when the program ends.
 //! - [`remote`]: `s3://`, `gs://`, `az://`, an object store.
+//! - [`ForeignOrigin`]: another origin, and a bucket that others fill, from which it only reads.
 //! - [`claim`]: which folder may write to an origin.
 //!
 //! All origins pass one conformance suite (`tests.rs`). A new kind of origin has to pass it too. [`parse`]
@@ -12,6 +13,7 @@
 pub mod claim;
 mod error;
 mod folder;
+pub mod foreign;
 mod memory;
 pub mod remote;
 #[cfg(test)]
@@ -26,6 +28,7 @@ use blob::Origin;
 
 pub use error::OriginError;
 pub use folder::{Access, Folder};
+pub use foreign::{ForeignOrigin, Locate, Location};
 pub use memory::Memory;
 pub use remote::{Bucket, Environment, Limits, Mistake, Object, Remote, RemoteSpec, RemoteStats, Unread};
 

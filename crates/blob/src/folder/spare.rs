@@ -97,11 +97,11 @@ impl BlobFolder {
     /// Writes a blob over the file of an evicted one. False: there is no suitable file, and nothing was done.
     pub(super) fn reuse(&self, id: &BlobId, sums: &Sums, bytes: &[u8]) -> Result<bool, BlobError> {
         let path = self.path(id);
-        if bytes.len() != BLOB_MAX as usize || sums.id() != *id || path.try_exists()? {
+        if bytes.len() != BLOB_MAX as usize || !sums.belong_to(id) || path.try_exists()? {
             return Ok(false);
         }
         let Some(spare) = self.spares.take() else { return Ok(false) };
-        let done = write_over(&spare, sums, bytes).and_then(|written| {
+        let done = write_over(&spare, &sums.encode_for(id), bytes).and_then(|written| {
             if written {
                 let beside = (sums_path(&spare), sums_path(&path));
                 match fs::rename(&beside.0, &beside.1) {
@@ -126,14 +126,14 @@ impl BlobFolder {
     }
 }
 
-fn write_over(spare: &Path, sums: &Sums, bytes: &[u8]) -> io::Result<bool> {
+fn write_over(spare: &Path, sums: &[u8], bytes: &[u8]) -> io::Result<bool> {
     let open = |path: &Path| OpenOptions::new().write(true).open(path);
     let file = open(spare)?;
     if !is_alone(&file) || !direct::write_over(&file, bytes)? {
         return Ok(false);
     }
-    let (beside, sums) = (open(&sums_path(spare))?, sums.encode());
-    beside.write_all_at(&sums, 0)?;
+    let beside = open(&sums_path(spare))?;
+    beside.write_all_at(sums, 0)?;
     beside.set_len(sums.len() as u64)?;
     Ok(true)
 }

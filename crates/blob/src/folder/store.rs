@@ -163,7 +163,7 @@ impl BlobFolder {
 
     /// Writes the sums, and creates their folder if needed. Returns the blob's own path.
     fn prepare(&self, id: &BlobId, sums: &Sums) -> Result<PathBuf, BlobError> {
-        if sums.id() != *id {
+        if !sums.belong_to(id) {
             let what = format!("the sums of {} do not belong to {id}", sums.id());
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what).into());
         }
@@ -178,7 +178,7 @@ impl BlobFolder {
         };
         match created {
             Ok(mut file) => {
-                if let Err(error) = file.write_all(&sums.encode()) {
+                if let Err(error) = file.write_all(&sums.encode_for(id)) {
                     // A partial file would be found damaged and computed again; on a full disk it only takes
                     // space.
                     let _ = fs::remove_file(&beside);
@@ -187,7 +187,7 @@ impl BlobFolder {
             }
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 if self.load_sums(id).as_ref() != Some(sums) {
-                    self.replace_sums(&path, sums)?;
+                    self.replace_sums(id, &path, sums)?;
                 }
             }
             Err(error) => return Err(error.into()),
@@ -196,8 +196,8 @@ impl BlobFolder {
     }
 
     /// Replaces the sums beside the blob.
-    pub(super) fn replace_sums(&self, blob: &Path, sums: &Sums) -> Result<(), BlobError> {
-        self.place(&sums_path(blob), |mut to| to.write_all(&sums.encode()))
+    pub(super) fn replace_sums(&self, id: &BlobId, blob: &Path, sums: &Sums) -> Result<(), BlobError> {
+        self.place(&sums_path(blob), |mut to| to.write_all(&sums.encode_for(id)))
     }
 
     /// Handles an existing file of the blob's name: keeps it if it is sound, else puts `file` in its place.

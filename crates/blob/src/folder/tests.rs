@@ -380,3 +380,40 @@ fn folder_speed() {
         );
     }
 }
+
+#[test]
+fn damage_to_a_foreign_blob_is_found_although_its_name_says_nothing() {
+    let mut home = Home::new();
+    let bytes = noise(300_000, 40);
+    let sums = Sums::of(&bytes);
+    let ids = [0, 1, 2, 3, 4, 5].map(|part| BlobId::foreign(base::ForeignObject([3; 20]), part));
+    for id in &ids {
+        home.folder.keep(id, &sums, &bytes).unwrap();
+        assert_eq!(home.read(id, bytes.len()).unwrap(), bytes);
+        home.folder.verify(id).unwrap();
+    }
+    let [flipped, short, bad_sums, no_sums, swapped, sound] = ids;
+    flip(&home.folder.file(&flipped), 123_456);
+    File::options().write(true).open(home.folder.file(&short)).unwrap().set_len(200_000).unwrap();
+    let beside = |id: &BlobId| sums_path(&home.folder.file(id));
+    flip(&beside(&bad_sums), 30);
+    fs::remove_file(beside(&no_sums)).unwrap();
+    // Another foreign blob's bytes and sums fit each other, but not this name.
+    let other = noise(300_000, 41);
+    let strange = BlobId::foreign(base::ForeignObject([4; 20]), 0);
+    home.folder.keep(&strange, &Sums::of(&other), &other).unwrap();
+    fs::rename(home.folder.file(&strange), home.folder.file(&swapped)).unwrap();
+    fs::rename(beside(&strange), beside(&swapped)).unwrap();
+    home.reopen();
+    for id in [flipped, short, bad_sums, no_sums, swapped] {
+        assert!(is_damaged(home.read(&id, bytes.len())), "{id} was read");
+        assert!(is_damaged(home.folder.verify(&id)), "{id} was verified");
+    }
+    assert_eq!(home.read(&sound, bytes.len()).unwrap(), bytes);
+    // A cache drops such a copy and stores another.
+    for id in [flipped, short, bad_sums, no_sums, swapped] {
+        home.folder.remove(&id).unwrap();
+        home.folder.keep(&id, &sums, &bytes).unwrap();
+        assert_eq!(home.read(&id, bytes.len()).unwrap(), bytes);
+    }
+}

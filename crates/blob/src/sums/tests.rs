@@ -203,3 +203,24 @@ fn sums_speed() {
         );
     }
 }
+
+#[test]
+fn the_sums_of_a_foreign_blob_name_it_and_no_other() {
+    let object = base::ForeignObject([7; 20]);
+    let (one, other) = (BlobId::foreign(object, 0), BlobId::foreign(object, 1));
+    let sums = Sums::of(&noise(200_000, 4));
+    assert!(sums.belong_to(&one) && sums.belong_to(&sums.id()));
+    assert!(!sums.belong_to(&Sums::of(b"others").id()));
+    let encoded = sums.encode_for(&one);
+    assert_eq!(Sums::decode_for(&one, &encoded), Ok(sums.clone()));
+    assert_eq!(Sums::decode_for(&other, &encoded), Err(BadSums("they are another blob's")));
+    for at in 0..encoded.len() {
+        let mut wrong = encoded.clone();
+        wrong[at] ^= 1;
+        assert!(Sums::decode_for(&one, &wrong).is_err(), "byte {at}");
+        assert!(Sums::decode_for(&one, &encoded[..at]).is_err(), "{at} bytes");
+    }
+    assert!(Sums::decode_for(&one, &sums.encode()).is_err());
+    assert_eq!(sums.encode_for(&sums.id()), sums.encode());
+    assert!(Sums::decode_for(&Sums::of(b"others").id(), &sums.encode()).is_err());
+}

@@ -30,7 +30,8 @@ const ROUNDS: usize = 2;
 
 /// A blob that is being assembled.
 struct Puzzle {
-    /// They hash to the blob's name, so each group can be verified.
+    /// They hash to the blob's name, so each group can be verified. Those of a foreign blob came with its
+    /// first part.
     sums: Sums,
     bytes: Buffer,
     /// The groups that are present, the first in the lowest bit.
@@ -83,7 +84,9 @@ impl Puzzle {
     /// The sums of the assembled blob, if it has the right hash. Otherwise marks the wrong groups as missing.
     fn judge(&mut self, id: &BlobId) -> Option<Sums> {
         let found = Sums::of(&self.bytes);
-        if found.id() == *id {
+        // The name of a foreign blob follows from no bytes. So the sums that came with its first part decide.
+        let right = if id.is_foreign() { found == self.sums } else { found.id() == *id };
+        if right {
             return Some(found);
         }
         let pairs = found.groups().iter().zip(self.sums.groups());
@@ -195,5 +198,20 @@ mod tests {
         assert_eq!(puzzle.missing(), [(2 * GROUP, 3 * GROUP)]);
         puzzle.take(&part(&sums, &bytes, 0, 4 * GROUP));
         assert_eq!(puzzle.judge(&sums.id()), Some(sums));
+    }
+
+    #[test]
+    fn a_foreign_blob_is_judged_by_the_sums_of_its_first_part() {
+        let id = BlobId::foreign(base::ForeignObject([1; 20]), 0);
+        let bytes: Vec<u8> = (0..4 * GROUP).map(|n| (n / 5) as u8).collect();
+        let sums = Sums::of(&bytes);
+        let mut wrong = bytes.clone();
+        wrong[2 * GROUP as usize + 9] ^= 1;
+        let mut puzzle = Puzzle::new(sums.clone());
+        puzzle.take(&part(&sums, &wrong, 0, 4 * GROUP));
+        assert_eq!(puzzle.judge(&id), None);
+        assert_eq!(puzzle.missing(), [(2 * GROUP, 3 * GROUP)]);
+        puzzle.take(&part(&sums, &bytes, 0, 4 * GROUP));
+        assert_eq!(puzzle.judge(&id), Some(sums));
     }
 }

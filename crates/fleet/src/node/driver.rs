@@ -312,7 +312,7 @@ impl Run {
             // The origin is trusted only if the hash matches the id. Then the sums from the node must be
             // wrong.
             let sums = (bytes.len() <= BLOB_MAX as usize).then(|| Sums::of(&bytes));
-            match sums.filter(|sums| sums.id() == self.id) {
+            match sums.filter(|sums| sums.belong_to(&self.id)) {
                 Some(sums) => Ok(Some((sums, bytes))),
                 None => Err(BlobError::Damaged { id: self.id, what: fail.to_string() }),
             }

@@ -428,7 +428,7 @@ fn take(lane: &Lane, header: &Header, payload: &[u8]) -> Result<(), Fail> {
                 },
                 (Some(Sink::Groups(gather)), Ok(sums)) => {
                     let mut gather = gather.lock();
-                    if sums.id() == gather.blob {
+                    if sums.belong_to(&gather.blob) {
                         gather.sums = Some(sums);
                         return Ok(());
                     }

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use base::Deadline;
+use base::{Deadline, ForeignObject};
 use futures_util::StreamExt;
 use object_store::path::Path;
 use object_store::{GetOptions, GetRange};
@@ -70,6 +70,19 @@ impl Bucket {
         let limits = Limits { hedge: false, ..Limits::default() };
         let remote = Remote::connect(&spec, environment, limits, Access::ReadOnly, Wanted::Now)?;
         Ok(Bucket { remote, prefix })
+    }
+
+    /// Its URL with a `/` at the end, so that a key can follow: `s3://BUCKET/PREFIX/`.
+    pub fn url(&self) -> String {
+        format!("{}{}/{}", self.remote.spec.store.scheme(), self.remote.spec.bucket, self.prefix)
+    }
+
+    /// The identity of the version of an object that was listed here.
+    pub fn identity(&self, object: &Object) -> ForeignObject {
+        let RemoteSpec { store, bucket, endpoint, .. } = &self.remote.spec;
+        let key = format!("{}{}", self.prefix, object.key);
+        let (scheme, endpoint) = (store.scheme(), endpoint.as_deref());
+        crate::foreign::identity(scheme, endpoint, bucket, &key, &object.etag, object.size)
     }
 
     /// Lists all objects, in the order of the store. `each` returns false to end the listing.
