@@ -11,10 +11,11 @@ use crate::bucket::Bucket;
 use crate::copying::{self, From, Instead, ToPart};
 use crate::errors;
 use crate::flow::{self, Sending, blocking};
-use crate::keyring::{Keyring, Right};
+use crate::keyring::Right;
 use crate::keys::Key;
 use crate::list;
 use crate::object::{self, ReadConditions};
+use crate::reload::Keys;
 use crate::stage::{self, Conditions, Dress};
 use crate::uploads::{self, Completion, Named, Summing};
 use crate::{headers_of, set_sums, sums_of, tags};
@@ -28,7 +29,7 @@ const OTHER_CONDITIONS: &str = "a condition on size or time";
 /// The buckets and the keys.
 pub struct Gateway {
     buckets: Buckets,
-    keys: Arc<Keyring>,
+    keys: Arc<Keys>,
 }
 
 type Answer<T> = S3Result<S3Response<T>>;
@@ -39,7 +40,7 @@ fn answer<T>(output: T) -> Answer<T> {
 
 impl Gateway {
     /// A gateway to these buckets.
-    pub fn new(buckets: Vec<Arc<Bucket>>, keys: Arc<Keyring>) -> Gateway {
+    pub fn new(buckets: Vec<Arc<Bucket>>, keys: Arc<Keys>) -> Gateway {
         let named = buckets.into_iter().map(|bucket| (bucket.name().to_owned(), bucket));
         Gateway { buckets: named.collect(), keys }
     }
@@ -56,7 +57,7 @@ impl Gateway {
                 Err(s3_error!(NoSuchVersion, "objects have no versions here"))
             }
             CopySource::Bucket { bucket, key, .. } => {
-                self.keys.check(request.credentials.as_ref(), bucket, Right::Read)?;
+                self.keys.now().check(request.credentials.as_ref(), bucket, Right::Read)?;
                 Ok((self.bucket(bucket)?, key.to_string()))
             }
             _ => Err(s3_error!(NotImplemented, "a source is BUCKET/KEY")),
@@ -107,7 +108,8 @@ fn copied_result(copied: copying::Copied) -> (Option<ETag>, Option<Timestamp>, C
 impl S3 for Gateway {
     async fn list_buckets(&self, request: S3Request<ListBucketsInput>) -> Answer<ListBucketsOutput> {
         let key = request.credentials.map(|credentials| credentials.access_key).unwrap_or_default();
-        let usable = self.buckets.values().filter(|bucket| self.keys.right(&key, bucket.name()).is_some());
+        let keys = self.keys.now();
+        let usable = self.buckets.values().filter(|bucket| keys.right(&key, bucket.name()).is_some());
         let usable: Vec<_> = usable.cloned().collect();
         let prefix = request.input.prefix.clone().unwrap_or_default();
         let buckets = blocking(move || {
@@ -122,6 +124,14 @@ impl S3 for Gateway {
         });
         let buckets = Some(buckets.await?);
         answer(ListBucketsOutput { buckets, owner: Some(answers::owner()), ..ListBucketsOutput::default() })
+    }
+
+    /// Programs create their bucket before they use it. One that exists is theirs, and others are not made.
+    async fn create_bucket(&self, request: S3Request<CreateBucketInput>) -> Answer<CreateBucketOutput> {
+        if self.buckets.contains_key(&request.input.bucket) {
+            return Err(s3_error!(BucketAlreadyOwnedByYou, "this bucket exists and may be used"));
+        }
+        Err(s3_error!(NotImplemented, "a bucket is a volume, which is named when the gateway is started"))
     }
 
     async fn head_bucket(&self, request: S3Request<HeadBucketInput>) -> Answer<HeadBucketOutput> {
