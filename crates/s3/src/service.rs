@@ -64,10 +64,8 @@ impl Gateway {
         }
     }
 
-    async fn get(
-        &self,
-        input: GetObjectInput,
-    ) -> S3Result<(Arc<Bucket>, object::Object, object::Wanted, GetObjectOutput)> {
+    /// An object for GET or HEAD. `content`: with its bytes in the answer.
+    async fn get(&self, input: GetObjectInput, content: bool) -> S3Result<(bool, GetObjectOutput)> {
         if input.version_id.as_deref().is_some_and(|version| version != "null") {
             return Err(s3_error!(NoSuchVersion, "objects have no versions here"));
         }
@@ -83,8 +81,17 @@ impl Gateway {
             conditions.check(&object)?;
             let wanted = object::wanted(&object, input.range, input.part_number)?;
             let sums = input.checksum_mode.is_some_and(|mode| mode.as_str() == ChecksumMode::ENABLED);
-            let output = answers::got(&object, &wanted, input.part_number.is_some(), sums);
-            Ok((bucket, object, wanted, output))
+            let mut output = answers::got(&object, &wanted, input.part_number.is_some(), sums);
+            let (held, offset, len) = (object.found.held, wanted.offset, wanted.len);
+            output.body = match content {
+                false => None,
+                // A small one is read at once, while this thread is there.
+                true if len <= flow::PIECE as u64 => {
+                    Some(s3s::Body::from(flow::read(&bucket, &held, offset, len)?).into())
+                }
+                true => Some(Sending::new(bucket, held, offset, len).into_body()),
+            };
+            Ok((wanted.partial, output))
         })
         .await
     }
@@ -204,36 +211,36 @@ impl S3 for Gateway {
     }
 
     async fn get_object(&self, request: S3Request<GetObjectInput>) -> Answer<GetObjectOutput> {
-        let (bucket, object, wanted, mut output) = self.get(request.input).await?;
-        let sending = Sending::new(bucket, object.found.held, wanted.offset, wanted.len);
-        output.body = Some(sending.into_body());
-        let status = status(wanted.partial);
-        Ok(S3Response { status, ..S3Response::new(output) })
+        let (partial, output) = self.get(request.input, true).await?;
+        Ok(S3Response { status: status(partial), ..S3Response::new(output) })
     }
 
     async fn head_object(&self, request: S3Request<HeadObjectInput>) -> Answer<HeadObjectOutput> {
         let input = request.input;
-        let (_, _, wanted, output) = self
-            .get(GetObjectInput {
-                bucket: input.bucket,
-                key: input.key,
-                checksum_mode: input.checksum_mode,
-                if_match: input.if_match,
-                if_none_match: input.if_none_match,
-                if_modified_since: input.if_modified_since,
-                if_unmodified_since: input.if_unmodified_since,
-                part_number: input.part_number,
-                range: input.range,
-                version_id: input.version_id,
-                ..GetObjectInput::default()
-            })
+        let (partial, output) = self
+            .get(
+                GetObjectInput {
+                    bucket: input.bucket,
+                    key: input.key,
+                    checksum_mode: input.checksum_mode,
+                    if_match: input.if_match,
+                    if_none_match: input.if_none_match,
+                    if_modified_since: input.if_modified_since,
+                    if_unmodified_since: input.if_unmodified_since,
+                    part_number: input.part_number,
+                    range: input.range,
+                    version_id: input.version_id,
+                    ..GetObjectInput::default()
+                },
+                false,
+            )
             .await?;
         let mut headers = http::HeaderMap::new();
         // The type of this answer has no field for it.
         if let Some(count) = output.tag_count {
             headers.insert("x-amz-tagging-count", http::HeaderValue::from(count));
         }
-        let status = status(wanted.partial);
+        let status = status(partial);
         Ok(S3Response { status, headers, ..S3Response::new(answers::head(output)) })
     }
 
