@@ -1,8 +1,9 @@
 //! The fuzz targets: each decoder of bytes from other programs, with a few inputs to start from, made by the
 //! encoders.
 //!
-//! A target fails by panicking. It also asserts what must hold after every successful decode. `make fuzz` runs
-//! each target under libFuzzer. The `decoders` test feeds each target its seeds with random changes. A new decoder gets a row in [`TARGETS`].
+//! A target fails by panicking. It also asserts what must hold after every successful decode. `make fuzz`
+//! runs each target under libFuzzer. The `decoders` test feeds each target its seeds with random changes. A
+//! new decoder gets a row in [`TARGETS`].
 
 use std::cell::RefCell;
 use std::time::Duration;

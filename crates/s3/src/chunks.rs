@@ -220,8 +220,8 @@ mod tests {
         assert!(passed(true, b"1000000;chunk-signature=0\r\n", 7).is_ok());
     }
 
-    /// A line of more than 1,024 bytes was cut there, and its rest was passed on as data. The end of a chunk was
-    /// replaced, whatever it was.
+    /// A line of more than 1,024 bytes was cut there, and its rest was passed on as data. The end of a chunk
+    /// was replaced, whatever it was.
     #[test]
     fn regression_malformed_chunks_are_not_made_good() {
         let mut long = b"5;".to_vec();

@@ -1,5 +1,5 @@
-//! Checks of an S3 endpoint: it is asked for its buckets as a client would, with a key of its file of keys, and
-//! once more with a wrong secret.
+//! Checks of an S3 endpoint: it is asked for its buckets as a client would, with a key of its file of keys,
+//! and once more with a wrong secret.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
