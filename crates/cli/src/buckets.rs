@@ -5,7 +5,9 @@ use std::sync::Arc;
 use base::Ino;
 use fs::api::Filesystem;
 use gateway::bucket::{Changes, Made, NotMounted};
+use gateway::server::Log;
 use node::kernel::Kernel;
+use node::log;
 
 /// A kernel that hears of what S3 clients change.
 struct Told(Kernel);
@@ -22,6 +24,11 @@ impl Changes for Told {
     fn settle(&self) {
         self.0.settle();
     }
+}
+
+/// Where the gateway's lines go.
+pub fn log() -> Log {
+    Arc::new(|line| log::warn(line))
 }
 
 /// A bucket over a filesystem. New files belong to the user that runs this program.

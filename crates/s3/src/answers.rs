@@ -86,8 +86,8 @@ macro_rules! sums_of {
     };
 }
 
-/// Sets the checksum fields of an answer from values with fields of the same names; with `checksum_type`, also
-/// the type, which some answers do not have.
+/// Sets the checksum fields of an answer from values with fields of the same names; with `checksum_type`,
+/// also the type, which some answers do not have.
 #[macro_export]
 #[doc(hidden)]
 macro_rules! set_sums {

@@ -20,7 +20,7 @@ use crate::stage::{Staged, Whole};
 use crate::sums::{Algorithm, Digests, Expected};
 
 /// Bytes of a transfer that are read or written at a time.
-const PIECE: usize = 1 << 20;
+pub const PIECE: usize = 1 << 20;
 /// What an error of a body says if the client was too slow.
 pub const TOO_SLOW: &str = "the body arrived too slowly";
 
@@ -56,9 +56,18 @@ pub async fn receive(bucket: &Arc<Bucket>, upload: Upload) -> Result<(Whole, Dig
     let Upload { body, length, mut expected, trailers, trailing } = upload;
     expected.check()?;
     expected.also.extend(&trailing);
-    let mut writing = {
+    // The file is made together with its first piece, so that a small object waits for the pool once.
+    let mut writing: Option<JoinHandle<Result<Staged>>> = None;
+    let write = |staged: Option<Staged>, piece: Vec<u8>| {
         let (bucket, expected) = (bucket.clone(), expected.clone());
-        tokio::task::spawn_blocking(move || Staged::new(&bucket, &expected).map_err(errors::of))
+        tokio::task::spawn_blocking(move || {
+            let made = staged.map_or_else(|| Staged::new(&bucket, &expected), Ok);
+            let mut staged = made.map_err(errors::of)?;
+            if !piece.is_empty() {
+                staged.write(&piece).map_err(errors::of)?;
+            }
+            Ok(staged)
+        })
     };
     let mut received = 0;
     if let Some(mut body) = body {
@@ -68,14 +77,14 @@ pub async fn receive(bucket: &Arc<Bucket>, upload: Upload) -> Result<(Whole, Dig
             if length.is_some_and(|length| received > length) {
                 return Err(incomplete());
             }
-            let mut staged = finished(writing).await?;
-            writing = tokio::task::spawn_blocking(move || {
-                staged.write(&piece).map_err(errors::of)?;
-                Ok(staged)
-            });
+            let staged = match writing.take() {
+                Some(writing) => Some(finished(writing).await?),
+                None => None,
+            };
+            writing = Some(write(staged, piece));
         }
     }
-    let staged = finished(writing).await?;
+    let staged = finished(writing.unwrap_or_else(|| write(None, Vec::new()))).await?;
     if length.is_some_and(|length| received != length) {
         return Err(incomplete());
     }
@@ -153,6 +162,17 @@ fn broken(error: &StdError) -> S3Error {
     }
 }
 
+/// Reads a range of a file, which must be there as a whole.
+pub fn read(bucket: &Bucket, held: &Held, offset: u64, len: u64) -> Result<Bytes> {
+    if len == 0 {
+        // It may be a folder.
+        return Ok(Bytes::new());
+    }
+    let mut piece = vec![0; len as usize];
+    let done = bucket.fs().read(held.node(), offset, &mut piece).map_err(errors::of)?;
+    if done as u64 == len { Ok(Bytes::from(piece)) } else { Err(errors::internal("the file was cut")) }
+}
+
 /// A range of a file as the body of an answer.
 pub struct Sending {
     bucket: Arc<Bucket>,
@@ -184,15 +204,7 @@ impl Sending {
         let (bucket, held, offset) = (self.bucket.clone(), self.held.clone(), self.offset);
         self.offset += len;
         self.left -= len;
-        self.reading = Some(tokio::task::spawn_blocking(move || {
-            let mut piece = vec![0; len as usize];
-            let done = bucket.fs().read(held.node(), offset, &mut piece).map_err(errors::of)?;
-            if done as u64 == len {
-                Ok(Bytes::from(piece))
-            } else {
-                Err(errors::internal("the file was cut"))
-            }
-        }));
+        self.reading = Some(tokio::task::spawn_blocking(move || read(&bucket, &held, offset, len)));
     }
 }
 

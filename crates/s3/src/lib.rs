@@ -5,7 +5,8 @@
 //! ```text
 //!   server.rs      connections, TLS, limits          guard.rs     what is refused before s3s
 //!   patience.rs    slow clients                      chunks.rs    bodies in chunks
-//!   keyring.rs     the file of keys, and rights      service.rs   the operations
+//!   keyring.rs     the file of keys, and rights      reload.rs    the file again, when it changes
+//!   probe.rs       a look at a gateway from outside  service.rs   the operations
 //!   answers.rs     requests and answers as types     showing.rs   listings of uploads and parts
 //!   flow.rs        bytes into files and out of them  sums.rs      checksums
 //!   keys.rs        keys as paths                     bucket.rs    ways through a filesystem
@@ -30,6 +31,8 @@ pub mod keys;
 pub mod list;
 pub mod object;
 pub mod patience;
+pub mod probe;
+pub mod reload;
 pub mod server;
 pub mod service;
 pub mod showing;

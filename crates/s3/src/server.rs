@@ -32,8 +32,9 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::bucket::{Bucket, Made};
 use crate::chunks::{self, Divided};
-use crate::keyring::{Keyring, Shared as SharedKeys};
+use crate::keyring::Shared as SharedKeys;
 use crate::patience::{Arriving, Leaving};
+use crate::reload::Keys;
 use crate::service::Gateway;
 use crate::{guard, stage, sums, uploads};
 
@@ -92,13 +93,13 @@ pub struct Bound {
     address: SocketAddr,
     tls: Option<TlsAcceptor>,
     options: Options,
-    keys: Keyring,
+    keys: Keys,
 }
 
 impl Bound {
     /// Reads the keys and the certificate, and binds the address.
     pub fn new(options: Options, keys: &Path) -> Result<Bound> {
-        let keys = Keyring::read(keys)?;
+        let keys = Keys::open(keys)?;
         let tls = options.tls.as_ref().map(|(chain, key)| acceptor(chain, key)).transpose()?;
         let at = &options.listen;
         let cannot = |error: std::io::Error| {
@@ -127,14 +128,19 @@ impl Bound {
         })
     }
 
-    /// Serves these buckets.
-    pub fn serve(self, buckets: Vec<Made>) -> Result<Server> {
+    /// Where it listens and with what, for [`crate::probe`].
+    pub fn shown(&self) -> (SocketAddr, &Path, bool) {
+        (self.address, self.keys.path(), self.tls.is_some())
+    }
+
+    /// Serves these buckets. `log` receives a line when the keys are read again.
+    pub fn serve(self, buckets: Vec<Made>, log: Log) -> Result<Server> {
         let buckets = buckets.into_iter().map(opened).collect::<Result<Vec<_>>>()?;
         let Bound { listener, address, tls, options, keys } = self;
         let keys = Arc::new(keys);
         let mut builder = S3ServiceBuilder::new(Gateway::new(buckets, keys.clone()));
         builder.set_auth(SharedKeys(keys.clone()));
-        builder.set_access(SharedKeys(keys));
+        builder.set_access(SharedKeys(keys.clone()));
         builder.set_host(Hosts { domains: options.domains.clone() });
         let mut config = S3Config::default();
         config.xml_max_body_size = XML_MAX;
@@ -156,6 +162,7 @@ impl Bound {
         let slots = Arc::new(Semaphore::new(options.limits.connections.max(1)));
         let shared = Arc::new(Shared { s3: builder.build(), tls, limits: options.limits, slots });
         let (stop, stopped) = watch::channel(false);
+        runtime.spawn(keys.follow(log, stopped.clone()));
         runtime.spawn(accept(listener, shared.clone(), stopped));
         Ok(Server { address, stop, shared, runtime: Some(runtime) })
     }

@@ -11,10 +11,11 @@ use crate::bucket::Bucket;
 use crate::copying::{self, From, Instead, ToPart};
 use crate::errors;
 use crate::flow::{self, Sending, blocking};
-use crate::keyring::{Keyring, Right};
+use crate::keyring::Right;
 use crate::keys::Key;
 use crate::list;
 use crate::object::{self, ReadConditions};
+use crate::reload::Keys;
 use crate::stage::{self, Conditions, Dress};
 use crate::uploads::{self, Completion, Named, Summing};
 use crate::{headers_of, set_sums, sums_of, tags};
@@ -28,7 +29,7 @@ const OTHER_CONDITIONS: &str = "a condition on size or time";
 /// The buckets and the keys.
 pub struct Gateway {
     buckets: Buckets,
-    keys: Arc<Keyring>,
+    keys: Arc<Keys>,
 }
 
 type Answer<T> = S3Result<S3Response<T>>;
@@ -39,7 +40,7 @@ fn answer<T>(output: T) -> Answer<T> {
 
 impl Gateway {
     /// A gateway to these buckets.
-    pub fn new(buckets: Vec<Arc<Bucket>>, keys: Arc<Keyring>) -> Gateway {
+    pub fn new(buckets: Vec<Arc<Bucket>>, keys: Arc<Keys>) -> Gateway {
         let named = buckets.into_iter().map(|bucket| (bucket.name().to_owned(), bucket));
         Gateway { buckets: named.collect(), keys }
     }
@@ -56,17 +57,15 @@ impl Gateway {
                 Err(s3_error!(NoSuchVersion, "objects have no versions here"))
             }
             CopySource::Bucket { bucket, key, .. } => {
-                self.keys.check(request.credentials.as_ref(), bucket, Right::Read)?;
+                self.keys.now().check(request.credentials.as_ref(), bucket, Right::Read)?;
                 Ok((self.bucket(bucket)?, key.to_string()))
             }
             _ => Err(s3_error!(NotImplemented, "a source is BUCKET/KEY")),
         }
     }
 
-    async fn get(
-        &self,
-        input: GetObjectInput,
-    ) -> S3Result<(Arc<Bucket>, object::Object, object::Wanted, GetObjectOutput)> {
+    /// An object for GET or HEAD. `content`: with its bytes in the answer.
+    async fn get(&self, input: GetObjectInput, content: bool) -> S3Result<(bool, GetObjectOutput)> {
         if input.version_id.as_deref().is_some_and(|version| version != "null") {
             return Err(s3_error!(NoSuchVersion, "objects have no versions here"));
         }
@@ -82,8 +81,17 @@ impl Gateway {
             conditions.check(&object)?;
             let wanted = object::wanted(&object, input.range, input.part_number)?;
             let sums = input.checksum_mode.is_some_and(|mode| mode.as_str() == ChecksumMode::ENABLED);
-            let output = answers::got(&object, &wanted, input.part_number.is_some(), sums);
-            Ok((bucket, object, wanted, output))
+            let mut output = answers::got(&object, &wanted, input.part_number.is_some(), sums);
+            let (held, offset, len) = (object.found.held, wanted.offset, wanted.len);
+            output.body = match content {
+                false => None,
+                // A small one is read at once, while this thread is there.
+                true if len <= flow::PIECE as u64 => {
+                    Some(s3s::Body::from(flow::read(&bucket, &held, offset, len)?).into())
+                }
+                true => Some(Sending::new(bucket, held, offset, len).into_body()),
+            };
+            Ok((wanted.partial, output))
         })
         .await
     }
@@ -107,7 +115,8 @@ fn copied_result(copied: copying::Copied) -> (Option<ETag>, Option<Timestamp>, C
 impl S3 for Gateway {
     async fn list_buckets(&self, request: S3Request<ListBucketsInput>) -> Answer<ListBucketsOutput> {
         let key = request.credentials.map(|credentials| credentials.access_key).unwrap_or_default();
-        let usable = self.buckets.values().filter(|bucket| self.keys.right(&key, bucket.name()).is_some());
+        let keys = self.keys.now();
+        let usable = self.buckets.values().filter(|bucket| keys.right(&key, bucket.name()).is_some());
         let usable: Vec<_> = usable.cloned().collect();
         let prefix = request.input.prefix.clone().unwrap_or_default();
         let buckets = blocking(move || {
@@ -122,6 +131,14 @@ impl S3 for Gateway {
         });
         let buckets = Some(buckets.await?);
         answer(ListBucketsOutput { buckets, owner: Some(answers::owner()), ..ListBucketsOutput::default() })
+    }
+
+    /// Programs create their bucket before they use it. One that exists is theirs, and others are not made.
+    async fn create_bucket(&self, request: S3Request<CreateBucketInput>) -> Answer<CreateBucketOutput> {
+        if self.buckets.contains_key(&request.input.bucket) {
+            return Err(s3_error!(BucketAlreadyOwnedByYou, "this bucket exists and may be used"));
+        }
+        Err(s3_error!(NotImplemented, "a bucket is a volume, which is named when the gateway is started"))
     }
 
     async fn head_bucket(&self, request: S3Request<HeadBucketInput>) -> Answer<HeadBucketOutput> {
@@ -194,36 +211,36 @@ impl S3 for Gateway {
     }
 
     async fn get_object(&self, request: S3Request<GetObjectInput>) -> Answer<GetObjectOutput> {
-        let (bucket, object, wanted, mut output) = self.get(request.input).await?;
-        let sending = Sending::new(bucket, object.found.held, wanted.offset, wanted.len);
-        output.body = Some(sending.into_body());
-        let status = status(wanted.partial);
-        Ok(S3Response { status, ..S3Response::new(output) })
+        let (partial, output) = self.get(request.input, true).await?;
+        Ok(S3Response { status: status(partial), ..S3Response::new(output) })
     }
 
     async fn head_object(&self, request: S3Request<HeadObjectInput>) -> Answer<HeadObjectOutput> {
         let input = request.input;
-        let (_, _, wanted, output) = self
-            .get(GetObjectInput {
-                bucket: input.bucket,
-                key: input.key,
-                checksum_mode: input.checksum_mode,
-                if_match: input.if_match,
-                if_none_match: input.if_none_match,
-                if_modified_since: input.if_modified_since,
-                if_unmodified_since: input.if_unmodified_since,
-                part_number: input.part_number,
-                range: input.range,
-                version_id: input.version_id,
-                ..GetObjectInput::default()
-            })
+        let (partial, output) = self
+            .get(
+                GetObjectInput {
+                    bucket: input.bucket,
+                    key: input.key,
+                    checksum_mode: input.checksum_mode,
+                    if_match: input.if_match,
+                    if_none_match: input.if_none_match,
+                    if_modified_since: input.if_modified_since,
+                    if_unmodified_since: input.if_unmodified_since,
+                    part_number: input.part_number,
+                    range: input.range,
+                    version_id: input.version_id,
+                    ..GetObjectInput::default()
+                },
+                false,
+            )
             .await?;
         let mut headers = http::HeaderMap::new();
         // The type of this answer has no field for it.
         if let Some(count) = output.tag_count {
             headers.insert("x-amz-tagging-count", http::HeaderValue::from(count));
         }
-        let status = status(wanted.partial);
+        let status = status(partial);
         Ok(S3Response { status, headers, ..S3Response::new(answers::head(output)) })
     }
 

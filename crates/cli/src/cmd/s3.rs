@@ -76,7 +76,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     limits::leave_no_core();
     let bound = bind(args)?;
     let mut opened = Vec::new();
-    let served = open_all(&sources, &mut opened).and_then(|made| bound.serve(made));
+    let served = open_all(&sources, &mut opened).and_then(|made| bound.serve(made, buckets::log()));
     let ended = served.map(|server| stay(server, &sources, term));
     // Also after a failure, so that no volume stays locked and unclean.
     let mut closed = Ok(());
