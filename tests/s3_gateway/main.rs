@@ -15,6 +15,7 @@ use covey_tests::program::{covey, covey_ok, wait};
 use covey_tests::{Need, Volume, requires, run_ok, scratch};
 
 mod clients;
+mod foreign;
 mod looked_at;
 mod suite;
 

@@ -84,7 +84,7 @@ fn serve_s3(bound: Bound, bucket: &str, running: &Running) -> Result<Server> {
     // The mount is also asked from other folders.
     let keys = mounts::absolute(keys)?;
     let shown = Endpoint { address: address.to_string(), bucket: bucket.to_owned(), keys, tls };
-    let server = bound.serve(vec![made], buckets::log())?;
+    let server = bound.serve(vec![made], Vec::new(), buckets::log())?;
     running.also_at(shown);
     log::line(&format!("serves it to S3 clients on {}, as the bucket {bucket}", server.address()));
     Ok(server)

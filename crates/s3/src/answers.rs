@@ -42,7 +42,7 @@ pub fn owner() -> dto::Owner {
 }
 
 /// The algorithms of x-amz-trailer.
-fn trailing(headers: &http::HeaderMap) -> Vec<Algorithm> {
+pub(crate) fn trailing(headers: &http::HeaderMap) -> Vec<Algorithm> {
     let words = headers.get_all("x-amz-trailer").iter().filter_map(|value| value.to_str().ok());
     let words: Vec<&str> = words.flat_map(|value| value.split(',')).map(str::trim).collect();
     let listed =

@@ -88,22 +88,32 @@ pub async fn receive(bucket: &Arc<Bucket>, upload: Upload) -> Result<(Whole, Dig
     if length.is_some_and(|length| received != length) {
         return Err(incomplete());
     }
+    follow(&mut expected, trailing, trailers.as_ref())?;
+    let (whole, digests) = staged.finish();
+    expected.compare(&digests)?;
+    Ok((whole, digests, received))
+}
+
+/// Adds the values that followed a body to what is expected of it.
+pub(crate) fn follow(
+    expected: &mut Expected,
+    trailing: Vec<Algorithm>,
+    trailers: Option<&TrailingHeaders>,
+) -> Result<()> {
     for algorithm in trailing {
-        let value = trailers.as_ref().and_then(|trailers| {
+        let value = trailers.and_then(|trailers| {
             let text = |map: &http::HeaderMap| Some(map.get(algorithm.header())?.to_str().ok()?.to_owned());
             trailers.read(text).flatten()
         });
         let value = value.ok_or_else(|| {
             s3_error!(InvalidRequest, "{} is announced as a trailer and missing", algorithm.header())
         })?;
-        set(&mut expected, algorithm, value);
+        set(expected, algorithm, value);
     }
-    let (whole, digests) = staged.finish();
-    expected.compare(&digests)?;
-    Ok((whole, digests, received))
+    Ok(())
 }
 
-fn set(expected: &mut Expected, algorithm: Algorithm, value: String) {
+pub(crate) fn set(expected: &mut Expected, algorithm: Algorithm, value: String) {
     let slot = match algorithm {
         Algorithm::Crc32 => &mut expected.sums.checksum_crc32,
         Algorithm::Crc32c => &mut expected.sums.checksum_crc32c,
@@ -114,7 +124,7 @@ fn set(expected: &mut Expected, algorithm: Algorithm, value: String) {
     *slot = Some(value);
 }
 
-fn incomplete() -> S3Error {
+pub(crate) fn incomplete() -> S3Error {
     s3_error!(IncompleteBody, "the body does not have the announced length")
 }
 
@@ -141,7 +151,7 @@ async fn next_piece(
 }
 
 /// The S3 error for a body that broke. s3s does not export the types of its errors, only their texts.
-fn broken(error: &StdError) -> S3Error {
+pub(crate) fn broken(error: &StdError) -> S3Error {
     let text = error.to_string();
     let says = |word: &str| text.contains(word);
     if says(TOO_SLOW) {

@@ -151,6 +151,13 @@ impl Keyring {
 /// The keys as s3s asks for them.
 pub struct Shared(pub std::sync::Arc<Keys>);
 
+impl Shared {
+    /// Refuses a request for a bucket that its key may not use in this way.
+    pub fn allow(&self, credentials: Option<&Credentials>, bucket: &str, needed: Right) -> S3Result<()> {
+        self.0.now().check(credentials, bucket, needed)
+    }
+}
+
 #[async_trait::async_trait]
 impl S3Auth for Shared {
     async fn get_secret_key(&self, access_key: &str) -> S3Result<SecretKey> {

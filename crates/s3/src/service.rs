@@ -29,6 +29,9 @@ const OTHER_CONDITIONS: &str = "a condition on size or time";
 /// The buckets and the keys.
 pub struct Gateway {
     buckets: Buckets,
+    /// The names of those that [`crate::foreign`] serves.
+    foreign: Vec<String>,
+    begun: Timestamp,
     keys: Arc<Keys>,
 }
 
@@ -39,10 +42,11 @@ fn answer<T>(output: T) -> Answer<T> {
 }
 
 impl Gateway {
-    /// A gateway to these buckets.
-    pub fn new(buckets: Vec<Arc<Bucket>>, keys: Arc<Keys>) -> Gateway {
+    /// A gateway to these buckets. `foreign`: names of those that others serve.
+    pub fn new(buckets: Vec<Arc<Bucket>>, foreign: Vec<String>, keys: Arc<Keys>) -> Gateway {
         let named = buckets.into_iter().map(|bucket| (bucket.name().to_owned(), bucket));
-        Gateway { buckets: named.collect(), keys }
+        let begun = answers::time(base::time::now());
+        Gateway { buckets: named.collect(), foreign, begun, keys }
     }
 
     fn bucket(&self, name: &str) -> S3Result<Arc<Bucket>> {
@@ -119,8 +123,9 @@ impl S3 for Gateway {
         let usable = self.buckets.values().filter(|bucket| keys.right(&key, bucket.name()).is_some());
         let usable: Vec<_> = usable.cloned().collect();
         let prefix = request.input.prefix.clone().unwrap_or_default();
+        let begin = prefix.clone();
         let buckets = blocking(move || {
-            let shown = usable.iter().filter(|bucket| bucket.name().starts_with(&prefix)).map(|bucket| {
+            let shown = usable.iter().filter(|bucket| bucket.name().starts_with(&begin)).map(|bucket| {
                 s3s::dto::Bucket {
                     name: Some(bucket.name().to_owned()),
                     creation_date: Some(answers::time(bucket.created())),
@@ -129,7 +134,16 @@ impl S3 for Gateway {
             });
             Ok(shown.collect())
         });
-        let buckets = Some(buckets.await?);
+        let mut buckets: Vec<s3s::dto::Bucket> = buckets.await?;
+        let foreign = self.foreign.iter().filter(|name| keys.right(&key, name).is_some());
+        let foreign = foreign.filter(|name| name.starts_with(&prefix)).map(|name| s3s::dto::Bucket {
+            name: Some(name.clone()),
+            creation_date: Some(self.begun.clone()),
+            ..s3s::dto::Bucket::default()
+        });
+        buckets.extend(foreign);
+        buckets.sort_by(|a, b| a.name.cmp(&b.name));
+        let buckets = Some(buckets);
         answer(ListBucketsOutput { buckets, owner: Some(answers::owner()), ..ListBucketsOutput::default() })
     }
 
