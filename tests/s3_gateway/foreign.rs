@@ -207,19 +207,19 @@ fn wrong_buckets_of_others_are_refused() {
     requires!(Need::Covey);
     let folder = scratch();
     let keys = crate::keys(folder.path());
-    let says = |args: &[&str], words: &str| {
+    let says_with = |keys_of_store: &str, args: &[&str], words: &str| {
         let mut command = covey_tests::program::covey();
         command.args(["s3", "--listen", "127.0.0.1:0", "--keys"]).arg(&keys).args(args);
-        command
-            .env_remove("AWS_ACCESS_KEY_ID")
-            .env_remove("AWS_SECRET_ACCESS_KEY")
-            .env("HOME", folder.path());
-        command.env("AWS_EC2_METADATA_DISABLED", "true").env_remove("AWS_PROFILE");
+        command.env("HOME", folder.path()).env("AWS_EC2_METADATA_DISABLED", "true").env_remove("AWS_PROFILE");
+        for name in ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"] {
+            command.env(name, keys_of_store);
+        }
         let done = covey_tests::run(&mut command, Duration::from_secs(60));
         assert!(!done.status.success() && done.stderr.contains(words), "{done:?}");
     };
+    let says = |args: &[&str], words: &str| says_with("", args, words);
     says(&["data=s3://bucket"], "no keys were found");
-    says(&["data=s3://b/a b"], "prefix");
+    says_with("key", &["data=s3://bucket/a b"], "cannot be served");
     says(&["data=s3://bucket", "--revalidate", "sometimes"], "never, always, or a time");
     says(&["a12=s3://bucket", "b12=s3://other", "--join", "127.0.0.1:1"], "one bucket");
 }
