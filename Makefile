@@ -165,9 +165,9 @@ test-minio: ## The suite of origins and users' mistakes against a real MinIO on 
 	MINIO="$(minio_program)" $(CARGO) test --package covey-origin -- --nocapture
 
 .PHONY: test-s3-clients
-test-s3-clients: build ## The S3 gateway with boto3, awscli, rclone, s3fs, obstore and pyarrow, from PyPI into the cache
+test-s3-clients: build ## The S3 gateway with boto3, awscli, rclone, s3fs, obstore and pyarrow, from PyPI into the cache; MC=path of MinIO's client
 	@scripts/bootstrap s3-clients
-	$(call at_length,s3_gateway)
+	MC="$(if $(MC),$(abspath $(MC)))" $(call at_length,s3_gateway)
 
 .PHONY: test-s3tests
 test-s3tests: build ## The S3 tests of Ceph against the gateway, those that must pass; S3TESTS=path of ceph/s3-tests

@@ -99,3 +99,52 @@ fn s3fs_obstore_and_pyarrow_read_and_write() {
         with_gateway(|gateway, _| script(&python, "others.py", &[name, &gateway.endpoint, "data"]));
     }
 }
+
+/// MC= names the program. The name `mc` on PATH may be another program.
+#[test]
+#[ignore = "long; make test-s3-clients"]
+fn the_client_of_minio_copies_mirrors_and_finds() {
+    requires!(Need::Covey);
+    let Some(program) = std::env::var_os("MC").filter(|program| !program.is_empty()) else {
+        covey_tests::say(format_args!("skipped: MC= does not name MinIO's client"));
+        return;
+    };
+    with_gateway(|gateway, folder| {
+        files(&folder.join("from"));
+        let (from, to) = (folder.join("from"), folder.join("to"));
+        let command = |args: &[&str]| {
+            let mut command = client(Path::new(&program), gateway);
+            command.args(["--disable-pager", "--config-dir"]).arg(folder.join("config")).args(args);
+            command
+        };
+        let mc = |args: &[&str]| run_ok(&mut command(args), LONG).stdout;
+        let fails = |args: &[&str], says: &str| {
+            let done = covey_tests::run(&mut command(args), LONG);
+            assert!(!done.status.success() && done.stderr.contains(says), "{done:?}");
+        };
+        let (from_text, to_text) = (from.to_str().unwrap(), to.to_str().unwrap());
+        mc(&["alias", "set", "covey", &gateway.endpoint, WRITER[0], WRITER[1]]);
+        assert!(mc(&["ls", "covey"]).contains("data/"));
+        mc(&["mb", "--ignore-existing", "covey/data"]);
+        fails(&["mb", "covey/data"], "bucket");
+        fails(&["mb", "covey/other"], "a bucket is a volume");
+        mc(&["cp", &format!("{from_text}/a b/c/large"), "covey/data/deep/large"]);
+        assert!(mc(&["stat", "covey/data/deep/large"]).contains("20 MiB"));
+        mc(&["cp", "covey/data/deep/large", "covey/data/copy"]);
+        mc(&["cp", "covey/data/copy", &format!("{}/large", folder.display())]);
+        same(&from.join("a b/c/large"), &folder.join("large"));
+        mc(&["cp", &format!("{from_text}/one"), "covey/data/deep/one"]);
+        assert_eq!(mc(&["cat", "covey/data/deep/one"]), "\0");
+        mc(&["mirror", from_text, "covey/data/tree"]);
+        mc(&["mirror", "covey/data/tree", to_text]);
+        same(&from, &to);
+        let found = mc(&["find", "covey/data", "--name", "two*"]);
+        assert_eq!(found.trim(), "covey/data/tree/a b/two+%");
+        assert!(mc(&["ls", "--recursive", "covey/data/tree"]).contains("a b/c/large"));
+        mc(&["mv", "covey/data/copy", "covey/data/moved"]);
+        mc(&["rm", "covey/data/moved"]);
+        fails(&["stat", "covey/data/moved"], "does not exist");
+        mc(&["rm", "--recursive", "--force", "covey/data/"]);
+        assert_eq!(mc(&["ls", "--recursive", "covey/data"]), "");
+    });
+}

@@ -15,6 +15,8 @@ use covey_tests::program::{covey, covey_ok, wait};
 use covey_tests::{Need, Volume, requires, run_ok, scratch};
 
 mod clients;
+mod foreign;
+mod looked_at;
 mod suite;
 
 const WRITER: [&str; 2] = ["COVEYTESTWRITER", "covey/test+writer=0123456789"];

@@ -127,6 +127,23 @@ pub struct Served {
     pub waiting: u64,
     /// How they arrive: `uring` or `classic`.
     pub transport: String,
+    /// Its S3 endpoint, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub s3: Option<Endpoint>,
+}
+
+/// An S3 endpoint of a daemon.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Endpoint {
+    /// Where it listens, as ADDRESS:PORT.
+    pub address: String,
+    /// Its bucket.
+    pub bucket: String,
+    /// Its file of keys.
+    #[serde(with = "crate::raw_path")]
+    pub keys: PathBuf,
+    /// Whether it uses TLS.
+    pub tls: bool,
 }
 
 impl Status {

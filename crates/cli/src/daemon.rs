@@ -16,13 +16,13 @@ mod background;
 use std::time::Duration;
 
 use api::error::{Failure, Result};
-use api::status::Mode;
+use api::status::{Endpoint, Mode};
 use api::text::{bytes, count};
 use fuse::{Unmount, UnmountError};
 use gateway::server::{Bound, Server, check_name};
 use node::memory::Memory;
 use node::running::{Handle, Mounted, Plan, Running};
-use node::{limits, log, signals};
+use node::{limits, log, mounts, signals};
 
 use crate::args::s3::S3;
 use crate::buckets;
@@ -79,7 +79,13 @@ fn serve_s3(bound: Bound, bucket: &str, running: &Running) -> Result<Server> {
     bound.warning().iter().for_each(|line| log::warn(line));
     let read_only = running.mounted().mode != Mode::Exclusive;
     let kernel = if read_only { None } else { running.kernel() };
-    let server = bound.serve(vec![buckets::made(bucket, running.filesystem(), kernel, read_only)])?;
+    let made = buckets::made(bucket, running.filesystem(), kernel, read_only);
+    let (address, keys, tls) = bound.shown();
+    // The mount is also asked from other folders.
+    let keys = mounts::absolute(keys)?;
+    let shown = Endpoint { address: address.to_string(), bucket: bucket.to_owned(), keys, tls };
+    let server = bound.serve(vec![made], Vec::new(), buckets::log())?;
+    running.also_at(shown);
     log::line(&format!("serves it to S3 clients on {}, as the bucket {bucket}", server.address()));
     Ok(server)
 }

@@ -17,6 +17,7 @@
 //!   options.rs      how a volume is opened and mounted
 //!   origins.rs      an origin as a person writes it
 //!   bucket.rs       buckets of others, as sources of imports
+//!   read_through.rs buckets of others, with this node's disk as their cache
 //!   volume_dir.rs   the files in a volume's folder
 //!   mounts.rs       which mount a path is in
 //!   trust.rs        which mounts and daemons are believed
@@ -72,6 +73,7 @@ pub mod others;
 pub mod publish;
 pub mod published;
 pub mod publisher;
+pub mod read_through;
 pub mod reader;
 pub mod refused;
 pub mod remote_side;

@@ -10,13 +10,13 @@
 //! A front end prints, takes signals and ends the mount by a [`Handle`]. Nothing here knows terminals.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use api::control::{ControlAddress, ImportOrder, Listener, Publishers, Request, Serve, Tick, Wire};
 use api::error::{Failure, Result};
-use api::status::{Mode, Served, Status};
+use api::status::{Endpoint, Mode, Served, Status};
 use api::watch::Wish;
 use blob::Access;
 use fs::api::Filesystem;
@@ -155,7 +155,7 @@ impl Running {
             }
         };
         session.warnings().iter().for_each(|warning| log::warn(warning));
-        let served = Arc::new(Daemon { node: node.clone(), session: session.clone() });
+        let served = Arc::new(Daemon { node: node.clone(), session: session.clone(), s3: OnceLock::new() });
         let address = ControlAddress::of_source(Path::new(&node.name()));
         let listener = Listener::start(address, served.clone()).and_then(|mut listener| {
             let admitted = publishers.map_or(Ok(()), |group| listener.admit(group, served.clone()));
@@ -179,7 +179,7 @@ impl Running {
     /// Starts what runs beside the mount: repeated publication and following. Then tells a service manager
     /// that the mount is ready.
     pub fn go_on(&mut self) -> Result<()> {
-        let Daemon { node, session } = &*self.served;
+        let Daemon { node, session, .. } = &*self.served;
         self.publishing = self.every.start(node, session.mountpoint())?;
         self.following = node.follow(session.notifier())?;
         let mounted = self.mounted();
@@ -189,7 +189,7 @@ impl Running {
 
     /// The source and the mountpoint.
     pub fn mounted(&self) -> Mounted {
-        let Daemon { node, session } = &*self.served;
+        let Daemon { node, session, .. } = &*self.served;
         Mounted {
             volume: node.name(),
             mountpoint: session.mountpoint().to_owned(),
@@ -219,9 +219,14 @@ impl Running {
         self.served.node.filesystem()
     }
 
+    /// Says in the status that the mount is also served to S3 clients.
+    pub fn also_at(&self, s3: Endpoint) {
+        let _ = self.served.s3.set(s3);
+    }
+
     /// The kernel's caches. `None` for a mount that is no volume, and so cannot be changed.
     pub fn kernel(&self) -> Option<Kernel> {
-        let Daemon { node, session } = &*self.served;
+        let Daemon { node, session, .. } = &*self.served;
         Some(Kernel::new(node.as_node()?.shown(), session.notifier()))
     }
 
@@ -253,7 +258,7 @@ impl Running {
     pub fn finish(self) -> Result<End> {
         let Running { publishing, following, listener, served, ended, .. } = self;
         drop((publishing, following));
-        let Daemon { node, session } = &*served;
+        let Daemon { node, session, .. } = &*served;
         ended.store(true, Ordering::SeqCst);
         notify::stopping();
         let end = session.wait();
@@ -458,6 +463,8 @@ fn not_mounted(error: MountError) -> Failure {
 struct Daemon {
     node: Arc<Mount>,
     session: Arc<Session>,
+    /// Set when the S3 endpoint serves, which is after the mount does.
+    s3: OnceLock<Endpoint>,
 }
 
 impl Daemon {
@@ -480,6 +487,7 @@ impl Daemon {
                 .collect(),
             waiting: self.session.waiting() as u64,
             transport: self.session.transport().to_string(),
+            s3: self.s3.get().cloned(),
         });
         Ok(status)
     }

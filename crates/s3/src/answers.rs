@@ -42,7 +42,7 @@ pub fn owner() -> dto::Owner {
 }
 
 /// The algorithms of x-amz-trailer.
-fn trailing(headers: &http::HeaderMap) -> Vec<Algorithm> {
+pub(crate) fn trailing(headers: &http::HeaderMap) -> Vec<Algorithm> {
     let words = headers.get_all("x-amz-trailer").iter().filter_map(|value| value.to_str().ok());
     let words: Vec<&str> = words.flat_map(|value| value.split(',')).map(str::trim).collect();
     let listed =
@@ -84,6 +84,21 @@ macro_rules! sums_of {
             ..s3s::dto::Checksum::default()
         }
     };
+}
+
+/// Sets the checksum fields of an answer from values with fields of the same names; with `checksum_type`,
+/// also the type, which some answers do not have.
+#[macro_export]
+#[doc(hidden)]
+macro_rules! set_sums {
+    ($answer:ident, $sums:ident $(, $kind:ident)?) => {{
+        $answer.checksum_crc32 = $sums.checksum_crc32;
+        $answer.checksum_crc32c = $sums.checksum_crc32c;
+        $answer.checksum_crc64nvme = $sums.checksum_crc64nvme;
+        $answer.checksum_sha1 = $sums.checksum_sha1;
+        $answer.checksum_sha256 = $sums.checksum_sha256;
+        $($answer.$kind = $sums.$kind;)?
+    }};
 }
 
 /// Collects the headers that are kept, and refuses what this gateway does not do for an object.
@@ -174,7 +189,7 @@ pub fn got(object: &Object, wanted: &Wanted, by_part: bool, sums: bool) -> dto::
     let whole = wanted.len == object.size;
     let sum = object.sum.as_ref().filter(|_| sums && whole).map(|sum| sum.to_dto()).unwrap_or_default();
     let count = |parts: &crate::attributes::Parts| i32::try_from(parts.count()).ok();
-    dto::GetObjectOutput {
+    let mut output = dto::GetObjectOutput {
         accept_ranges: Some("bytes".to_owned()),
         content_length: i64::try_from(wanted.len).ok(),
         content_range: content_range(object, wanted),
@@ -189,19 +204,15 @@ pub fn got(object: &Object, wanted: &Wanted, by_part: bool, sums: bool) -> dto::
         metadata: Some(meta).filter(|meta| !meta.is_empty()),
         parts_count: object.parts.as_ref().filter(|_| by_part).and_then(count),
         tag_count: tags::count(object.tags.as_deref()),
-        checksum_crc32: sum.checksum_crc32,
-        checksum_crc32c: sum.checksum_crc32c,
-        checksum_crc64nvme: sum.checksum_crc64nvme,
-        checksum_sha1: sum.checksum_sha1,
-        checksum_sha256: sum.checksum_sha256,
-        checksum_type: sum.checksum_type,
         ..dto::GetObjectOutput::default()
-    }
+    };
+    set_sums!(output, sum, checksum_type);
+    output
 }
 
 /// The answer to a HEAD.
 pub fn head(got: dto::GetObjectOutput) -> dto::HeadObjectOutput {
-    dto::HeadObjectOutput {
+    let mut output = dto::HeadObjectOutput {
         accept_ranges: got.accept_ranges,
         content_length: got.content_length,
         content_range: got.content_range,
@@ -215,14 +226,10 @@ pub fn head(got: dto::GetObjectOutput) -> dto::HeadObjectOutput {
         last_modified: got.last_modified,
         metadata: got.metadata,
         parts_count: got.parts_count,
-        checksum_crc32: got.checksum_crc32,
-        checksum_crc32c: got.checksum_crc32c,
-        checksum_crc64nvme: got.checksum_crc64nvme,
-        checksum_sha1: got.checksum_sha1,
-        checksum_sha256: got.checksum_sha256,
-        checksum_type: got.checksum_type,
         ..dto::HeadObjectOutput::default()
-    }
+    };
+    set_sums!(output, got, checksum_type);
+    output
 }
 
 /// Whether a request wants keys to be encoded.

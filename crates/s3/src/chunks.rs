@@ -41,18 +41,22 @@ enum State {
 
 /// Divides chunks.
 #[derive(Debug)]
-struct Divider {
+pub struct Divider {
     signed: bool,
     state: State,
 }
 
 impl Divider {
-    fn new(signed: bool) -> Divider {
+    /// For a body whose chunks have a signature each, or none.
+    pub fn new(signed: bool) -> Divider {
         Divider { signed, state: State::Line(BytesMut::new()) }
     }
 
     /// Takes bytes as they arrive. Returns what is passed on.
-    fn take(&mut self, mut bytes: Bytes) -> io::Result<Bytes> {
+    ///
+    /// # Errors
+    /// A chunk with a signature is too large, or the end of a chunk without one is malformed.
+    pub fn take(&mut self, mut bytes: Bytes) -> io::Result<Bytes> {
         let mut out = BytesMut::with_capacity(bytes.len() + 32);
         while !bytes.is_empty() {
             let state = std::mem::replace(&mut self.state, State::Rest);
@@ -60,10 +64,14 @@ impl Divider {
                 State::Line(mut line) => {
                     let end = bytes.iter().position(|&byte| byte == b'\n').map(|at| at + 1);
                     line.extend_from_slice(&bytes.split_to(end.unwrap_or(bytes.len())));
-                    if end.is_none() && line.len() <= LINE_MAX {
-                        State::Line(line)
-                    } else {
-                        self.line(&line, &mut out)?
+                    match end {
+                        // However it arrives: s3s refuses such a line.
+                        _ if line.len() > LINE_MAX => {
+                            out.extend_from_slice(&line);
+                            State::Rest
+                        }
+                        None => State::Line(line),
+                        Some(_) => self.line(&line, &mut out)?,
                     }
                 }
                 State::Data(left) => {
@@ -83,6 +91,9 @@ impl Divider {
                     let end = bytes.split_to(len);
                     if self.signed {
                         out.extend_from_slice(&end);
+                    } else if !b"\r\n"[2 - usize::from(left)..].starts_with(&end) {
+                        // The pieces were passed on as chunks, each with a good end.
+                        return Err(io::Error::other("FormatError: a chunk does not end with a line end"));
                     }
                     if usize::from(left) > len {
                         State::End(left - len as u8)
@@ -103,7 +114,8 @@ impl Divider {
     /// A line is complete, or too long.
     fn line(&self, line: &[u8], out: &mut BytesMut) -> io::Result<State> {
         let digits = line.split(|byte| matches!(byte, b';' | b'\r' | b'\n')).next().unwrap_or_default();
-        let digits = std::str::from_utf8(digits).ok();
+        let plain = digits.iter().all(u8::is_ascii_hexdigit);
+        let digits = std::str::from_utf8(digits).ok().filter(|_| plain);
         let size = digits.and_then(|digits| u64::from_str_radix(digits, 16).ok()).unwrap_or(0);
         if self.signed && size > SIGNED_MAX {
             return Err(io::Error::other("TooLarge: a chunk with a signature has at most 16 MiB"));
@@ -206,6 +218,21 @@ mod tests {
         assert!(out.starts_with(b"2706\r\nx"), "{:?}", &out[..20]);
         assert!(passed(true, b"1000001;chunk-signature=0\r\n", 7).is_err());
         assert!(passed(true, b"1000000;chunk-signature=0\r\n", 7).is_ok());
+    }
+
+    /// A line of more than 1,024 bytes was cut there, and its rest was passed on as data. The end of a chunk
+    /// was replaced, whatever it was.
+    #[test]
+    fn regression_malformed_chunks_are_not_made_good() {
+        let mut long = b"5;".to_vec();
+        long.resize(2_000, b'x');
+        for piece in [7, 1_024, 5_000] {
+            assert_eq!(passed(false, &long, piece).unwrap(), long);
+        }
+        for piece in [1, 100] {
+            assert!(passed(false, b"5\r\nhelloXX0\r\n\r\n", piece).is_err());
+        }
+        assert_eq!(passed(false, b"+5\r\nhello\r\n", 3).unwrap(), b"+5\r\nhello\r\n");
     }
 
     #[test]

@@ -20,7 +20,7 @@ use crate::stage::{Staged, Whole};
 use crate::sums::{Algorithm, Digests, Expected};
 
 /// Bytes of a transfer that are read or written at a time.
-const PIECE: usize = 1 << 20;
+pub const PIECE: usize = 1 << 20;
 /// What an error of a body says if the client was too slow.
 pub const TOO_SLOW: &str = "the body arrived too slowly";
 
@@ -56,9 +56,18 @@ pub async fn receive(bucket: &Arc<Bucket>, upload: Upload) -> Result<(Whole, Dig
     let Upload { body, length, mut expected, trailers, trailing } = upload;
     expected.check()?;
     expected.also.extend(&trailing);
-    let mut writing = {
+    // The file is made together with its first piece, so that a small object waits for the pool once.
+    let mut writing: Option<JoinHandle<Result<Staged>>> = None;
+    let write = |staged: Option<Staged>, piece: Vec<u8>| {
         let (bucket, expected) = (bucket.clone(), expected.clone());
-        tokio::task::spawn_blocking(move || Staged::new(&bucket, &expected).map_err(errors::of))
+        tokio::task::spawn_blocking(move || {
+            let made = staged.map_or_else(|| Staged::new(&bucket, &expected), Ok);
+            let mut staged = made.map_err(errors::of)?;
+            if !piece.is_empty() {
+                staged.write(&piece).map_err(errors::of)?;
+            }
+            Ok(staged)
+        })
     };
     let mut received = 0;
     if let Some(mut body) = body {
@@ -68,33 +77,43 @@ pub async fn receive(bucket: &Arc<Bucket>, upload: Upload) -> Result<(Whole, Dig
             if length.is_some_and(|length| received > length) {
                 return Err(incomplete());
             }
-            let mut staged = finished(writing).await?;
-            writing = tokio::task::spawn_blocking(move || {
-                staged.write(&piece).map_err(errors::of)?;
-                Ok(staged)
-            });
+            let staged = match writing.take() {
+                Some(writing) => Some(finished(writing).await?),
+                None => None,
+            };
+            writing = Some(write(staged, piece));
         }
     }
-    let staged = finished(writing).await?;
+    let staged = finished(writing.unwrap_or_else(|| write(None, Vec::new()))).await?;
     if length.is_some_and(|length| received != length) {
         return Err(incomplete());
     }
+    follow(&mut expected, trailing, trailers.as_ref())?;
+    let (whole, digests) = staged.finish();
+    expected.compare(&digests)?;
+    Ok((whole, digests, received))
+}
+
+/// Adds the values that followed a body to what is expected of it.
+pub(crate) fn follow(
+    expected: &mut Expected,
+    trailing: Vec<Algorithm>,
+    trailers: Option<&TrailingHeaders>,
+) -> Result<()> {
     for algorithm in trailing {
-        let value = trailers.as_ref().and_then(|trailers| {
+        let value = trailers.and_then(|trailers| {
             let text = |map: &http::HeaderMap| Some(map.get(algorithm.header())?.to_str().ok()?.to_owned());
             trailers.read(text).flatten()
         });
         let value = value.ok_or_else(|| {
             s3_error!(InvalidRequest, "{} is announced as a trailer and missing", algorithm.header())
         })?;
-        set(&mut expected, algorithm, value);
+        set(expected, algorithm, value);
     }
-    let (whole, digests) = staged.finish();
-    expected.compare(&digests)?;
-    Ok((whole, digests, received))
+    Ok(())
 }
 
-fn set(expected: &mut Expected, algorithm: Algorithm, value: String) {
+pub(crate) fn set(expected: &mut Expected, algorithm: Algorithm, value: String) {
     let slot = match algorithm {
         Algorithm::Crc32 => &mut expected.sums.checksum_crc32,
         Algorithm::Crc32c => &mut expected.sums.checksum_crc32c,
@@ -105,7 +124,7 @@ fn set(expected: &mut Expected, algorithm: Algorithm, value: String) {
     *slot = Some(value);
 }
 
-fn incomplete() -> S3Error {
+pub(crate) fn incomplete() -> S3Error {
     s3_error!(IncompleteBody, "the body does not have the announced length")
 }
 
@@ -132,7 +151,7 @@ async fn next_piece(
 }
 
 /// The S3 error for a body that broke. s3s does not export the types of its errors, only their texts.
-fn broken(error: &StdError) -> S3Error {
+pub(crate) fn broken(error: &StdError) -> S3Error {
     let text = error.to_string();
     let says = |word: &str| text.contains(word);
     if says(TOO_SLOW) {
@@ -151,6 +170,17 @@ fn broken(error: &StdError) -> S3Error {
     } else {
         incomplete()
     }
+}
+
+/// Reads a range of a file, which must be there as a whole.
+pub fn read(bucket: &Bucket, held: &Held, offset: u64, len: u64) -> Result<Bytes> {
+    if len == 0 {
+        // It may be a folder.
+        return Ok(Bytes::new());
+    }
+    let mut piece = vec![0; len as usize];
+    let done = bucket.fs().read(held.node(), offset, &mut piece).map_err(errors::of)?;
+    if done as u64 == len { Ok(Bytes::from(piece)) } else { Err(errors::internal("the file was cut")) }
 }
 
 /// A range of a file as the body of an answer.
@@ -184,15 +214,7 @@ impl Sending {
         let (bucket, held, offset) = (self.bucket.clone(), self.held.clone(), self.offset);
         self.offset += len;
         self.left -= len;
-        self.reading = Some(tokio::task::spawn_blocking(move || {
-            let mut piece = vec![0; len as usize];
-            let done = bucket.fs().read(held.node(), offset, &mut piece).map_err(errors::of)?;
-            if done as u64 == len {
-                Ok(Bytes::from(piece))
-            } else {
-                Err(errors::internal("the file was cut"))
-            }
-        }));
+        self.reading = Some(tokio::task::spawn_blocking(move || read(&bucket, &held, offset, len)));
     }
 }
 

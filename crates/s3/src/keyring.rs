@@ -21,6 +21,8 @@ use s3s::path::S3Path;
 use s3s::{S3Result, s3_error};
 use serde::Deserialize;
 
+use crate::reload::Keys;
+
 /// The shortest secret.
 const SECRET_MIN: usize = 16;
 /// The largest file.
@@ -118,6 +120,17 @@ impl Keyring {
         Ok(Keyring { holders })
     }
 
+    /// How many keys there are.
+    pub fn count(&self) -> usize {
+        self.holders.len()
+    }
+
+    /// A key and its secret, for a request to the gateway itself: the first by name.
+    pub fn any(&self) -> Option<(&str, &str)> {
+        let (name, holder) = self.holders.iter().min_by_key(|(name, _)| name.as_str())?;
+        Some((name, holder.secret.expose()))
+    }
+
     /// What a key may do in a bucket. `None`: nothing.
     pub fn right(&self, access_key: &str, bucket: &str) -> Option<Right> {
         let buckets = &self.holders.get(access_key)?.buckets;
@@ -136,12 +149,20 @@ impl Keyring {
 }
 
 /// The keys as s3s asks for them.
-pub struct Shared(pub std::sync::Arc<Keyring>);
+pub struct Shared(pub std::sync::Arc<Keys>);
+
+impl Shared {
+    /// Refuses a request for a bucket that its key may not use in this way.
+    pub fn allow(&self, credentials: Option<&Credentials>, bucket: &str, needed: Right) -> S3Result<()> {
+        self.0.now().check(credentials, bucket, needed)
+    }
+}
 
 #[async_trait::async_trait]
 impl S3Auth for Shared {
     async fn get_secret_key(&self, access_key: &str) -> S3Result<SecretKey> {
-        let holder = self.0.holders.get(access_key);
+        let keys = self.0.now();
+        let holder = keys.holders.get(access_key);
         let unknown = || s3_error!(InvalidAccessKeyId, "the access key is not known here");
         holder.map(|holder| holder.secret.clone()).ok_or_else(unknown)
     }
@@ -156,7 +177,7 @@ impl S3Access for Shared {
             S3Path::Root => return Err(s3_error!(AccessDenied, "the request is not signed")),
             S3Path::Bucket { bucket } | S3Path::Object { bucket, .. } => bucket,
         };
-        self.0.check(cx.credentials(), bucket, needed(cx.s3_op().name()))
+        self.0.now().check(cx.credentials(), bucket, needed(cx.s3_op().name()))
     }
 }
 

@@ -5,7 +5,8 @@
 //! ```text
 //!   server.rs      connections, TLS, limits          guard.rs     what is refused before s3s
 //!   patience.rs    slow clients                      chunks.rs    bodies in chunks
-//!   keyring.rs     the file of keys, and rights      service.rs   the operations
+//!   keyring.rs     the file of keys, and rights      reload.rs    the file again, when it changes
+//!   probe.rs       a look at a gateway from outside  service.rs   the operations
 //!   answers.rs     requests and answers as types     showing.rs   listings of uploads and parts
 //!   flow.rs        bytes into files and out of them  sums.rs      checksums
 //!   keys.rs        keys as paths                     bucket.rs    ways through a filesystem
@@ -13,6 +14,7 @@
 //!   list.rs        listings; sorted.rs: folders      copying.rs   copies
 //!   uploads.rs     uploads in parts                  tags.rs      object tags
 //!   attributes.rs  what an object has beside bytes   errors.rs    error numbers as S3 errors
+//!   foreign.rs     buckets of other stores
 //! ```
 //!
 //! Requests are decoded and signatures verified by `s3s`. Filesystem calls run on a bounded pool of threads.
@@ -24,12 +26,15 @@ pub mod chunks;
 pub mod copying;
 pub mod errors;
 pub mod flow;
+pub mod foreign;
 pub mod guard;
 pub mod keyring;
 pub mod keys;
 pub mod list;
 pub mod object;
 pub mod patience;
+pub mod probe;
+pub mod reload;
 pub mod server;
 pub mod service;
 pub mod showing;

@@ -32,8 +32,10 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::bucket::{Bucket, Made};
 use crate::chunks::{self, Divided};
-use crate::keyring::{Keyring, Shared as SharedKeys};
+use crate::foreign::{self, Foreign, Route};
+use crate::keyring::Shared as SharedKeys;
 use crate::patience::{Arriving, Leaving};
+use crate::reload::Keys;
 use crate::service::Gateway;
 use crate::{guard, stage, sums, uploads};
 
@@ -92,13 +94,13 @@ pub struct Bound {
     address: SocketAddr,
     tls: Option<TlsAcceptor>,
     options: Options,
-    keys: Keyring,
+    keys: Keys,
 }
 
 impl Bound {
     /// Reads the keys and the certificate, and binds the address.
     pub fn new(options: Options, keys: &Path) -> Result<Bound> {
-        let keys = Keyring::read(keys)?;
+        let keys = Keys::open(keys)?;
         let tls = options.tls.as_ref().map(|(chain, key)| acceptor(chain, key)).transpose()?;
         let at = &options.listen;
         let cannot = |error: std::io::Error| {
@@ -127,15 +129,25 @@ impl Bound {
         })
     }
 
-    /// Serves these buckets.
-    pub fn serve(self, buckets: Vec<Made>) -> Result<Server> {
+    /// Where it listens and with what, for [`crate::probe`].
+    pub fn shown(&self) -> (SocketAddr, &Path, bool) {
+        (self.address, self.keys.path(), self.tls.is_some())
+    }
+
+    /// Serves these buckets, and these of other stores. `log` receives a line when the keys are read again.
+    pub fn serve(self, buckets: Vec<Made>, foreign: Vec<foreign::Made>, log: Log) -> Result<Server> {
         let buckets = buckets.into_iter().map(opened).collect::<Result<Vec<_>>>()?;
         let Bound { listener, address, tls, options, keys } = self;
         let keys = Arc::new(keys);
-        let mut builder = S3ServiceBuilder::new(Gateway::new(buckets, keys.clone()));
+        let hosts = Hosts { domains: options.domains.clone() };
+        foreign.iter().try_for_each(|made| check_name(&made.name))?;
+        let names = foreign.iter().map(|made| made.name.clone()).collect();
+        let foreign = foreign.into_iter().map(Foreign::new).map(Arc::new).collect();
+        let mut builder = S3ServiceBuilder::new(Gateway::new(buckets, names, keys.clone()));
+        builder.set_route(Route::new(foreign, SharedKeys(keys.clone()), hosts.clone()));
         builder.set_auth(SharedKeys(keys.clone()));
-        builder.set_access(SharedKeys(keys));
-        builder.set_host(Hosts { domains: options.domains.clone() });
+        builder.set_access(SharedKeys(keys.clone()));
+        builder.set_host(hosts);
         let mut config = S3Config::default();
         config.xml_max_body_size = XML_MAX;
         builder.set_config(Arc::new(StaticConfigProvider::new(Arc::new(config))));
@@ -156,6 +168,7 @@ impl Bound {
         let slots = Arc::new(Semaphore::new(options.limits.connections.max(1)));
         let shared = Arc::new(Shared { s3: builder.build(), tls, limits: options.limits, slots });
         let (stop, stopped) = watch::channel(false);
+        runtime.spawn(keys.follow(log, stopped.clone()));
         runtime.spawn(accept(listener, shared.clone(), stopped));
         Ok(Server { address, stop, shared, runtime: Some(runtime) })
     }
@@ -346,23 +359,35 @@ fn waits_in_vain(headers: &http::HeaderMap) -> bool {
 }
 
 /// Finds the bucket in the name of a host.
-struct Hosts {
+#[derive(Clone, Debug)]
+pub(crate) struct Hosts {
     domains: Vec<String>,
 }
 
-impl S3Host for Hosts {
-    fn parse_host_header<'a>(&'a self, host: &'a str) -> S3Result<VirtualHost<'a>> {
-        let name = host.rsplit_once(':').filter(|(_, port)| port.bytes().all(|byte| byte.is_ascii_digit()));
-        let name = name.map_or(host, |(name, _)| name);
+impl Hosts {
+    /// The domain and the bucket in a Host header, if it names a bucket.
+    pub(crate) fn bucket<'a>(&'a self, host: &'a str) -> Option<(&'a str, &'a str)> {
+        let name = without_port(host);
         let below =
             |domain: &str| name.strip_suffix(domain)?.strip_suffix('.').filter(|bucket| !bucket.is_empty());
         let domains = self.domains.iter().map(String::as_str).chain(["localhost"]);
         let mut found = domains.filter_map(|domain| Some((domain, below(domain)?)));
-        Ok(match found.next() {
+        found.next()
+    }
+}
+
+impl S3Host for Hosts {
+    fn parse_host_header<'a>(&'a self, host: &'a str) -> S3Result<VirtualHost<'a>> {
+        Ok(match self.bucket(host) {
             Some((domain, bucket)) => VirtualHost::new(domain).with_bucket(bucket),
-            None => VirtualHost::new(name),
+            None => VirtualHost::new(without_port(host)),
         })
     }
+}
+
+fn without_port(host: &str) -> &str {
+    let name = host.rsplit_once(':').filter(|(_, port)| port.bytes().all(|byte| byte.is_ascii_digit()));
+    name.map_or(host, |(name, _)| name)
 }
 
 #[cfg(test)]

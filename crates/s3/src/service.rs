@@ -11,13 +11,14 @@ use crate::bucket::Bucket;
 use crate::copying::{self, From, Instead, ToPart};
 use crate::errors;
 use crate::flow::{self, Sending, blocking};
-use crate::keyring::{Keyring, Right};
+use crate::keyring::Right;
 use crate::keys::Key;
 use crate::list;
 use crate::object::{self, ReadConditions};
+use crate::reload::Keys;
 use crate::stage::{self, Conditions, Dress};
 use crate::uploads::{self, Completion, Named, Summing};
-use crate::{headers_of, sums_of, tags};
+use crate::{headers_of, set_sums, sums_of, tags};
 
 /// The most keys in one DeleteObjects.
 const DELETES_MAX: usize = 1_000;
@@ -28,7 +29,10 @@ const OTHER_CONDITIONS: &str = "a condition on size or time";
 /// The buckets and the keys.
 pub struct Gateway {
     buckets: Buckets,
-    keys: Arc<Keyring>,
+    /// The names of those that [`crate::foreign`] serves.
+    foreign: Vec<String>,
+    begun: Timestamp,
+    keys: Arc<Keys>,
 }
 
 type Answer<T> = S3Result<S3Response<T>>;
@@ -38,10 +42,11 @@ fn answer<T>(output: T) -> Answer<T> {
 }
 
 impl Gateway {
-    /// A gateway to these buckets.
-    pub fn new(buckets: Vec<Arc<Bucket>>, keys: Arc<Keyring>) -> Gateway {
+    /// A gateway to these buckets. `foreign`: names of those that others serve.
+    pub fn new(buckets: Vec<Arc<Bucket>>, foreign: Vec<String>, keys: Arc<Keys>) -> Gateway {
         let named = buckets.into_iter().map(|bucket| (bucket.name().to_owned(), bucket));
-        Gateway { buckets: named.collect(), keys }
+        let begun = answers::time(base::time::now());
+        Gateway { buckets: named.collect(), foreign, begun, keys }
     }
 
     fn bucket(&self, name: &str) -> S3Result<Arc<Bucket>> {
@@ -56,17 +61,15 @@ impl Gateway {
                 Err(s3_error!(NoSuchVersion, "objects have no versions here"))
             }
             CopySource::Bucket { bucket, key, .. } => {
-                self.keys.check(request.credentials.as_ref(), bucket, Right::Read)?;
+                self.keys.now().check(request.credentials.as_ref(), bucket, Right::Read)?;
                 Ok((self.bucket(bucket)?, key.to_string()))
             }
             _ => Err(s3_error!(NotImplemented, "a source is BUCKET/KEY")),
         }
     }
 
-    async fn get(
-        &self,
-        input: GetObjectInput,
-    ) -> S3Result<(Arc<Bucket>, object::Object, object::Wanted, GetObjectOutput)> {
+    /// An object for GET or HEAD. `content`: with its bytes in the answer.
+    async fn get(&self, input: GetObjectInput, content: bool) -> S3Result<(bool, GetObjectOutput)> {
         if input.version_id.as_deref().is_some_and(|version| version != "null") {
             return Err(s3_error!(NoSuchVersion, "objects have no versions here"));
         }
@@ -82,8 +85,17 @@ impl Gateway {
             conditions.check(&object)?;
             let wanted = object::wanted(&object, input.range, input.part_number)?;
             let sums = input.checksum_mode.is_some_and(|mode| mode.as_str() == ChecksumMode::ENABLED);
-            let output = answers::got(&object, &wanted, input.part_number.is_some(), sums);
-            Ok((bucket, object, wanted, output))
+            let mut output = answers::got(&object, &wanted, input.part_number.is_some(), sums);
+            let (held, offset, len) = (object.found.held, wanted.offset, wanted.len);
+            output.body = match content {
+                false => None,
+                // A small one is read at once, while this thread is there.
+                true if len <= flow::PIECE as u64 => {
+                    Some(s3s::Body::from(flow::read(&bucket, &held, offset, len)?).into())
+                }
+                true => Some(Sending::new(bucket, held, offset, len).into_body()),
+            };
+            Ok((wanted.partial, output))
         })
         .await
     }
@@ -107,11 +119,13 @@ fn copied_result(copied: copying::Copied) -> (Option<ETag>, Option<Timestamp>, C
 impl S3 for Gateway {
     async fn list_buckets(&self, request: S3Request<ListBucketsInput>) -> Answer<ListBucketsOutput> {
         let key = request.credentials.map(|credentials| credentials.access_key).unwrap_or_default();
-        let usable = self.buckets.values().filter(|bucket| self.keys.right(&key, bucket.name()).is_some());
+        let keys = self.keys.now();
+        let usable = self.buckets.values().filter(|bucket| keys.right(&key, bucket.name()).is_some());
         let usable: Vec<_> = usable.cloned().collect();
         let prefix = request.input.prefix.clone().unwrap_or_default();
+        let begin = prefix.clone();
         let buckets = blocking(move || {
-            let shown = usable.iter().filter(|bucket| bucket.name().starts_with(&prefix)).map(|bucket| {
+            let shown = usable.iter().filter(|bucket| bucket.name().starts_with(&begin)).map(|bucket| {
                 s3s::dto::Bucket {
                     name: Some(bucket.name().to_owned()),
                     creation_date: Some(answers::time(bucket.created())),
@@ -120,8 +134,25 @@ impl S3 for Gateway {
             });
             Ok(shown.collect())
         });
-        let buckets = Some(buckets.await?);
+        let mut buckets: Vec<s3s::dto::Bucket> = buckets.await?;
+        let foreign = self.foreign.iter().filter(|name| keys.right(&key, name).is_some());
+        let foreign = foreign.filter(|name| name.starts_with(&prefix)).map(|name| s3s::dto::Bucket {
+            name: Some(name.clone()),
+            creation_date: Some(self.begun.clone()),
+            ..s3s::dto::Bucket::default()
+        });
+        buckets.extend(foreign);
+        buckets.sort_by(|a, b| a.name.cmp(&b.name));
+        let buckets = Some(buckets);
         answer(ListBucketsOutput { buckets, owner: Some(answers::owner()), ..ListBucketsOutput::default() })
+    }
+
+    /// Programs create their bucket before they use it. One that exists is theirs, and others are not made.
+    async fn create_bucket(&self, request: S3Request<CreateBucketInput>) -> Answer<CreateBucketOutput> {
+        if self.buckets.contains_key(&request.input.bucket) {
+            return Err(s3_error!(BucketAlreadyOwnedByYou, "this bucket exists and may be used"));
+        }
+        Err(s3_error!(NotImplemented, "a bucket is a volume, which is named when the gateway is started"))
     }
 
     async fn head_bucket(&self, request: S3Request<HeadBucketInput>) -> Answer<HeadBucketOutput> {
@@ -194,36 +225,36 @@ impl S3 for Gateway {
     }
 
     async fn get_object(&self, request: S3Request<GetObjectInput>) -> Answer<GetObjectOutput> {
-        let (bucket, object, wanted, mut output) = self.get(request.input).await?;
-        let sending = Sending::new(bucket, object.found.held, wanted.offset, wanted.len);
-        output.body = Some(sending.into_body());
-        let status = status(wanted.partial);
-        Ok(S3Response { status, ..S3Response::new(output) })
+        let (partial, output) = self.get(request.input, true).await?;
+        Ok(S3Response { status: status(partial), ..S3Response::new(output) })
     }
 
     async fn head_object(&self, request: S3Request<HeadObjectInput>) -> Answer<HeadObjectOutput> {
         let input = request.input;
-        let (_, _, wanted, output) = self
-            .get(GetObjectInput {
-                bucket: input.bucket,
-                key: input.key,
-                checksum_mode: input.checksum_mode,
-                if_match: input.if_match,
-                if_none_match: input.if_none_match,
-                if_modified_since: input.if_modified_since,
-                if_unmodified_since: input.if_unmodified_since,
-                part_number: input.part_number,
-                range: input.range,
-                version_id: input.version_id,
-                ..GetObjectInput::default()
-            })
+        let (partial, output) = self
+            .get(
+                GetObjectInput {
+                    bucket: input.bucket,
+                    key: input.key,
+                    checksum_mode: input.checksum_mode,
+                    if_match: input.if_match,
+                    if_none_match: input.if_none_match,
+                    if_modified_since: input.if_modified_since,
+                    if_unmodified_since: input.if_unmodified_since,
+                    part_number: input.part_number,
+                    range: input.range,
+                    version_id: input.version_id,
+                    ..GetObjectInput::default()
+                },
+                false,
+            )
             .await?;
         let mut headers = http::HeaderMap::new();
         // The type of this answer has no field for it.
         if let Some(count) = output.tag_count {
             headers.insert("x-amz-tagging-count", http::HeaderValue::from(count));
         }
-        let status = status(wanted.partial);
+        let status = status(partial);
         Ok(S3Response { status, headers, ..S3Response::new(answers::head(output)) })
     }
 
@@ -257,17 +288,10 @@ impl S3 for Gateway {
             whole.publish(&key, &conditions)
         })
         .await?;
-        answer(PutObjectOutput {
-            e_tag,
-            size: i64::try_from(size).ok(),
-            checksum_crc32: shown.checksum_crc32,
-            checksum_crc32c: shown.checksum_crc32c,
-            checksum_crc64nvme: shown.checksum_crc64nvme,
-            checksum_sha1: shown.checksum_sha1,
-            checksum_sha256: shown.checksum_sha256,
-            checksum_type: shown.checksum_type,
-            ..PutObjectOutput::default()
-        })
+        let size = i64::try_from(size).ok();
+        let mut output = PutObjectOutput { e_tag, size, ..PutObjectOutput::default() };
+        set_sums!(output, shown, checksum_type);
+        answer(output)
     }
 
     async fn copy_object(&self, request: S3Request<CopyObjectInput>) -> Answer<CopyObjectOutput> {
@@ -295,16 +319,8 @@ impl S3 for Gateway {
             copying::object(&from, &bucket, &input.key, instead)
         });
         let (e_tag, last_modified, sum) = copied_result(copied.await?);
-        let result = CopyObjectResult {
-            e_tag,
-            last_modified,
-            checksum_crc32: sum.checksum_crc32,
-            checksum_crc32c: sum.checksum_crc32c,
-            checksum_crc64nvme: sum.checksum_crc64nvme,
-            checksum_sha1: sum.checksum_sha1,
-            checksum_sha256: sum.checksum_sha256,
-            checksum_type: sum.checksum_type,
-        };
+        let mut result = CopyObjectResult { e_tag, last_modified, ..CopyObjectResult::default() };
+        set_sums!(result, sum, checksum_type);
         answer(CopyObjectOutput { copy_object_result: Some(result), ..CopyObjectOutput::default() })
     }
 
@@ -409,15 +425,9 @@ impl S3 for Gateway {
         let e_tag = answers::etag(dress.etag.clone());
         blocking(move || uploads::keep(&bucket, &key, &id, number, &whole, &dress)).await?;
         let sums = digests.sums;
-        answer(UploadPartOutput {
-            e_tag,
-            checksum_crc32: sums.checksum_crc32,
-            checksum_crc32c: sums.checksum_crc32c,
-            checksum_crc64nvme: sums.checksum_crc64nvme,
-            checksum_sha1: sums.checksum_sha1,
-            checksum_sha256: sums.checksum_sha256,
-            ..UploadPartOutput::default()
-        })
+        let mut output = UploadPartOutput { e_tag, ..UploadPartOutput::default() };
+        set_sums!(output, sums);
+        answer(output)
     }
 
     async fn upload_part_copy(
@@ -440,15 +450,8 @@ impl S3 for Gateway {
             copying::part(&from, &to, input.copy_source_range.as_deref())
         });
         let (e_tag, last_modified, sum) = copied_result(copied.await?);
-        let result = CopyPartResult {
-            e_tag,
-            last_modified,
-            checksum_crc32: sum.checksum_crc32,
-            checksum_crc32c: sum.checksum_crc32c,
-            checksum_crc64nvme: sum.checksum_crc64nvme,
-            checksum_sha1: sum.checksum_sha1,
-            checksum_sha256: sum.checksum_sha256,
-        };
+        let mut result = CopyPartResult { e_tag, last_modified, ..CopyPartResult::default() };
+        set_sums!(result, sum);
         answer(UploadPartCopyOutput { copy_part_result: Some(result), ..UploadPartCopyOutput::default() })
     }
 
@@ -471,19 +474,15 @@ impl S3 for Gateway {
         let (key, id) = (input.key.clone(), input.upload_id);
         let done = blocking(move || uploads::complete(&bucket, &key, &id, &completion)).await?;
         let sum = done.sum.as_ref().map(Sum::to_dto).unwrap_or_default();
-        answer(CompleteMultipartUploadOutput {
+        let mut output = CompleteMultipartUploadOutput {
             location: Some(format!("/{}/{}", input.bucket, answers::text(&input.key, true))),
             bucket: Some(input.bucket),
             key: Some(input.key),
             e_tag: answers::etag(done.etag),
-            checksum_crc32: sum.checksum_crc32,
-            checksum_crc32c: sum.checksum_crc32c,
-            checksum_crc64nvme: sum.checksum_crc64nvme,
-            checksum_sha1: sum.checksum_sha1,
-            checksum_sha256: sum.checksum_sha256,
-            checksum_type: sum.checksum_type,
             ..CompleteMultipartUploadOutput::default()
-        })
+        };
+        set_sums!(output, sum, checksum_type);
+        answer(output)
     }
 
     async fn abort_multipart_upload(

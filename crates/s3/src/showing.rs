@@ -10,7 +10,7 @@ use crate::attributes::Sum;
 use crate::bucket::Bucket;
 use crate::errors::Result;
 use crate::flow::blocking;
-use crate::uploads;
+use crate::{set_sums, uploads};
 
 /// The parts of an upload.
 pub async fn parts(bucket: Arc<Bucket>, input: ListPartsInput) -> Result<ListPartsOutput> {
@@ -26,17 +26,15 @@ pub async fn parts(bucket: Arc<Bucket>, input: ListPartsInput) -> Result<ListPar
     let next = parts.last().map_or(after, |part| part.number);
     let shown = parts.into_iter().map(|part| {
         let sum = part.sum.as_ref().map(Sum::to_dto).unwrap_or_default();
-        Part {
+        let mut shown = Part {
             part_number: Some(part.number),
             size: i64::try_from(part.size).ok(),
             e_tag: answers::etag(part.etag),
             last_modified: Some(answers::time(part.modified)),
-            checksum_crc32: sum.checksum_crc32,
-            checksum_crc32c: sum.checksum_crc32c,
-            checksum_crc64nvme: sum.checksum_crc64nvme,
-            checksum_sha1: sum.checksum_sha1,
-            checksum_sha256: sum.checksum_sha256,
-        }
+            ..Part::default()
+        };
+        set_sums!(shown, sum);
+        shown
     });
     let algorithm = upload.summing.map(|summing| summing.algorithm.name());
     Ok(ListPartsOutput {

@@ -236,7 +236,8 @@ async fn answer(shared: Arc<Shared>, mut request: Request<Incoming>) -> Result<R
     let listed = request.uri().query().is_some_and(|query| query.contains("list-type=2"));
     let (root, bucket) = (shared.root.clone(), bucket.to_owned());
     let object = root.join(decoded(request.uri().path().trim_start_matches('/')));
-    let etag = key.as_ref().and_then(|_| etag_of(&object));
+    let reads = key.is_some() || *request.method() == Method::HEAD;
+    let etag = if reads { etag_of(&object) } else { None };
     let wanted = request.headers().get("if-match").and_then(|value| value.to_str().ok().map(str::to_owned));
     if etag.is_some() && wanted.is_some() && wanted != etag {
         let mut refusal = Response::new(Body::from(error_body("PreconditionFailed", "")));

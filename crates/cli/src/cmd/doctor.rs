@@ -6,6 +6,7 @@ mod fleet;
 mod machine;
 mod places;
 mod remote_side;
+mod s3;
 
 use std::ffi::OsString;
 use std::fs;
@@ -28,12 +29,15 @@ use crate::term::Term;
 /// Looks for what keeps Covey from mounting, or from being quick, and names the command that mends it
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Examples:\n  covey doctor\n  covey doctor /srv/volume      also looks at a volume and its disk\n\n\
+    after_help = "Examples:\n  covey doctor\n  covey doctor /srv/volume      also looks at a volume and its disk\n  \
+    covey doctor --s3 127.0.0.1:9878 --s3-keys keys.toml      also looks at an S3 endpoint\n\n\
     Exit status: 0 nothing is wrong, 1 something is."
 )]
 pub struct Args {
     /// A volume, or a path on its mount, to look at as well
     volume: Option<PathBuf>,
+    #[command(flatten)]
+    s3: s3::S3,
 }
 
 pub use places::{folder_of, free_room};
@@ -80,7 +84,8 @@ fn wrong(name: &'static str, found: impl Into<String>, mend: impl Into<String>) 
 
 /// Runs the command.
 pub fn run(args: &Args, named: Option<&OsString>, term: Term) -> Result<u8> {
-    let checks = checks(args.volume.as_deref(), named);
+    let mut checks = checks(args.volume.as_deref(), named);
+    checks.extend(args.s3.checks());
     let wrong = checks.iter().filter(|check| check.level == Level::Wrong).count();
     term.result(&checks, || text(&checks, wrong));
     Ok(u8::from(wrong > 0))
@@ -123,6 +128,7 @@ pub fn checks(path: Option<&Path>, named: Option<&OsString>) -> Vec<Check> {
             checks.extend(remote_side::of_mount(mount, &status));
             checks.extend(fleet::of_mount(mount));
             checks.extend(in_the_clear(mount));
+            checks.extend(s3::of_mount(&status));
         }
         checks
     };

@@ -1,6 +1,7 @@
 //! `covey s3`: volumes and published trees as buckets of an S3 endpoint, without a mount.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use api::error::{Failure, Result};
@@ -10,10 +11,12 @@ use gateway::server::{Bound, Options, Server, check_name};
 use node::mount::Mount;
 use node::opened::Source;
 use node::options::NodeOptions;
+use node::read_through::ReadThrough;
 use node::volume_dir::VolumeDir;
 use node::{limits, log, notify, signals};
 use serde::Serialize;
 
+use crate::args::s3::Foreign;
 use crate::args::{Accept, Reach};
 use crate::buckets;
 use crate::term::Term;
@@ -22,6 +25,7 @@ use crate::term::Term;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  covey s3 --listen 127.0.0.1:9878 --keys keys.toml data=/srv/volume\n  \
     covey s3 --listen 0.0.0.0:9878 --tls-cert c.pem --tls-key k.pem --keys keys.toml data=/srv/volume nightly=s3://bucket/prefix@nightly\n  \
+    covey s3 --keys keys.toml --revalidate 5s models=s3://models/v1 --endpoint http://10.0.0.5:9000\n  \
     aws --endpoint-url http://127.0.0.1:9878 s3 ls s3://data/\n\n\
     The file of keys belongs to you and has mode 600:\n  \
     [[key]]\n  access_key = \"READER\"\n  secret_key = \"at least sixteen characters\"\n  buckets = { data = \"read\" }      or \"write\"; \"*\" stands for all buckets\n\n\
@@ -48,18 +52,20 @@ pub struct Args {
     /// Cut a client that stands still for so long within a request
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3_600))]
     patience: u64,
-    /// NAME=VOLUME for a volume's folder, NAME=ORIGIN@TREE for a published tree, NAME=mem: for a volume in
-    /// memory
+    /// NAME=VOLUME for a volume's folder, NAME=ORIGIN@TREE for a published tree, NAME=s3://BUCKET[/PREFIX]
+    /// for a bucket that Covey did not write, NAME=mem: for a volume in memory
     #[arg(value_name = "NAME=SOURCE", required = true, value_parser = NonEmptyStringValueParser::new())]
     buckets: Vec<String>,
     #[command(flatten)]
     accept: Accept,
     #[command(flatten)]
     reach: Reach,
-    /// Of a tree in an object store: where to keep what was fetched [default: covey/trees in the user's cache
-    /// folder]
+    /// Of a tree or a bucket in an object store: where to keep what was fetched [default: covey/trees in the
+    /// user's cache folder]
     #[arg(long, value_name = "DIR")]
     cache: Option<PathBuf>,
+    #[command(flatten)]
+    foreign: Foreign,
 }
 
 #[derive(Serialize)]
@@ -71,18 +77,21 @@ struct Serving {
 /// Runs the command.
 pub fn run(args: &Args, term: Term) -> Result<u8> {
     let sources = args.buckets.iter().map(|text| source(text, args)).collect::<Result<Vec<_>>>()?;
+    check(&sources, args)?;
     signals::block();
     limits::check(limits::For::Daemon)?;
     limits::leave_no_core();
     let bound = bind(args)?;
-    let mut opened = Vec::new();
-    let served = open_all(&sources, &mut opened).and_then(|made| bound.serve(made));
+    let mut opened = Opened::default();
+    let made = opened.open(&sources, args);
+    let served = made.and_then(|(made, foreign)| bound.serve(made, foreign, buckets::log()));
     let ended = served.map(|server| stay(server, &sources, term));
     // Also after a failure, so that no volume stays locked and unclean.
     let mut closed = Ok(());
-    for mount in &opened {
+    for mount in &opened.mounts {
         closed = closed.and(mount.close());
     }
+    opened.foreign.iter().for_each(|bucket| bucket.close());
     ended?;
     closed?;
     Ok(0)
@@ -99,13 +108,23 @@ fn bind(args: &Args) -> Result<Bound> {
     Ok(bound)
 }
 
+/// What a bucket serves.
+enum Content {
+    Own(Source),
+    /// A bucket that Covey did not write.
+    Foreign(String),
+}
+
 /// A bucket's name and its source.
-fn source(text: &str, args: &Args) -> Result<(String, Source)> {
+fn source(text: &str, args: &Args) -> Result<(String, Content)> {
     let (name, source) = text.split_once('=').ok_or_else(|| {
         Failure::usage(format!("{text} names no bucket"))
             .next("write NAME=VOLUME or NAME=ORIGIN@TREE, like data=/srv/volume")
     })?;
     check_name(name)?;
+    if ReadThrough::claims(source) {
+        return Ok((name.to_owned(), Content::Foreign(source.to_owned())));
+    }
     let source = match Source::by_word(Path::new(source))? {
         Some(Source::Published(tree)) => Source::Published(
             tree.accepting(&args.accept.accept())?.reached(&args.reach.reach(), args.cache.as_deref())?,
@@ -113,27 +132,57 @@ fn source(text: &str, args: &Args) -> Result<(String, Source)> {
         Some(source) => source,
         None => Source::Folder(VolumeDir::open(Path::new(source))?),
     };
-    Ok((name.to_owned(), source))
+    Ok((name.to_owned(), Content::Own(source)))
 }
 
-/// Opens the sources. Those that are open are in `opened` also after a failure.
-fn open_all(sources: &[(String, Source)], opened: &mut Vec<Mount>) -> Result<Vec<gateway::bucket::Made>> {
+/// Checks what must hold for all sources together.
+fn check(sources: &[(String, Content)], args: &Args) -> Result<()> {
     for (at, (name, _)) in sources.iter().enumerate() {
         if sources.iter().skip(at + 1).any(|(other, _)| other == name) {
             return Err(Failure::usage(format!("two buckets are called {name}")));
         }
     }
-    let mut made = Vec::new();
-    for (name, source) in sources {
-        let mount = Mount::open(source, &NodeOptions::writing("serve over S3"))?;
-        made.push(buckets::made(name, mount.filesystem(), None, mount.mode() != Mode::Exclusive));
-        opened.push(mount);
+    let foreign = sources.iter().filter(|(_, from)| matches!(from, Content::Foreign(_))).count();
+    args.foreign.check(foreign)
+}
+
+/// What is open, also after a failure.
+#[derive(Default)]
+struct Opened {
+    mounts: Vec<Mount>,
+    foreign: Vec<Arc<ReadThrough>>,
+}
+
+type AllMade = (Vec<gateway::bucket::Made>, Vec<gateway::foreign::Made>);
+
+impl Opened {
+    fn open(&mut self, sources: &[(String, Content)], args: &Args) -> Result<AllMade> {
+        let (mut made, mut foreign) = (Vec::new(), Vec::new());
+        for (name, from) in sources {
+            match from {
+                Content::Own(source) => {
+                    let mount = Mount::open(source, &NodeOptions::writing("serve over S3"))?;
+                    made.push(buckets::made(name, mount.filesystem(), None, mount.mode() != Mode::Exclusive));
+                    self.mounts.push(mount);
+                }
+                Content::Foreign(text) => {
+                    let options = args.foreign.options(args.reach.reach(), args.cache.clone())?;
+                    let bucket = Arc::new(ReadThrough::open(text, &options)?);
+                    foreign.push(gateway::foreign::Made {
+                        name: name.clone(),
+                        upstream: Arc::new(buckets::Foreign(bucket.clone())),
+                        revalidate: args.foreign.revalidate(),
+                    });
+                    self.foreign.push(bucket);
+                }
+            }
+        }
+        Ok((made, foreign))
     }
-    Ok(made)
 }
 
 /// Serves until a signal arrives.
-fn stay(mut server: Server, sources: &[(String, Source)], term: Term) {
+fn stay(mut server: Server, sources: &[(String, Content)], term: Term) {
     let address = server.address();
     let buckets: Vec<String> = sources.iter().map(|(name, _)| name.clone()).collect();
     let line = format!("serves the buckets {} to S3 clients on {address}", buckets.join(", "));

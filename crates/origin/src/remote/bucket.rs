@@ -30,9 +30,9 @@ const TRY_READ: Duration = Duration::from_secs(300);
 
 /// The objects below a prefix of a bucket.
 pub struct Bucket {
-    remote: Remote,
+    pub(super) remote: Remote,
     /// Keys begin with this. Empty, or with a `/` at its end.
-    prefix: String,
+    pub(super) prefix: String,
 }
 
 impl std::fmt::Debug for Bucket {

@@ -25,6 +25,7 @@ mod bucket;
 mod engine;
 mod environment;
 mod fault;
+mod forward;
 mod keys;
 mod latency;
 mod later;
@@ -66,6 +67,7 @@ use wire::Wire;
 pub use bucket::{Bucket, Unread};
 pub use environment::Environment;
 pub use fault::Mistake;
+pub use forward::{Forward, NotPassed, Passed};
 pub use listing::Object;
 pub use refusals::{ACTS, Refusal, Right};
 pub use spec::{RemoteSpec, Store, is_in_the_clear};
@@ -132,6 +134,7 @@ pub struct Remote {
     spec: RemoteSpec,
     layout: Layout,
     engine: Arc<Engine>,
+    wire: Wire,
     limits: Limits,
     access: Access,
     /// Where the keys came from, for messages.
@@ -278,6 +281,7 @@ impl Remote {
         Ok(Remote {
             layout: Layout::new(&spec),
             engine: Arc::new(Engine { stores, stats, pace, keys, refusals: Refusals::default() }),
+            wire,
             spec,
             limits,
             access,

@@ -8,7 +8,7 @@ use std::path::Path as File;
 use std::sync::Arc;
 use std::time::Duration;
 
-use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, AwsCredentialProvider};
 use object_store::azure::{AzureConfigKey, MicrosoftAzure, MicrosoftAzureBuilder};
 use object_store::gcp::{GoogleCloudStorage, GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::list::PaginatedListStore;
@@ -50,6 +50,8 @@ pub(crate) struct Stores {
     pub(crate) many: Arc<dyn ObjectStore>,
     /// Its listings page by page. None if its keys are not known yet.
     pub(crate) pages: Option<Arc<dyn PaginatedListStore>>,
+    /// Of S3: the keys that sign requests.
+    pub(crate) signs: Option<AwsCredentialProvider>,
 }
 
 /// Completes the spec: if it has no endpoint or region, they come from the environment or a profile.
@@ -100,7 +102,7 @@ pub(crate) fn build_or_later(
         })
     };
     let later: Arc<dyn ObjectStore> = Arc::new(Later::new(make));
-    Ok(Stores { one: Arc::clone(&later), many: later, pages: None })
+    Ok(Stores { one: Arc::clone(&later), many: later, pages: None, signs: None })
 }
 
 /// Makes the stores. Sends nothing.
@@ -121,7 +123,7 @@ pub(crate) fn build(
 }
 
 fn same<S: ObjectStore + PaginatedListStore>(store: Arc<S>) -> Result<Stores, Fault> {
-    Ok(Stores { one: store.clone(), many: store.clone(), pages: Some(store) })
+    Ok(Stores { one: store.clone(), many: store.clone(), pages: Some(store), signs: None })
 }
 
 /// This crate does the retries itself.
@@ -168,7 +170,8 @@ fn s3(
         builder.build().map_err(|error| Fault::unfit(&error))
     };
     let one = Arc::new(make(false)?);
-    Ok(Stores { one: one.clone(), many: Arc::new(make(true)?), pages: Some(one) })
+    let signs = Some(Arc::clone(one.credentials()));
+    Ok(Stores { one: one.clone(), many: Arc::new(make(true)?), pages: Some(one), signs })
 }
 
 fn gcs(spec: &RemoteSpec, environment: &Environment, wire: &Wire) -> Result<Arc<GoogleCloudStorage>, Fault> {

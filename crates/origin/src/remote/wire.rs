@@ -121,6 +121,11 @@ impl Wire {
         Ok(Wire { client, uploads, stats, keys })
     }
 
+    /// The two clients: for requests without a body and with one.
+    pub(crate) fn clients(&self) -> (reqwest::Client, reqwest::Client) {
+        (self.client.clone(), self.uploads.clone())
+    }
+
     async fn exchange(&self, request: HttpRequest) -> Result<HttpResponse, Fault> {
         let (parts, body) = request.into_parts();
         let host = parts.uri.authority().map_or_else(String::new, |host| host.to_string());
@@ -304,7 +309,7 @@ fn causes_of<'a>(error: &'a (dyn Error + 'static)) -> Vec<&'a (dyn Error + 'stat
 }
 
 /// The message of the last cause: those above it repeat the URL.
-fn deepest(error: &(dyn Error + 'static)) -> String {
+pub(crate) fn deepest(error: &(dyn Error + 'static)) -> String {
     first_words(&causes_of(error).last().map_or_else(String::new, |last| last.to_string()), 100)
 }
 
