@@ -5,6 +5,7 @@
 
 mod servers;
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -92,9 +93,12 @@ pub fn run(args: &Args) -> Result<()> {
         },
         Load { row: "PUT of 8 MiB", kind: Kind::Put, size: LARGE, count: large, at_once: 1 },
     ];
+    let wanted = |row: &str| args.common.only.as_ref().is_none_or(|only| row.contains(only.as_str()));
+    let loads: Vec<Load> = loads.into_iter().filter(|load| wanted(load.row)).collect();
     for server in &servers {
-        for load in loads.iter().filter(|load| load.kind == Kind::Get && load.at_once == 1) {
-            fill(&runtime, server, load.size, load.count)?;
+        let gets = loads.iter().filter(|load| load.kind == Kind::Get);
+        for (size, count) in gets.map(|load| (load.size, load.count)).collect::<BTreeSet<_>>() {
+            fill(&runtime, server, size, count)?;
         }
     }
     for round in 0..args.common.rounds() {
@@ -108,7 +112,7 @@ pub fn run(args: &Args) -> Result<()> {
         }
     }
     let listed = args.listed.unwrap_or(args.common.size(100_000, 2_000));
-    for server in &servers {
+    for server in servers.iter().filter(|_| wanted(LIST)) {
         list(&runtime, server, listed, args.common.rounds(), &mut sheet)?;
     }
     progress("");

@@ -5,16 +5,15 @@
 //! ```text
 //!   server.rs      connections, TLS, limits          guard.rs     what is refused before s3s
 //!   patience.rs    slow clients                      chunks.rs    bodies in chunks
-//!   keyring.rs     the file of keys, and rights      reload.rs    the file again, when it changes
-//!   probe.rs       a look at a gateway from outside  service.rs   the operations
-//!   answers.rs     requests and answers as types     showing.rs   listings of uploads and parts
-//!   flow.rs        bytes into files and out of them  sums.rs      checksums
-//!   keys.rs        keys as paths                     bucket.rs    ways through a filesystem
-//!   object.rs      GET and HEAD                      stage.rs     PUT and DELETE
-//!   list.rs        listings; sorted.rs: folders      copying.rs   copies
-//!   uploads.rs     uploads in parts                  tags.rs      object tags
-//!   attributes.rs  what an object has beside bytes   errors.rs    error numbers as S3 errors
-//!   foreign.rs     buckets of other stores
+//!   keyring.rs     the file of keys, and rights      reload.rs    the keys in use
+//!   service.rs     the operations                    showing.rs   listings of uploads and parts
+//!   answers.rs     requests and answers as types     sums.rs      checksums
+//!   flow.rs        bytes into files and out of them  bucket.rs    ways through a filesystem
+//!   keys.rs        keys as paths                     stage.rs     PUT and DELETE
+//!   object.rs      GET and HEAD                      copying.rs   copies
+//!   list.rs        listings; sorted.rs: folders      tags.rs      object tags
+//!   uploads.rs     uploads in parts                  errors.rs    error numbers as S3 errors
+//!   attributes.rs  what an object has beside bytes   foreign.rs    buckets of other stores
 //! ```
 //!
 //! Requests are decoded and signatures verified by `s3s`. Filesystem calls run on a bounded pool of threads.
@@ -33,7 +32,6 @@ pub mod keys;
 pub mod list;
 pub mod object;
 pub mod patience;
-pub mod probe;
 pub mod reload;
 pub mod server;
 pub mod service;

@@ -129,7 +129,7 @@ impl Bound {
         })
     }
 
-    /// Where it listens and with what, for [`crate::probe`].
+    /// Where it listens, its file of keys, and whether it uses TLS.
     pub fn shown(&self) -> (SocketAddr, &Path, bool) {
         (self.address, self.keys.path(), self.tls.is_some())
     }

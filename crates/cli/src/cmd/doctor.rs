@@ -5,6 +5,7 @@ mod advice;
 mod fleet;
 mod machine;
 mod places;
+mod probe;
 mod remote_side;
 mod s3;
 

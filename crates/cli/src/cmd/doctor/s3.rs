@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use api::status::{Endpoint, Status};
 use api::text::span;
 use gateway::keyring::Keyring;
-use gateway::probe::{self, Place, Seen};
 
+use super::probe::{self, Place, Seen};
 use super::{Check, note, ok, wrong};
 
 /// The difference of the clocks from which on requests are refused, in seconds.

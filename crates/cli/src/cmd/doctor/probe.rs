@@ -1,4 +1,4 @@
-//! A look at a gateway from outside, as a client: one signed request, its answer, the certificate.
+//! A look at an S3 endpoint from outside, as a client: one signed request, its answer, the certificate.
 //!
 //! It runs on the caller's thread and every step has a time limit. The certificate is not trusted or
 //! distrusted: it is read.
@@ -27,7 +27,7 @@ const ANSWER_MAX: u64 = 256 << 10;
 /// A time after every certificate's end: the year 9999.
 const LATE: Duration = Duration::from_secs(253_370_764_800);
 
-/// A gateway to look at.
+/// An endpoint to look at.
 #[derive(Clone, Copy, Debug)]
 pub struct Place<'a> {
     /// `HOST:PORT`.
@@ -95,7 +95,7 @@ fn signed(place: Place<'_>, key: &str, secret: &str) -> io::Result<String> {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "write HOST:PORT"));
     }
     let credential = AwsCredential { key_id: key.to_owned(), secret_key: secret.to_owned(), token: None };
-    let signer = AwsAuthorizer::new(&credential, "s3", crate::REGION);
+    let signer = AwsAuthorizer::new(&credential, "s3", gateway::REGION);
     signer.try_authorize(&mut request, None).map_err(io::Error::other)?;
     // The port of the scheme is not part of what was signed.
     let host = place.address.strip_suffix(port).unwrap_or(place.address);
