@@ -86,6 +86,14 @@ impl BlobSource for Beside {
         }
     }
 
+    fn keep(&self, id: &BlobId) {
+        self.own.keep(id);
+    }
+
+    fn keep_no_longer(&self) {
+        self.own.keep_no_longer();
+    }
+
     fn start_read(&self, id: &BlobId, range: Range<u32>, access: Access, completion: Completion) -> Start {
         match self.other(id) {
             Some(_) => Start::Read,

@@ -250,6 +250,14 @@ impl BlobSource for NameCache {
         self.source.will_need_part(id, offset, len);
     }
 
+    fn keep(&self, id: &BlobId) {
+        self.source.keep(id);
+    }
+
+    fn keep_no_longer(&self) {
+        self.source.keep_no_longer();
+    }
+
     fn start_read(&self, id: &BlobId, range: Range<u32>, access: Access, completion: Completion) -> Start {
         self.source.start_read(id, range, access, completion)
     }

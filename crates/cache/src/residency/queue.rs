@@ -1,4 +1,4 @@
-//! Three queues over one table of slots.
+//! Four queues over one table of slots.
 //!
 //! A slot is in exactly one queue and links to its neighbours by index. So removing one from the middle is as
 //! quick as from an end. The indices of removed slots are reused.
@@ -21,6 +21,7 @@ pub(super) enum Queue {
     Small = 0,
     Main = 1,
     Held = 2,
+    Kept = 3,
 }
 
 /// One blob.

@@ -53,6 +53,14 @@ impl BlobSource for Guarded {
         self.inner.will_need_part(id, offset, len);
     }
 
+    fn keep(&self, id: &BlobId) {
+        self.inner.keep(id);
+    }
+
+    fn keep_no_longer(&self) {
+        self.inner.keep_no_longer();
+    }
+
     fn start_read(&self, id: &BlobId, range: Range<u32>, access: Access, completion: Completion) -> Start {
         self.inner.start_read(id, range, access, completion)
     }
