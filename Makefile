@@ -84,6 +84,10 @@ lint: ## rustfmt and clippy as errors: first what ships, under every rule, then 
 	$(CARGO) clippy --workspace --locked --all-targets -- $(strict) \
 		-A clippy::disallowed_methods -A clippy::unwrap_used -A clippy::expect_used -A missing_docs
 
+.PHONY: bpf
+bpf: ## Compile the eBPF programs of crates/watch anew; needs clang, llvm and libbpf-dev
+	@scripts/bpf
+
 .PHONY: fmt
 fmt: ## Format every source file
 	$(CARGO) fmt --all
@@ -251,6 +255,16 @@ bench-fleet: bench-build ## P3, P4, P5, P7: nodes in network namespaces; PART=fl
 	@scripts/bootstrap bench-fleet
 	@[ -n "$(filter-out start,$(PART))" ] || scripts/start-root "$(cache)/start-root"
 	$(call figure,fleet $(addprefix --part ,$(PART)) --root "$(cache)/start-root")
+
+# 64-byte records first, then 100-byte ones beside GNU sort and DuckDB: 10 GB are NODES=2 MB=5000.
+NODES ?= 2
+MB ?= 500
+.PHONY: demo-sort
+demo-sort: bench-build ## Sort records over nodes through their mounts, beside GNU sort and DuckDB; NODES=2 MB=500 each; needs root
+	@scripts/bootstrap bench-fleet
+	@scripts/python-venv "$(cache)/python-sort" duckdb
+	$(call figure,sort,--nodes $(NODES))
+	$(call figure,sort,--nodes $(NODES) --mb $(MB) --form gensort --gnu --duckdb "$(cache)/python-sort/bin/python" --rounds 1)
 
 .PHONY: bench-transport
 bench-transport: bench-build ## P1: the fleet's transport over veth, compared with iperf3 and nginx with curl where they are installed

@@ -13,6 +13,7 @@
 //! - A figure each: [`basic`], [`tail`] (F1), [`parallel`] (F2), [`operations`] (F3), [`writes`] (F4),
 //!   [`workloads`] (F5), [`peers`] (F6), [`metadata`] (F7), [`origin`] (over an S3 store), [`fleet`] (P3, P4,
 //!   P5, P7: several nodes in network namespaces), [`gateway`] (the S3 gateway beside MinIO).
+//! - [`sort`]: a sort over several nodes, through their mounts.
 //! - [`lobster`]: synthetic market data, for demonstrations and tests.
 //! - [`zipf`] (P6): charts of the simulation's results.
 //! - [`cells`]: work that several of them use.
@@ -39,6 +40,7 @@ mod process;
 mod relay;
 mod run;
 mod sheet;
+mod sort;
 mod store;
 mod tail;
 mod transport;
@@ -78,6 +80,9 @@ enum Figure {
     ZipfChart(zipf::Args),
     Lobster(lobster::Args),
     S3(gateway::Args),
+    Sort(sort::Args),
+    #[command(hide = true)]
+    SortWorker(sort::worker::Args),
     #[command(hide = true)]
     TransportServe(transport::ServeArgs),
     #[command(hide = true)]
@@ -109,6 +114,8 @@ fn main() -> ExitCode {
         Figure::ZipfChart(args) => zipf::run(&args),
         Figure::Lobster(args) => lobster::run(&args),
         Figure::S3(args) => gateway::run(&args),
+        Figure::Sort(args) => sort::run(&args),
+        Figure::SortWorker(args) => sort::worker::run(&args),
         Figure::TransportServe(args) => transport::serve(&args),
         Figure::TransportAsk(args) => transport::ask(&args),
         Figure::ServeNull { mountpoint, transport, readers } => {

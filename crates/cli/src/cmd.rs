@@ -37,3 +37,4 @@ pub mod umount;
 pub mod unpublish;
 pub mod up;
 pub mod warm;
+pub mod watch;

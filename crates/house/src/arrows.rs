@@ -4,7 +4,7 @@
 //! base < blob < meta < fs < fuse, corpus < node
 //! base < blob < fetch < cache < node      base < blob < fetch < net < fleet < node
 //! base < blob < origin < node      base < blob < meta < tree < node      meta < fs < archive
-//! base < api < archive < node < cli      fs < gateway < cli
+//! base < api < archive < node < cli      fs < gateway < cli      watch < cli
 //! ```
 //!
 //! So `fs` sees neither cache nor origin, which never see each other: only `node` and what is above it choose
@@ -43,9 +43,10 @@ pub const ARROWS: &[(&str, &[&str])] = &[
         "cli",
         &[
             "base", "archive", "blob", "meta", "tree", "fetch", "cache", "origin", "net", "fleet", "fs",
-            "corpus", "fuse", "api", "node", "gateway",
+            "corpus", "fuse", "api", "node", "gateway", "watch",
         ],
     ),
+    ("watch", &[]),
     ("house", &[]),
 ];
 

@@ -43,7 +43,7 @@ pub use readers::{Readers, Report};
 pub use store::Store;
 pub use tree::Tree;
 
-pub use covey_tests::program::use_program;
+pub use covey_tests::program::{covey, run, use_program};
 pub use covey_tests::say;
 
 use std::path::Path;

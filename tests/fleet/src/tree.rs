@@ -108,6 +108,11 @@ pub struct Tree {
     server: Server,
 }
 
+/// Gives every later `covey` of this process the keys of the stores of this crate.
+pub fn use_keys() {
+    covey_tests::program::environment(s3server::environment());
+}
+
 impl Tree {
     /// The tree of the tests, created once per process.
     pub fn of_tests() -> &'static Tree {
@@ -117,7 +122,7 @@ impl Tree {
 
     /// Creates a tree: writes the files, imports and publishes them.
     pub fn publish(shape: Shape) -> Tree {
-        covey_tests::program::environment(s3server::environment());
+        use_keys();
         let scratch = covey_tests::scratch();
         let source = scratch.path().join("source");
         let files = shape.files();
@@ -129,7 +134,7 @@ impl Tree {
 
     /// Publishes the contents of a folder. A volume is created in `scratch` and left there.
     pub fn publish_folder(source: &Path, scratch: &Path, files: Vec<File>) -> Tree {
-        covey_tests::program::environment(s3server::environment());
+        use_keys();
         let server = Server::start();
         let volume = scratch.join("volume");
         let origin = Store::origin(PREFIX);

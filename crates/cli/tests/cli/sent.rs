@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, UNIX_EPOCH};
 
 use crate::fidelity::seen;
-use crate::world::{Done, World, covey, end_of, json, kill, run_command, soon};
+use crate::world::{Done, World, covey, end_of, json, kill, kill_and_wait, run_command, soon};
 
 /// What a command prints when the daemon does not do it.
 const THROUGH: &str = "go through the mount";
