@@ -268,12 +268,12 @@ impl BlobSource for FailingOrigin {
         self.inner.will_need_part(id, offset, len);
     }
 
-    fn keep(&self, id: &BlobId) {
-        self.inner.keep(id);
+    fn evict_last(&self, id: &BlobId) {
+        self.inner.evict_last(id);
     }
 
-    fn keep_no_longer(&self) {
-        self.inner.keep_no_longer();
+    fn evict_as_usual(&self) {
+        self.inner.evict_as_usual();
     }
 
     fn start_read(&self, id: &BlobId, range: Range<u32>, access: Access, completion: Completion) -> Start {

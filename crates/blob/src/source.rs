@@ -90,10 +90,10 @@ pub trait BlobSource: Send + Sync {
 
     /// A user wants this blob to stay on this machine longer than others. Quick. A source without a cache
     /// ignores it.
-    fn keep(&self, _id: &BlobId) {}
+    fn evict_last(&self, _id: &BlobId) {}
 
-    /// Ends what [`BlobSource::keep`] said of all blobs. Those that still matter are named again.
-    fn keep_no_longer(&self) {}
+    /// Ends what [`BlobSource::evict_last`] said of all blobs. Those that still matter are named again.
+    fn evict_as_usual(&self) {}
 
     /// The file that holds the whole blob on this machine, and its sums. A reader may map it. Its bytes stay
     /// as they are while it is open or mapped, also when the blob is evicted. They are not verified.

@@ -86,12 +86,12 @@ impl BlobSource for Beside {
         }
     }
 
-    fn keep(&self, id: &BlobId) {
-        self.own.keep(id);
+    fn evict_last(&self, id: &BlobId) {
+        self.own.evict_last(id);
     }
 
-    fn keep_no_longer(&self) {
-        self.own.keep_no_longer();
+    fn evict_as_usual(&self) {
+        self.own.evict_as_usual();
     }
 
     fn start_read(&self, id: &BlobId, range: Range<u32>, access: Access, completion: Completion) -> Start {

@@ -250,12 +250,12 @@ impl BlobSource for NameCache {
         self.source.will_need_part(id, offset, len);
     }
 
-    fn keep(&self, id: &BlobId) {
-        self.source.keep(id);
+    fn evict_last(&self, id: &BlobId) {
+        self.source.evict_last(id);
     }
 
-    fn keep_no_longer(&self) {
-        self.source.keep_no_longer();
+    fn evict_as_usual(&self) {
+        self.source.evict_as_usual();
     }
 
     fn start_read(&self, id: &BlobId, range: Range<u32>, access: Access, completion: Completion) -> Start {

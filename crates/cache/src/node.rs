@@ -508,11 +508,11 @@ impl BlobSource for NodeCache {
         self.core.will_need_part(id, offset, len);
     }
 
-    fn keep(&self, id: &BlobId) {
+    fn evict_last(&self, id: &BlobId) {
         self.core.ledger.keep(id);
     }
 
-    fn keep_no_longer(&self) {
+    fn evict_as_usual(&self) {
         self.core.ledger.keep_none();
     }
 

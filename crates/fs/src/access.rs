@@ -95,7 +95,7 @@ impl Core {
         }
         if name == KEEP_ATTRIBUTE {
             // Which blobs are still to be kept shows with the next reads.
-            self.parts.source.keep_no_longer();
+            self.parts.source.evict_as_usual();
         }
     }
 
@@ -127,10 +127,8 @@ impl Core {
                 _ => break,
             }
         }
-        let hint = Hint {
-            access: found.access.unwrap_or(default.access),
-            keep: found.keep.unwrap_or(default.keep),
-        };
+        let hint =
+            Hint { access: found.access.unwrap_or(default.access), keep: found.keep.unwrap_or(default.keep) };
         if at != ino && !is_own {
             // Nothing is set on the file itself, so the result also holds for its folder.
             self.hints.know(folder, age, hint);

@@ -123,13 +123,7 @@ impl Core {
         extents.extents().iter().for_each(|extent| self.table.drop(extent.pack));
     }
 
-    fn read_extents(
-        &self,
-        extents: &ExtentPage,
-        at: u32,
-        buf: &mut [u8],
-        hint: Hint,
-    ) -> Result<(), Error> {
+    fn read_extents(&self, extents: &ExtentPage, at: u32, buf: &mut [u8], hint: Hint) -> Result<(), Error> {
         let mut rest = buf;
         for part in extents.parts(at, rest.len() as u32) {
             match part {
@@ -163,7 +157,7 @@ impl Core {
                 let read = self.parts.source.read_as(&blob, offset, buf, hint.access);
                 read.inspect_err(|error| self.answers.note_error(error))?;
                 if hint.keep {
-                    self.parts.source.keep(&blob);
+                    self.parts.source.evict_last(&blob);
                 }
                 self.counters.from_blobs.add(buf.len());
             }

@@ -46,8 +46,8 @@ impl Piece {
 
 impl Volume {
     /// The pieces of a range of a file, in order, up to the end of the file. Counts as a read for the hint
-    /// `keep`. `None` if bytes of it are in no
-    /// blob: a small file is in the names, and new bytes are in an open pack.
+    /// `keep`. `None` if bytes of it are in no blob: a small file is in the names, and new bytes are in an open
+    /// pack.
     ///
     /// # Errors
     /// `EISDIR` and the like for what is no regular file, or the names could not be read.
@@ -74,7 +74,7 @@ impl Core {
                     Part::Data(extent) => match self.place_of(extent.pack)? {
                         Some(Place::Blob(blob)) => {
                             if is_kept {
-                                self.parts.source.keep(&blob);
+                                self.parts.source.evict_last(&blob);
                             }
                             pieces.push(Piece::Stored { blob, offset: extent.offset, len: extent.len });
                         }

@@ -115,7 +115,8 @@ impl Ledger {
         // The process that wrote these records may have been killed before they were durable.
         let stored_again = !settled.is_empty();
         let (meanwhile, to_keep) = (None, VecDeque::new());
-        let inner = Inner { policy, index, closed: false, unwanted, settled, stored_again, meanwhile, to_keep };
+        let inner =
+            Inner { policy, index, closed: false, unwanted, settled, stored_again, meanwhile, to_keep };
         let ledger =
             Ledger { path: path.to_owned(), began: base::time::monotonic(), inner: Mutex::new(inner) };
         (ledger, said)
@@ -183,11 +184,6 @@ impl Ledger {
         inner.to_keep.clear();
         inner.policy.keep_none();
         inner.log_ranked();
-    }
-
-    /// The bytes of kept blobs.
-    pub(super) fn kept_bytes(&self) -> u64 {
-        self.inner.lock().policy.kept_bytes()
     }
 
     /// All blobs that are here.

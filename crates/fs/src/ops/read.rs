@@ -155,7 +155,7 @@ impl Core {
         let start = self.parts.source.start_read(&blob, range, hint.access, completion);
         if !matches!(start, Start::Read) {
             if hint.keep {
-                self.parts.source.keep(&blob);
+                self.parts.source.evict_last(&blob);
             }
             self.look_ahead(ino, plan.offset, len, size, hint.access);
             self.touch_if_relative(ino, &found.record);

@@ -208,7 +208,7 @@ impl To {
             To::Here(cache) => {
                 let warmed = cache.warm(&blob.id).map_err(|error| error.to_string())?;
                 if blob.keep {
-                    cache.keep(&blob.id);
+                    cache.evict_last(&blob.id);
                 }
                 match warmed {
                     Warmed::Here => Ok(Filled::Here),
