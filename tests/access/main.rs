@@ -6,6 +6,7 @@
 //! take them for one too soon.
 
 use std::fs::{self, File};
+use std::io::Read;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -321,4 +322,45 @@ fn hints_are_set_shown_and_removed() {
     let inside = inside.to_str().unwrap();
     assert_eq!(hint(&[inside])[0]["why"], "by the attribute of /a", "the published tree carries it");
     says(&["random", inside], "read-only", "then publish again");
+}
+
+/// What has the hint `keep` is read from this node's disk, although much more was read since than fits there.
+#[test]
+fn what_is_to_be_kept_stays_on_the_disk() {
+    requires!(Need::Covey);
+    let world = World::new();
+    let mounted = world.volume.mount();
+    let kept = Rng::new(9).bytes(8 * MIB as usize);
+    for name in ["kept", "plain"] {
+        fs::create_dir(mounted.join(name)).unwrap();
+        fs::write(mounted.join(name).join("file"), Rng::new(name.len() as u64).bytes(8 * MIB as usize)).unwrap();
+    }
+    fs::write(mounted.join("kept/file"), &kept).unwrap();
+    covey_ok(&["hint", "keep", mounted.join("kept").to_str().unwrap()]);
+    let shown = covey_ok(&["hint", mounted.join("kept/file").to_str().unwrap(), "--json"]).json();
+    assert_eq!((&shown[0]["keep"], &shown[0]["keep_why"]), (&true.into(), &"by the attribute of /kept".into()));
+    mounted.umount();
+    covey_ok(&["flush", world.source()]);
+    world.publish();
+    let tree = world.tree("keep", &["-o", "cache_size=64M"]);
+    let read = |name: &str| {
+        let file = File::open(tree.0.join(name)).unwrap();
+        let mut bytes = Vec::new();
+        (&file).read_to_end(&mut bytes).unwrap();
+        // The next read comes to the daemon, too.
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        bytes
+    };
+    for name in ["plain/file", "kept/file"] {
+        read(name);
+    }
+    for _ in 0..2 {
+        assert!(read("data.idx/file") == world.bytes);
+    }
+    world.settled(&tree.0);
+    let before = world.server.counts().sent;
+    assert!(read("kept/file") == kept);
+    assert_eq!(world.settled(&tree.0) - before, 0, "bytes of the store for what is kept");
+    read("plain/file");
+    assert!(world.settled(&tree.0) - before >= 4 * MIB, "what is not kept was evicted");
 }

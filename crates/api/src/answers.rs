@@ -20,6 +20,12 @@ pub struct Hint {
     pub access: String,
     /// Where that comes from, in words.
     pub why: String,
+    /// Whether its blobs are evicted last from this node's disk.
+    #[serde(default)]
+    pub keep: bool,
+    /// Where that comes from, in words. None: no hint says anything about it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep_why: Option<String>,
     /// Whether it matters: the volume's blobs are in a remote origin.
     pub remote: bool,
 }

@@ -92,6 +92,13 @@ pub trait BlobSource: Send + Sync {
     /// A hint that these bytes of the blob will be read soon, but not those around them.
     fn will_need_part(&self, _id: &BlobId, _offset: u32, _len: u32) {}
 
+    /// A user wants this blob to stay on this machine longer than others. Quick. A source without a cache
+    /// ignores it.
+    fn evict_last(&self, _id: &BlobId) {}
+
+    /// Ends what [`BlobSource::evict_last`] said of all blobs. Those that still matter are named again.
+    fn evict_as_usual(&self) {}
+
     /// The file that holds the whole blob on this machine, and its sums. A reader may map it. Its bytes stay
     /// as they are while it is open or mapped, also when the blob is evicted. They are not verified.
     fn file_of(&self, _id: &BlobId) -> Option<(File, Sums)> {

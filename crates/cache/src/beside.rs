@@ -86,6 +86,14 @@ impl BlobSource for Beside {
         }
     }
 
+    fn evict_last(&self, id: &BlobId) {
+        self.own.evict_last(id);
+    }
+
+    fn evict_as_usual(&self) {
+        self.own.evict_as_usual();
+    }
+
     fn start_read(&self, id: &BlobId, range: Range<u32>, access: Access, completion: Completion) -> Start {
         match self.other(id) {
             Some(_) => Start::Read,

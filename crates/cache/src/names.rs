@@ -250,6 +250,14 @@ impl BlobSource for NameCache {
         self.source.will_need_part(id, offset, len);
     }
 
+    fn evict_last(&self, id: &BlobId) {
+        self.source.evict_last(id);
+    }
+
+    fn evict_as_usual(&self) {
+        self.source.evict_as_usual();
+    }
+
     fn start_read(&self, id: &BlobId, range: Range<u32>, access: Access, completion: Completion) -> Start {
         self.source.start_read(id, range, access, completion)
     }

@@ -508,6 +508,14 @@ impl BlobSource for NodeCache {
         self.core.will_need_part(id, offset, len);
     }
 
+    fn evict_last(&self, id: &BlobId) {
+        self.core.ledger.keep(id);
+    }
+
+    fn evict_as_usual(&self) {
+        self.core.ledger.keep_none();
+    }
+
     fn start_read(&self, id: &BlobId, range: Range<u32>, access: Access, completion: Completion) -> Start {
         self.core.start_read(id, range, access, completion)
     }

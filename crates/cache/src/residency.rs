@@ -10,6 +10,8 @@
 //!                  │    ▲                                  │  ▲──┘
 //!                  ▼    │ no longer pinned                 ▼
 //!                ghost  held: pinned, never a victim      evicted
+//!
+//!   kept: a user's hint, last
 //! ```
 //!
 //! A scan of any length passes through the small queue and leaves main unchanged. The ghosts remember the
@@ -34,6 +36,10 @@
 //! **A pinned blob is never a victim**, under any pressure. The caller that asks for a victim says what is
 //! pinned. A pinned candidate moves to the held queue. Each call checks a few held blobs again.
 //!
+//! **What users want to keep is evicted last.** A read on behalf of a file with the hint `keep` moves the blob
+//! to the kept queue. It has at most half of the budget. When more is kept, the blobs whose last such read is
+//! longest ago move to main. A blob of the kept queue is a victim only if no other is left.
+//!
 //! An entry takes 52 bytes, plus 5 to 10 in its lookup table. A ghost takes about 30.
 
 mod ghost;
@@ -55,6 +61,8 @@ const STAY: u8 = 4;
 const CREDIT_MAX: u8 = 3 * STAY;
 /// The small queue gets one part in this many of the budget.
 const SMALL_PART: u64 = 10;
+/// Kept blobs get one part in this many of the budget.
+const KEPT_PART: u64 = 2;
 /// At most this many blobs are spared for one victim. Then the next one is evicted, whatever it costs.
 const SPARED_MOST: usize = 64;
 /// How many held blobs are checked again for each victim.
@@ -105,6 +113,8 @@ pub enum Rank {
     New,
     /// It was read again.
     Proven,
+    /// A user wants to keep it.
+    Kept,
 }
 
 /// A blob to evict.
@@ -114,6 +124,14 @@ pub struct Victim {
     pub id: BlobId,
     /// Its size in bytes.
     pub size: u32,
+}
+
+fn queue_of(rank: Rank) -> Queue {
+    match rank {
+        Rank::New => Queue::Small,
+        Rank::Proven => Queue::Main,
+        Rank::Kept => Queue::Kept,
+    }
 }
 
 /// The disk space that a blob takes: whole pages, and one page for its sums.
@@ -128,13 +146,14 @@ pub struct Policy {
     budget: u64,
     /// How many blobs could be fetched without the origin.
     cheap: usize,
-    promoted: Vec<BlobId>,
+    /// Blobs with a new rank since they were last taken.
+    ranked: Vec<(BlobId, Rank)>,
 }
 
 impl Policy {
     /// Starts empty, with a budget in bytes as [`charge`] counts them.
     pub fn new(budget: u64) -> Policy {
-        Policy { lists: Lists::new(), ghosts: Ghosts::new(), budget, cheap: 0, promoted: Vec::new() }
+        Policy { lists: Lists::new(), ghosts: Ghosts::new(), budget, cheap: 0, ranked: Vec::new() }
     }
 
     /// Reserves space for this many blobs, so that inserting them moves nothing.
@@ -181,18 +200,57 @@ impl Policy {
     /// Restores a blob of a former run, in the order of insertion. Its presence is uncertain until
     /// [`Policy::confirm`].
     pub fn restore(&mut self, id: &BlobId, size: u32, cost: Cost, rank: Rank) {
-        let queue = if rank == Rank::Proven { Queue::Main } else { Queue::Small };
+        let queue = queue_of(rank);
         if let Some((at, _)) = self.put(id, size, cost, queue, 0) {
             self.lists.slot_mut(at).confirmed = false;
         }
     }
 
-    /// Moves a restored blob to main, because it was proven before the restart.
-    pub fn prove(&mut self, id: &BlobId) {
+    /// Gives a restored blob the rank that it got before the restart.
+    pub fn rank(&mut self, id: &BlobId, rank: Rank) {
         if let Some(at) = self.lists.find(id) {
-            self.lists.take_out(at);
-            self.lists.push(Queue::Main, at);
+            self.shift(at, queue_of(rank));
         }
+    }
+
+    /// Records that a user wants to keep a blob, and that it was read just now. A pinned blob is kept from
+    /// its next such read on. False if it is not here.
+    pub fn keep(&mut self, id: &BlobId) -> bool {
+        let Some(at) = self.lists.find(id) else { return false };
+        match self.lists.slot(at).queue {
+            Queue::Held => return true,
+            Queue::Kept => {}
+            Queue::Small | Queue::Main => self.ranked.push((*id, Rank::Kept)),
+        }
+        self.shift(at, Queue::Kept);
+        while self.kept_bytes() > self.budget / KEPT_PART {
+            let Some(oldest) = self.lists.oldest(Queue::Kept) else { break };
+            self.keep_no_more(oldest);
+        }
+        true
+    }
+
+    /// Ends the special treatment of all kept blobs.
+    pub fn keep_none(&mut self) {
+        while let Some(oldest) = self.lists.oldest(Queue::Kept) {
+            self.keep_no_more(oldest);
+        }
+    }
+
+    fn keep_no_more(&mut self, at: u32) {
+        self.shift(at, Queue::Main);
+        self.ranked.push((self.lists.slot(at).id, Rank::Proven));
+    }
+
+    /// Moves a slot to the newest end of a queue.
+    fn shift(&mut self, at: u32, queue: Queue) {
+        self.lists.take_out(at);
+        self.lists.push(queue, at);
+    }
+
+    /// The bytes that kept blobs take.
+    pub fn kept_bytes(&self) -> u64 {
+        self.lists.bytes_of(Queue::Kept)
     }
 
     fn add(&mut self, id: &BlobId, size: u32, cost: Cost, queue: Queue, now: u32) -> bool {
@@ -250,7 +308,7 @@ impl Policy {
                 (Some(small), main) if crowded || main.is_none() => small,
                 (_, Some(main)) => main,
                 (Some(small), None) => small,
-                (None, None) => return None,
+                (None, None) => self.lists.oldest(Queue::Kept)?,
             };
             if spared < SPARED_MOST && self.spare(from, is_pinned) {
                 spared += 1;
@@ -290,7 +348,7 @@ impl Policy {
             moved.set_spared(false);
             self.lists.push(Queue::Main, at);
             if slot.queue != Queue::Main {
-                self.promoted.push(slot.id);
+                self.ranked.push((slot.id, Rank::Proven));
             }
             return None;
         }
@@ -318,9 +376,9 @@ impl Policy {
         }
     }
 
-    /// The blobs that were proven since the last call.
-    pub fn take_promoted(&mut self) -> Vec<BlobId> {
-        std::mem::take(&mut self.promoted)
+    /// The blobs that got another rank since the last call.
+    pub fn take_ranked(&mut self) -> Vec<(BlobId, Rank)> {
+        std::mem::take(&mut self.ranked)
     }
 
     /// Records that the blob was seen on the disk. False if it was unknown.
@@ -337,8 +395,12 @@ impl Policy {
 
     /// All blobs, each queue from the oldest on: the order that [`Policy::restore`] expects.
     pub fn each(&self, mut each: impl FnMut(&BlobId, u32, Cost, Rank)) {
-        for queue in [Queue::Main, Queue::Held, Queue::Small] {
-            let rank = if queue == Queue::Main { Rank::Proven } else { Rank::New };
+        for queue in [Queue::Main, Queue::Kept, Queue::Held, Queue::Small] {
+            let rank = match queue {
+                Queue::Main => Rank::Proven,
+                Queue::Kept => Rank::Kept,
+                Queue::Held | Queue::Small => Rank::New,
+            };
             self.lists.each_of(queue, |slot| each(&slot.id, slot.size, Cost::from_code(slot.cost()), rank));
         }
     }

@@ -10,12 +10,13 @@ use base::phase::{self, Phase};
 use base::size::{BLOB_MAX, MIB};
 use base::{BlobId, Ino, PackNo};
 use blob::extent::{ExtentPage, Part};
-use blob::{Access, BlobError, Extent};
+use blob::{BlobError, Extent};
 use meta::PackRow;
 use meta::plan::Op;
 use meta::plan::op::Piece;
 use meta::record::InodeRecord;
 
+use crate::access::Hint;
 use crate::errno::Error;
 use crate::packs::table::Place;
 use crate::packs::{OWN_PACK_APPEND_MIN, OWN_PACK_MIN, Own, Slot, Writer};
@@ -52,16 +53,16 @@ impl Core {
         if record.has(InodeRecord::INLINE) {
             return self.read_inline(ino, offset, buf).map(|()| len);
         }
-        let access = self.access_of(ino, record);
+        let hint = self.hint_of(ino, record);
         if len > 0 {
-            self.look_ahead(ino, offset, len, record.size, access);
+            self.look_ahead(ino, offset, len, record.size, hint.access);
         }
         let mut done = 0;
         while done < len {
             let (page, at) = page_of(offset + done as u64);
             let part = (len - done).min((BLOB_MAX - at) as usize);
             let known = found.and_then(|found| found.of(page));
-            self.read_page(ino, page, known, at, access, &mut buf[done..done + part])?;
+            self.read_page(ino, page, known, at, hint, &mut buf[done..done + part])?;
             done += part;
         }
         Ok(len)
@@ -72,7 +73,7 @@ impl Core {
         let Some(bytes) = bytes else {
             // It was moved to a pack after its record was read.
             let (page, at) = page_of(offset);
-            return self.read_page(ino, page, None, at, Access::Normal, buf);
+            return self.read_page(ino, page, None, at, Hint::default(), buf);
         };
         let from = (offset as usize).min(bytes.len());
         let have = (bytes.len() - from).min(buf.len());
@@ -90,11 +91,11 @@ impl Core {
         page: u32,
         known: Option<&ExtentPage>,
         at: u32,
-        access: Access,
+        hint: Hint,
         buf: &mut [u8],
     ) -> Result<(), Error> {
         if let Some(extents) = known {
-            match self.read_extents(extents, at, buf, access) {
+            match self.read_extents(extents, at, buf, hint) {
                 Err(error) if may_have_moved(&error) => self.forget_places(extents),
                 done => return done,
             }
@@ -102,7 +103,7 @@ impl Core {
         let mut before: Option<ExtentPage> = None;
         for look in 0..LOOKS {
             let extents = self.names.extents(ino, page)?;
-            match self.read_extents(&extents, at, buf, access) {
+            match self.read_extents(&extents, at, buf, hint) {
                 Err(error) if look + 1 < LOOKS && may_have_moved(&error) => {
                     // The names were read again and say the same places: the bytes are lost.
                     if look > 1 && before.as_ref() == Some(&extents) {
@@ -122,13 +123,7 @@ impl Core {
         extents.extents().iter().for_each(|extent| self.table.drop(extent.pack));
     }
 
-    fn read_extents(
-        &self,
-        extents: &ExtentPage,
-        at: u32,
-        buf: &mut [u8],
-        access: Access,
-    ) -> Result<(), Error> {
+    fn read_extents(&self, extents: &ExtentPage, at: u32, buf: &mut [u8], hint: Hint) -> Result<(), Error> {
         let mut rest = buf;
         for part in extents.parts(at, rest.len() as u32) {
             match part {
@@ -139,7 +134,7 @@ impl Core {
                 }
                 Part::Data(Extent { len, pack, offset, .. }) => {
                     let (bytes, after) = rest.split_at_mut(len as usize);
-                    self.read_pack_as(pack, offset, bytes, access)?;
+                    self.read_pack_as(pack, offset, bytes, hint)?;
                     rest = after;
                 }
             }
@@ -149,18 +144,21 @@ impl Core {
 
     /// Reads a range of a pack, wherever the pack is now.
     pub(crate) fn read_pack(&self, pack: PackNo, offset: u32, buf: &mut [u8]) -> Result<(), Error> {
-        self.read_pack_as(pack, offset, buf, Access::Normal)
+        self.read_pack_as(pack, offset, buf, Hint::default())
     }
 
-    fn read_pack_as(&self, pack: PackNo, offset: u32, buf: &mut [u8], access: Access) -> Result<(), Error> {
+    fn read_pack_as(&self, pack: PackNo, offset: u32, buf: &mut [u8], hint: Hint) -> Result<(), Error> {
         match self.place_of(pack)? {
             Some(Place::Open) => {
                 self.parts.packs.read(pack, offset, buf)?;
                 self.counters.from_open.add(buf.len());
             }
             Some(Place::Blob(blob)) => {
-                let read = self.parts.source.read_as(&blob, offset, buf, access);
+                let read = self.parts.source.read_as(&blob, offset, buf, hint.access);
                 read.inspect_err(|error| self.answers.note_error(error))?;
+                if hint.keep {
+                    self.parts.source.evict_last(&blob);
+                }
                 self.counters.from_blobs.add(buf.len());
             }
             None => return Err(gone(pack)),

@@ -45,8 +45,9 @@ impl Piece {
 }
 
 impl Volume {
-    /// The pieces of a range of a file, in order, up to the end of the file. `None` if bytes of it are in no
-    /// blob: a small file is in the names, and new bytes are in an open pack.
+    /// The pieces of a range of a file, in order, up to the end of the file. Counts as a read for the hint
+    /// `keep`. `None` if bytes of it are in no blob: a small file is in the names, and new bytes are in an open
+    /// pack.
     ///
     /// # Errors
     /// `EISDIR` and the like for what is no regular file, or the names could not be read.
@@ -61,6 +62,7 @@ impl Core {
         if record.has(InodeRecord::INLINE) {
             return Ok(None);
         }
+        let is_kept = self.hint_of(ino, &record).keep;
         let end = offset.saturating_add(len).min(record.size);
         let (mut pieces, mut at) = (Vec::new(), offset);
         while at < end {
@@ -71,6 +73,9 @@ impl Core {
                     Part::Hole { len, .. } => pieces.push(Piece::Hole { len: u64::from(len) }),
                     Part::Data(extent) => match self.place_of(extent.pack)? {
                         Some(Place::Blob(blob)) => {
+                            if is_kept {
+                                self.parts.source.evict_last(&blob);
+                            }
                             pieces.push(Piece::Stored { blob, offset: extent.offset, len: extent.len });
                         }
                         _ => return Ok(None),

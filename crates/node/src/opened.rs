@@ -363,7 +363,7 @@ impl Node {
     /// Fetches the data of files and trees, into this node's cache or into the depots of its zone.
     pub fn warm(&self, paths: &[PathBuf], depot: bool, tick: &mut dyn FnMut(Tick)) -> Result<WarmSummary> {
         let to = warm::To::of(&self.name, self.remote_side(), self.tree_cache.as_ref(), depot)?;
-        warm::warm(to, Names::new(self.store()), paths, tick)
+        warm::warm(to, self.shown(), Names::new(self.store()), paths, tick)
     }
 
     /// Removes the data that nothing refers to, and compacts scattered data.

@@ -8,7 +8,7 @@
 //! **Locks.** The lock is held for lookups and one `write(2)`. Under it only the check for pinned blobs is
 //! called. A long index is rewritten without the lock.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -22,6 +22,8 @@ use crate::residency::{Cost, Policy, Rank, Victim, charge};
 /// An index with fewer records than this is never rewritten. A longer one is, when fewer than half of its
 /// records are needed.
 const LONG: u64 = 20_000;
+/// At most this many blobs that are to be kept are awaited. Fetches that are in flight are fewer.
+const TO_KEEP: usize = 256;
 /// After this many deletions the index is made durable.
 const MANY: usize = 10_000;
 
@@ -46,6 +48,8 @@ struct Inner {
     stored_again: bool,
     /// Records appended while the index is being rewritten.
     meanwhile: Option<Vec<Record>>,
+    /// Blobs that a user wants to keep, and that are not here yet, with the newest first.
+    to_keep: VecDeque<BlobId>,
 }
 
 impl Inner {
@@ -62,9 +66,19 @@ impl Inner {
         }
     }
 
-    fn log_promoted(&mut self) {
-        let promoted: Vec<Record> = self.policy.take_promoted().into_iter().map(Record::Proven).collect();
-        self.log(&promoted);
+    fn log_ranked(&mut self) {
+        let ranked = self.policy.take_ranked().into_iter();
+        let ranked: Vec<Record> = ranked.map(|(id, rank)| Record::Ranked(id, rank)).collect();
+        self.log(&ranked);
+    }
+
+    /// Keeps a blob that has just arrived, if that was asked for.
+    fn keep_if_asked(&mut self, id: &BlobId) {
+        if let Some(at) = self.to_keep.iter().position(|other| other == id) {
+            self.to_keep.remove(at);
+            self.policy.keep(id);
+            self.log_ranked();
+        }
     }
 
     fn all(&self) -> Vec<Record> {
@@ -85,7 +99,7 @@ impl Ledger {
             Record::Gone(id) => {
                 policy.remove(&id);
             }
-            Record::Proven(id) => policy.prove(&id),
+            Record::Ranked(id, rank) => policy.rank(&id, rank),
             Record::Unwanted(id) => {
                 unwanted.insert(id);
             }
@@ -100,7 +114,9 @@ impl Ledger {
         };
         // The process that wrote these records may have been killed before they were durable.
         let stored_again = !settled.is_empty();
-        let inner = Inner { policy, index, closed: false, unwanted, settled, stored_again, meanwhile: None };
+        let (meanwhile, to_keep) = (None, VecDeque::new());
+        let inner =
+            Inner { policy, index, closed: false, unwanted, settled, stored_again, meanwhile, to_keep };
         let ledger =
             Ledger { path: path.to_owned(), began: base::time::monotonic(), inner: Mutex::new(inner) };
         (ledger, said)
@@ -148,6 +164,26 @@ impl Ledger {
         if inner.policy.insert(id, size, cost, now) {
             inner.log(&[Record::Here { id: *id, size, cost, rank: Rank::New }]);
         }
+        inner.keep_if_asked(id);
+    }
+
+    /// Records that a user wants to keep a blob. One that is not here yet is kept when it arrives.
+    pub(super) fn keep(&self, id: &BlobId) {
+        let mut inner = self.inner.lock();
+        if inner.policy.keep(id) {
+            inner.log_ranked();
+        } else if !inner.to_keep.contains(id) {
+            inner.to_keep.truncate(TO_KEEP - 1);
+            inner.to_keep.push_front(*id);
+        }
+    }
+
+    /// Ends that for all blobs.
+    pub(super) fn keep_none(&self) {
+        let mut inner = self.inner.lock();
+        inner.to_keep.clear();
+        inner.policy.keep_none();
+        inner.log_ranked();
     }
 
     /// All blobs that are here.
@@ -189,7 +225,7 @@ impl Ledger {
                 }
             }
         }
-        inner.log_promoted();
+        inner.log_ranked();
         inner.log(&victims.iter().map(|victim| Record::Gone(victim.id)).collect::<Vec<_>>());
         victims
     }

@@ -49,8 +49,8 @@ pub enum Record {
     },
     /// The blob is no longer here.
     Gone(BlobId),
-    /// The blob was proven.
-    Proven(BlobId),
+    /// The blob got another rank than [`Rank::New`].
+    Ranked(BlobId, Rank),
     /// The blob must be deleted in the origin.
     Unwanted(BlobId),
     /// That deletion was done or cancelled.
@@ -62,7 +62,7 @@ impl Record {
         let (kind, rank, cost, size, id) = match self {
             Record::Here { id, size, cost, rank } => (1, *rank as u8, cost.code(), *size, id),
             Record::Gone(id) => (2, 0, 0, 0, id),
-            Record::Proven(id) => (3, 0, 0, 0, id),
+            Record::Ranked(id, rank) => (3, *rank as u8, 0, 0, id),
             Record::Unwanted(id) => (4, 0, 0, 0, id),
             Record::Settled(id) => (5, 0, 0, 0, id),
         };
@@ -85,16 +85,20 @@ impl Record {
         let id = BlobId(id.try_into().ok()?);
         Some(match head[0] {
             1 if size <= BLOB_MAX => {
-                let rank = if head[1] == Rank::Proven as u8 { Rank::Proven } else { Rank::New };
-                Record::Here { id, size, cost: Cost::from_code(head[2]), rank }
+                Record::Here { id, size, cost: Cost::from_code(head[2]), rank: rank_of(head[1], Rank::New) }
             }
             2 => Record::Gone(id),
-            3 => Record::Proven(id),
+            3 => Record::Ranked(id, rank_of(head[1], Rank::Proven)),
             4 => Record::Unwanted(id),
             5 => Record::Settled(id),
             _ => return None,
         })
     }
+}
+
+/// The rank of that code. Other codes, and the 0 of older records, stand for `other`.
+fn rank_of(code: u8, other: Rank) -> Rank {
+    [Rank::Proven, Rank::Kept].into_iter().find(|rank| *rank as u8 == code).unwrap_or(other)
 }
 
 /// An open index. See the [module](self).

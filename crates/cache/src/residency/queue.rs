@@ -1,4 +1,4 @@
-//! Three queues over one table of slots.
+//! Four queues over one table of slots.
 //!
 //! A slot is in exactly one queue and links to its neighbours by index. So removing one from the middle is as
 //! quick as from an end. The indices of removed slots are reused.
@@ -21,6 +21,7 @@ pub(super) enum Queue {
     Small = 0,
     Main = 1,
     Held = 2,
+    Kept = 3,
 }
 
 /// One blob.
@@ -83,7 +84,7 @@ pub(super) struct Lists {
     slots: Vec<Slot>,
     /// Head of the list of free slots, linked by `older`.
     free: u32,
-    lists: [List; 3],
+    lists: [List; 4],
 }
 
 /// Names are hashes already. Their first bytes choose folders and shards, so this takes others.
@@ -94,7 +95,7 @@ fn hash(id: &BlobId) -> u64 {
 impl Lists {
     pub(super) fn new() -> Lists {
         let list = |_| List { newest: NONE, oldest: NONE, len: 0, bytes: 0 };
-        Lists { table: HashTable::new(), slots: Vec::new(), free: NONE, lists: [0, 1, 2].map(list) }
+        Lists { table: HashTable::new(), slots: Vec::new(), free: NONE, lists: [0, 1, 2, 3].map(list) }
     }
 
     pub(super) fn reserve(&mut self, count: usize) {

@@ -291,7 +291,7 @@ proptest! {
         let records: Vec<Record> = (0..count).map(|n| match n % 5 {
             0 => Record::Here { id: id(n), size: n as u32, cost: Cost::Depot, rank: Rank::Proven },
             1 => Record::Gone(id(n)),
-            2 => Record::Proven(id(n)),
+            2 => Record::Ranked(id(n), if n % 2 == 0 { Rank::Kept } else { Rank::Proven }),
             3 => Record::Unwanted(id(n)),
             _ => Record::Settled(id(n)),
         }).collect();
@@ -323,7 +323,7 @@ fn an_index_written_anew_has_what_came_meanwhile() {
     let path = dir.path().join("idx");
     let mut index = Index::open(&path, &mut |_| {}).unwrap();
     (0..100).for_each(|n| index.append(&[Record::Gone(id(n))]).unwrap());
-    let new = Rewrite::begin(&path, &[Record::Proven(id(1))]).unwrap();
+    let new = Rewrite::begin(&path, &[Record::Ranked(id(1), Rank::Proven)]).unwrap();
     let late = Record::Unwanted(id(2));
     index.append(&[late]).unwrap();
     let mut index = new.install(&[late]).unwrap();
@@ -333,7 +333,7 @@ fn an_index_written_anew_has_what_came_meanwhile() {
     drop(index);
     let mut found = Vec::new();
     Index::open(&path, &mut |record| found.push(record)).unwrap();
-    assert_eq!(found, [Record::Proven(id(1)), late, Record::Settled(id(2))]);
+    assert_eq!(found, [Record::Ranked(id(1), Rank::Proven), late, Record::Settled(id(2))]);
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
 }
 
@@ -440,4 +440,54 @@ proptest! {
         }
         prop_assert_eq!((gone.len(), mixed.len(), mixed.cheap), (costs.len(), 0, 0));
     }
+}
+
+#[test]
+fn kept_blobs_outlive_a_scan_and_take_half_of_the_budget_at_most() {
+    let room = 40;
+    let mut policy = Policy::new(room * charge(SIZE));
+    for n in 0..10 {
+        policy.read(n, 0);
+        assert!(policy.keep(&id(n)));
+    }
+    // A scan through fifty times the budget, each blob read twice, so that it is proven.
+    for n in 1_000..1_000 + 50 * room {
+        policy.read(n, 1);
+        policy.read(n, 1);
+    }
+    assert!((0..10).all(|n| policy.touch(&id(n), 2)), "the kept blobs are here");
+    // More than half: those that were kept first are ordinary blobs again.
+    for n in 100..130 {
+        policy.read(n, 3);
+        policy.keep(&id(n));
+        assert!(policy.kept_bytes() <= policy.budget() / 2);
+    }
+    assert_eq!(policy.kept_bytes(), room / 2 * charge(SIZE));
+    for n in 5_000..5_000 + 50 * room {
+        policy.read(n, 4);
+    }
+    assert!((110..130).all(|n| policy.touch(&id(n), 5)));
+    // Without the hint they are ordinary blobs.
+    policy.keep_none();
+    assert_eq!(policy.kept_bytes(), 0);
+    assert!(!policy.keep(&id(77_777)), "it is not here");
+}
+
+#[test]
+fn what_is_kept_is_kept_after_a_restart_and_goes_when_nothing_else_is_left() {
+    let mut policy = Policy::new(8 * charge(SIZE));
+    for n in 0..4 {
+        policy.insert(&id(n), SIZE, Cost::Origin, 0);
+        policy.keep(&id(n));
+    }
+    let mut restored = Policy::new(8 * charge(SIZE));
+    policy.each(|id, size, cost, rank| {
+        assert_eq!(rank, Rank::Kept);
+        restored.restore(id, size, cost, rank);
+        restored.confirm(id);
+    });
+    assert_eq!(restored.kept_bytes(), 4 * charge(SIZE));
+    restored.insert(&id(9), SIZE, Cost::Origin, 1);
+    assert_eq!(restored.victim(NOBODY).map(|victim| victim.id), Some(id(9)));
+    assert_eq!(restored.victim(NOBODY).map(|victim| victim.id), Some(id(0)), "the one kept first");
 }

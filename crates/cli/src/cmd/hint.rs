@@ -1,11 +1,11 @@
-//! `covey hint`: says how programs read files, and shows what was said.
+//! `covey hint`: says how programs read files and which stay on this machine, and shows what was said.
 
 use std::path::{Path, PathBuf};
 
 use api::answers::Hint;
 use api::control::Request;
 use api::error::{Failure, Result};
-use fs::access::ATTRIBUTE;
+use fs::access::{ATTRIBUTE, DO_NOT_KEEP, KEEP, KEEP_ATTRIBUTE};
 use node::control;
 use rustix::fs::{XattrFlags, getxattr, removexattr, setxattr};
 use rustix::io::Errno;
@@ -14,36 +14,50 @@ use serde::Serialize;
 use crate::target::{Place, Target, resolve};
 use crate::term::Term;
 
-/// Says how programs read files of a remote origin: random, sequential or normal; or shows what applies
+/// Says how programs read files of a remote origin, or which stay on this disk; or shows what applies
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  covey hint random /mnt/covey/embeddings      few records at random places: fetch only what is read\n  \
     covey hint sequential /mnt/covey/weights     from beginning to end: prefetch from the first read on\n  \
+    covey hint keep /mnt/covey/index             what was read stays on this disk, up to half of the cache\n  \
     covey hint normal /mnt/covey/embeddings      no hint: Covey finds out\n  \
     covey hint /mnt/covey/embeddings/a.npy       what applies to this file, and why\n\n\
     A hint of a folder is for everything below it that has none of its own. It is stored with the files, so that published trees carry\n\
-    it. Set hints before you publish: published trees cannot be changed."
+    it. Set hints before you publish: published trees cannot be changed. `keep` goes with each of random and sequential; normal\n\
+    removes all hints."
 )]
 pub struct Args {
-    /// random, sequential or normal, and then files and folders on a mount; without such a word, what
+    /// random, sequential, keep or normal, and then files and folders on a mount; without such a word, what
     /// applies to them is shown
     #[arg(required = true, value_name = "HINT|PATH")]
     words: Vec<PathBuf>,
 }
 
-/// The words, and the values of the attribute. None: no hint.
-const WORDS: [(&str, Option<&str>); 4] = [
-    ("random", Some("random")),
-    ("sequential", Some("stream")),
-    ("stream", Some("stream")),
-    ("normal", None),
+/// What a word says.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Said {
+    /// A value of the attribute for access.
+    Access(&'static str),
+    Keep,
+    /// No hint at all.
+    Nothing,
+}
+
+const WORDS: [(&str, Said); 5] = [
+    ("random", Said::Access("random")),
+    ("sequential", Said::Access("stream")),
+    ("stream", Said::Access("stream")),
+    ("keep", Said::Keep),
+    ("normal", Said::Nothing),
 ];
 
 #[derive(Debug, Serialize)]
 struct Set<'a> {
     path: &'a Path,
-    /// The value of the attribute now.
-    attribute: Option<&'a str>,
+    /// The value of the attribute for access now.
+    attribute: Option<String>,
+    /// The value of the attribute for what is kept.
+    keep: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -59,7 +73,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     let word = first.to_str().and_then(|first| WORDS.iter().find(|(word, _)| *word == first));
     match word {
         Some((word, _)) if rest.is_empty() => Err(no_path(word)),
-        Some((_, value)) => set(*value, rest, term),
+        Some((_, said)) => set(*said, rest, term),
         None => show(&args.words, term),
     }
 }
@@ -70,48 +84,57 @@ fn no_path(word: &str) -> Failure {
         .next(format!("to see what applies to a file of that name: covey hint ./{word}"))
 }
 
-fn set(value: Option<&str>, paths: &[PathBuf], term: Term) -> Result<u8> {
+fn set(said: Said, paths: &[PathBuf], term: Term) -> Result<u8> {
     let mut done = Vec::new();
     for path in paths {
         let place = mounted(path)?;
-        done.push(Set { path, attribute: set_one(value, path, &place)? });
+        match said {
+            Said::Access(value) => write(path, ATTRIBUTE, value.as_bytes(), &place)?,
+            Said::Keep => write(path, KEEP_ATTRIBUTE, KEEP, &place)?,
+            Said::Nothing => {
+                remove(path, ATTRIBUTE, b"normal", &place)?;
+                remove(path, KEEP_ATTRIBUTE, DO_NOT_KEEP, &place)?;
+            }
+        }
+        let now = |name| attribute(path, name).map(|value| String::from_utf8_lossy(&value).into_owned());
+        done.push(Set { path, attribute: now(ATTRIBUTE), keep: now(KEEP_ATTRIBUTE) });
     }
-    term.result(&done, || {
-        let line = |set: &Set<'_>| match set.attribute {
-            Some("stream") => format!("{}: sequential", set.path.display()),
-            Some(attribute) => format!("{}: {attribute}", set.path.display()),
-            None => format!("{}: normal, no hint is set", set.path.display()),
-        };
-        done.iter().map(line).collect::<Vec<_>>().join("\n")
-    });
+    term.result(&done, || done.iter().map(line).collect::<Vec<_>>().join("\n"));
     Ok(0)
 }
 
-/// Sets or removes the attribute. Returns its value then.
-fn set_one<'a>(value: Option<&'a str>, path: &Path, place: &Place) -> Result<Option<&'a str>> {
-    let refused = |errno: Errno| refused(errno, path, place);
-    let Some(value) = value else {
-        match removexattr(path, ATTRIBUTE) {
-            Ok(()) | Err(Errno::NODATA) => {}
-            Err(errno) => return Err(refused(errno)),
-        }
-        // Without an attribute, the hint of a folder above would apply.
-        let above = |folder: &&Path| folder.starts_with(&place.mount.path);
-        let folders = place.path.ancestors().skip(1).take_while(above);
-        let hinted = folders.filter_map(attribute).next();
-        if hinted.is_none_or(|hint| hint == b"normal") {
-            return Ok(None);
-        }
-        let set = setxattr(path, ATTRIBUTE, b"normal", XattrFlags::empty());
-        return set.map(|()| Some("normal")).map_err(refused);
+/// What is set on a path now.
+fn line(set: &Set<'_>) -> String {
+    let access = match set.attribute.as_deref() {
+        Some("stream") => Some("sequential"),
+        other => other,
     };
-    let set = setxattr(path, ATTRIBUTE, value.as_bytes(), XattrFlags::empty());
-    set.map(|()| Some(value)).map_err(refused)
+    let keep = set.keep.as_deref().map(|keep| if keep.as_bytes() == KEEP { "keep" } else { "not kept" });
+    match [access, keep].into_iter().flatten().collect::<Vec<_>>()[..] {
+        [] => format!("{}: normal, no hint is set", set.path.display()),
+        ref words => format!("{}: {}", set.path.display(), words.join(", ")),
+    }
 }
 
-fn attribute(path: &Path) -> Option<Vec<u8>> {
+fn write(path: &Path, name: &[u8], value: &[u8], place: &Place) -> Result<()> {
+    setxattr(path, name, value, XattrFlags::empty()).map_err(|errno| refused(errno, path, place))
+}
+
+/// Removes an attribute. If one of a folder above would apply then, sets it to `none` instead.
+fn remove(path: &Path, name: &[u8], none: &[u8], place: &Place) -> Result<()> {
+    match removexattr(path, name) {
+        Ok(()) | Err(Errno::NODATA) => {}
+        Err(errno) => return Err(refused(errno, path, place)),
+    }
+    let above = |folder: &&Path| folder.starts_with(&place.mount.path);
+    let folders = place.path.ancestors().skip(1).take_while(above);
+    let hinted = folders.filter_map(|folder| attribute(folder, name)).next();
+    if hinted.is_none_or(|hint| hint == none) { Ok(()) } else { write(path, name, none, place) }
+}
+
+fn attribute(path: &Path, name: &[u8]) -> Option<Vec<u8>> {
     let mut value = [0; 16];
-    let len = getxattr(path, ATTRIBUTE, &mut value[..]).ok()?;
+    let len = getxattr(path, name, &mut value[..]).ok()?;
     value.get(..len).map(<[u8]>::to_vec)
 }
 
@@ -148,7 +171,12 @@ fn show(paths: &[PathBuf], term: Term) -> Result<u8> {
             let access = if hint.access == "stream" { "sequential" } else { &hint.access };
             let effect =
                 if hint.remote { "" } else { "; without effect, because the origin is on this machine" };
-            format!("{}: {access}, {}{effect}", path.display(), hint.why)
+            let keep = match (hint.keep, &hint.keep_why) {
+                (true, Some(why)) => format!("; kept on this disk, {why}"),
+                (false, Some(why)) => format!("; not kept, {why}"),
+                _ => String::new(),
+            };
+            format!("{}: {access}, {}{keep}{effect}", path.display(), hint.why)
         };
         shown.iter().map(line).collect::<Vec<_>>().join("\n")
     });

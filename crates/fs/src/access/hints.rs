@@ -8,6 +8,8 @@ use blob::Access;
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 
+use super::Hint;
+
 /// The number of inodes whose result is cached.
 const KNOWN: usize = 256;
 /// The number of inodes with a matching name that are remembered, about 32 bytes each. Later ones count as if
@@ -77,7 +79,7 @@ struct Known {
     ino: u64,
     /// The age of all hints at which it was stored.
     age: u64,
-    access: Access,
+    hint: Hint,
 }
 
 /// The rules, and what is known of the hints of inodes.
@@ -126,13 +128,13 @@ impl Hints {
         self.age.fetch_add(1, Ordering::AcqRel);
     }
 
-    pub(super) fn known(&self, ino: Ino) -> Option<Access> {
+    pub(super) fn known(&self, ino: Ino) -> Option<Hint> {
         let known = *self.known[ino.0 as usize % KNOWN].lock();
-        (known.ino == ino.0 && known.age == self.age.load(Ordering::Acquire)).then_some(known.access)
+        (known.ino == ino.0 && known.age == self.age.load(Ordering::Acquire)).then_some(known.hint)
     }
 
-    pub(super) fn know(&self, ino: Ino, age: u64, access: Access) {
-        *self.known[ino.0 as usize % KNOWN].lock() = Known { ino: ino.0, age, access };
+    pub(super) fn know(&self, ino: Ino, age: u64, hint: Hint) {
+        *self.known[ino.0 as usize % KNOWN].lock() = Known { ino: ino.0, age, hint };
     }
 }
 

@@ -150,11 +150,14 @@ impl Core {
     pub(crate) fn start_read(&self, plan: &ReadPlan, completion: Completion) -> Start {
         let Some((found, blob, range)) = self.one_range(plan) else { return Start::Read };
         let (ino, size) = (plan.ino, found.record.size);
-        let access = self.access_of(ino, &found.record);
+        let hint = self.hint_of(ino, &found.record);
         let len = (range.end - range.start) as usize;
-        let start = self.parts.source.start_read(&blob, range, access, completion);
+        let start = self.parts.source.start_read(&blob, range, hint.access, completion);
         if !matches!(start, Start::Read) {
-            self.look_ahead(ino, plan.offset, len, size, access);
+            if hint.keep {
+                self.parts.source.evict_last(&blob);
+            }
+            self.look_ahead(ino, plan.offset, len, size, hint.access);
             self.touch_if_relative(ino, &found.record);
         }
         start

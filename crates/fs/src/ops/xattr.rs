@@ -49,9 +49,7 @@ impl Core {
         kill_sgid: bool,
     ) -> Result<(), Error> {
         check_xattr_name(name)?;
-        if name == access::ATTRIBUTE {
-            access::check_value(value)?;
-        }
+        access::check_value(name, value)?;
         self.admit(0)?;
         let mode = match mode {
             XattrMode::Set => meta::plan::op::XattrMode::Set,
@@ -59,9 +57,7 @@ impl Core {
             XattrMode::Replace => meta::plan::op::XattrMode::Replace,
         };
         self.run(&Op::SetXattr { ino, name, value, mode, kill_sgid })?;
-        if name == access::ATTRIBUTE {
-            self.hints.changed();
-        }
+        self.attribute_changed(name);
         Ok(())
     }
 
@@ -78,9 +74,7 @@ impl Core {
     pub(crate) fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<(), Error> {
         check_xattr_name(name)?;
         self.run(&Op::RemoveXattr { ino, name })?;
-        if name == access::ATTRIBUTE {
-            self.hints.changed();
-        }
+        self.attribute_changed(name);
         Ok(())
     }
 }

@@ -1,7 +1,7 @@
 //! Warming: fetches the blobs of files and folders before they are read, into this node's cache or into its
 //! zone's depots.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
@@ -13,8 +13,10 @@ use api::control::Tick;
 use api::error::{Failure, Result};
 use api::text::{bytes, count};
 use base::{BlobId, Ino, PackNo};
+use blob::BlobSource;
 use cache::{NodeCache, Warmed};
 use fleet::node::Fleet;
+use fs::volume::Volume;
 use meta::store::StoreError;
 use meta::{Names, PackRow};
 use net::transport::Filled;
@@ -38,14 +40,18 @@ struct WantedBlob {
     size: u32,
     /// A file that needs it, for messages.
     path: String,
+    /// Whether it is to stay on this machine.
+    keep: bool,
 }
 
 /// The blobs to fetch.
 struct Wanted {
     names: Names,
+    volume: Arc<Volume>,
     blobs: Vec<WantedBlob>,
-    packs: HashSet<PackNo>,
-    ids: HashSet<BlobId>,
+    /// The place of a pack's blob in `blobs`. None: it has none.
+    packs: HashMap<PackNo, Option<usize>>,
+    ids: HashMap<BlobId, usize>,
     files: u64,
     failed: Vec<Missed>,
     failed_count: u64,
@@ -113,13 +119,14 @@ impl Wanted {
             }
             libc::S_IFREG => {
                 self.files += 1;
+                let keep = self.volume.is_kept(ino);
                 let mut from = 0;
                 loop {
                     let pages = self.names.extent_pages(ino, from, 256)?;
                     let Some((last, _)) = pages.last() else { return Ok(()) };
                     let next = last.checked_add(1);
                     for extent in pages.iter().flat_map(|(_, page)| page.extents()) {
-                        self.want(extent.pack, path)?;
+                        self.want(extent.pack, path, keep)?;
                     }
                     match next {
                         Some(next) => from = next,
@@ -131,16 +138,31 @@ impl Wanted {
         }
     }
 
-    fn want(&mut self, pack: PackNo, path: &Path) -> std::result::Result<(), StoreError> {
-        if !self.packs.insert(pack) {
-            return Ok(());
-        }
-        if let Some(PackRow::Sealed { blob, size }) = self.names.pack(pack)?
-            && self.ids.insert(blob)
-        {
-            self.blobs.push(WantedBlob { id: blob, size, path: shown(path) });
+    fn want(&mut self, pack: PackNo, path: &Path, keep: bool) -> std::result::Result<(), StoreError> {
+        let place = match self.packs.get(&pack) {
+            Some(place) => *place,
+            None => {
+                let place = match self.names.pack(pack)? {
+                    Some(PackRow::Sealed { blob, size }) => Some(self.place_of(blob, size, path)),
+                    _ => None,
+                };
+                self.packs.insert(pack, place);
+                place
+            }
+        };
+        if let Some(place) = place {
+            self.blobs[place].keep |= keep;
         }
         Ok(())
+    }
+
+    fn place_of(&mut self, id: BlobId, size: u32, path: &Path) -> usize {
+        let next = self.blobs.len();
+        let place = *self.ids.entry(id).or_insert(next);
+        if place == next {
+            self.blobs.push(WantedBlob { id, size, path: shown(path), keep: false });
+        }
+        place
     }
 }
 
@@ -181,13 +203,19 @@ impl To {
         Ok(To::Depots(fleet.clone()))
     }
 
-    fn fetch(&self, id: &BlobId) -> std::result::Result<Filled, String> {
+    fn fetch(&self, blob: &WantedBlob) -> std::result::Result<Filled, String> {
         match self {
-            To::Here(cache) => match cache.warm(id).map_err(|error| error.to_string())? {
-                Warmed::Here => Ok(Filled::Here),
-                Warmed::Fetched(_) => Ok(Filled::Fetched),
-            },
-            To::Depots(fleet) => fleet.warm_depot(id).map_err(|error| error.to_string()),
+            To::Here(cache) => {
+                let warmed = cache.warm(&blob.id).map_err(|error| error.to_string())?;
+                if blob.keep {
+                    cache.evict_last(&blob.id);
+                }
+                match warmed {
+                    Warmed::Here => Ok(Filled::Here),
+                    Warmed::Fetched(_) => Ok(Filled::Fetched),
+                }
+            }
+            To::Depots(fleet) => fleet.warm_depot(&blob.id).map_err(|error| error.to_string()),
         }
     }
 }
@@ -209,7 +237,7 @@ impl Progress {
             counts.0.fetch_add(1, Ordering::Relaxed);
             counts.1.fetch_add(size, Ordering::Relaxed);
         };
-        match to.fetch(&blob.id) {
+        match to.fetch(blob) {
             Ok(Filled::Here) => add(&self.here),
             Ok(Filled::Fetched) => add(&self.fetched),
             Err(why) => {
@@ -225,11 +253,17 @@ impl Progress {
 }
 
 /// Fetches the data of the files at and below these paths, which are relative to the root.
-pub fn warm(to: To, names: Names, paths: &[PathBuf], tick: &mut dyn FnMut(Tick)) -> Result<WarmSummary> {
+pub fn warm(
+    to: To,
+    volume: Arc<Volume>,
+    names: Names,
+    paths: &[PathBuf],
+    tick: &mut dyn FnMut(Tick),
+) -> Result<WarmSummary> {
     let started = base::time::monotonic();
-    let (packs, ids) = (HashSet::new(), HashSet::new());
-    let mut wanted =
-        Wanted { names, blobs: Vec::new(), packs, ids, files: 0, failed: Vec::new(), failed_count: 0 };
+    let (blobs, packs, ids) = (Vec::new(), HashMap::new(), HashMap::new());
+    let (failed, failed_count) = (Vec::new(), 0);
+    let mut wanted = Wanted { names, volume, blobs, packs, ids, files: 0, failed, failed_count };
     paths.iter().for_each(|path| wanted.walk(path, tick));
     let Wanted { blobs, files, mut failed, mut failed_count, .. } = wanted;
     let total: u64 = blobs.iter().map(|blob| u64::from(blob.size)).sum();

@@ -53,6 +53,14 @@ impl BlobSource for Guarded {
         self.inner.will_need_part(id, offset, len);
     }
 
+    fn evict_last(&self, id: &BlobId) {
+        self.inner.evict_last(id);
+    }
+
+    fn evict_as_usual(&self) {
+        self.inner.evict_as_usual();
+    }
+
     fn start_read(&self, id: &BlobId, range: Range<u32>, access: Access, completion: Completion) -> Start {
         self.inner.start_read(id, range, access, completion)
     }
