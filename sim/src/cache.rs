@@ -65,7 +65,7 @@ impl Cache {
             // All have one size, so at most one is evicted.
             Cache::Some(policy) => {
                 policy.insert(&blob_id(blob), BLOB as u32, cost, seconds(now));
-                policy.take_promoted();
+                policy.take_ranked();
                 let full = policy.bytes() > policy.budget();
                 full.then(|| policy.victim(&|_| false)).flatten().map(|gone| blob_no(&gone.id))
             }

@@ -76,7 +76,7 @@ impl Evict for Own<'_> {
         }
         self.policy.insert(id, size, Cost::Origin, Self::now(at));
         while self.policy.bytes() > self.policy.budget() && self.policy.victim(&|_| false).is_some() {}
-        self.policy.take_promoted();
+        self.policy.take_ranked();
         false
     }
 
