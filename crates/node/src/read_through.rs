@@ -1,7 +1,8 @@
 //! A bucket that others fill, with this node's disk as its cache, and a fleet beside it if that is wanted.
 //!
 //! Bytes are blobs that are named by bucket, key, ETag and size ([`origin::foreign`]), and go the way of
-//! every blob: memory, disk, fleet, store. What is written is not kept here: requests are passed on to the store.
+//! every blob: memory, disk, fleet, store. What is written is not kept here: requests are passed on to the
+//! store.
 //!
 //! A blob's name does not say where its object is. So each read first says so ([`Locations`]), within a
 //! bound.

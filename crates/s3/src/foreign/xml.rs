@@ -1,6 +1,6 @@
 //! XML of the store and of clients, with keys of the one as keys of the other: the prefix is taken away or
-//! put before, and the bucket's name is replaced. The prefix has only characters that XML and URLs write as they
-//! are: `node` refuses others. So text can be compared without decoding it; a `/` may be `%2F`.
+//! put before, and the bucket's name is replaced. The prefix has only characters that XML and URLs write as
+//! they are: `node` refuses others. So text can be compared without decoding it; a `/` may be `%2F`.
 
 /// Elements whose text is a key or the beginning of one.
 const KEYS: [&str; 7] = ["Key", "Prefix", "Marker", "NextMarker", "StartAfter", "KeyMarker", "NextKeyMarker"];
