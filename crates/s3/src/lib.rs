@@ -14,7 +14,7 @@
 //!   list.rs        listings; sorted.rs: folders      copying.rs   copies
 //!   uploads.rs     uploads in parts                  tags.rs      object tags
 //!   attributes.rs  what an object has beside bytes   errors.rs    error numbers as S3 errors
-//!   foreign.rs     buckets of other stores
+//!   foreign.rs     buckets of other stores           hosts.rs     buckets in names of hosts
 //! ```
 //!
 //! Requests are decoded and signatures verified by `s3s`. Filesystem calls run on a bounded pool of threads.
@@ -28,6 +28,7 @@ pub mod errors;
 pub mod flow;
 pub mod foreign;
 pub mod guard;
+pub mod hosts;
 pub mod keyring;
 pub mod keys;
 pub mod list;
