@@ -321,14 +321,17 @@ fn root_seeds() -> Vec<Vec<u8>> {
         level: 1,
         nodes: 2,
         before: Some(hash),
+        source: None,
         key: signer.key(),
     };
     let record = root.encode(&signer);
+    let (url, endpoint) = ("s3://b/p".to_owned(), Some("http://127.0.0.1:9000".to_owned()));
+    let of_a_bucket = Root { source: Some(tree::Source { url, endpoint, region: None }), ..root.clone() };
     assert!(
         Root::decode("main", &record).is_ok_and(|read| read == root),
         "a record is written as it was read"
     );
-    vec![record, owner.encode(), vec![0; 400]]
+    vec![record, of_a_bucket.encode(&signer), owner.encode(), vec![0; 400]]
 }
 
 /// A reader's memory of an origin: what was decoded must have the same meaning after encoding.
@@ -486,7 +489,7 @@ fn index_seeds() -> Vec<Vec<u8>> {
         let mut index = Index::open(path, &mut |_| ()).must("a fuzzer has a folder to write to");
         let records = [
             Record::Gone(BlobId([1; 32])),
-            Record::Proven(BlobId([2; 32])),
+            Record::Ranked(BlobId([2; 32]), cache::residency::Rank::Kept),
             Record::Settled(BlobId([3; 32])),
         ];
         index.append(&records).must("a fuzzer has a folder to write to");

@@ -28,8 +28,8 @@ use s3s::route::S3Route;
 use s3s::{Body, S3Request, S3Response, S3Result, StdError, s3_error};
 
 use crate::errors::Result;
+use crate::hosts::Hosts;
 use crate::keyring::{Right, Shared};
-use crate::server::Hosts;
 use entry::{Entries, Version};
 
 /// How fresh an answer is.

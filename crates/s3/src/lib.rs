@@ -13,7 +13,8 @@
 //!   object.rs      GET and HEAD                      copying.rs   copies
 //!   list.rs        listings; sorted.rs: folders      tags.rs      object tags
 //!   uploads.rs     uploads in parts                  errors.rs    error numbers as S3 errors
-//!   attributes.rs  what an object has beside bytes   foreign.rs    buckets of other stores
+//!   attributes.rs  what an object has beside bytes   foreign.rs   buckets of other stores
+//!   hosts.rs       names of this endpoint
 //! ```
 //!
 //! Requests are decoded and signatures verified by `s3s`. Filesystem calls run on a bounded pool of threads.
@@ -27,6 +28,7 @@ pub mod errors;
 pub mod flow;
 pub mod foreign;
 pub mod guard;
+pub mod hosts;
 pub mod keyring;
 pub mod keys;
 pub mod list;

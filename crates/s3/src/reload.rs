@@ -13,7 +13,9 @@ use parking_lot::RwLock;
 use tokio::sync::watch;
 
 use crate::keyring::Keyring;
-use crate::server::Log;
+
+/// Receives the lines of the log.
+pub type Log = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// The time between two looks at the file.
 const EVERY: Duration = Duration::from_secs(1);

@@ -21,10 +21,9 @@ use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use s3s::config::{S3Config, StaticConfigProvider};
-use s3s::host::{S3Host, VirtualHost};
 use s3s::service::{S3Service, S3ServiceBuilder};
 use s3s::validation::{AwsNameValidation, NameValidation};
-use s3s::{HttpError, HttpResponse, S3Result};
+use s3s::{HttpError, HttpResponse};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
@@ -33,14 +32,14 @@ use tokio_rustls::TlsAcceptor;
 use crate::bucket::{Bucket, Made};
 use crate::chunks::{self, Divided};
 use crate::foreign::{self, Foreign, Route};
+use crate::hosts::Hosts;
 use crate::keyring::Shared as SharedKeys;
 use crate::patience::{Arriving, Leaving};
 use crate::reload::Keys;
 use crate::service::Gateway;
 use crate::{guard, stage, sums, uploads};
 
-/// Receives the lines of the log.
-pub type Log = Arc<dyn Fn(&str) + Send + Sync>;
+pub use crate::reload::Log;
 
 /// The most bytes of a request's head, and of a connection's read buffer.
 const HEAD_MAX: usize = 128 << 10;
@@ -358,53 +357,9 @@ fn waits_in_vain(headers: &http::HeaderMap) -> bool {
     headers.contains_key(http::header::EXPECT) && is(http::header::CONTENT_LENGTH, "0")
 }
 
-/// Finds the bucket in the name of a host.
-#[derive(Clone, Debug)]
-pub(crate) struct Hosts {
-    domains: Vec<String>,
-}
-
-impl Hosts {
-    /// The domain and the bucket in a Host header, if it names a bucket.
-    pub(crate) fn bucket<'a>(&'a self, host: &'a str) -> Option<(&'a str, &'a str)> {
-        let name = without_port(host);
-        let below =
-            |domain: &str| name.strip_suffix(domain)?.strip_suffix('.').filter(|bucket| !bucket.is_empty());
-        let domains = self.domains.iter().map(String::as_str).chain(["localhost"]);
-        let mut found = domains.filter_map(|domain| Some((domain, below(domain)?)));
-        found.next()
-    }
-}
-
-impl S3Host for Hosts {
-    fn parse_host_header<'a>(&'a self, host: &'a str) -> S3Result<VirtualHost<'a>> {
-        Ok(match self.bucket(host) {
-            Some((domain, bucket)) => VirtualHost::new(domain).with_bucket(bucket),
-            None => VirtualHost::new(without_port(host)),
-        })
-    }
-}
-
-fn without_port(host: &str) -> &str {
-    let name = host.rsplit_once(':').filter(|(_, port)| port.bytes().all(|byte| byte.is_ascii_digit()));
-    name.map_or(host, |(name, _)| name)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_bucket_is_found_in_the_name_of_a_host() {
-        let hosts = Hosts { domains: vec!["s3.example.com".to_owned()] };
-        let bucket = |host: &str| hosts.parse_host_header(host).unwrap().bucket().map(str::to_owned);
-        assert_eq!(bucket("a.s3.example.com:9878").as_deref(), Some("a"));
-        assert_eq!(bucket("a.b.s3.example.com").as_deref(), Some("a.b"));
-        assert_eq!(bucket("data.localhost:1").as_deref(), Some("data"));
-        for path_style in ["s3.example.com", "localhost:9878", "other.org", "xs3.example.com", "", ":"] {
-            assert_eq!(bucket(path_style), None, "{path_style}");
-        }
-    }
 
     #[test]
     fn names_of_buckets_are_checked() {
