@@ -479,7 +479,7 @@ fn regression_a_damaged_record_does_not_make_numbers_begin_again() {
     let origin = origin();
     claim(&origin);
     let store = meta::Memory::new();
-    let mut publish = |ino| {
+    let publish = |ino| {
         let mut rows = Rows::new();
         put_file(&mut rows, ino, 1);
         let puts = rows.into_iter().map(|(key, value)| (Key::from_bytes(&key), value.as_slice().into()));
