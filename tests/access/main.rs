@@ -333,12 +333,16 @@ fn what_is_to_be_kept_stays_on_the_disk() {
     let kept = Rng::new(9).bytes(8 * MIB as usize);
     for name in ["kept", "plain"] {
         fs::create_dir(mounted.join(name)).unwrap();
-        fs::write(mounted.join(name).join("file"), Rng::new(name.len() as u64).bytes(8 * MIB as usize)).unwrap();
+        fs::write(mounted.join(name).join("file"), Rng::new(name.len() as u64).bytes(8 * MIB as usize))
+            .unwrap();
     }
     fs::write(mounted.join("kept/file"), &kept).unwrap();
     covey_ok(&["hint", "keep", mounted.join("kept").to_str().unwrap()]);
     let shown = covey_ok(&["hint", mounted.join("kept/file").to_str().unwrap(), "--json"]).json();
-    assert_eq!((&shown[0]["keep"], &shown[0]["keep_why"]), (&true.into(), &"by the attribute of /kept".into()));
+    assert_eq!(
+        (&shown[0]["keep"], &shown[0]["keep_why"]),
+        (&true.into(), &"by the attribute of /kept".into())
+    );
     mounted.umount();
     covey_ok(&["flush", world.source()]);
     world.publish();
