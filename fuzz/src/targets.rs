@@ -317,6 +317,7 @@ fn root_seeds() -> Vec<Vec<u8>> {
         level: 1,
         nodes: 2,
         before: Some(hash),
+        source: None,
         key: signer.key(),
     };
     let record = root.encode(&signer);

@@ -396,6 +396,7 @@ mod tests {
                 level: 0,
                 nodes: 1,
                 before: None,
+                source: None,
                 key: signer(seed).key(),
             };
             root.write(&*self.origin, &signer(seed)).unwrap();
