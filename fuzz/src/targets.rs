@@ -395,10 +395,8 @@ fn sums_seeds() -> Vec<Vec<u8>> {
 fn rows(data: &[u8]) {
     let _ = record::InodeRecord::decode(data);
     let _ = record::Dentry::decode(data);
-    let _ = record::PackRow::decode(data);
-    let _ = record::ForeignRow::decode(data);
-    let _ = record::ContentRow::decode(data);
-    let _ = record::HeldRow::decode(data);
+    let _ = (record::PackRow::decode(data), record::ForeignRow::decode(data));
+    let _ = (record::ContentRow::decode(data), record::HeldRow::decode(data));
     let _ = (record::decode_i64(Some(data)), record::decode_u64(Some(data)));
     if let Ok(page) = ExtentPage::decode(data) {
         let again = ExtentPage::decode(&page.encode());

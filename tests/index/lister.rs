@@ -1,5 +1,5 @@
-//! A store that lists a million keys as fast as they can be written, one page after the other. A server over a
-//! folder takes longer for each page the more files there are.
+//! A store that lists a million keys as fast as they can be written, one page after the other. A server over
+//! a folder takes longer for each page the more files there are.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};

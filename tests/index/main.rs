@@ -177,6 +177,7 @@ fn a_bucket_is_mounted_as_it_is() {
     let third = world.index(&[]);
     let (new, all) = (third.json()["new_nodes"].as_u64().unwrap(), third.json()["nodes"].as_u64().unwrap());
     assert!(third.code() == 0 && new < all, "{third:?}");
+    drop(file);
     mounted.umount();
     let mounted = world.mount("one", &[]);
     let numbers = |name: &str| std::fs::metadata(mounted.join(name)).unwrap().ino();
@@ -184,6 +185,11 @@ fn a_bucket_is_mounted_as_it_is() {
     assert_eq!(std::fs::read(mounted.join("part 3/new")).unwrap(), b"new");
     mounted.umount();
 
+    other_commands(&world);
+}
+
+/// What other commands do with such a tree.
+fn other_commands(world: &World) {
     let listed = covey_run(&["published", world.volume.source.to_str().unwrap(), "--json"]);
     assert_eq!(listed.json()[0]["source"], format!("s3://{BUCKET}/set"), "{listed:?}");
     let read = covey_run(&["cat", &format!("{}:/part 3/new", world.tree())]);
@@ -382,8 +388,8 @@ fn mistakes_are_said() {
     assert!(gone.code() != 0 && gone.stderr.contains("cannot use the bucket"), "{gone:?}");
 }
 
-/// A flipped bit in the cache, in the bytes or in the sums beside them, is never read: the copy is dropped and
-/// the range is fetched again.
+/// A flipped bit in the cache, in the bytes or in the sums beside them, is never read: the copy is dropped
+/// and the range is fetched again.
 #[test]
 fn damage_in_the_cache_is_never_served() {
     requires!(Need::Covey, Need::Root);

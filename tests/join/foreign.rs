@@ -12,8 +12,8 @@ use crate::{World, soon, troubles};
 /// The length of a part of an object, as it is fetched.
 const PART: u64 = 1 << 20;
 
-/// Three nodes read all objects at once. Every byte is right, and each range is fetched from the bucket once for
-/// all of them.
+/// Three nodes read all objects at once. Every byte is right, and each range is fetched from the bucket once
+/// for all of them.
 #[test]
 fn three_nodes_read_a_bucket_and_it_gives_each_range_once() {
     requires!(Need::Covey, Need::Root);

@@ -8,12 +8,12 @@ use blob::{BlobError, BlobSource, Origin};
 use meta::record::ForeignRow;
 use meta::store::StoreError;
 use meta::{Key, MetaStore};
-use origin::{Bucket, ForeignOrigin, Locate, Location, Mistake, OriginError};
+use origin::{Bucket, Environment, ForeignOrigin, Locate, Location, Mistake, OriginError};
 use parking_lot::Mutex;
 use tree::{Root, Source, Tree};
 
-use crate::index;
 use crate::log;
+use crate::origins::{origin_failure, remote_code};
 use crate::remote_side::ORIGIN_ASKED;
 
 /// How many trees of a followed name are asked for an object. A file that is open since an older tree can
@@ -70,7 +70,7 @@ pub fn around(
     source: &Source,
     root: &Root,
 ) -> Result<(Arc<dyn Origin>, Arc<Places>)> {
-    let bucket = index::bucket(source)?;
+    let bucket = bucket(source)?;
     check(&bucket, source)?;
     let nodes: Arc<dyn BlobSource> = inner.clone();
     let places = Arc::new(Places { nodes, trees: Mutex::default() });
@@ -87,14 +87,40 @@ fn check(bucket: &Bucket, source: &Source) -> Result<()> {
         Err(error @ OriginError::Remote { mistake, .. }) if crate::remote_side::passes(mistake) => {
             let may_pass =
                 !matches!(mistake, Mistake::AccessKey | Mistake::Secret | Mistake::NoKeys | Mistake::Expired);
-            let failure = index::bucket_failure(&source.url, error);
+            let failure = bucket_failure(&source.url, error);
             match may_pass {
                 true => log::warn(&format!("{}; what is on this node can be read", failure.in_one_line())),
                 false => return Err(failure),
             }
             Ok(())
         }
-        Err(error) => Err(index::bucket_failure(&source.url, error)),
+        Err(error) => Err(bucket_failure(&source.url, error)),
+    }
+}
+
+/// Opens the bucket of a tree, with keys from the environment. Sends no request.
+///
+/// # Errors
+/// The place is badly named, or there are no keys.
+pub fn bucket(source: &Source) -> Result<origin::Bucket> {
+    // The keys are loaded into this process's memory.
+    crate::secrets::keep_from_dumps();
+    let (endpoint, region) = (source.endpoint.as_deref(), source.region.as_deref());
+    let opened = origin::Bucket::open(&source.url, endpoint, region, &Environment::process());
+    opened.map_err(|error| match error {
+        OriginError::Remote { .. } => bucket_failure(&source.url, error),
+        other => Failure { status: 2, ..origin_failure(other) },
+    })
+}
+
+/// The failure for a bucket that cannot be used.
+pub(crate) fn bucket_failure(url: &str, error: OriginError) -> Failure {
+    match error {
+        OriginError::Remote { mistake, what, next, .. } => {
+            let next = next.as_deref().unwrap_or("try again; what was published before is as it was");
+            Failure::new(remote_code(mistake), format!("cannot use the bucket {url}")).why(what).next(next)
+        }
+        other => origin_failure(other),
     }
 }
 

@@ -1,4 +1,5 @@
-//! Indexing: the listing of a bucket that others fill becomes a published tree. No byte of an object is copied.
+//! Indexing: the listing of a bucket that others fill becomes a published tree. No byte of an object is
+//! copied.
 //!
 //! [`rows`] makes the tree's rows, and [`tree::publish_content`] publishes them, as it publishes a volume's.
 
@@ -13,12 +14,12 @@ use api::error::{Context, Failure, Result};
 use api::text::count;
 use blob::BlobError;
 use meta::{Key, Value};
-use origin::{Environment, OriginError};
 use tree::{Root, Source, Tree, TreeError};
 
+use crate::foreign::{bucket, bucket_failure};
 use crate::log;
 use crate::opened::Node;
-use crate::origins::{Reach, origin_failure, remote_code};
+use crate::origins::Reach;
 use crate::publish::{Wanted, no_volume};
 use crate::publisher::failure;
 use rows::{Listed, Listing, Owner, Plan, Rows};
@@ -116,32 +117,6 @@ impl Indexed {
             made => made,
         };
         made.map_err(|error| self.failed(error))
-    }
-}
-
-/// Opens the bucket of a tree, with keys from the environment. Sends no request.
-///
-/// # Errors
-/// The place is badly named, or there are no keys.
-pub fn bucket(source: &Source) -> Result<origin::Bucket> {
-    // The keys are loaded into this process's memory.
-    crate::secrets::keep_from_dumps();
-    let (endpoint, region) = (source.endpoint.as_deref(), source.region.as_deref());
-    let opened = origin::Bucket::open(&source.url, endpoint, region, &Environment::process());
-    opened.map_err(|error| match error {
-        OriginError::Remote { .. } => bucket_failure(&source.url, error),
-        other => Failure { status: 2, ..origin_failure(other) },
-    })
-}
-
-/// The failure for a bucket that cannot be used.
-pub(crate) fn bucket_failure(url: &str, error: OriginError) -> Failure {
-    match error {
-        OriginError::Remote { mistake, what, next, .. } => {
-            let next = next.as_deref().unwrap_or("try again; what was published before is as it was");
-            Failure::new(remote_code(mistake), format!("cannot use the bucket {url}")).why(what).next(next)
-        }
-        other => origin_failure(other),
     }
 }
 

@@ -2,11 +2,13 @@
 //!
 //! ```text
 //!   listing ──► sorted by path ─┐
-//!                               ├─► one pass: a stack of open folders ──► rows ──► sorted by key ──► the tree
+//!                               ├─► one pass: a stack of open folders ──► rows ──► sorted by key ──► the
+//! tree
 //!   last tree's objects, sorted ┘
 //! ```
 //!
-//! Memory holds the open folders, and the buffers of the three sorts. Nothing depends on the number of objects.
+//! Memory holds the open folders, and the buffers of the three sorts. Nothing depends on the number of
+//! objects.
 //!
 //! **The order of paths** is that of their bytes with `/` before all others. So the objects of a folder come
 //! right after the key that is the folder's own name, and the pass sees such a pair side by side.

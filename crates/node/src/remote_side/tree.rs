@@ -71,8 +71,8 @@ pub struct TreeCache {
 
 impl TreeCache {
     /// Puts a cache in front of an origin, and a fleet between the two if that is wanted. `remote` is the
-    /// origin without what is around it, if it is remote. `volume` is the volume whose trees they are. `patience` is the time after which a read fails. `which` chooses one of
-    /// the volume's caches.
+    /// origin without what is around it, if it is remote. `volume` is the volume whose trees they are.
+    /// `patience` is the time after which a read fails. `which` chooses one of the volume's caches.
     pub fn before(
         (origin, remote): (Arc<dyn Origin>, Option<Arc<Remote>>),
         volume: [u8; 16],
