@@ -47,7 +47,7 @@ impl Summary {
             loop {
                 let len = fill(&mut file, &mut buf)?;
                 let records = buf.get(..len).unwrap_or_default();
-                if len % form.size() != 0 {
+                if !len.is_multiple_of(form.size()) {
                     return Err(format!("{} ends within a record", path.display()).into());
                 }
                 if records.is_empty() {

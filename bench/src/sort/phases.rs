@@ -78,7 +78,7 @@ impl Share {
                 break;
             }
             for record in read[..len].chunks_exact(size) {
-                let part = (u128::from(self.form.place(record)) * count as u128 >> 64) as usize;
+                let part = ((u128::from(self.form.place(record)) * count as u128) >> 64) as usize;
                 let buffer = &mut buffers[part];
                 buffer.extend_from_slice(record);
                 if buffer.len() >= PIECE {
@@ -138,7 +138,7 @@ impl Share {
     /// Writes records in order of their keys, and makes them durable.
     fn write_sorted(&self, records: &[u8], path: &Path) -> Result<()> {
         let (size, key) = (self.form.size(), self.form.key());
-        if records.len() % size != 0 {
+        if !records.len().is_multiple_of(size) {
             return Err(format!("a part for {} ends within a record", path.display()).into());
         }
         let first =

@@ -34,6 +34,7 @@ mod partial;
 pub mod pending;
 mod pool;
 mod read;
+mod records;
 mod refused;
 mod removals;
 mod rest;
@@ -56,7 +57,7 @@ use base::BlobId;
 use base::phase::{self, Phase};
 use base::size::{BLOB_MAX, GIB, MIB};
 use blob::completion::{Completion, Start};
-use blob::{Access, BlobError, BlobFolder, BlobSource, Buffer, Origin, Part, Records, Sums};
+use blob::{Access, BlobError, BlobFolder, BlobSource, Buffer, Origin, Part, Sums};
 use fetch::{Direct, Table, Tier};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
@@ -522,28 +523,6 @@ impl BlobSource for NodeCache {
 
     fn file_of(&self, id: &BlobId) -> Option<(File, Sums)> {
         self.lend(id)
-    }
-}
-
-impl Records for NodeCache {
-    fn record(&self, name: &str) -> Result<Option<Vec<u8>>, BlobError> {
-        self.core.remote.record(name)
-    }
-
-    fn put_record(&self, name: &str, bytes: &[u8]) -> Result<(), BlobError> {
-        self.core.remote.put_record(name, bytes)
-    }
-
-    fn create_record(&self, name: &str, bytes: &[u8]) -> Result<bool, BlobError> {
-        self.core.remote.create_record(name, bytes)
-    }
-
-    fn remove_record(&self, name: &str) -> Result<(), BlobError> {
-        self.core.remote.remove_record(name)
-    }
-
-    fn records(&self, folder: &str) -> Result<Vec<String>, BlobError> {
-        self.core.remote.records(folder)
     }
 }
 

@@ -36,7 +36,7 @@ impl Changes for Told {
 
 /// Where the gateway's lines go.
 pub fn log() -> Log {
-    Arc::new(|line| log::warn(line))
+    Arc::new(log::warn)
 }
 
 /// A bucket over a filesystem. New files belong to the user that runs this program.

@@ -1,6 +1,6 @@
-//! Hints: whether a file is read at random or as a stream, and whether its blobs are to stay on this machine's
-//! disk, if a user or program has said so. The hints are the mount's options by name, and the attributes
-//! `user.covey.access` and `user.covey.keep` of a file or a folder.
+//! Hints: whether a file is read at random or as a stream, and whether its blobs are to stay on the disk of
+//! this machine, if a user or program has said so. The hints are the mount's options by name, and the
+//! attributes `user.covey.access` and `user.covey.keep` of a file or a folder.
 //!
 //! The kernel does not tell a FUSE filesystem about `posix_fadvise` and `madvise`, so this replaces them. The
 //! first of these that applies decides:

@@ -46,8 +46,8 @@ impl Piece {
 
 impl Volume {
     /// The pieces of a range of a file, in order, up to the end of the file. Counts as a read for the hint
-    /// `keep`. `None` if bytes of it are in no blob: a small file is in the names, and new bytes are in an open
-    /// pack.
+    /// `keep`. `None` if bytes of it are in no blob: a small file is in the names, and new bytes are in an
+    /// open pack.
     ///
     /// # Errors
     /// `EISDIR` and the like for what is no regular file, or the names could not be read.

@@ -82,7 +82,7 @@ impl Indexed {
         let (mut broken, mut stopped) = (None, false);
         let listed = self.bucket.list(&mut |object| {
             broken = listing.add(&object, &mut |key, why| left.add(key, why)).err();
-            let done = listing.len();
+            let done = listing.objects();
             stopped = done % 1000 == 0 && !say(tick, done, "objects listed");
             broken.is_none() && !stopped
         });
@@ -104,7 +104,7 @@ impl Indexed {
         tick: &mut Ticks<'_>,
     ) -> Result<Rows> {
         let mut skip = |key: &str, why: &str| left.add(key, why);
-        let mut ticks = |done: u64| done % 4096 != 0 || say(tick, done, "objects sorted");
+        let mut ticks = |done: u64| !done.is_multiple_of(4096) || say(tick, done, "objects sorted");
         let made = match rows::rows(&plan, listed, &mut skip, &mut ticks) {
             // The last tree is read before anything is left out.
             Err(error @ (TreeError::Damaged(_) | TreeError::Blob(BlobError::Damaged { .. })))

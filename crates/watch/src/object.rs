@@ -77,11 +77,11 @@ pub fn load(bytes: &[u8], btf: &Btf, settings: &[(&'static str, Setting)]) -> Re
     loader.btf(Some(btf));
     for (name, value) in settings {
         match value {
-            Setting::U8(value) => loader.override_global(*name, value, true),
-            Setting::U16(value) => loader.override_global(*name, value, true),
-            Setting::U32(value) => loader.override_global(*name, value, true),
-            Setting::U64(value) => loader.override_global(*name, value, true),
-            Setting::Address(value) => loader.override_global(*name, value, true),
+            Setting::U8(value) => loader.override_global(name, value, true),
+            Setting::U16(value) => loader.override_global(name, value, true),
+            Setting::U32(value) => loader.override_global(name, value, true),
+            Setting::U64(value) => loader.override_global(name, value, true),
+            Setting::Address(value) => loader.override_global(name, value, true),
         };
     }
     loader.load(bytes).map_err(|error| refused("its maps", &error))

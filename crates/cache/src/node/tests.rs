@@ -15,6 +15,7 @@ use std::fs;
 use std::time::Instant;
 
 use base::size::GROUP;
+use blob::Records;
 use fetch::Verify;
 use proptest::prelude::*;
 

@@ -72,13 +72,16 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     let stop = copying::stop_by_signal(term)?;
     let from = Indexed::open(&args.bucket, &args.reach.reach())?;
     let mut left_out = once(args, &from, &stop, term)?;
-    while args.follow {
+    loop {
+        if !args.follow {
+            return Ok(u8::from(left_out));
+        }
         let until = base::time::monotonic() + args.every;
         while base::time::monotonic() < until && !stop.is_asked() {
             std::thread::sleep(LOOK.min(args.every));
         }
         if stop.is_asked() {
-            break;
+            return Ok(u8::from(left_out));
         }
         match once(args, &from, &stop, term) {
             Ok(left) => left_out = left,
@@ -87,7 +90,6 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
             Err(failure) => term.say(format_args!("{}; trying again", failure.in_one_line())),
         }
     }
-    Ok(u8::from(left_out))
 }
 
 /// Lists and publishes once. Returns whether some keys were left out.

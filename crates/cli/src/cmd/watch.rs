@@ -103,7 +103,7 @@ fn failure(error: WatchError) -> Failure {
 /// A line about the cost of programs: each with its runs and its mean time.
 fn cost_text(costs: &[watch::Cost]) -> String {
     let of = |cost: &watch::Cost| {
-        let mean = if cost.runs == 0 { 0 } else { cost.ns / cost.runs };
+        let mean = cost.ns.checked_div(cost.runs).unwrap_or(0);
         format!("{} {} x {mean} ns", cost.program, api::text::count(cost.runs))
     };
     let ran: Vec<String> = costs.iter().filter(|cost| cost.runs > 0).map(of).collect();

@@ -135,7 +135,7 @@ impl Listing {
     }
 
     /// How many were added.
-    pub fn len(&self) -> u64 {
+    pub fn objects(&self) -> u64 {
         self.objects
     }
 

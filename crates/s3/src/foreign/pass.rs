@@ -132,7 +132,7 @@ impl Foreign {
             (&Method::PUT, None) if query.is_empty() => {
                 return Err(s3_error!(BucketAlreadyOwnedByYou, "this bucket exists and may be used"));
             }
-            (_, None) if !reads && !(request.method == Method::POST && asks("delete")) => {
+            (_, None) if !reads && (request.method != Method::POST || !asks("delete")) => {
                 return Err(s3_error!(NotImplemented, "the bucket itself is changed in its own store only"));
             }
             _ => {}

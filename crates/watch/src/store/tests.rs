@@ -69,8 +69,7 @@ fn packet(below: Below, sent: bool, seq: u32, payload: &[u8]) -> Vec<u8> {
 fn run(watch: &StoreWatch, sent: bool, bytes: &[u8]) -> u32 {
     let name = if sent { "store_requests" } else { "store_responses" };
     let Some(Program::SchedClassifier(program)) = watch.object.program(name) else { panic!("no {name}") };
-    let mut options = TestRunOptions::default();
-    options.data_in = Some(bytes);
+    let options = TestRunOptions { data_in: Some(bytes), ..TestRunOptions::default() };
     program.test_run(options).unwrap().return_value
 }
 

@@ -160,8 +160,8 @@ fn clock(place: Place<'_>, ahead: i64) -> Check {
     let side = if ahead > 0 { "ahead of" } else { "behind" };
     let found = format!("this machine is {off} {side} {}", place.address);
     match ahead.abs() {
-        ..=SKEW_NOTED => ok("s3 clock", format!("agrees with that of {}", place.address)),
-        ..=SKEW_MAX => note("s3 clock", found, SET_CLOCK),
+        little if little <= SKEW_NOTED => ok("s3 clock", format!("agrees with that of {}", place.address)),
+        more if more <= SKEW_MAX => note("s3 clock", found, SET_CLOCK),
         _ => wrong("s3 clock", format!("{found}, which refuses requests signed at a wrong time"), SET_CLOCK),
     }
 }

@@ -112,7 +112,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
 
 /// The mountpoint of the Covey mount that a path is on.
 fn mountpoint(path: &Path) -> Result<PathBuf> {
-    let path = path.canonicalize().map_err(|error| Failure::io(&path.display().to_string(), &error))?;
+    let path = path.canonicalize().map_err(|error| Failure::io(path.display().to_string(), &error))?;
     let mounts = node::trust::mounts();
     let found = mounts
         .iter()

@@ -108,7 +108,8 @@ fn names(tree: &Tree) -> BTreeMap<String, Name> {
                         let found = ForeignRow::decode(&row(&Key::foreign(object)).unwrap()).unwrap();
                         assert_eq!((&found.key, found.size, found.ino), (&name, record.size, dentry.ino));
                         at += u64::from(size);
-                        (blobs.push(blob), packs.push(extent.pack));
+                        blobs.push(blob);
+                        packs.push(extent.pack);
                     }
                 }
                 assert_eq!(at, record.size, "{name}");
