@@ -37,8 +37,8 @@
 //! pinned. A pinned candidate moves to the held queue. Each call checks a few held blobs again.
 //!
 //! **What users want to keep is evicted last.** A read on behalf of a file with the hint `keep` moves the
-//! blob to the kept queue. It has at most half of the budget. When more is kept, the blobs whose last such read
-//! is longest ago move to main. A blob of the kept queue is a victim only if no other is left.
+//! blob to the kept queue. It has at most half of the budget. When more is kept, the blobs whose last such
+//! read is longest ago move to main. A blob of the kept queue is a victim only if no other is left.
 //!
 //! An entry takes 52 bytes, plus 5 to 10 in its lookup table. A ghost takes about 30.
 
