@@ -132,7 +132,10 @@ fn expected(objects: &Objects) -> (BTreeMap<String, bool>, BTreeSet<String>) {
     };
     let good: Vec<&String> =
         objects.iter().filter(|(key, value)| !is_bad(key, value)).map(|(key, _)| key).collect();
-    left.extend(objects.keys().filter(|key| !key.is_empty() && !good.contains(key)).cloned());
+    // An empty object whose key is the prefix itself marks the folder that becomes the root.
+    let is_root = |key: &str, size: u64| key.is_empty() && size == 0;
+    let bad = objects.iter().filter(|(key, (_, size))| !is_root(key, *size) && !good.contains(key));
+    left.extend(bad.map(|(key, _)| key.clone()));
     for key in &good {
         for (at, _) in key.match_indices('/') {
             names.insert(key[..at].to_owned(), true);
