@@ -114,6 +114,14 @@ pub enum Request {
     },
     /// List the nodes of the fleet. The answer is a list of `PeerRow`.
     Peers,
+    /// Which parts of files are read most. The answer is a `Heat`.
+    Heat {
+        /// Only this file, or files below this folder. None: all files.
+        #[serde(default)]
+        path: Option<RawPath>,
+        /// How many chunks to list.
+        top: u32,
+    },
     /// Import what the command sends. The daemon first sends a note, [`Ready`]. Then the command sends the
     /// items as bytes (`archive::import::wire`), and shuts its end down. The answer is an `Imported`.
     Import(ImportOrder),

@@ -4,6 +4,7 @@
 //!   control.rs   one request, progress messages, one answer, over the control socket of a daemon
 //!   watch.rs     what a front end that watches a mount asks for and receives
 //!   status.rs    the figures of a mount
+//!   heat.rs      which parts of which files are read most
 //!   answers.rs   the results of long operations
 //!   info.rs      what a file consists of
 //!   metrics.rs   the figures for Prometheus
@@ -22,6 +23,7 @@ pub mod answers;
 pub mod caller;
 pub mod control;
 pub mod error;
+pub mod heat;
 pub mod info;
 pub mod metrics;
 pub mod own;

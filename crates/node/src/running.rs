@@ -532,6 +532,7 @@ impl Serve for Daemon {
                 serde_json::to_value(cloned.summary)
             }
             Request::Peers => serde_json::to_value(self.node.peers()?),
+            Request::Heat { .. } => return Err(Failure::usage("this mount does not count accesses")),
             Request::Watch { .. } | Request::Import(_) => {
                 return Err(Failure::usage("this is not answered at once"));
             }
