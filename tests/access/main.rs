@@ -5,6 +5,8 @@
 //! near the end of one. To the daemon these look like reads of a stream. These tests check that it does not
 //! take them for one too soon.
 
+mod heat;
+
 use std::fs::{self, File};
 use std::io::Read;
 use std::os::fd::AsRawFd;

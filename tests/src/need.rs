@@ -27,6 +27,8 @@ pub enum Need {
     Postgres,
     /// Scratch folders on a real disk, not in memory.
     Disk,
+    /// eBPF programs: a kernel with BTF, and root or its capabilities.
+    Ebpf,
     /// This many free bytes where scratch folders are made.
     Free(u64),
 }
@@ -48,6 +50,7 @@ impl Need {
             Need::PythonSqlite => succeeds("python3", &["-c", "import sqlite3"]),
             Need::Postgres => crate::need::postgres_bin("initdb").is_some() && succeeds("id", &["postgres"]),
             Need::Disk => !is_in_memory(),
+            Need::Ebpf => crate::program::covey_run(&["watch", "status"]).code() == 0,
             Need::Free(bytes) => free_bytes() >= *bytes,
         };
         (!here).then(|| self.name())
@@ -64,6 +67,7 @@ impl Need {
             Need::PythonSqlite => "python3 with sqlite3".into(),
             Need::Postgres => "PostgreSQL's programs and its user".into(),
             Need::Disk => "scratch folders (TMPDIR) on a disk, not in memory".into(),
+            Need::Ebpf => "eBPF programs, as covey watch status shows them".into(),
             Need::Free(bytes) => format!("{} GiB of free disk", bytes >> 30),
         }
     }

@@ -99,6 +99,12 @@ pub trait BlobSource: Send + Sync {
     /// Ends what [`BlobSource::evict_last`] said of all blobs. Those that still matter are named again.
     fn evict_as_usual(&self) {}
 
+    /// Programs use this blob although no read arrives: the kernel has its bytes in memory. Counts as a read
+    /// for eviction. Quick. True if the blob is on this machine, in a cache that evicts.
+    fn in_use(&self, _id: &BlobId) -> bool {
+        false
+    }
+
     /// The file that holds the whole blob on this machine, and its sums. A reader may map it. Its bytes stay
     /// as they are while it is open or mapped, also when the blob is evicted. They are not verified.
     fn file_of(&self, _id: &BlobId) -> Option<(File, Sums)> {

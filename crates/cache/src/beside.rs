@@ -94,6 +94,10 @@ impl BlobSource for Beside {
         self.own.evict_as_usual();
     }
 
+    fn in_use(&self, id: &BlobId) -> bool {
+        self.own.in_use(id)
+    }
+
     fn start_read(&self, id: &BlobId, range: Range<u32>, access: Access, completion: Completion) -> Start {
         match self.other(id) {
             Some(_) => Start::Read,

@@ -258,6 +258,10 @@ impl BlobSource for NameCache {
         self.source.evict_as_usual();
     }
 
+    fn in_use(&self, id: &BlobId) -> bool {
+        self.source.in_use(id)
+    }
+
     fn start_read(&self, id: &BlobId, range: Range<u32>, access: Access, completion: Completion) -> Start {
         self.source.start_read(id, range, access, completion)
     }

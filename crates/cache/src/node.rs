@@ -517,6 +517,10 @@ impl BlobSource for NodeCache {
         self.core.ledger.keep_none();
     }
 
+    fn in_use(&self, id: &BlobId) -> bool {
+        self.core.ledger.touch(id)
+    }
+
     fn start_read(&self, id: &BlobId, range: Range<u32>, access: Access, completion: Completion) -> Start {
         self.core.start_read(id, range, access, completion)
     }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use api::error::Result;
 use node::frozen::trust;
+use node::heat::Counting;
 use node::options::MountOptions;
 use node::{again, log, origins, running, watch};
 
@@ -149,13 +150,28 @@ pub struct Shown {
     /// Write a line to the log for every Nth request [0: none]
     #[arg(long, value_name = "N", env = "COVEY_FUSE_TRACE_RATE", default_value_t = 0, hide = true)]
     trace_rate: u32,
+    /// Count accesses of each MiB of each file, for covey heat; see docs/WATCH.md. auto: by eBPF programs if
+    /// the kernel permits it; daemon: by the daemon alone
+    #[arg(long, value_name = "COUNTED BY", num_args = 0..=1, require_equals = true, default_missing_value = "auto")]
+    heat: Option<HeatBy>,
+}
+
+/// What counts accesses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum HeatBy {
+    Auto,
+    Daemon,
 }
 
 impl Shown {
     /// The form that crate `node` takes.
     pub fn shown(&self) -> watch::Shown {
-        let Shown { metrics, metrics_public, trace_rate } = self.clone();
-        watch::Shown { metrics, metrics_public, trace_rate }
+        let Shown { metrics, metrics_public, trace_rate, heat } = self.clone();
+        let heat = heat.map(|by| match by {
+            HeatBy::Auto => Counting::Auto,
+            HeatBy::Daemon => Counting::Daemon,
+        });
+        watch::Shown { metrics, metrics_public, trace_rate, heat }
     }
 }
 

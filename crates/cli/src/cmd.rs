@@ -17,6 +17,7 @@ pub mod format;
 pub mod fsck;
 pub mod gc;
 pub mod generate;
+pub mod heat;
 pub mod hint;
 pub mod import;
 pub mod index;

@@ -54,6 +54,24 @@ impl Volume {
     pub fn pieces(&self, ino: Ino, offset: u64, len: u64) -> Result<Option<Vec<Piece>>, Errno> {
         self.core.pieces(ino, offset, len).map_err(|error| self.core.answer("read", ino, error))
     }
+
+    /// Programs use a range of a file although no read of it arrives: the kernel answers. Counts as a read
+    /// for the cache. Returns how many blobs of the range are in this machine's cache.
+    ///
+    /// # Errors
+    /// As [`Volume::pieces`].
+    pub fn in_use(&self, ino: Ino, offset: u64, len: u64) -> Result<u64, Errno> {
+        let pieces = self.pieces(ino, offset, len)?.unwrap_or_default();
+        let (mut before, mut found) = (None, 0);
+        for piece in pieces {
+            if let Piece::Stored { blob, .. } = piece
+                && before.replace(blob) != Some(blob)
+            {
+                found += u64::from(self.core.parts.source.in_use(&blob));
+            }
+        }
+        Ok(found)
+    }
 }
 
 impl Core {

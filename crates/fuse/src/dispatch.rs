@@ -115,6 +115,10 @@ impl Dispatcher {
             self.0.pending_table.interrupt(unique);
             return;
         }
+        let span = span.map(|span| match op {
+            Op::Read { offset, .. } | Op::Write { offset, .. } => span.at_offset(offset),
+            _ => span,
+        });
         let plan = self.plan(&header, &op);
         if self.defer(&Timed { lane, span }, &header, &op, plan.as_ref(), request, sink) {
             self.0.watch.suspend(span);

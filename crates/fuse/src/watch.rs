@@ -89,8 +89,17 @@ pub struct Watch {
 pub struct Span {
     at: u64,
     wait: u64,
+    /// Where in the file it reads or writes.
+    offset: u64,
     /// Its number in its lane, if it is recorded.
     record: Option<u64>,
+}
+
+impl Span {
+    /// The same request, which reads or writes at this place of its file.
+    pub(crate) fn at_offset(self, offset: u64) -> Span {
+        Span { offset, ..self }
+    }
 }
 
 /// The outcome of a request.
@@ -186,7 +195,7 @@ impl Watch {
         if record.is_some() {
             phase::start(at);
         }
-        Span { at, wait: 0, record }
+        Span { at, wait: 0, offset: 0, record }
     }
 
     /// The request leaves this thread, and [`Watch::resume`] continues it on another.
@@ -246,6 +255,7 @@ impl Watch {
             pid: header.caller.pid,
             bytes: outcome.bytes,
             error: outcome.error,
+            offset: span.offset,
             served: at.saturating_sub(span.at),
             reply: now.saturating_sub(at),
             wait: span.wait,

@@ -4,7 +4,7 @@
 //! base < blob < meta < fs < fuse, corpus < node
 //! base < blob < fetch < cache < node      base < blob < fetch < net < fleet < node
 //! base < blob < origin < node      base < blob < meta < tree < node      meta < fs < archive
-//! base < api < archive < node < cli      fs < gateway < cli      watch < cli
+//! base < api < archive < node < cli      fs < gateway < cli      watch < node
 //! ```
 //!
 //! So `fs` sees neither cache nor origin, which never see each other: only `node` and what is above it choose
@@ -35,7 +35,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
         "node",
         &[
             "base", "archive", "blob", "meta", "tree", "fetch", "cache", "origin", "net", "fleet", "fs",
-            "corpus", "fuse", "api",
+            "corpus", "fuse", "api", "watch",
         ],
     ),
     ("gateway", &["base", "fs", "api"]),

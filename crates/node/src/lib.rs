@@ -24,6 +24,7 @@
 //!   others.rs       copies of a mount in other namespaces and places
 //!   watch.rs        watching a mount
 //!   metrics.rs      figures for Prometheus
+//!   heat.rs         which parts of files are read most, and what follows for the cache
 //!   status.rs       a volume's figures
 //!   info.rs         what a file consists of
 //!   hint.rs         which access hint applies to a file
@@ -32,6 +33,7 @@
 //!   corpus.rs       a mounted corpus
 //!   refused.rs      failures for operations that cannot be done
 //!   errno.rs        error numbers as failures
+//!   paths.rs        the name of an inode
 //!   control.rs      requests to a daemon
 //!   log.rs          the log of a daemon
 //!   notify.rs       notifications to a service manager
@@ -54,6 +56,7 @@ pub mod fleet;
 pub mod follow;
 pub mod foreign;
 pub mod frozen;
+pub mod heat;
 pub mod hint;
 mod import;
 pub mod index;
@@ -70,6 +73,7 @@ pub mod opened;
 pub mod options;
 pub mod origins;
 pub mod others;
+mod paths;
 pub mod publish;
 pub mod published;
 pub mod publisher;

@@ -16,17 +16,20 @@ use std::time::Duration;
 
 use api::control::{ControlAddress, ImportOrder, Listener, Publishers, Request, Serve, Tick, Wire};
 use api::error::{Failure, Result};
+use api::heat::Heat;
 use api::status::{Endpoint, Mode, Served, Status};
 use api::watch::Wish;
 use blob::Access;
 use fs::api::Filesystem;
 use fuse::{MountError, Session, Unmount, UnmountError, Unmounter};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::again;
 use crate::again::{Every, Publishing};
 use crate::follow::Watching;
+use crate::heat::Heating;
 use crate::kernel::Kernel;
 use crate::memory::Trimmer;
 use crate::mount::{Mount, Short};
@@ -155,7 +158,12 @@ impl Running {
             }
         };
         session.warnings().iter().for_each(|warning| log::warn(warning));
-        let served = Arc::new(Daemon { node: node.clone(), session: session.clone(), s3: OnceLock::new() });
+        let served = Arc::new(Daemon {
+            node: node.clone(),
+            session: session.clone(),
+            s3: OnceLock::new(),
+            heating: Mutex::default(),
+        });
         let address = ControlAddress::of_source(Path::new(&node.name()));
         let listener = Listener::start(address, served.clone()).and_then(|mut listener| {
             let admitted = publishers.map_or(Ok(()), |group| listener.admit(group, served.clone()));
@@ -258,7 +266,8 @@ impl Running {
     pub fn finish(self) -> Result<End> {
         let Running { publishing, following, listener, served, ended, .. } = self;
         drop((publishing, following));
-        let Daemon { node, session, .. } = &*served;
+        let Daemon { node, session, heating, .. } = &*served;
+        drop(heating.lock().take());
         ended.store(true, Ordering::SeqCst);
         notify::stopping();
         let end = session.wait();
@@ -303,15 +312,20 @@ impl Handle {
     }
 }
 
-/// Starts tracing and metrics if they are wanted. The mount already exists and does not end because a thread
-/// cannot start.
+/// Starts tracing, metrics and the counters of accesses if they are wanted. The mount already exists and does
+/// not end because a thread cannot start.
 fn show(shown: &Shown, page: Option<metrics::Page>, served: &Daemon) {
     let traced = match shown.trace_rate {
         0 => Ok(()),
         every => watch::write_every(&served.session, every),
     };
     let page = page.map_or(Ok(()), |page| page.serve(served.node.clone(), served.session.clone()));
-    for failure in [traced, page].into_iter().filter_map(Result::err) {
+    let heated = shown.heat.map_or(Ok(()), |counting| {
+        let heating = Heating::start(&served.node, &served.session, counting)?;
+        *served.heating.lock() = Some(heating);
+        Ok(())
+    });
+    for failure in [traced, page, heated].into_iter().filter_map(Result::err) {
         log::error(&failure.to_string());
     }
 }
@@ -465,11 +479,23 @@ struct Daemon {
     session: Arc<Session>,
     /// Set when the S3 endpoint serves, which is after the mount does.
     s3: OnceLock<Endpoint>,
+    /// Set if accesses are counted.
+    heating: Mutex<Option<Heating>>,
 }
 
 impl Daemon {
     fn requests(&self) -> u64 {
         self.session.counts().iter().map(|(_, count)| count).sum()
+    }
+
+    fn heat(&self, path: Option<PathBuf>, top: usize) -> Result<Heat> {
+        let heating = self.heating.lock();
+        let heating = heating.as_ref().ok_or_else(|| {
+            Failure::usage("this mount does not count accesses")
+                .next("mount it with --heat")
+                .next("or count from now on, while a command runs: covey watch mount MOUNTPOINT")
+        })?;
+        heating.answer(path, top)
     }
 
     fn status(&self) -> Result<Status> {
@@ -532,7 +558,9 @@ impl Serve for Daemon {
                 serde_json::to_value(cloned.summary)
             }
             Request::Peers => serde_json::to_value(self.node.peers()?),
-            Request::Heat { .. } => return Err(Failure::usage("this mount does not count accesses")),
+            Request::Heat { path, top } => {
+                serde_json::to_value(self.heat(path.map(PathBuf::from), top as usize)?)
+            }
             Request::Watch { .. } | Request::Import(_) => {
                 return Err(Failure::usage("this is not answered at once"));
             }

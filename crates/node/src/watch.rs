@@ -27,6 +27,7 @@ use fuse::abi::opcodes;
 use serde_json::Value;
 
 pub use self::trace::write_every;
+use crate::heat::Counting;
 use crate::mount::Mount;
 
 /// How often the rings are read. At 100,000 requests a second a ring lasts eight times as long.
@@ -43,6 +44,8 @@ pub struct Shown {
     pub metrics_public: bool,
     /// Every n-th request is written to the log. 0 for none.
     pub trace_rate: u32,
+    /// Whether accesses are counted, and by what.
+    pub heat: Option<Counting>,
 }
 
 /// Serves a wish until the command stops it. The result is the summary.

@@ -34,9 +34,15 @@ impl Default for Heat {
 }
 
 impl Heat {
+    /// The score from which on a chunk is hot. It is rounded: when the second access comes, the first counts
+    /// a little less already.
+    pub fn score(self) -> f64 {
+        f64::from(self.hot) - 0.5
+    }
+
     pub(crate) fn settings(self) -> [(&'static str, Setting); 2] {
         let half_life = u64::try_from(self.half_life.as_nanos()).unwrap_or(u64::MAX);
-        [("hot_score", Setting::U32(self.hot.saturating_mul(1_000))), ("half_life", Setting::U64(half_life))]
+        [("hot_score", Setting::U32((self.score() * 1_000.0) as u32)), ("half_life", Setting::U64(half_life))]
     }
 }
 
@@ -59,8 +65,10 @@ pub struct Chunk {
     pub evictions: u64,
     /// Accesses, where older ones count less, in thousandths, at the last access.
     pub score: u32,
-    /// Whether it is hot.
+    /// Whether it was hot then.
     pub hot: bool,
+    /// The last access, in nanoseconds of the kernel's monotonic clock.
+    pub last: u64,
 }
 
 /// Requests of one kind.
@@ -186,8 +194,8 @@ impl MountWatch {
         let rows = heat.iter().filter_map(present);
         rows.map(|row| {
             let (Key { ino, chunk, .. }, row) = row?;
-            let Row { reads, maps, faults, fills, evictions, score, hot, .. } = row;
-            Ok(Chunk { ino, chunk, reads, maps, faults, fills, evictions, score, hot: hot != 0 })
+            let Row { reads, maps, faults, fills, evictions, last, score, hot } = row;
+            Ok(Chunk { ino, chunk, reads, maps, faults, fills, evictions, score, hot: hot != 0, last })
         })
         .collect()
     }

@@ -6,6 +6,7 @@
 //! programs under the GPL.
 
 use std::io;
+use std::os::fd::OwnedFd;
 
 use aya::programs::{Program, ProgramError};
 use aya::{Btf, Ebpf, EbpfLoader};
@@ -140,16 +141,15 @@ pub fn costs(object: &Ebpf) -> Vec<Cost> {
     all
 }
 
-/// Makes the kernel measure the cost of all its eBPF programs until this is dropped. That itself costs some
+/// The kernel measures the cost of all its eBPF programs as long as this lives. That itself costs some
 /// nanoseconds for each run.
+pub struct Measured(#[allow(dead_code, reason = "the descriptor keeps the measurement on")] OwnedFd);
+
+/// Makes the kernel measure the cost of its eBPF programs.
 ///
 /// # Errors
 /// The kernel refuses.
-pub fn measure() -> Result<impl Drop, WatchError> {
-    struct Measured(#[allow(dead_code)] std::os::fd::OwnedFd);
-    impl Drop for Measured {
-        fn drop(&mut self) {}
-    }
+pub fn measure() -> Result<Measured, WatchError> {
     let fd = aya::sys::enable_stats(aya::sys::Stats::RunTime);
     fd.map(Measured).map_err(|error| refused("its statistics", &error))
 }

@@ -138,6 +138,9 @@ fn command(plan: &Plan) -> Result<Command> {
     if plan.shown.metrics_public {
         command.arg("--metrics-public");
     }
+    if let Some(counting) = plan.shown.heat {
+        command.arg(format!("--heat={counting}"));
+    }
     command.args(every_words(&plan.every));
     command.args(plan.take_over.then_some("--take-over"));
     if let Source::Published(tree) = &plan.source {

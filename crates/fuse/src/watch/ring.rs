@@ -28,6 +28,8 @@ pub struct Record {
     pub bytes: u32,
     /// 0, or the error number of the reply.
     pub error: u32,
+    /// Where in the file it reads or writes. 0 for other requests.
+    pub offset: u64,
     /// From receiving it to having the result.
     pub served: u64,
     /// Sending the reply.
@@ -59,13 +61,28 @@ impl Record {
             cache,
             peer,
             origin,
-            0,
+            self.offset,
         ]
     }
 
     fn of(words: [u64; WORDS]) -> Record {
-        let [seq, unique, ino, at, kind, outcome, served, reply, wait, names, blob, cache, peer, origin, _] =
-            words;
+        let [
+            seq,
+            unique,
+            ino,
+            at,
+            kind,
+            outcome,
+            served,
+            reply,
+            wait,
+            names,
+            blob,
+            cache,
+            peer,
+            origin,
+            offset,
+        ] = words;
         let mut spent = [0, names, blob, cache, peer, origin];
         // The time that belongs to no other phase is the daemon's own.
         spent[Phase::Own as usize] = served.saturating_sub(wait + spent[1..PHASES].iter().sum::<u64>());
@@ -78,6 +95,7 @@ impl Record {
             pid: kind as u32,
             bytes: (outcome >> 32) as u32,
             error: outcome as u32,
+            offset,
             served,
             reply,
             wait,
@@ -187,6 +205,7 @@ mod tests {
             pid: u32::MAX,
             bytes: 7,
             error: 8,
+            offset: u64::MAX,
             served: 100,
             reply: 10,
             wait: 11,

@@ -15,13 +15,12 @@ use serde_json::Value;
 
 use super::{Callers, LOOK_EVERY, has_ended, op_name};
 use crate::mount::Mount;
+use crate::paths::parent_and_name;
 
 /// Rows of each table.
 const ROWS: usize = 10;
 /// The largest number of different callers or files to count in an interval. Further ones are left out.
 const APART: usize = 64 << 10;
-/// A folder with more names than this is not searched for a file's name.
-const NAMES_MAX: usize = 4096;
 /// The largest number of folders to climb from a file.
 const DEPTH_MAX: usize = 40;
 
@@ -104,9 +103,9 @@ fn path_of(names: Option<&Names>, ino: Ino) -> String {
     let mut at = ino;
     let mut whole = true;
     while at != Ino::ROOT && whole && parts.len() < DEPTH_MAX {
-        match names.and_then(|names| name_of(names, at)) {
+        match names.and_then(|names| parent_and_name(names, at)) {
             Some((parent, name)) => {
-                parts.push(name);
+                parts.push(String::from_utf8_lossy(&name).escape_debug().to_string());
                 at = parent;
             }
             None => whole = false,
@@ -120,13 +119,6 @@ fn path_of(names: Option<&Names>, ino: Ino) -> String {
             format!("{}/{}", if whole { "" } else { "..." }, parts.join("/"))
         }
     }
-}
-
-fn name_of(names: &Names, ino: Ino) -> Option<(Ino, String)> {
-    let parent = names.inode(ino).ok()??.parent;
-    let listed = names.readdir(parent, 0, NAMES_MAX).ok()?;
-    let found = listed.into_iter().find(|listed| listed.dentry.ino == ino)?;
-    Some((parent, String::from_utf8_lossy(&found.name).escape_debug().to_string()))
 }
 
 #[cfg(test)]

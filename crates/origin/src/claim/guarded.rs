@@ -61,6 +61,10 @@ impl BlobSource for Guarded {
         self.inner.evict_as_usual();
     }
 
+    fn in_use(&self, id: &BlobId) -> bool {
+        self.inner.in_use(id)
+    }
+
     fn start_read(&self, id: &BlobId, range: Range<u32>, access: Access, completion: Completion) -> Start {
         self.inner.start_read(id, range, access, completion)
     }

@@ -1,0 +1,235 @@
+//! Which parts of files are read most, and what follows for the cache.
+//!
+//! ```text
+//!   the kernel's counters and events (crate watch) ──┐
+//!   or the daemon's records of requests ─────────────┴─► one thread, chunks of 1 MiB
+//!                                                          ├─► blobs in use: the cache keeps them longer
+//!                                                          └─► answers to `covey heat`
+//! ```
+//!
+//! The eBPF programs also count reads that the page cache answers. No such read reaches the daemon, so the
+//! blobs look unused to the cache. The thread tells the cache that they are in use: at once when a chunk
+//! becomes hot, and every ten seconds while it is accessed. Without the programs, every access that is
+//! counted has reached the cache, so nothing follows.
+//!
+//! - [`counters`]: the daemon's own counters.
+//! - [`report`]: the answer.
+
+mod counters;
+mod report;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::time::Duration;
+
+use ::watch::mount::{Heat as Rule, MountWatch};
+use ::watch::object::{Measured, measure};
+use ::watch::{Event, WatchError};
+use api::error::{Failure, Result};
+use api::heat::Heat;
+use base::size::MIB;
+use base::time::{monotonic, monotonic_ns};
+use base::{Deadline, Ino};
+use fuse::Session;
+
+use self::counters::Counters;
+use crate::log;
+use crate::mount::Mount;
+
+/// What counts accesses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Counting {
+    /// eBPF programs if the kernel permits them, else the daemon.
+    Auto,
+    /// The daemon.
+    Daemon,
+}
+
+impl std::fmt::Display for Counting {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Counting::Auto => "auto",
+            Counting::Daemon => "daemon",
+        })
+    }
+}
+
+/// How long the thread waits for an event of the kernel. Questions and the end wait as long.
+const TURN: Duration = Duration::from_millis(50);
+/// How often the daemon's records are read. At 100,000 requests a second the rings last eight times as long.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// How often the cache is told which chunks were accessed. It counts reads within this time once.
+const PASS_EVERY: Duration = Duration::from_secs(10);
+/// The longest time for one pass. Names that are not on this machine can take long.
+const PASS_WITHIN: Duration = Duration::from_secs(2);
+/// How long a question waits for its answer.
+const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+
+struct Question {
+    path: Option<PathBuf>,
+    top: usize,
+    answer: SyncSender<Result<Heat>>,
+}
+
+/// Counts the accesses of a mount until it is dropped.
+pub struct Heating {
+    questions: Sender<Question>,
+    stop: Arc<AtomicBool>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Heating {
+    /// Starts counting. The mount already answers. What happens after this returns is counted.
+    ///
+    /// # Errors
+    /// No thread can be started.
+    pub fn start(mount: &Arc<Mount>, session: &Arc<Session>, counting: Counting) -> Result<Heating> {
+        let rule = Rule::default();
+        let (questions, asked) = channel();
+        let stop = Arc::new(AtomicBool::new(false));
+        let (mount, session, stopped) = (mount.clone(), session.clone(), stop.clone());
+        let (ready, counts) = sync_channel(1);
+        let run = move || {
+            let (source, unseen) = Source::start(&session, counting, rule);
+            unseen.iter().for_each(|line| log::warn(line));
+            let _ = ready.send(());
+            let (events, protected) = (0, 0);
+            let mut work = Work { mount, source, unseen, rule, events, protected, passed: monotonic_ns() };
+            work.run(&asked, &stopped);
+        };
+        let thread = base::thread::spawn("covey-heat", run)
+            .map_err(|error| Failure::io("cannot start a thread that counts accesses", &error))?;
+        // The programs look at the mount, which may not answer.
+        let _ = counts.recv_timeout(ANSWER_WITHIN);
+        Ok(Heating { questions, stop, thread: Some(thread) })
+    }
+
+    /// The hottest chunks: `top` of all, of one file, or of the files below a folder.
+    ///
+    /// # Errors
+    /// The path does not exist, or the counters cannot be read.
+    pub fn answer(&self, path: Option<PathBuf>, top: usize) -> Result<Heat> {
+        let silent = || Failure::new("no-answer", "the counters of accesses do not answer").next("try again");
+        let (answer, answered) = sync_channel(1);
+        self.questions.send(Question { path, top, answer }).map_err(|_| silent())?;
+        answered.recv_timeout(ANSWER_WITHIN).map_err(|_| silent())?
+    }
+}
+
+impl Drop for Heating {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Where accesses are counted.
+enum Source {
+    Kernel { watch: Box<MountWatch>, _measured: Measured },
+    Daemon(Counters),
+}
+
+impl Source {
+    /// The source, and lines that say what it does not see.
+    fn start(session: &Session, counting: Counting, rule: Rule) -> (Source, Vec<String>) {
+        let daemon = || Source::Daemon(Counters::new(session, rule));
+        if counting == Counting::Daemon {
+            return (daemon(), vec![report::PAGE_CACHE_UNSEEN.to_owned()]);
+        }
+        match Self::of_kernel(session, rule) {
+            Ok((source, unseen)) => (source, unseen),
+            Err(error) => (daemon(), vec![format!("{}: {error}", report::PAGE_CACHE_UNSEEN)]),
+        }
+    }
+
+    fn of_kernel(session: &Session, rule: Rule) -> std::result::Result<(Source, Vec<String>), WatchError> {
+        let watch = Box::new(MountWatch::attach(session.mountpoint(), rule)?);
+        let unseen = watch.unseen().to_vec();
+        let measured = measure()?;
+        Ok((Source::Kernel { watch, _measured: measured }, unseen))
+    }
+}
+
+/// The thread's state.
+struct Work {
+    mount: Arc<Mount>,
+    source: Source,
+    unseen: Vec<String>,
+    rule: Rule,
+    /// Chunks that became hot.
+    events: u64,
+    /// Blobs of which the cache was told.
+    protected: u64,
+    /// When the last pass began, on the monotonic clock.
+    passed: u64,
+}
+
+impl Work {
+    fn run(&mut self, asked: &Receiver<Question>, stop: &AtomicBool) {
+        let mut next = monotonic() + PASS_EVERY;
+        while !stop.load(Ordering::Acquire) {
+            let hot = self.wait();
+            self.tell(&hot);
+            if monotonic() >= next {
+                next = monotonic() + PASS_EVERY;
+                self.pass();
+            }
+            while let Ok(Question { path, top, answer }) = asked.try_recv() {
+                let _ = answer.send(self.report(path.as_deref(), top));
+            }
+        }
+    }
+
+    /// Waits for a moment. Returns the chunks that became hot and may look unused to the cache.
+    fn wait(&mut self) -> Vec<(u64, u32)> {
+        match &mut self.source {
+            Source::Kernel { watch, .. } => {
+                let events = watch.events();
+                if events.wait(TURN).is_err() {
+                    std::thread::sleep(TURN);
+                }
+                let mut hot = Vec::new();
+                events.drain(&mut |event| {
+                    if let Event::Hot { object, chunk, .. } = event {
+                        hot.push((object, chunk));
+                    }
+                });
+                self.events += hot.len() as u64;
+                hot
+            }
+            Source::Daemon(counters) => {
+                std::thread::sleep(LOOK_EVERY);
+                self.events += counters.look();
+                Vec::new()
+            }
+        }
+    }
+
+    /// Tells the cache of all chunks that were accessed since the last pass.
+    fn pass(&mut self) {
+        let Source::Kernel { watch, .. } = &self.source else { return };
+        let since = std::mem::replace(&mut self.passed, monotonic_ns());
+        let Ok(mut chunks) = watch.chunks() else { return };
+        chunks.retain(|chunk| chunk.last >= since && chunk.reads + chunk.maps + chunk.faults > 0);
+        // If time does not suffice, the hottest count.
+        chunks.sort_unstable_by_key(|chunk| std::cmp::Reverse(chunk.score));
+        let used: Vec<(u64, u32)> = chunks.iter().map(|chunk| (chunk.ino, chunk.chunk)).collect();
+        self.tell(&used);
+    }
+
+    fn tell(&mut self, used: &[(u64, u32)]) {
+        let Some(node) = self.mount.as_node().filter(|node| node.is_remote()) else { return };
+        let volume = node.shown();
+        let deadline = Deadline::after(PASS_WITHIN);
+        deadline.scope(|| {
+            for (ino, chunk) in used.iter().take_while(|_| !deadline.is_over()) {
+                // A file that is gone, or whose names do not come in time, has nothing to protect.
+                self.protected += volume.in_use(Ino(*ino), u64::from(*chunk) * MIB, MIB).unwrap_or(0);
+            }
+        });
+    }
+}
