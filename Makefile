@@ -186,6 +186,10 @@ test-origin: build ## Real files and a large one through MinIO, the node lost, e
 test-million: build ## A million files: import, walk, find, reopen after kill -9, compared with ext4
 	$(call at_length,scale,million)
 
+.PHONY: test-index
+test-index: build ## Indexes of buckets of others, also of a million objects: time beside that of the listing, and memory
+	$(call at_length,index)
+
 .PHONY: test-trees
 test-trees: ## Published trees, also of a million files
 	$(CARGO) test --release --package covey-tests --test trees -- --include-ignored --nocapture
@@ -249,6 +253,19 @@ bench-access: build minio ## Small cold reads of large files: pread, mmap, numpy
 	@scripts/bootstrap bench
 	scripts/keep-switch python3 bench/access.py --covey "$(program)" --minio "$(or $(MINIO),$(cache)/peers/minio)" --venv "$(cache)/access-venv" \
 		--results "bench/results/$(shell date -u +%Y-%m-%d)-access" $(if $(JUICEFS),--juicefs "$(JUICEFS)") $(BENCH_ARGS)
+
+.PHONY: bench-read-through
+bench-read-through: build minio ## An object of a bucket of others, from the gateway's disk, beside the store itself, by boto3
+	@scripts/bootstrap s3-clients
+	@scripts/python-venv "$(cache)/s3-clients" boto3
+	"$(cache)/s3-clients/bin/python" bench/read_through.py --covey "$(program)" --minio "$(or $(MINIO),$(cache)/peers/minio)" \
+		--results "bench/results/$(shell date -u +%Y-%m-%d)-read-through" $(BENCH_ARGS)
+
+.PHONY: bench-heat
+bench-heat: build minio ## What eBPF's view of the page cache buys for the cache, on three traces; needs root
+	@scripts/bootstrap bench
+	scripts/keep-switch python3 bench/heat.py --covey "$(program)" --minio "$(or $(MINIO),$(cache)/peers/minio)" \
+		--results "bench/results/$(shell date -u +%Y-%m-%d)-heat" $(BENCH_ARGS)
 
 .PHONY: bench-fleet
 bench-fleet: bench-build ## P3, P4, P5, P7: nodes in network namespaces; PART=flash|scale|tiers|start for one of them

@@ -33,6 +33,18 @@ pub fn of(errno: Errno) -> S3Error {
     }
 }
 
+/// The same for a read of bytes. The name was found before, so a key that is missing is not the reason: the
+/// bytes are of another version of an object in the bucket that the tree is an index of.
+pub fn of_read(errno: Errno) -> S3Error {
+    match errno {
+        Errno::ESTALE => s3_error!(
+            PreconditionFailed,
+            "the object in the indexed bucket has changed since: make the index again"
+        ),
+        errno => of(errno),
+    }
+}
+
 /// An error whose code s3s does not list.
 pub fn custom(code: &'static str, message: &'static str) -> S3Error {
     S3Error::with_message(S3ErrorCode::Custom(code.into()), message)
@@ -41,4 +53,15 @@ pub fn custom(code: &'static str, message: &'static str) -> S3Error {
 /// A failure inside the gateway.
 pub fn internal(what: &'static str) -> S3Error {
     S3Error::with_message(S3ErrorCode::InternalError, what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn regression_a_stale_object_is_not_answered_as_one_that_does_not_exist() {
+        assert_eq!(*of_read(Errno::ESTALE).code(), S3ErrorCode::PreconditionFailed);
+        assert_eq!(*of_read(Errno::ENOENT).code(), S3ErrorCode::NoSuchKey);
+    }
 }

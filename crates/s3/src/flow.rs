@@ -179,7 +179,7 @@ pub fn read(bucket: &Bucket, held: &Held, offset: u64, len: u64) -> Result<Bytes
         return Ok(Bytes::new());
     }
     let mut piece = vec![0; len as usize];
-    let done = bucket.fs().read(held.node(), offset, &mut piece).map_err(errors::of)?;
+    let done = bucket.fs().read(held.node(), offset, &mut piece).map_err(errors::of_read)?;
     if done as u64 == len { Ok(Bytes::from(piece)) } else { Err(errors::internal("the file was cut")) }
 }
 

@@ -64,12 +64,13 @@ struct Outcome<'a> {
 pub fn run(args: &Args, term: Term) -> Result<u8> {
     let label =
         args.src.file_name().map_or_else(|| "import".to_owned(), |name| name.to_string_lossy().into_owned());
+    // Before the threads of the store's client exist: a signal would end the program there.
+    let stop = copying::stop_by_signal(term)?;
     let bucket = bucket(args)?;
     if bucket.is_none() {
         mounts::check_way(&args.src)?;
     }
     let target = resolve_new(&args.dest)?;
-    let stop = copying::stop_by_signal(term)?;
     let seen = Seen { label: &label, term, stop: Some(&stop) };
     let mut through_mount = None;
     let again = bucket.is_some();

@@ -22,6 +22,9 @@
 //!   the first [`ROUND`] blobs from there are wanted before its end is reached.
 //! - What is wanted is **bounded by what was read**, as within one file ([`TIMES`], [`MOST`]), and only by
 //!   what the current file does not use up itself.
+//! - What is wanted **must prove right**. A new row wants [`TRIAL`] blobs. It wants more when a file with such
+//!   a blob was begun, and nothing as long as readers skip most of these files: shards that are read in random
+//!   order have neighbouring numbers, too. [`IN_ORDER`] files in order begin the trial anew.
 
 use base::{BlobId, Ino};
 
@@ -39,6 +42,10 @@ const LOOK_MOST: u64 = 256;
 
 /// How many blobs before the row's first file are wanted when the row comes to its end.
 const ROUND: usize = 2;
+/// How many blobs a row wants until a file with one of them is begun.
+const TRIAL: usize = 1;
+/// A row that proved wrong begins anew after this many files in order.
+const IN_ORDER: u8 = 4;
 /// The position after the last file: nothing follows.
 const OVER: (u64, u32) = (u64::MAX, 0);
 
@@ -65,6 +72,13 @@ struct Row {
     round: bool,
     /// The files in which wanted blobs begin, as far as they are not read yet, lowest first.
     told: Announced,
+    /// The same of files that were skipped. They may still be read, by a reader that is a little behind.
+    skipped: Announced,
+    /// How many blobs of files that were begun had been wanted, and how many of files that were skipped.
+    right: u32,
+    wrong: u32,
+    /// Files that were begun in order since the last one that was not.
+    in_order: u8,
 }
 
 /// A few inode numbers.
@@ -82,11 +96,17 @@ impl Announced {
         }
     }
 
-    /// Drops the files up to this one, which have been read.
-    fn drop_up_to(&mut self, ino: u64) {
-        let gone = self.files[..self.len].iter().take_while(|told| **told <= ino).count();
-        self.files.copy_within(gone..self.len, 0);
-        self.len -= gone;
+    fn files(&self) -> &[u64] {
+        self.files.get(..self.len).unwrap_or_default()
+    }
+
+    /// Removes the files for which this holds. Returns how many there were.
+    fn take(&mut self, is_taken: impl Fn(u64) -> bool) -> usize {
+        let mut rest = Announced::default();
+        self.files().iter().filter(|ino| !is_taken(**ino)).for_each(|ino| rest.push(*ino));
+        let taken = self.len - rest.len;
+        *self = rest;
+        taken
     }
 }
 
@@ -140,15 +160,40 @@ impl Row {
     }
 
     fn add(&mut self, ino: Ino, read: &Read, used: u64) {
+        let begins = read.offset == 0;
         if ino.0 > self.last {
+            self.judge(ino.0);
             (self.last, self.files, self.sizes) =
                 (ino.0, self.files.saturating_add(1), self.sizes + self.size);
             self.size = read.size;
             self.next = self.next.max((ino.0.saturating_add(1), 0));
-            self.told.drop_up_to(ino.0);
+        } else if ino.0 < self.last && begins {
+            // A reader that is behind, or no order at all.
+            let late = self.skipped.take(|skipped| skipped == ino.0) as u32;
+            self.right += late;
+            self.wrong = self.wrong.saturating_sub(late);
+            self.in_order = 0;
         }
         self.read += u64::from(read.len);
         self.used = used;
+    }
+
+    /// Compares what was wanted with the file that is begun, which has a higher number than all before.
+    fn judge(&mut self, ino: u64) {
+        let skipped = |told: u64| told < ino;
+        self.told.files().iter().filter(|told| skipped(**told)).for_each(|told| self.skipped.push(*told));
+        self.wrong += self.told.take(skipped) as u32;
+        self.right += self.told.take(|told| told == ino) as u32;
+        self.in_order = self.in_order.saturating_add(1);
+        if self.is_wrong() && self.in_order >= IN_ORDER {
+            (self.right, self.wrong, self.in_order) = (0, 0, 0);
+            self.skipped = Announced::default();
+        }
+    }
+
+    /// Whether readers skip most of the files of which blobs were wanted.
+    fn is_wrong(&self) -> bool {
+        self.wrong > 2 * self.right
     }
 
     /// How many more blobs of the next files are wanted after this read of the last file.
@@ -159,7 +204,12 @@ impl Row {
         }
         let rest = read.size.saturating_sub(read.end()).div_ceil(PAGE);
         let blobs = ((self.read * TIMES).min(MOST) / PAGE).saturating_sub(rest) as usize;
-        blobs.saturating_sub(self.told.len)
+        let most = match (self.right, self.wrong) {
+            (0, 0) => TRIAL,
+            _ if self.is_wrong() => 0,
+            _ => blobs,
+        };
+        blobs.min(most).saturating_sub(self.told.len)
     }
 
     /// The request for these blobs. `at` is the row's index.
@@ -192,7 +242,8 @@ impl Files {
         let before = self.rows.iter_mut().enumerate().filter(|(_, row)| row.goes_on_at(ino));
         if let Some((at, row)) = before.max_by_key(|(_, row)| row.used) {
             // As if a page had been read: some blobs are wanted at once, and more as they are read.
-            *row = Row { files: FILES_MIN, read: new.read + PAGE, ..new };
+            // The order is known, so there is no trial.
+            *row = Row { files: FILES_MIN, read: new.read + PAGE, right: 1, ..new };
             return row.following(at, read);
         }
         if let Some(oldest) = self.rows.iter_mut().min_by_key(|row| row.used) {

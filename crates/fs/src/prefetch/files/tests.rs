@@ -7,6 +7,8 @@ use super::*;
 struct Store {
     files: Files,
     pages: u64,
+    /// Numbers of files are this far apart.
+    step: u64,
     /// The highest number that exists.
     end: u64,
     wanted: Vec<(u64, u32)>,
@@ -14,7 +16,12 @@ struct Store {
 
 impl Store {
     fn new(pages: u64) -> Store {
-        Store { files: Files::default(), pages, end: u64::MAX, wanted: Vec::new() }
+        Store { files: Files::default(), pages, step: 1, end: u64::MAX, wanted: Vec::new() }
+    }
+
+    /// The first number from this one on that exists.
+    fn from(&self, ino: u64) -> u64 {
+        100 + ino.saturating_sub(100).next_multiple_of(self.step)
     }
 
     /// One read. What it wants is looked up.
@@ -23,8 +30,9 @@ impl Store {
         let Some(following) = self.files.read(Ino(ino), &read) else { return Vec::new() };
         let (ino, page) = following.from;
         let places = (0..following.blobs as u64).map(|n| u64::from(page) + n);
-        let places: Vec<_> =
-            places.map(|n| (ino.0.max(100) + n / self.pages, (n % self.pages) as u32)).collect();
+        let places: Vec<_> = places
+            .map(|n| (self.from(ino.0) + self.step * (n / self.pages), (n % self.pages) as u32))
+            .collect();
         let there = |(ino, _): &(u64, u32)| *ino <= self.end && *ino < following.before;
         let places: Vec<_> = places.into_iter().filter(there).collect();
         let last = places.last().map(|(last, page)| (Ino(*last), *page, None));
@@ -45,8 +53,8 @@ impl Store {
 fn a_row_of_files_is_looked_ahead_of_further_and_further() {
     let mut store = Store::new(1);
     assert_eq!(store.read(100), [0; 0], "one file is no row");
-    assert_eq!(store.read(101), [102, 103, 104, 105, 106, 107], "three times the two that were read");
-    assert_eq!(store.read(102), [108, 109, 110, 111]);
+    assert_eq!(store.read(101), [102], "two may be a row");
+    assert_eq!(store.read(102), [103, 104, 105, 106, 107, 108, 109, 110, 111], "three times what was read");
     (103..140).for_each(|ino| drop(store.read(ino)));
     assert_eq!(store.wanted.last(), Some(&(151, 0)), "never more than twelve ahead");
     let mut once = store.wanted.clone();
@@ -59,13 +67,15 @@ fn a_large_file_comes_first_itself() {
     let mut store = Store::new(16);
     let mut at = |ino: u64, mib: u64| store.read_at(ino, mib * MIB, MIB);
     (0..64).for_each(|mib| assert_eq!(at(100, mib), []));
+    let trial: Vec<_> = (0..64).flat_map(|mib| at(101, mib)).collect();
+    assert_eq!(trial, [(102, 0)]);
     // Of sixteen pages, more than twelve are still to be read until the seventeenth piece.
-    (0..16).for_each(|mib| assert_eq!(at(101, mib), []));
-    assert_eq!(at(101, 19), [(102, 0)]);
-    assert_eq!(at(101, 27), [(102, 1), (102, 2)]);
-    let rest: Vec<_> = (28..64).flat_map(|mib| at(101, mib)).collect();
-    assert_eq!(rest.last(), Some(&(102, 11)), "and of the next as much as fits");
-    assert_eq!(at(102, 0), [], "which it has by itself from now on");
+    (0..16).for_each(|mib| assert_eq!(at(102, mib), []));
+    assert_eq!(at(102, 19), [(103, 0)]);
+    assert_eq!(at(102, 27), [(103, 1), (103, 2)]);
+    let rest: Vec<_> = (28..64).flat_map(|mib| at(102, mib)).collect();
+    assert_eq!(rest.last(), Some(&(103, 11)), "and of the next as much as fits");
+    assert_eq!(at(103, 0), [], "which it has by itself from now on");
 }
 
 /// A node that continued with the first file after the last one used to have nothing in flight while it read
@@ -115,10 +125,36 @@ fn files_here_and_there_are_no_row() {
 
 #[test]
 fn numbers_may_be_missing_and_readers_out_of_order() {
-    let mut store = Store::new(1);
-    let order = [100, 103, 102, 110, 105, 111, 119];
+    let mut store = Store { step: 3, ..Store::new(1) };
+    let order = [100, 103, 106, 112, 109, 118, 115, 121];
     let wanted: Vec<u64> = order.iter().flat_map(|ino| store.read(*ino)).collect();
-    assert!(wanted.contains(&120) && wanted.contains(&127), "{wanted:?}");
+    assert!(wanted.contains(&124) && wanted.contains(&154), "{wanted:?}");
+}
+
+/// Shards that were read in random order used to bring three others with each of them.
+#[test]
+fn regression_files_in_random_order_bring_few_others() {
+    let mut store = Store::new(4);
+    let mut random = 7_u64;
+    let mut read = 0;
+    for _ in 0..500 {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        store.read(100 + (random >> 33) % 64);
+        read += 4;
+    }
+    assert!(store.wanted.len() * 10 < read, "{} blobs of {read}", store.wanted.len());
+    // A reader in order is still recognized.
+    let wanted: Vec<u64> = (100..120).flat_map(|ino| store.read(ino)).collect();
+    assert!(wanted.contains(&122), "{wanted:?}");
+}
+
+#[test]
+fn a_row_that_proved_wrong_gets_another_trial() {
+    let mut store = Store::new(1);
+    [100, 101, 110, 105, 114, 112].iter().for_each(|ino| drop(store.read(*ino)));
+    assert_eq!(store.wanted, [(102, 0)], "it was skipped");
+    let wanted: Vec<u64> = (115..125).flat_map(|ino| store.read(ino)).collect();
+    assert!(wanted.contains(&130), "{wanted:?}");
 }
 
 #[test]
