@@ -33,6 +33,9 @@ pub struct Heat {
     pub hot: u64,
     /// Chunks that became hot, since the beginning.
     pub events: u64,
+    /// The longest time until the daemon learned that a chunk had become hot, in microseconds.
+    #[serde(default)]
+    pub delay_us: u64,
     /// Accesses and events that did not fit into the tables.
     pub lost: u64,
     /// Blobs that stay on this node's disk longer because they are hot, counted each time.
@@ -73,7 +76,7 @@ pub struct Chunk {
 pub struct Program {
     /// Its name.
     pub name: String,
-    /// How often it ran.
+    /// How often it ran while it was measured, which is one second in ten.
     pub runs: u64,
     /// For how long, in nanoseconds. 0 if the kernel does not measure it.
     pub ns: u64,

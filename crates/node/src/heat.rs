@@ -62,6 +62,8 @@ const TURN: Duration = Duration::from_millis(50);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// How often the cache is told which chunks were accessed. It counts reads within this time once.
 const PASS_EVERY: Duration = Duration::from_secs(10);
+/// For how long the kernel then measures the programs. To measure always would double what they cost.
+const MEASURED: Duration = Duration::from_secs(1);
 /// The longest time for one pass. Names that are not on this machine can take long.
 const PASS_WITHIN: Duration = Duration::from_secs(2);
 /// How long a question waits for its answer.
@@ -95,8 +97,8 @@ impl Heating {
             let (source, unseen) = Source::start(&session, counting, rule);
             unseen.iter().for_each(|line| log::warn(line));
             let _ = ready.send(());
-            let (events, protected) = (0, 0);
-            let mut work = Work { mount, source, unseen, rule, events, protected, passed: monotonic_ns() };
+            let (events, delay, protected, passed) = (0, 0, 0, monotonic_ns());
+            let mut work = Work { mount, source, unseen, rule, events, delay, protected, passed };
             work.run(&asked, &stopped);
         };
         let thread = base::thread::spawn("covey-heat", run)
@@ -129,7 +131,11 @@ impl Drop for Heating {
 
 /// Where accesses are counted.
 enum Source {
-    Kernel { watch: Box<MountWatch>, _measured: Measured },
+    Kernel {
+        watch: Box<MountWatch>,
+        /// Set while the kernel measures what the programs cost.
+        measured: Option<Measured>,
+    },
     Daemon(Counters),
 }
 
@@ -149,8 +155,8 @@ impl Source {
     fn of_kernel(session: &Session, rule: Rule) -> std::result::Result<(Source, Vec<String>), WatchError> {
         let watch = Box::new(MountWatch::attach(session.mountpoint(), rule)?);
         let unseen = watch.unseen().to_vec();
-        let measured = measure()?;
-        Ok((Source::Kernel { watch, _measured: measured }, unseen))
+        let measured = Some(measure()?);
+        Ok((Source::Kernel { watch, measured }, unseen))
     }
 }
 
@@ -162,6 +168,8 @@ struct Work {
     rule: Rule,
     /// Chunks that became hot.
     events: u64,
+    /// The longest time until an event arrived, in nanoseconds.
+    delay: u64,
     /// Blobs of which the cache was told.
     protected: u64,
     /// When the last pass began, on the monotonic clock.
@@ -171,16 +179,30 @@ struct Work {
 impl Work {
     fn run(&mut self, asked: &Receiver<Question>, stop: &AtomicBool) {
         let mut next = monotonic() + PASS_EVERY;
+        let mut measured = monotonic() + MEASURED;
         while !stop.load(Ordering::Acquire) {
             let hot = self.wait();
             self.tell(&hot);
             if monotonic() >= next {
                 next = monotonic() + PASS_EVERY;
+                measured = monotonic() + MEASURED;
+                self.measure(true);
                 self.pass();
+            } else if monotonic() >= measured {
+                self.measure(false);
             }
             while let Ok(Question { path, top, answer }) = asked.try_recv() {
                 let _ = answer.send(self.report(path.as_deref(), top));
             }
+        }
+    }
+
+    /// Has the kernel measure the programs, or not. A kernel that refuses is no reason to stop counting.
+    fn measure(&mut self, on: bool) {
+        if let Source::Kernel { measured, .. } = &mut self.source
+            && measured.is_some() != on
+        {
+            *measured = if on { measure().ok() } else { None };
         }
     }
 
@@ -192,10 +214,11 @@ impl Work {
                 if events.wait(TURN).is_err() {
                     std::thread::sleep(TURN);
                 }
-                let mut hot = Vec::new();
+                let (mut hot, now) = (Vec::new(), monotonic_ns());
                 events.drain(&mut |event| {
-                    if let Event::Hot { object, chunk, .. } = event {
+                    if let Event::Hot { object, chunk, at, .. } = event {
                         hot.push((object, chunk));
+                        self.delay = self.delay.max(now.saturating_sub(at));
                     }
                 });
                 self.events += hot.len() as u64;

@@ -74,7 +74,11 @@ fn text(heat: &Heat, mountpoint: &Path) -> String {
     }
     for program in heat.programs.iter().filter(|program| program.runs > 0) {
         let mean = program.ns / program.runs;
-        text += &format!("{} ran {} times, {mean} ns each\n", program.name, count(program.runs));
+        text += &format!(
+            "{} ran {} times while it was measured, {mean} ns each\n",
+            program.name,
+            count(program.runs)
+        );
     }
     text.trim_end().to_owned()
 }

@@ -55,6 +55,7 @@ impl Work {
             known,
             hot,
             events: self.events,
+            delay_us: self.delay / 1_000,
             lost,
             protected: self.protected,
             programs,
