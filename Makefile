@@ -84,6 +84,10 @@ lint: ## rustfmt and clippy as errors: first what ships, under every rule, then 
 	$(CARGO) clippy --workspace --locked --all-targets -- $(strict) \
 		-A clippy::disallowed_methods -A clippy::unwrap_used -A clippy::expect_used -A missing_docs
 
+.PHONY: ui-assets
+ui-assets: ## Build the page of the dashboard anew, from crates/ui/web; needs npm
+	@scripts/ui-assets "$(cache)/ui-assets"
+
 .PHONY: bpf
 bpf: ## Compile the eBPF programs of crates/watch anew; needs clang, llvm and libbpf-dev
 	@scripts/bpf
@@ -147,6 +151,11 @@ test-python: build wheel ## The Python package with pandas, pyarrow, dask, zarr 
 	$(CARGO) build --package covey-s3 --example serve-s3
 	@scripts/keep-switch scripts/test-python $(program) "$(CARGO_TARGET_DIR)/debug/examples/serve-s3" target/wheels \
 		"$(cache)/python-tests" $(TESTS)
+
+.PHONY: test-ui
+test-ui: build ## The dashboard in a real Chromium, against a real mount; PICTURES=folder for screenshots
+	@scripts/bootstrap test-ui
+	scripts/keep-switch scripts/test-ui "$(program)" "$(cache)/ui-tests" $(PICTURES)
 
 .PHONY: test-workloads
 test-workloads: build ## Real programs through kill -9: SQLite, PostgreSQL, git, fio verify, stress-ng

@@ -130,6 +130,9 @@ pub struct Served {
     /// Its S3 endpoint, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub s3: Option<Endpoint>,
+    /// The URL of its dashboard, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ui: Option<String>,
 }
 
 /// An S3 endpoint of a daemon.

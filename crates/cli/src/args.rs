@@ -3,6 +3,7 @@
 
 pub mod fleet;
 pub mod s3;
+pub mod ui;
 
 use std::time::Duration;
 

@@ -35,6 +35,7 @@ pub mod stats;
 pub mod status;
 pub mod top;
 pub mod trace;
+pub mod ui;
 pub mod umount;
 pub mod unpublish;
 pub mod up;

@@ -13,6 +13,7 @@
 
 mod background;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use api::error::{Failure, Result};
@@ -25,30 +26,43 @@ use node::running::{Handle, Mounted, Plan, Running};
 use node::{limits, log, mounts, signals};
 
 use crate::args::s3::S3;
+use crate::args::ui::Ui;
 use crate::buckets;
 use crate::cmd::umount;
+use crate::dashboard::Mounts;
 use crate::term::{self, Term};
 
 use background::{News, tell};
 pub use background::{Parent, in_background, with_parent};
 
+/// What a daemon serves beside its mount.
+#[derive(Clone, Debug, Default)]
+pub struct Beside {
+    /// An S3 endpoint.
+    pub s3: S3,
+    /// A dashboard.
+    pub ui: Ui,
+}
+
 /// Mounts, and returns when the mount has ended and the volume is closed.
-pub fn run(plan: &Plan, s3: &S3, parent: Option<Parent>, term: Term) -> Result<u8> {
-    serve(plan, s3, false, parent, term)
+pub fn run(plan: &Plan, beside: &Beside, parent: Option<Parent>, term: Term) -> Result<u8> {
+    serve(plan, beside, false, parent, term)
 }
 
-/// The same with a status line on a terminal, and without S3.
-pub fn run_with_line(plan: &Plan, term: Term) -> Result<u8> {
-    serve(plan, &S3::default(), true, None, term)
+/// The same with a status line on a terminal.
+pub fn run_with_line(plan: &Plan, beside: &Beside, term: Term) -> Result<u8> {
+    serve(plan, beside, true, None, term)
 }
 
-fn serve(plan: &Plan, s3: &S3, status_line: bool, parent: Option<Parent>, term: Term) -> Result<u8> {
+fn serve(plan: &Plan, beside: &Beside, status_line: bool, parent: Option<Parent>, term: Term) -> Result<u8> {
+    let Beside { s3, ui } = beside;
     let interactive = parent.is_none() && term::is_terminal();
     signals::block();
     limits::check(limits::For::Daemon)?;
     limits::leave_no_core();
     let bucket = s3.bucket(&plan.source.name().display().to_string());
     let bound = s3.bind()?;
+    let dashboard = ui.bind()?;
     if bound.is_some() {
         check_name(&bucket).map_err(|failure| failure.next("name it: --s3-bucket NAME"))?;
     }
@@ -56,8 +70,12 @@ fn serve(plan: &Plan, s3: &S3, status_line: bool, parent: Option<Parent>, term: 
     start_signals(running.handle(), interactive)?;
     running.go_on()?;
     let server = bound.map(|bound| serve_s3(bound, &bucket, &running)).transpose();
-    let server = match server {
-        Ok(server) => server,
+    let served = server.and_then(|server| {
+        let dashboard = dashboard.map(|bound| serve_ui(bound, &running)).transpose()?;
+        Ok((server, dashboard))
+    });
+    let servers = match served {
+        Ok(servers) => servers,
         Err(failure) => {
             let _ = running.handle().unmount(Unmount::Lazy);
             running.finish()?;
@@ -66,7 +84,7 @@ fn serve(plan: &Plan, s3: &S3, status_line: bool, parent: Option<Parent>, term: 
     };
     ready(running.mounted(), parent, term);
     wait(&running, status_line && interactive);
-    drop(server);
+    drop(servers);
     let end = running.finish()?;
     if !term.is_json() {
         log::line(&format!("unmounted {}; the volume is closed", end.mountpoint.display()));
@@ -87,6 +105,15 @@ fn serve_s3(bound: Bound, bucket: &str, running: &Running) -> Result<Server> {
     let server = bound.serve(vec![made], Vec::new(), buckets::log())?;
     running.also_at(shown);
     log::line(&format!("serves it to S3 clients on {}, as the bucket {bucket}", server.address()));
+    Ok(server)
+}
+
+/// Shows the mount in a browser.
+fn serve_ui(bound: ui::Bound, running: &Running) -> Result<ui::Server> {
+    let shown = Mounts::Named(vec![running.mounted().mountpoint]);
+    let server = bound.serve(Arc::new(shown))?;
+    running.also_in_browser(format!("http://{}", server.address()));
+    log::line(&format!("the dashboard is at http://{}", server.address()));
     Ok(server)
 }
 

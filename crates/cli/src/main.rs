@@ -9,6 +9,7 @@
 //!   target.rs       what a path on the command line means: a mount or a volume's folder
 //!   copying.rs      imports and exports: progress and Ctrl-C; the work is in the crate archive
 //!   config.rs       configuration files, as defaults of the command line
+//!   dashboard.rs    the mounts of this machine, for the dashboard
 //!   buckets.rs      mounts and volumes as buckets of the S3 gateway
 //!   helper.rs       the same program as mount.covey, for mount(8)
 //!   bundle.rs       the contents of a bug report, without secrets
@@ -25,6 +26,7 @@ mod cmd;
 mod config;
 mod copying;
 mod daemon;
+mod dashboard;
 mod helper;
 #[cfg(test)]
 mod inputs;
@@ -115,6 +117,7 @@ enum Command {
     Cache(cmd::cache::Args),
     Warm(cmd::warm::Args),
     Heat(cmd::heat::Args),
+    Ui(cmd::ui::Args),
     Hint(cmd::hint::Args),
     Trace(cmd::trace::Args),
     Stats(cmd::stats::Args),
@@ -206,6 +209,7 @@ fn run(cli: &Cli, term: Term) -> Result<u8> {
         Command::Cache(args) => cmd::cache::run(args, term),
         Command::Warm(args) => cmd::warm::run(args, term),
         Command::Heat(args) => cmd::heat::run(args, term),
+        Command::Ui(args) => cmd::ui::run(args, term),
         Command::Hint(args) => cmd::hint::run(args, term),
         Command::Trace(args) => cmd::trace::run(args, term),
         Command::Stats(args) => cmd::stats::run(args, term),

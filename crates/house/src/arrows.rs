@@ -39,11 +39,12 @@ pub const ARROWS: &[(&str, &[&str])] = &[
         ],
     ),
     ("gateway", &["base", "fs", "api"]),
+    ("ui", &["base", "api"]),
     (
         "cli",
         &[
             "base", "archive", "blob", "meta", "tree", "fetch", "cache", "origin", "net", "fleet", "fs",
-            "corpus", "fuse", "api", "node", "gateway", "watch",
+            "corpus", "fuse", "api", "node", "gateway", "ui", "watch",
         ],
     ),
     ("watch", &[]),

@@ -128,3 +128,25 @@ fn licences_of_the_dependencies_are_in_the_list() {
             .expect("cargo metadata prints JSON"),
     );
 }
+
+/// Rules and dashboards for Prometheus and Grafana name only metrics that exist.
+#[test]
+fn packaged_dashboards_name_metrics_that_exist() {
+    let read = |path: &str| std::fs::read_to_string(TREE.root.join(path)).unwrap();
+    let known = read("docs/METRICS.md");
+    let mut unknown = Vec::new();
+    for path in ["packaging/grafana/covey.json", "packaging/prometheus/alerts.yml"] {
+        let text = read(path);
+        let words = text.split(|c: char| !c.is_ascii_lowercase() && !c.is_ascii_digit() && c != '_');
+        let mut found = 0;
+        for name in words.filter(|word| word.starts_with("covey_")) {
+            found += 1;
+            let name = name.strip_suffix("_bucket").unwrap_or(name);
+            if !known.contains(&format!("`{name}`")) && !known.contains(&format!("`{name}{{")) {
+                unknown.push(format!("{path}: {name}"));
+            }
+        }
+        assert!(found > 5, "{path} names no metrics");
+    }
+    assert!(unknown.is_empty(), "not in docs/METRICS.md: {unknown:?}");
+}

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use api::error::Failure;
 use fs::OpenError;
+use fuse::MountError;
 use meta::store::StoreError;
 
 /// The mount is not a volume.
@@ -61,6 +62,39 @@ pub fn open_failure(path: &Path, error: OpenError) -> Failure {
         }
         _ => Failure::new("io", format!("the volume {shown} cannot be used"))
             .why(why)
+            .next("covey doctor looks for the cause"),
+    }
+}
+
+/// The kernel does not mount.
+pub fn not_mounted(error: MountError) -> Failure {
+    match error {
+        MountError::NoDevice => Failure::new("no-fuse", "cannot mount: there is no /dev/fuse")
+            .next("load the kernel's module: modprobe fuse (as root)")
+            .next("in a container, start it with --device /dev/fuse --cap-add SYS_ADMIN"),
+        MountError::NotAllowed(why) => Failure::io("this user may not mount", &why)
+            .next("or install fusermount3, with which every user may mount: apt-get install fuse3"),
+        MountError::NoMountpoint(path) => {
+            Failure::new("no-mountpoint", format!("the mountpoint {} is not there", path.display()))
+                .next(format!("make it: mkdir -p {}", path.display()))
+        }
+        MountError::NotADirectory(path) => {
+            Failure::new("no-mountpoint", format!("the mountpoint {} is not a folder", path.display()))
+                .next("name a folder, best an empty one")
+        }
+        MountError::DeadMount(path) => {
+            Failure::new("stale-mount", format!("a dead mount is at {}", path.display()))
+                .why("its daemon is gone")
+                .next(format!("take it away: covey umount {}", path.display()))
+        }
+        MountError::InUse { path, source_name } => {
+            Failure::new("mountpoint-in-use", format!("the mountpoint {} is in use", path.display()))
+                .why(format!("{source_name} is mounted there"))
+                .next(format!("unmount that first: covey umount {}", path.display()))
+                .next("or name another folder")
+        }
+        other => Failure::new("not-mounted", "cannot mount")
+            .why(other.to_string())
             .next("covey doctor looks for the cause"),
     }
 }

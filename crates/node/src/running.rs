@@ -21,7 +21,7 @@ use api::status::{Endpoint, Mode, Served, Status};
 use api::watch::Wish;
 use blob::Access;
 use fs::api::Filesystem;
-use fuse::{MountError, Session, Unmount, UnmountError, Unmounter};
+use fuse::{Session, Unmount, UnmountError, Unmounter};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -36,6 +36,7 @@ use crate::mount::{Mount, Short};
 use crate::opened::{Node, Source};
 use crate::options::{MountOptions, NodeOptions};
 use crate::publish::Wanted;
+use crate::refused::not_mounted;
 use crate::watch::{self, Shown};
 use crate::{import, limits, log, metrics, mounts, notify, origins};
 
@@ -162,6 +163,7 @@ impl Running {
             node: node.clone(),
             session: session.clone(),
             s3: OnceLock::new(),
+            ui: OnceLock::new(),
             heating: Mutex::default(),
         });
         let address = ControlAddress::of_source(Path::new(&node.name()));
@@ -230,6 +232,11 @@ impl Running {
     /// Says in the status that the mount is also served to S3 clients.
     pub fn also_at(&self, s3: Endpoint) {
         let _ = self.served.s3.set(s3);
+    }
+
+    /// Says in the status that the mount is also shown in a browser, at this URL.
+    pub fn also_in_browser(&self, url: String) {
+        let _ = self.served.ui.set(url);
     }
 
     /// The kernel's caches. `None` for a mount that is no volume, and so cannot be changed.
@@ -441,44 +448,14 @@ fn below_origin(origin: &str, below: impl Fn(&str, &Path) -> Result<()>) -> Resu
     origin.strip_prefix("file:").map_or(Ok(()), |folder| below("the origin", Path::new(folder)))
 }
 
-fn not_mounted(error: MountError) -> Failure {
-    match error {
-        MountError::NoDevice => Failure::new("no-fuse", "cannot mount: there is no /dev/fuse")
-            .next("load the kernel's module: modprobe fuse (as root)")
-            .next("in a container, start it with --device /dev/fuse --cap-add SYS_ADMIN"),
-        MountError::NotAllowed(why) => Failure::io("this user may not mount", &why)
-            .next("or install fusermount3, with which every user may mount: apt-get install fuse3"),
-        MountError::NoMountpoint(path) => {
-            Failure::new("no-mountpoint", format!("the mountpoint {} is not there", path.display()))
-                .next(format!("make it: mkdir -p {}", path.display()))
-        }
-        MountError::NotADirectory(path) => {
-            Failure::new("no-mountpoint", format!("the mountpoint {} is not a folder", path.display()))
-                .next("name a folder, best an empty one")
-        }
-        MountError::DeadMount(path) => {
-            Failure::new("stale-mount", format!("a dead mount is at {}", path.display()))
-                .why("its daemon is gone")
-                .next(format!("take it away: covey umount {}", path.display()))
-        }
-        MountError::InUse { path, source_name } => {
-            Failure::new("mountpoint-in-use", format!("the mountpoint {} is in use", path.display()))
-                .why(format!("{source_name} is mounted there"))
-                .next(format!("unmount that first: covey umount {}", path.display()))
-                .next("or name another folder")
-        }
-        other => Failure::new("not-mounted", "cannot mount")
-            .why(other.to_string())
-            .next("covey doctor looks for the cause"),
-    }
-}
-
 /// What the daemon serves while it is mounted.
 struct Daemon {
     node: Arc<Mount>,
     session: Arc<Session>,
     /// Set when the S3 endpoint serves, which is after the mount does.
     s3: OnceLock<Endpoint>,
+    /// The URL of its dashboard, as soon as it is served.
+    ui: OnceLock<String>,
     /// Set if accesses are counted.
     heating: Mutex<Option<Heating>>,
 }
@@ -514,6 +491,7 @@ impl Daemon {
             waiting: self.session.waiting() as u64,
             transport: self.session.transport().to_string(),
             s3: self.s3.get().cloned(),
+            ui: self.ui.get().cloned(),
         });
         Ok(status)
     }

@@ -10,8 +10,10 @@ use node::volume_dir::VolumeDir;
 
 use crate::args::fleet::Fleet;
 use crate::args::s3::S3;
+use crate::args::ui::Ui;
 use crate::args::{Accept, Every, Lists, Reach, Shown, Transport};
 use crate::daemon;
+use crate::daemon::Beside;
 use crate::term::Term;
 
 /// Mounts a volume; stays until it is unmounted or Ctrl-C
@@ -57,6 +59,8 @@ pub struct Args {
     fleet: Fleet,
     #[command(flatten)]
     s3: S3,
+    #[command(flatten)]
+    ui: Ui,
     /// Make the origin this folder's to write to, though another folder has claimed it since or this one is a
     /// copy or from a backup: the other may only be read from then on, and must not be in use any more
     #[arg(long)]
@@ -104,10 +108,11 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
         if args.fake {
             return Ok(0);
         }
+        let beside = Beside { s3: args.s3.clone(), ui: args.ui.clone() };
         if args.background {
-            daemon::in_background(&plan, &args.s3, term)
+            daemon::in_background(&plan, &beside, term)
         } else {
-            daemon::run(&plan, &args.s3, parent, term)
+            daemon::run(&plan, &beside, parent, term)
         }
     })
 }

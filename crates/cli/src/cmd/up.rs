@@ -9,10 +9,11 @@ use node::opened::Source;
 use node::running::Plan;
 use node::volume_dir::VolumeDir;
 
-use crate::args::s3::S3;
+use crate::args::ui::Ui;
 use crate::args::{Lists, Shown, Transport};
 use crate::cmd::format;
 use crate::daemon;
+use crate::daemon::Beside;
 use crate::term::Term;
 
 /// Makes a volume if there is none, mounts it, and stays with a status line
@@ -39,6 +40,8 @@ pub struct Args {
     transport: Transport,
     #[command(flatten)]
     shown: Shown,
+    #[command(flatten)]
+    ui: Ui,
 }
 
 /// The default path of the volume.
@@ -69,8 +72,11 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     let (transport, shown) = (args.transport.transport(), args.shown.shown());
     let plan =
         Plan { source, mountpoint, options, transport, shown, every: Every::never(), take_over: false };
-    let s3 = S3::default();
-    if args.background { daemon::in_background(&plan, &s3, term) } else { daemon::run_with_line(&plan, term) }
+    let beside = Beside { ui: args.ui.clone(), ..Beside::default() };
+    match args.background {
+        true => daemon::in_background(&plan, &beside, term),
+        false => daemon::run_with_line(&plan, &beside, term),
+    }
 }
 
 fn source(volume: &Path, place: &format::Place, term: Term) -> Result<Source> {

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use tree::root::hex;
 
 use crate::args;
-use crate::args::s3::S3;
+use crate::daemon::Beside;
 use crate::term::Term;
 
 /// What a background mount reports to the waiting parent.
@@ -65,7 +65,7 @@ pub(super) fn tell(mut pipe: PipeWriter, news: &News) {
 }
 
 /// Mounts in the background. Returns when the mount answers, or with the failure.
-pub fn in_background(plan: &Plan, s3: &S3, term: Term) -> Result<u8> {
+pub fn in_background(plan: &Plan, beside: &Beside, term: Term) -> Result<u8> {
     let cannot = |error: io::Error| Failure::io("cannot start the background process", &error);
     let (news, theirs) = io::pipe().map_err(cannot)?;
     let number = theirs.as_raw_fd();
@@ -80,7 +80,8 @@ pub fn in_background(plan: &Plan, s3: &S3, term: Term) -> Result<u8> {
         }
     };
     let mut command = command(plan)?;
-    command.args(s3.to_args()?);
+    command.args(beside.s3.to_args()?);
+    command.args(beside.ui.to_args()?);
     command.args(["--ready-fd", &number.to_string()]);
     command.stdin(Stdio::null()).stdout(output()?).stderr(output()?).current_dir("/");
     // SAFETY: between fork and exec only setsid and fcntl are called, and both are async-signal-safe. The

@@ -4,6 +4,7 @@ mod benches;
 mod bundles;
 mod claims;
 mod corpora;
+mod dashboard;
 mod errors;
 mod exports;
 mod fidelity;

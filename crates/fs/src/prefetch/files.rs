@@ -22,9 +22,9 @@
 //!   the first [`ROUND`] blobs from there are wanted before its end is reached.
 //! - What is wanted is **bounded by what was read**, as within one file ([`TIMES`], [`MOST`]), and only by
 //!   what the current file does not use up itself.
-//! - What is wanted **must prove right**. A new row wants [`TRIAL`] blobs. It wants more when a file with such
-//!   a blob was begun, and nothing as long as readers skip most of these files: shards that are read in random
-//!   order have neighbouring numbers, too. [`IN_ORDER`] files in order begin the trial anew.
+//! - What is wanted **must prove right**. A new row wants [`TRIAL`] blobs. It wants more when a file with
+//!   such a blob was begun, and nothing as long as readers skip most of these files: shards that are read in
+//!   random order have neighbouring numbers, too. [`IN_ORDER`] files in order begin the trial anew.
 
 use base::{BlobId, Ino};
 

@@ -1,0 +1,155 @@
+//! The listener: an address, a token, and a runtime of its own.
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::net::{SocketAddr, TcpListener as StdListener};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::error::{Failure, Result};
+use tokio::net::TcpListener;
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::watch;
+
+use crate::Daemons;
+use crate::routes::{self, App};
+
+/// How long the end waits for requests that are under way.
+const ENDING: Duration = Duration::from_secs(2);
+/// Questions to daemons at a time.
+const QUESTIONS: usize = 32;
+/// The least length of a token.
+const TOKEN_MIN: usize = 16;
+
+/// How the dashboard listens.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// `ADDRESS:PORT`.
+    pub listen: String,
+    /// Whether an address is allowed that other machines reach. Nothing is encrypted.
+    pub insecure: bool,
+    /// The file with the token that requests need which change something. It is made if it does not exist.
+    /// `None`: such requests are refused.
+    pub token: Option<PathBuf>,
+}
+
+/// A listener that is bound.
+pub struct Bound {
+    listener: StdListener,
+    address: SocketAddr,
+    token: Option<String>,
+}
+
+impl Bound {
+    /// Binds the address and reads the token.
+    ///
+    /// # Errors
+    /// The address cannot be used, or other machines would reach it, or the token's file is not this user's
+    /// alone.
+    pub fn new(options: &Options) -> Result<Bound> {
+        let at = &options.listen;
+        let cannot = |error: io::Error| {
+            Failure::io(format!("cannot show the dashboard at {at}"), &error)
+                .next("write ADDRESS:PORT, like 127.0.0.1:9879, with a free port")
+        };
+        let listener = StdListener::bind(at).map_err(cannot)?;
+        listener.set_nonblocking(true).map_err(cannot)?;
+        let address = listener.local_addr().map_err(cannot)?;
+        if !address.ip().is_loopback() && !options.insecure {
+            return Err(Failure::usage(format!("other machines would reach the dashboard at {address}"))
+                .why("nothing it sends is encrypted, and everybody who reaches it sees the names of files")
+                .next("use 127.0.0.1 and a tunnel: ssh -L 9879:127.0.0.1:9879 MACHINE")
+                .next("or allow it: --ui-insecure"));
+        }
+        let token = options.token.as_deref().map(token).transpose()?;
+        Ok(Bound { listener, address, token })
+    }
+
+    /// Its address.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Serves the dashboard until the server is dropped.
+    ///
+    /// # Errors
+    /// No thread can be started.
+    pub fn serve(self, daemons: Arc<dyn Daemons>) -> Result<Server> {
+        let Bound { listener, address, token } = self;
+        let cannot = |error: io::Error| Failure::io("cannot start the threads of the dashboard", &error);
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(1)
+            .max_blocking_threads(QUESTIONS)
+            .thread_name("covey-ui")
+            .enable_all()
+            .build()
+            .map_err(cannot)?;
+        let listener = {
+            let _inside = runtime.enter();
+            TcpListener::from_std(listener).map_err(cannot)?
+        };
+        let (stop, stopped) = watch::channel(false);
+        let router = routes::router(App::new(daemons, address, token, stopped.clone()));
+        runtime.spawn(async move {
+            let mut stopped = stopped;
+            let until = async move { stopped.wait_for(|stopped| *stopped).await.map_or((), drop) };
+            let _ = axum::serve(listener, router).with_graceful_shutdown(until).await;
+        });
+        Ok(Server { address, stop, runtime: Some(runtime) })
+    }
+}
+
+/// A dashboard that is served. It ends when it is dropped.
+pub struct Server {
+    address: SocketAddr,
+    stop: watch::Sender<bool>,
+    runtime: Option<Runtime>,
+}
+
+impl Server {
+    /// Its address.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop.send_replace(true);
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_timeout(ENDING);
+        }
+    }
+}
+
+/// The token in a file. A file that does not exist is made, with a random token.
+fn token(path: &Path) -> Result<String> {
+    let cannot =
+        |error: &io::Error| Failure::io(format!("cannot use the token in {}", path.display()), error);
+    let new = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+    match new {
+        Ok(mut file) => {
+            let id = base::random::id16();
+            let token: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
+            file.write_all(format!("{token}\n").as_bytes()).map_err(|error| cannot(&error))?;
+            return Ok(token);
+        }
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        Err(error) => return Err(cannot(&error)),
+    }
+    let about = fs::metadata(path).map_err(|error| cannot(&error))?;
+    if about.mode() & 0o077 != 0 {
+        return Err(Failure::usage(format!("others may read the token in {}", path.display()))
+            .next(format!("chmod 600 {}", path.display())));
+    }
+    let text = fs::read_to_string(path).map_err(|error| cannot(&error))?;
+    let token = text.trim();
+    if token.len() < TOKEN_MIN || token.bytes().any(|byte| !byte.is_ascii_graphic()) {
+        return Err(Failure::usage(format!("{} holds no token", path.display()))
+            .why(format!("a token has at least {TOKEN_MIN} letters, digits and signs, on one line"))
+            .next("remove the file: then it is made anew"));
+    }
+    Ok(token.to_owned())
+}
