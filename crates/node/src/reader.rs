@@ -257,12 +257,14 @@ impl Reader {
         let (cache, beside) = (tree.status().cache, tree.beside_bytes());
         let seen = BySource { memory: cache.memory_bytes, disk: cache.disk_bytes + beside, beside, ..seen };
         match self.node.tree_cache().and_then(TreeCache::fleet_status) {
-            Some(fleet) => BySource {
-                peers: fleet.peer.bytes + fleet.stream.bytes + fleet.part.bytes,
-                depot: fleet.depot.bytes + fleet.depot_part.bytes,
-                origin: fleet.origin.bytes + fleet.origin_part.bytes,
-                ..seen
-            },
+            Some(fleet) => {
+                let peers = fleet.peer.bytes + fleet.stream.bytes + fleet.part.bytes;
+                let depot = fleet.depot.bytes + fleet.depot_part.bytes;
+                let origin = fleet.origin.bytes + fleet.origin_part.bytes;
+                // A node that knows no other node asks the origin without the fleet, which then counts nothing.
+                let without = cache.fetched_bytes.saturating_sub(peers + depot + origin);
+                BySource { peers, depot, origin: origin + without, ..seen }
+            }
             None => BySource { origin: cache.fetched_bytes, ..seen },
         }
     }
