@@ -8,20 +8,27 @@
 //!                 ▲ skip: the range begins here
 //! ```
 //!
+//! The last piece of a file often shares a blob with other files, and begins anywhere in it. Such a piece is
+//! copied into its place, if all of them together have at most [`COPIED_MOST`] bytes.
+//!
 //! The files are never written to while they are open or mapped, and never cut. A disk that fails while it is
 //! read ends the process with SIGBUS, as for every mapping.
 
 use std::ffi::c_int;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::ptr::{NonNull, null_mut};
 
 use node::reader::OnDisk;
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous, mprotect, munmap};
 
 /// More pieces are copied: the kernel bounds the mappings of a process.
 const MOST: usize = 16 << 10;
+/// How much of a mapping may be copied: a blob.
+const COPIED_MOST: u64 = 4 << 20;
 
 /// Mapped pages, and the part of them that was asked for.
 struct Mapping {
@@ -48,9 +55,14 @@ impl Mapping {
         let pages = unsafe { mmap_anonymous(null_mut(), len, ProtFlags::READ, flags) }.ok()?;
         let mapping = Mapping { pages: NonNull::new(pages.cast())?, len, skip, view };
         let mut at = skip;
-        for piece in pieces {
+        for (number, piece) in pieces.iter().enumerate() {
             if let OnDisk::File(file, offset, bytes) = piece {
                 let (before, bytes) = (at % page, *bytes as usize);
+                if number > 0 && !(*offset as usize).is_multiple_of(page) {
+                    mapping.copy(at, file, *offset, bytes)?;
+                    at += bytes;
+                    continue;
+                }
                 let (place, from) = (at - before, *offset - before as u64);
                 let flags = MapFlags::SHARED | MapFlags::FIXED;
                 // SAFETY: the range lies in the pages of this mapping, which nothing else uses yet. It begins
@@ -66,6 +78,20 @@ impl Mapping {
         Some(mapping)
     }
 
+    /// Copies bytes of a file to a place that begins at a page. `None` if they cannot be read.
+    fn copy(&self, at: usize, file: &File, offset: u64, len: usize) -> Option<()> {
+        // SAFETY: the range lies in the pages of this mapping, which are anonymous there, and nothing else uses
+        // them yet.
+        let place = unsafe {
+            let place = self.pages.as_ptr().add(at);
+            mprotect(place.cast(), len, MprotectFlags::READ | MprotectFlags::WRITE).ok()?;
+            std::slice::from_raw_parts_mut(place, len)
+        };
+        file.read_exact_at(place, offset).ok()?;
+        // SAFETY: as above, and the slice is not used any more.
+        unsafe { mprotect(self.pages.as_ptr().add(at).cast(), len, MprotectFlags::READ) }.ok()
+    }
+
     fn bytes(&self) -> &[u8] {
         // SAFETY: the pages are mapped for reading as long as `self` lives, and `skip + view` is within them.
         unsafe { std::slice::from_raw_parts(self.pages.as_ptr().add(self.skip), self.view) }
@@ -79,7 +105,8 @@ impl Drop for Mapping {
     }
 }
 
-/// Where in its first page the range begins. `None` if a piece after the first does not begin at a page.
+/// Where in its first page the range begins. `None` if a piece after the first does not begin at a page in
+/// memory, or if too much lies elsewhere than at a page in its file.
 fn skip_of(pieces: &[OnDisk], page: usize) -> Option<usize> {
     if pieces.is_empty() || pieces.len() > MOST {
         return None;
@@ -88,13 +115,17 @@ fn skip_of(pieces: &[OnDisk], page: usize) -> Option<usize> {
         OnDisk::File(_, offset, _) => *offset as usize % page,
         OnDisk::Hole(len) => page - *len as usize % page,
     };
-    let mut at = first;
+    let (mut at, mut copied) = (first, 0);
     for (number, piece) in pieces.iter().enumerate() {
-        let fits = match piece {
-            OnDisk::File(_, offset, _) => *offset as usize % page == at % page,
-            OnDisk::Hole(_) => true,
-        };
-        if !fits || number > 0 && at % page != 0 {
+        if number > 0 && at % page != 0 {
+            return None;
+        }
+        if let OnDisk::File(_, offset, len) = piece
+            && *offset as usize % page != at % page
+        {
+            copied += len;
+        }
+        if copied > COPIED_MOST {
             return None;
         }
         at += piece.len() as usize;
