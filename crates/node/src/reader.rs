@@ -64,8 +64,10 @@ pub struct Listed {
     pub attr: Attr,
 }
 
-/// A piece of a file on this machine's disk.
+/// A piece of a file, and where it is on this machine's disk.
 pub enum OnDisk {
+    /// So many bytes whose blob is not whole on this disk, or is damaged there.
+    Elsewhere(u64),
     /// So many zeros that are not stored.
     Hole(u64),
     /// So many bytes of a file, from an offset on.
@@ -76,7 +78,7 @@ impl OnDisk {
     /// Its length in bytes.
     pub fn len(&self) -> u64 {
         match self {
-            OnDisk::Hole(len) | OnDisk::File(_, _, len) => *len,
+            OnDisk::Elsewhere(len) | OnDisk::Hole(len) | OnDisk::File(_, _, len) => *len,
         }
     }
 
@@ -182,8 +184,8 @@ impl Reader {
         Ok(all.split(|byte| *byte == 0).filter(|name| !name.is_empty()).map(<[u8]>::to_vec).collect())
     }
 
-    /// The files on this disk that hold a range of a file, in order. `None` if a byte of it is elsewhere, or
-    /// is in no blob. With `verify`, the bytes of each blob are compared with its sums, once for each blob.
+    /// The files on this disk that hold a range of a file, in order. `None` if a byte of it is in no blob. With
+    /// `verify`, the bytes of each blob are compared with its sums, once for each blob.
     ///
     /// # Errors
     /// The names could not be read.
@@ -203,14 +205,15 @@ impl Reader {
             match piece {
                 Piece::Hole { len } => places.push(OnDisk::Hole(len)),
                 Piece::Stored { blob, offset, len } => {
-                    let Some((file, sums)) = self.volume.parts().source.file_of(&blob) else {
-                        return Ok(None);
-                    };
-                    if verify && !self.is_sound(&blob, &file, &sums) {
-                        return Ok(None);
+                    let (offset, len) = (u64::from(offset), u64::from(len));
+                    let found = self.volume.parts().source.file_of(&blob);
+                    match found.filter(|(file, sums)| !verify || self.is_sound(&blob, file, sums)) {
+                        Some((file, _)) => {
+                            bytes += len;
+                            places.push(OnDisk::File(file, offset, len));
+                        }
+                        None => places.push(OnDisk::Elsewhere(len)),
                     }
-                    bytes += u64::from(len);
-                    places.push(OnDisk::File(file, u64::from(offset), u64::from(len)));
                 }
             }
         }

@@ -266,8 +266,13 @@ impl Tree {
         let (file, length) = self.file(py, path, offset, length)?;
         self.at(py, path, |reader, _| {
             reader.heat.note(path, file.ino, offset, length);
-            let pieces = reader.place(&file, offset, length, verify)?;
-            if let Some(buffer) = pieces.and_then(|pieces| Buffer::mapped(&pieces)) {
+            let read = |from: u64, bytes: &mut [u8]| match reader.read(&file, offset + from, bytes)? {
+                read if read == bytes.len() => Ok(()),
+                _ => Err(Errno::EIO),
+            };
+            if let Some(pieces) = reader.place(&file, offset, length, verify)?
+                && let Some(buffer) = Buffer::mapped(&pieces, &read)?
+            {
                 return Ok(buffer);
             }
             let mut bytes = vec![0; length as usize];
