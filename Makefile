@@ -275,9 +275,11 @@ bench-access: build minio ## Small cold reads of large files: pread, mmap, numpy
 .PHONY: bench-python
 bench-python: build wheel minio ## From Python: one column of many Parquet files, beside s3fs and local files; weights by mmap
 	@scripts/bootstrap bench
+	$(CARGO) build --release --package covey-s3 --example serve-s3
 	@scripts/python-venv "$(cache)/python-bench" numpy pyarrow safetensors fsspec s3fs
 	@scripts/python-wheel "$(cache)/python-bench" target/wheels
 	scripts/keep-switch "$(cache)/python-bench/bin/python" bench/python.py --covey "$(program)" --minio "$(or $(MINIO),$(cache)/peers/minio)" \
+		--store "$(CARGO_TARGET_DIR)/release/examples/serve-s3" \
 		--results "bench/results/$(shell date -u +%Y-%m-%d)-python" $(BENCH_ARGS)
 
 .PHONY: bench-fleet

@@ -6,8 +6,8 @@
 
 - `column`: `cat_ranges` of one column of many Parquet files, in one call. Cold from the same MinIO on loopback,
   coveyfs beside s3fs: a new process, an empty cache, and the kernel's pages dropped. Opening the filesystem and
-  listing the folder is measured apart from the call. Warm, coveyfs beside fsspec's local filesystem: the same call
-  again, in the same process.
+  listing the folder is measured apart from the call. The same from a store that answers after 20 ms (the tests'
+  `serve-s3`, --store). Warm, coveyfs beside fsspec's local filesystem: the same call again, in the same process.
 - `weights`: a safetensors file that is mapped (`Tree.map`, without a copy), and every tensor summed. Warm, beside a
   local file that is mapped by `mmap`.
 
@@ -25,6 +25,7 @@ import pathlib
 import platform
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -35,6 +36,7 @@ ROWS = 40_000
 COLUMNS = ["time", "price", "size", "bid", "ask", "depth"]
 COLUMN = "price"
 TENSORS = 16
+DELAY_MS = 20
 WARM = 7  # how often a warm work is repeated in its process
 
 
@@ -72,7 +74,7 @@ def filesystem(place):
         return CoveyFileSystem(**place["options"]), "/"
     if place["name"] == "s3fs":
         from s3fs import S3FileSystem
-        return S3FileSystem(client_kwargs={"endpoint_url": place["endpoint"]}), "files/"
+        return S3FileSystem(client_kwargs={"endpoint_url": place["endpoint"]}), place["folder"] + "/"
     from fsspec.implementations.local import LocalFileSystem
     return LocalFileSystem(), place["folder"] + "/"
 
@@ -133,7 +135,7 @@ WORKS = {"column": column, "weights": weights, "fill": fill}
 def measure(name, place, ranges, repeats):
     """The times of a work in a new process, and a hash of what it read."""
     order = json.dumps({"place": place, "ranges": str(ranges), "repeats": repeats})
-    said = json.loads(run(sys.executable, __file__, "--work", name, order))
+    said = json.loads(run(sys.executable, __file__, "--work", name, order, env=os.environ | (place.get("env") or {})))
     return said["seconds"], said["digest"]
 
 
@@ -144,61 +146,98 @@ def work(name, order):
     print(json.dumps({"seconds": seconds, "digest": hashlib.sha256(b"".join(found)).hexdigest()}))
 
 
+class Samples:
+    """Seconds by cell, and what was read by work."""
+
+    def __init__(self, ranges):
+        self.ranges, self.seconds, self.digests = ranges, {}, {}
+
+    def add(self, cell, seconds):
+        self.seconds.setdefault(cell, []).append(seconds)
+
+    def take(self, cell, name, place, repeats):
+        """Measures a work. Returns the seconds of its first step."""
+        seconds, digest = measure(name, place, self.ranges, repeats)
+        self.digests.setdefault(name, set()).add(digest)
+        self.add(cell, statistics.median(seconds[1 if repeats == 1 else 2:]))
+        return seconds[0]
+
+    def cold(self, place, cell, scratch):
+        """The column from a store, with nothing on this machine."""
+        empty = scratch / "empty-cache"
+        shutil.rmtree(empty, ignore_errors=True)
+        drop_pages()
+        if "options" in place:
+            place = {**place, "options": {**place["options"], "cache_dir": str(empty)}}
+        self.add(f"{cell} open", self.take(f"{cell} cold", "column", place, 1))
+
+
+def in_turns(turn, *names):
+    return names if turn % 2 == 0 else names[::-1]
+
+
 def measure_all(args, scratch):
     files = scratch / "files"
     files.mkdir()
     ranges = make(files, args.files, args.weights)
-    listed = scratch / "ranges.json"
-    listed.write_text(json.dumps(ranges))
+    (scratch / "ranges.json").write_text(json.dumps(ranges))
+    samples = Samples(scratch / "ranges.json")
     server, endpoint = start_minio(args.minio, scratch, ("covey-volume", "files"))
+    away = None
     try:
-        places = prepare(args, scratch, files, endpoint)
-        samples = {name: [] for name in ("coveyfs open", "s3fs open", "coveyfs cold", "s3fs cold", "coveyfs warm",
-                                         "local warm", "coveyfs weights", "local weights", "coveyfs weights, first")}
-        digests = {"column": set(), "weights": set()}
-
-        def take(cell, name, place, repeats):
-            seconds, digest = measure(name, place, listed, repeats)
-            digests[name].add(digest)
-            samples[cell].append(statistics.median(seconds[1 if repeats == 1 else 2:] or seconds[1:]))
-            return seconds[0]
-
-        measure("fill", places["coveyfs"], listed, 1)
+        places = prepare(args, scratch, files, endpoint, "covey-volume", "files")
+        measure("fill", places["coveyfs"], samples.ranges, 1)
+        if args.store:
+            away, said = start_away(args.store, scratch)
+            keys = {name: value for name, value in said.items() if name.startswith("AWS_")}
+            far = prepare(args, scratch, files, said["ENDPOINT"], said["BUCKET"], f"{said['BUCKET']}/files", keys)
         for turn in range(args.rounds):
-            for who in ("coveyfs", "s3fs") if turn % 2 == 0 else ("s3fs", "coveyfs"):
-                empty = scratch / "empty-cache"
-                shutil.rmtree(empty, ignore_errors=True)
-                drop_pages()
-                place = places[who]
-                if who == "coveyfs":
-                    place = {**place, "options": {**place["options"], "cache_dir": str(empty)}}
-                samples[f"{who} open"].append(take(f"{who} cold", "column", place, 1))
-            for who in ("coveyfs", "local") if turn % 2 == 0 else ("local", "coveyfs"):
-                take(f"{who} warm", "column", places[who], WARM + 1)
-                first = take(f"{who} weights", "weights", places[who], WARM + 1)
-                if who == "coveyfs":
-                    samples["coveyfs weights, first"].append(first)
-        if any(len(different) != 1 for different in digests.values()):
+            for who in in_turns(turn, "coveyfs", "s3fs"):
+                samples.cold(places[who], who, scratch)
+                if away:
+                    samples.cold(far[who], f"{who} away", scratch)
+            for who in in_turns(turn, "coveyfs", "local"):
+                samples.take(f"{who} warm", "column", places[who], WARM + 1)
+                samples.add(f"{who} first", samples.take(f"{who} weights", "weights", places[who], WARM + 1))
+        if any(len(different) != 1 for different in samples.digests.values()):
             raise SystemExit("the places did not give the same bytes")
     finally:
-        server.kill()
-        server.wait()
-    return samples, ranges
+        for process in filter(None, (server, away)):
+            process.kill()
+            process.wait()
+    return samples.seconds, ranges
 
 
-def prepare(args, scratch, files, endpoint):
-    """Puts the files into the store as objects and as a published tree. Returns the places."""
+def start_away(program, scratch):
+    """A store that answers later. Returns its process, its endpoint and its bucket."""
+    store = subprocess.Popen([program, "--delay-ms", str(DELAY_MS)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                             text=True, env=os.environ | {"TMPDIR": str(scratch)})
+    said = {}
+    for line in store.stdout:
+        name, value = line.rstrip("\n").split("=", 1)
+        said[name] = value
+        if name == "READY":
+            break
+    return store, said
+
+
+def prepare(args, scratch, files, endpoint, bucket, folder, keys=None):
+    """Puts the files into a store as objects and as a published tree. Returns the places. `keys` are the environment
+    of the store's clients, if they are not in this one."""
     from s3fs import S3FileSystem
-    S3FileSystem(client_kwargs={"endpoint_url": endpoint}).put(f"{files}/", "files/", recursive=True)
-    volume = scratch / "volume"
-    run(args.covey, "format", volume, "--origin", "s3://covey-volume/tree", "--endpoint", endpoint)
-    run(args.covey, "import", files, f"{volume}:/")
-    run(args.covey, "publish", volume, "bench")
-    options = {"tree": "s3://covey-volume/tree@bench", "endpoint": endpoint, "cache_dir": str(scratch / "cache"),
+    env = os.environ | (keys or {})
+    names = {"key": env["AWS_ACCESS_KEY_ID"], "secret": env["AWS_SECRET_ACCESS_KEY"]}
+    store = S3FileSystem(client_kwargs={"endpoint_url": endpoint}, **names)
+    store.put(f"{files}/", f"{folder}/", recursive=True)
+    volume = pathlib.Path(tempfile.mkdtemp(dir=scratch)) / "volume"
+    run(args.covey, "format", volume, "--origin", f"s3://{bucket}/tree", "--endpoint", endpoint, env=env)
+    run(args.covey, "import", files, f"{volume}:/", env=env)
+    run(args.covey, "publish", volume, "bench", env=env)
+    options = {"tree": f"s3://{bucket}/tree@bench", "endpoint": endpoint, "cache_dir": str(scratch / "cache"),
                "options": "cache_size=8G,cache_floor=64M"}
     return {
-        "coveyfs": {"name": "coveyfs", "options": options},
-        "s3fs": {"name": "s3fs", "endpoint": endpoint},
+        "coveyfs": {"name": "coveyfs", "options": options, "env": keys},
+        "s3fs": {"name": "s3fs", "endpoint": endpoint, "folder": folder, "env": keys},
         "local": {"name": "local", "folder": str(files)},
     }
 
@@ -208,6 +247,7 @@ def report(args, samples, ranges):
     size = sum(end - start for _, start, end in ranges) / MIB
     met = lambda good: "met" if good else "**not met**"
     cold = middle["s3fs cold"] / middle["coveyfs cold"]
+    away = middle["s3fs away cold"] / middle["coveyfs away cold"] if "s3fs away cold" in middle else None
     warm = middle["coveyfs warm"] / middle["local warm"]
     maps = middle["coveyfs weights"] / middle["local weights"]
     ms = lambda cell: f"{middle[cell] * 1000:.1f} ms"
@@ -216,11 +256,17 @@ def report(args, samples, ranges):
         f"| one column of {args.files} Parquet files ({size:.0f} MiB), `cat_ranges`, cold | {ms('coveyfs cold')} | "
         f"s3fs {ms('s3fs cold')} | at least 3 x as fast | {cold:.2f} x, {met(cold >= 3)} |",
         f"| before it: open, and list the folder, cold | {ms('coveyfs open')} | s3fs {ms('s3fs open')} | none | |",
-        f"| the same again, warm | {ms('coveyfs warm')} | local files {ms('local warm')} | at most 1.2 x | "
+    ]
+    if away:
+        lines.append(f"| the column, cold, from a store that answers after {DELAY_MS} ms | {ms('coveyfs away cold')} | "
+                     f"s3fs {ms('s3fs away cold')} | at least 3 x as fast | {away:.2f} x, {met(away >= 3)} |")
+    lines += [
+        f"| the column again, warm | {ms('coveyfs warm')} | local files {ms('local warm')} | at most 1.2 x | "
         f"{warm:.2f} x, {met(warm <= 1.2)} |",
         f"| safetensors of {args.weights} MiB mapped, every tensor summed, warm | {ms('coveyfs weights')} | "
         f"a local file {ms('local weights')} | at most 1.1 x | {maps:.2f} x, {met(maps <= 1.1)} |",
-        f"| the same, first time in a process: checksums are compared | {ms('coveyfs weights, first')} | | none | |",
+        f"| the same, first time in a process: coveyfs compares checksums | {ms('coveyfs first')} | "
+        f"a local file {ms('local first')} | none | |",
     ]
     facts = f"{datetime.date.today()}, {platform.node()}, Linux {platform.release()}, {os.cpu_count()} processors, " \
             f"Python {platform.python_version()}, {args.rounds} rounds"
@@ -236,6 +282,7 @@ def main():
     ask = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     ask.add_argument("--covey", help="the program covey")
     ask.add_argument("--minio", help="the program minio")
+    ask.add_argument("--store", help="the program serve-s3, for a store that answers later; without it there is no such row")
     ask.add_argument("--scratch", default=tempfile.gettempdir(), help="a folder of the disk that is measured")
     ask.add_argument("--rounds", type=int, default=5)
     ask.add_argument("--files", type=int, default=200, help="Parquet files of 1.9 MB")

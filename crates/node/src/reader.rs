@@ -7,6 +7,8 @@
 //!
 //! Each call ends within the deadline of its options, and then with `ETIMEDOUT`.
 
+mod large_pages;
+
 use std::fs::File;
 use std::ops::ControlFlow;
 use std::os::unix::fs::FileExt;
@@ -226,6 +228,7 @@ impl Reader {
         if self.verified.lock().binary_search(blob).is_ok() {
             return true;
         }
+        large_pages::load(file, sums.size() as usize);
         let mut buffer = vec![0; AT_ONCE.min(sums.size()) as usize];
         let mut at = 0;
         while at < sums.size() {
