@@ -33,6 +33,8 @@ use crate::remote_side::tree::TreeCache;
 
 /// At most so many blobs are remembered as verified, of 32 bytes each.
 const VERIFIED: usize = 1 << 16;
+/// Blobs that are verified at a time, each by a thread.
+const VERIFIERS: usize = 4;
 /// The bytes of a blob that are verified at a time: whole segments.
 const AT_ONCE: u32 = 8 * SEGMENT;
 
@@ -202,32 +204,46 @@ impl Reader {
             return Ok(None);
         };
         let mut places = Vec::with_capacity(pieces.len());
-        let mut bytes = 0;
+        let mut unverified = Vec::new();
         for piece in pieces {
-            match piece {
-                Piece::Hole { len } => places.push(OnDisk::Hole(len)),
-                Piece::Stored { blob, offset, len } => {
-                    let (offset, len) = (u64::from(offset), u64::from(len));
-                    let found = self.volume.parts().source.file_of(&blob);
-                    match found.filter(|(file, sums)| !verify || self.is_sound(&blob, file, sums)) {
-                        Some((file, _)) => {
-                            bytes += len;
-                            places.push(OnDisk::File(file, offset, len));
+            places.push(match piece {
+                Piece::Hole { len } => OnDisk::Hole(len),
+                Piece::Stored { blob, offset, len } => match self.volume.parts().source.file_of(&blob) {
+                    Some((file, sums)) => {
+                        if verify && self.verified.lock().binary_search(&blob).is_err() {
+                            unverified.push((places.len(), blob, sums));
                         }
-                        None => places.push(OnDisk::Elsewhere(len)),
+                        OnDisk::File(file, u64::from(offset), u64::from(len))
                     }
-                }
-            }
+                    None => OnDisk::Elsewhere(u64::from(len)),
+                },
+            });
         }
-        *self.mapped.lock() += bytes;
+        for place in self.damaged(&unverified, &places) {
+            places[place] = OnDisk::Elsewhere(places[place].len());
+        }
+        let bytes = places.iter().map(|place| if let OnDisk::File(_, _, len) = place { *len } else { 0 });
+        *self.mapped.lock() += bytes.sum::<u64>();
         Ok(Some(places))
     }
 
-    /// Whether the bytes of a blob match its sums. A read of a damaged one finds another copy.
+    /// Compares blobs with their sums, several at a time, because a disk is faster then. Returns the places of
+    /// those that do not match. A read of a damaged one finds another copy.
+    fn damaged(&self, unverified: &[(usize, BlobId, Sums)], places: &[OnDisk]) -> Vec<usize> {
+        let damaged = Mutex::new(Vec::new());
+        let work = |(place, blob, sums): &(usize, BlobId, Sums)| {
+            if !matches!(&places[*place], OnDisk::File(file, _, _) if self.is_sound(blob, file, sums)) {
+                damaged.lock().push(*place);
+            }
+            Ok::<(), ()>(())
+        };
+        // No work fails.
+        let _ = base::thread::for_each("covey-verify", VERIFIERS, unverified, work);
+        damaged.into_inner()
+    }
+
+    /// Whether the bytes of a blob match its sums.
     fn is_sound(&self, blob: &BlobId, file: &File, sums: &Sums) -> bool {
-        if self.verified.lock().binary_search(blob).is_ok() {
-            return true;
-        }
         large_pages::load(file, sums.size() as usize);
         let mut buffer = vec![0; AT_ONCE.min(sums.size()) as usize];
         let mut at = 0;
