@@ -188,8 +188,8 @@ impl Reader {
         Ok(all.split(|byte| *byte == 0).filter(|name| !name.is_empty()).map(<[u8]>::to_vec).collect())
     }
 
-    /// The files on this disk that hold a range of a file, in order. `None` if a byte of it is in no blob. With
-    /// `verify`, the bytes of each blob are compared with its sums, once for each blob.
+    /// The files on this disk that hold a range of a file, in order. `None` if a byte of it is in no blob.
+    /// With `verify`, the bytes of each blob are compared with its sums, once for each blob.
     ///
     /// # Errors
     /// The names could not be read.
@@ -227,8 +227,8 @@ impl Reader {
         Ok(Some(places))
     }
 
-    /// Compares blobs with their sums, several at a time, because a disk is faster then. Returns the places of
-    /// those that do not match. A read of a damaged one finds another copy.
+    /// Compares blobs with their sums, several at a time, because a disk is faster then. Returns the places
+    /// of those that do not match. A read of a damaged one finds another copy.
     fn damaged(&self, unverified: &[(usize, BlobId, Sums)], places: &[OnDisk]) -> Vec<usize> {
         let damaged = Mutex::new(Vec::new());
         let work = |(place, blob, sums): &(usize, BlobId, Sums)| {
@@ -283,7 +283,8 @@ impl Reader {
                 let peers = fleet.peer.bytes + fleet.stream.bytes + fleet.part.bytes;
                 let depot = fleet.depot.bytes + fleet.depot_part.bytes;
                 let origin = fleet.origin.bytes + fleet.origin_part.bytes;
-                // A node that knows no other node asks the origin without the fleet, which then counts nothing.
+                // A node that knows no other node asks the origin without the fleet, which then counts
+                // nothing.
                 let without = cache.fetched_bytes.saturating_sub(peers + depot + origin);
                 BySource { peers, depot, origin: origin + without, ..seen }
             }

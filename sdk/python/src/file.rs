@@ -1,9 +1,9 @@
 //! Class `File`: a file of a tree with a position, as Python's file objects have one.
 //!
 //! **A seek and the read after it belong together.** DuckDB reads one file on several threads: each takes the
-//! interpreter's lock, calls `seek` and then `read`. So `seek` never gives the lock away, and `read` takes its
-//! range and moves the position before it does. An `io.BufferedReader` gives the lock away in between when
-//! another thread reads, which then mixes up positions, and DuckDB gets wrong bytes.
+//! interpreter's lock, calls `seek` and then `read`. So `seek` never gives the lock away, and `read` takes
+//! its range and moves the position before it does. An `io.BufferedReader` gives the lock away in between
+//! when another thread reads, which then mixes up positions, and DuckDB gets wrong bytes.
 //!
 //! Small reads share a block that was read ahead. A tree does not change, so the block is never out of date.
 

@@ -1,8 +1,8 @@
 //! Which MiB of which files this process reads most.
 //!
-//! Each read of a MiB adds 1 to its score, and a read counts half after [`HALF_LIFE_S`], as in the daemon of a
-//! mount. The table holds [`MOST`] chunks. When it is full, the colder half leaves it and is counted as lost.
-//! So the memory is bounded, however many files are read.
+//! Each read of a MiB adds 1 to its score, and a read counts half after [`HALF_LIFE_S`], as in the daemon of
+//! a mount. The table holds [`MOST`] chunks. When it is full, the colder half leaves it and is counted as
+//! lost. So the memory is bounded, however many files are read.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};

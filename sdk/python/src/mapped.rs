@@ -8,9 +8,9 @@
 //!                 ▲ skip: the range begins here
 //! ```
 //!
-//! The last piece of a file often shares a blob with other files, and begins anywhere in it. And a blob may not
-//! be whole on this disk, because only parts of it were read. Such pieces are read into their places, if all of
-//! them together are at most [`COPIED`] of the range.
+//! The last piece of a file often shares a blob with other files, and begins anywhere in it. And a blob may
+//! not be whole on this disk, because only parts of it were read. Such pieces are read into their places, if
+//! all of them together are at most [`COPIED`] of the range.
 //!
 //! The files are never written to while they are open or mapped, and never cut. A disk that fails while it is
 //! read ends the process with SIGBUS, as for every mapping.
@@ -85,8 +85,8 @@ impl Mapping {
     fn map(&self, at: usize, len: usize, file: &File, offset: u64) -> Option<()> {
         let before = at % rustix::param::page_size();
         let flags = MapFlags::SHARED | MapFlags::FIXED;
-        // SAFETY: the range lies in the pages of this mapping, which nothing else uses yet. It begins at a page
-        // in memory and in the file.
+        // SAFETY: the range lies in the pages of this mapping, which nothing else uses yet. It begins at a
+        // page in memory and in the file.
         let mapped = unsafe {
             let place = self.pages.as_ptr().add(at - before).cast();
             mmap(place, before + len, ProtFlags::READ, flags, file, offset - before as u64)
@@ -132,8 +132,8 @@ fn is_copied(piece: &OnDisk, at: usize, page: usize) -> bool {
     }
 }
 
-/// Where in its first page the range begins. `None` if a piece after the first does not begin at a page, or if
-/// too much is to be copied.
+/// Where in its first page the range begins. `None` if a piece after the first does not begin at a page, or
+/// if too much is to be copied.
 fn skip_of(pieces: &[OnDisk], page: usize) -> Option<usize> {
     if pieces.is_empty() || pieces.len() > MOST {
         return None;

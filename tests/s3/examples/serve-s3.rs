@@ -1,6 +1,7 @@
-//! An S3 server for tests in other languages. Prints its address, the folder of its bucket, and the environment
-//! for its clients, one `NAME=VALUE` a line, and serves until its standard input ends. The line `counts` prints
-//! its counters, `gets` the GETs of each key: `KEY<TAB>GETS<TAB>BYTES`, and an empty line at the end.
+//! An S3 server for tests in other languages. Prints its address, the folder of its bucket, and the
+//! environment for its clients, one `NAME=VALUE` a line, and serves until its standard input ends. The line
+//! `counts` prints its counters, `gets` the GETs of each key: `KEY<TAB>GETS<TAB>BYTES`, and an empty line at
+//! the end.
 //!
 //! `serve-s3 --delay-ms 20` answers each request so much later, as a store in another building does.
 

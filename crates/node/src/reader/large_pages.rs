@@ -1,9 +1,9 @@
 //! Brings a file into the page cache in large pieces.
 //!
-//! The kernel's readahead brings a file in by pieces of up to 128 KiB. A mapping of them takes a page fault for
-//! each 64 KiB, which costs a third of the time of a pass through the bytes. A mapping that asks for huge pages
-//! reads pieces of 2 MiB instead, where the filesystem can (ext4, xfs, btrfs). They stay in the page cache, so
-//! every later mapping takes one fault for each. Where that is not possible, nothing changes.
+//! The kernel's readahead brings a file in by pieces of up to 128 KiB. A mapping of them takes a page fault
+//! for each 64 KiB, which costs a third of the time of a pass through the bytes. A mapping that asks for huge
+//! pages reads pieces of 2 MiB instead, where the filesystem can (ext4, xfs, btrfs). They stay in the page
+//! cache, so every later mapping takes one fault for each. Where that is not possible, nothing changes.
 
 use std::fs::File;
 use std::ptr::null_mut;
@@ -15,8 +15,8 @@ pub fn load(file: &File, len: usize) {
     if len == 0 {
         return;
     }
-    // SAFETY: a new mapping at an address that the kernel chooses. Nothing reads its memory: the kernel fills the
-    // page cache, and reports an error of the disk as the error of that call.
+    // SAFETY: a new mapping at an address that the kernel chooses. Nothing reads its memory: the kernel fills
+    // the page cache, and reports an error of the disk as the error of that call.
     let Ok(pages) = (unsafe { mmap(null_mut(), len, ProtFlags::READ, MapFlags::SHARED, file, 0) }) else {
         return;
     };
@@ -41,7 +41,7 @@ mod tests {
     #[test]
     fn the_bytes_are_what_they_were() {
         let mut file = tempfile::tempfile().unwrap();
-        let bytes: Vec<u8> = (0..5_000_000_u32).map(|n| (n * 7 >> 3) as u8).collect();
+        let bytes: Vec<u8> = (0..5_000_000_u32).map(|n| ((n * 7) >> 3) as u8).collect();
         file.write_all(&bytes).unwrap();
         // Also beyond the end of the file, and of an empty one.
         for len in [0, 1, 4096, bytes.len(), bytes.len() * 2] {
