@@ -6,13 +6,14 @@
 
 - `column`: `cat_ranges` of one column of many Parquet files, in one call. Cold from the same MinIO on loopback,
   coveyfs beside s3fs: a new process, an empty cache, and the kernel's pages dropped. Opening the filesystem and
-  listing the folder is measured apart from the call. The same from a store that answers after 20 ms (the tests'
-  `serve-s3`, --store). Warm, coveyfs beside fsspec's local filesystem: the same call again, in the same process.
-- `weights`: a safetensors file that is mapped (`Tree.map`, without a copy), and every tensor summed. Warm, beside a
-  local file that is mapped by `mmap`.
+  listing the folder is measured apart from the call. The same from a store that answers after 20 ms (the
+  tests' `serve-s3`, --store). Warm, coveyfs beside fsspec's local filesystem: the same call again, in the same
+  process.
+- `weights`: a safetensors file that is mapped (`Tree.map`, without a copy), and every tensor summed. Warm,
+  beside a local file that is mapped by `mmap`.
 
-Each work runs in a new process, in turns on all places, and prints a hash of what it read; the hashes are compared.
-Targets are printed and not asserted. Needs root, for dropping the kernel's pages.
+Each work runs in a new process, in turns on all places, and prints a hash of what it read; the hashes are
+compared. Targets are printed and not asserted. Needs root, for dropping the kernel's pages.
 """
 
 import argparse
@@ -64,8 +65,8 @@ def make(folder, files, mebibytes):
     return ranges
 
 
-# The works. Each runs in its own process. It returns seconds and what it read: first
-# the seconds of opening (column) or of the first time (weights), then those of each repetition.
+# The works. Each runs in its own process. It returns seconds and what it read: first the seconds of opening
+# (column) or of the first time (weights), then those of each repetition.
 
 def filesystem(place):
     """The filesystem of a place, and what precedes a name there."""
@@ -222,8 +223,8 @@ def start_away(program, scratch):
 
 
 def prepare(args, scratch, files, endpoint, bucket, folder, keys=None):
-    """Puts the files into a store as objects and as a published tree. Returns the places. `keys` are the environment
-    of the store's clients, if they are not in this one."""
+    """Puts the files into a store as objects and as a published tree. Returns the places. `keys` are the
+    environment of the store's clients, if they are not in this one."""
     from s3fs import S3FileSystem
     env = os.environ | (keys or {})
     names = {"key": env["AWS_ACCESS_KEY_ID"], "secret": env["AWS_SECRET_ACCESS_KEY"]}

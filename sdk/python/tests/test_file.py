@@ -89,8 +89,8 @@ def test_arrays_are_filled(texts):
 
 @pytest.mark.parametrize("name, longest", [("big.bin", 300_000), ("folder/medium.bin", 5000)])
 def test_regression_a_seek_and_its_read_belong_together(local, name, longest):
-    # Threads that call `seek` and `read` of one file without Python code in between, as DuckDB does, got bytes of
-    # another thread's place: the file was an io.BufferedReader, which lets other threads in when it waits.
+    # Threads that call `seek` and `read` of one file without Python code in between, as DuckDB does, got bytes
+    # of another thread's place: the file was an io.BufferedReader, which lets other threads in when it waits.
     data, failed = FILES[name], []
     with CoveyFileSystem(tree=local, skip_instance_cache=True).open("/" + name, block_size=64 << 10) as file:
 
