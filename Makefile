@@ -36,6 +36,22 @@ run-fleet: ## An S3 store, a depot and four nodes in network namespaces: where e
 	@$(CARGO) build --package covey-nets --bin run-fleet
 	@COVEY_BIN="$(CURDIR)/$(program)" scripts/keep-switch "$(CARGO_TARGET_DIR)/debug/run-fleet"
 
+# The notebooks, the store, the volume with synthetic data. LAB_ARGS="--days 250 --rows 20000 --port 8888".
+lab = "$(cache)/lab/bin/python" scripts/lab --covey "$(program)" --bench "$(CARGO_TARGET_DIR)/release/covey-bench" \
+	--store "$(CARGO_TARGET_DIR)/release/examples/serve-s3"
+
+.PHONY: lab
+lab: lab-build ## JupyterLab with notebooks on a mounted volume of synthetic market data, until Ctrl-C; LAB_ARGS="--days 250"
+	@scripts/keep-switch $(lab) $(LAB_ARGS)
+
+.PHONY: lab-build
+lab-build: build wheel
+	@scripts/bootstrap lab
+	$(CARGO) build --release --package covey-bench --bin covey-bench
+	$(CARGO) build --release --package covey-s3 --example serve-s3
+	@scripts/python-venv "$(cache)/lab" jupyterlab nbclient ipykernel fsspec numpy pandas matplotlib safetensors boto3
+	@scripts/python-wheel "$(cache)/lab" target/wheels
+
 ##@ Pack
 
 .PHONY: man
@@ -157,6 +173,11 @@ test-ui: build ## The dashboard in a real Chromium, against a real mount; PICTUR
 	@scripts/bootstrap test-ui
 	scripts/keep-switch scripts/test-ui "$(program)" "$(cache)/ui-tests" $(PICTURES)
 
+# PLOTS= is a folder outside the repository.
+.PHONY: test-lab
+test-lab: lab-build ## Every notebook without a browser, and the lab's start and end; its plots go to PLOTS=DIR
+	@scripts/keep-switch scripts/test-lab "$(or $(PLOTS),$(cache)/lab-plots)" $(lab) $(LAB_ARGS)
+
 .PHONY: test-workloads
 test-workloads: build ## Real programs through kill -9: SQLite, PostgreSQL, git, fio verify, stress-ng
 	@scripts/bootstrap workloads
@@ -275,6 +296,17 @@ bench-heat: build minio ## What eBPF's view of the page cache buys for the cache
 	@scripts/bootstrap bench
 	scripts/keep-switch python3 bench/heat.py --covey "$(program)" --minio "$(or $(MINIO),$(cache)/peers/minio)" \
 		--results "bench/results/$(shell date -u +%Y-%m-%d)-heat" $(BENCH_ARGS)
+
+# Packages are installed into a venv in the cache. MINIO= as for bench-origin.
+.PHONY: bench-python
+bench-python: build wheel minio ## From Python: one column of many Parquet files, beside s3fs and local files; weights by mmap
+	@scripts/bootstrap bench
+	$(CARGO) build --release --package covey-s3 --example serve-s3
+	@scripts/python-venv "$(cache)/python-bench" numpy pyarrow safetensors fsspec s3fs
+	@scripts/python-wheel "$(cache)/python-bench" target/wheels
+	scripts/keep-switch "$(cache)/python-bench/bin/python" bench/python.py --covey "$(program)" --minio "$(or $(MINIO),$(cache)/peers/minio)" \
+		--store "$(CARGO_TARGET_DIR)/release/examples/serve-s3" \
+		--results "bench/results/$(shell date -u +%Y-%m-%d)-python" $(BENCH_ARGS)
 
 .PHONY: bench-fleet
 bench-fleet: bench-build ## P3, P4, P5, P7: nodes in network namespaces; PART=flash|scale|tiers|start for one of them

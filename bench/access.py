@@ -232,12 +232,12 @@ class Juicefs:
         subprocess.run([self.juicefs, "umount", self.at], capture_output=True)
 
 
-def start_minio(program, scratch):
+def start_minio(program, scratch, buckets=("covey-volume", "juice-objects")):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     os.environ.update(AWS_ACCESS_KEY_ID="bench-access", AWS_SECRET_ACCESS_KEY=os.urandom(16).hex())
-    for bucket in ("covey-volume", "juice-objects"):
+    for bucket in buckets:
         (scratch / "store" / bucket).mkdir(parents=True)
     env = os.environ | {"MINIO_ROOT_USER": os.environ["AWS_ACCESS_KEY_ID"], "MINIO_ROOT_PASSWORD": os.environ["AWS_SECRET_ACCESS_KEY"]}
     server = subprocess.Popen([program, "server", "--quiet", "--address", f"127.0.0.1:{port}", scratch / "store"], env=env,

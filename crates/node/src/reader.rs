@@ -7,6 +7,8 @@
 //!
 //! Each call ends within the deadline of its options, and then with `ETIMEDOUT`.
 
+mod large_pages;
+
 use std::fs::File;
 use std::ops::ControlFlow;
 use std::os::unix::fs::FileExt;
@@ -31,6 +33,8 @@ use crate::remote_side::tree::TreeCache;
 
 /// At most so many blobs are remembered as verified, of 32 bytes each.
 const VERIFIED: usize = 1 << 16;
+/// Blobs that are verified at a time, each by a thread.
+const VERIFIERS: usize = 4;
 /// The bytes of a blob that are verified at a time: whole segments.
 const AT_ONCE: u32 = 8 * SEGMENT;
 
@@ -64,8 +68,10 @@ pub struct Listed {
     pub attr: Attr,
 }
 
-/// A piece of a file on this machine's disk.
+/// A piece of a file, and where it is on this machine's disk.
 pub enum OnDisk {
+    /// So many bytes whose blob is not whole on this disk, or is damaged there.
+    Elsewhere(u64),
     /// So many zeros that are not stored.
     Hole(u64),
     /// So many bytes of a file, from an offset on.
@@ -76,7 +82,7 @@ impl OnDisk {
     /// Its length in bytes.
     pub fn len(&self) -> u64 {
         match self {
-            OnDisk::Hole(len) | OnDisk::File(_, _, len) => *len,
+            OnDisk::Elsewhere(len) | OnDisk::Hole(len) | OnDisk::File(_, _, len) => *len,
         }
     }
 
@@ -182,8 +188,8 @@ impl Reader {
         Ok(all.split(|byte| *byte == 0).filter(|name| !name.is_empty()).map(<[u8]>::to_vec).collect())
     }
 
-    /// The files on this disk that hold a range of a file, in order. `None` if a byte of it is elsewhere, or
-    /// is in no blob. With `verify`, the bytes of each blob are compared with its sums, once for each blob.
+    /// The files on this disk that hold a range of a file, in order. `None` if a byte of it is in no blob.
+    /// With `verify`, the bytes of each blob are compared with its sums, once for each blob.
     ///
     /// # Errors
     /// The names could not be read.
@@ -198,31 +204,47 @@ impl Reader {
             return Ok(None);
         };
         let mut places = Vec::with_capacity(pieces.len());
-        let mut bytes = 0;
+        let mut unverified = Vec::new();
         for piece in pieces {
-            match piece {
-                Piece::Hole { len } => places.push(OnDisk::Hole(len)),
-                Piece::Stored { blob, offset, len } => {
-                    let Some((file, sums)) = self.volume.parts().source.file_of(&blob) else {
-                        return Ok(None);
-                    };
-                    if verify && !self.is_sound(&blob, &file, &sums) {
-                        return Ok(None);
+            places.push(match piece {
+                Piece::Hole { len } => OnDisk::Hole(len),
+                Piece::Stored { blob, offset, len } => match self.volume.parts().source.file_of(&blob) {
+                    Some((file, sums)) => {
+                        if verify && self.verified.lock().binary_search(&blob).is_err() {
+                            unverified.push((places.len(), blob, sums));
+                        }
+                        OnDisk::File(file, u64::from(offset), u64::from(len))
                     }
-                    bytes += u64::from(len);
-                    places.push(OnDisk::File(file, u64::from(offset), u64::from(len)));
-                }
-            }
+                    None => OnDisk::Elsewhere(u64::from(len)),
+                },
+            });
         }
-        *self.mapped.lock() += bytes;
+        for place in self.damaged(&unverified, &places) {
+            places[place] = OnDisk::Elsewhere(places[place].len());
+        }
+        let bytes = places.iter().map(|place| if let OnDisk::File(_, _, len) = place { *len } else { 0 });
+        *self.mapped.lock() += bytes.sum::<u64>();
         Ok(Some(places))
     }
 
-    /// Whether the bytes of a blob match its sums. A read of a damaged one finds another copy.
+    /// Compares blobs with their sums, several at a time, because a disk is faster then. Returns the places
+    /// of those that do not match. A read of a damaged one finds another copy.
+    fn damaged(&self, unverified: &[(usize, BlobId, Sums)], places: &[OnDisk]) -> Vec<usize> {
+        let damaged = Mutex::new(Vec::new());
+        let work = |(place, blob, sums): &(usize, BlobId, Sums)| {
+            if !matches!(&places[*place], OnDisk::File(file, _, _) if self.is_sound(blob, file, sums)) {
+                damaged.lock().push(*place);
+            }
+            Ok::<(), ()>(())
+        };
+        // No work fails.
+        let _ = base::thread::for_each("covey-verify", VERIFIERS, unverified, work);
+        damaged.into_inner()
+    }
+
+    /// Whether the bytes of a blob match its sums.
     fn is_sound(&self, blob: &BlobId, file: &File, sums: &Sums) -> bool {
-        if self.verified.lock().binary_search(blob).is_ok() {
-            return true;
-        }
+        large_pages::load(file, sums.size() as usize);
         let mut buffer = vec![0; AT_ONCE.min(sums.size()) as usize];
         let mut at = 0;
         while at < sums.size() {
@@ -257,12 +279,15 @@ impl Reader {
         let (cache, beside) = (tree.status().cache, tree.beside_bytes());
         let seen = BySource { memory: cache.memory_bytes, disk: cache.disk_bytes + beside, beside, ..seen };
         match self.node.tree_cache().and_then(TreeCache::fleet_status) {
-            Some(fleet) => BySource {
-                peers: fleet.peer.bytes + fleet.stream.bytes + fleet.part.bytes,
-                depot: fleet.depot.bytes + fleet.depot_part.bytes,
-                origin: fleet.origin.bytes + fleet.origin_part.bytes,
-                ..seen
-            },
+            Some(fleet) => {
+                let peers = fleet.peer.bytes + fleet.stream.bytes + fleet.part.bytes;
+                let depot = fleet.depot.bytes + fleet.depot_part.bytes;
+                let origin = fleet.origin.bytes + fleet.origin_part.bytes;
+                // A node that knows no other node asks the origin without the fleet, which then counts
+                // nothing.
+                let without = cache.fetched_bytes.saturating_sub(peers + depot + origin);
+                BySource { peers, depot, origin: origin + without, ..seen }
+            }
             None => BySource { origin: cache.fetched_bytes, ..seen },
         }
     }

@@ -46,7 +46,7 @@ impl Daemons for Two {
     }
 
     fn ask(&self, mount: &Shown, request: &Request) -> Result<Value> {
-        if mount.mountpoint == "/mnt/silent" {
+        if mount.mountpoint.ends_with("silent") {
             return Err(Failure::new("silent", "the daemon does not answer").next("covey status /mnt/silent"));
         }
         Ok(match request {

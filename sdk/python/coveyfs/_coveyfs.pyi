@@ -3,13 +3,45 @@
 import os
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, TypedDict
 
 from typing_extensions import Buffer as _Readable
 
 __version__: str
 
 _Path = str | os.PathLike[str]
+
+class Chunk(TypedDict):
+    """One MiB of a file that this process read."""
+
+    path: str
+    """A path that it was read by."""
+    mib: int
+    """Which MiB of the file, from 0 on."""
+    score: float
+    """The number of reads, where older ones count less."""
+    reads: int
+    bytes: int
+
+class TreeHeat(TypedDict):
+    """Bytes by where they were, and the MiB that were read most."""
+
+    names: int
+    memory: int
+    disk: int
+    beside: int
+    mapped: int
+    peers: int
+    depot: int
+    origin: int
+    chunks: list[Chunk]
+    """The hottest first."""
+    half_life_s: float
+    """A read counts half after so many seconds."""
+    known: int
+    """How many MiB are remembered."""
+    lost: int
+    """How many were forgotten, because the table was full."""
 
 class Buffer:
     """Read-only bytes for ``memoryview``, ``numpy.frombuffer`` and the like."""
@@ -59,12 +91,27 @@ class Tree:
     def xattr(self, path: _Path, name: str) -> bytes: ...
     def xattrs(self, path: _Path) -> list[str]: ...
     def status(self) -> dict[str, Any]: ...
-    def heat(self) -> dict[str, int]: ...
+    def heat(self, top: int = 50) -> TreeHeat: ...
     def close(self) -> None: ...
     def __enter__(self) -> Tree: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
+class File:
+    """A file of a tree with a position. ``TreeFile`` has its methods."""
+
+    def __new__(cls, tree: Tree, path: _Path, size: int, block_size: int) -> File: ...
+    def read(self, size: int | None = None, /) -> bytes: ...
+    def read1(self, size: int = -1, /) -> bytes: ...
+    def readinto(self, buffer: _Readable) -> int: ...
+    def readline(self, size: int | None = None, /) -> bytes: ...
+    def peek(self, size: int = 0, /) -> bytes: ...
+    def seek(self, offset: int, whence: int = 0, /) -> int: ...
+    def tell(self) -> int: ...
+    def close(self) -> None: ...
+
+def status(path: _Path) -> dict[str, Any]: ...
+def heat(path: _Path, top: int = 50) -> dict[str, Any]: ...
 def _forked() -> None: ...
 def _close_all() -> None: ...

@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
-from ._coveyfs import Tree
+from ._coveyfs import File, Tree
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -22,53 +22,7 @@ COPY = 8 << 20
 Range = tuple[str, int, int | None]
 
 
-class _Raw(io.RawIOBase):
-    """The bytes of a file, without a buffer."""
-
-    def __init__(self, tree: Tree, path: str, size: int) -> None:
-        super().__init__()
-        self._tree, self._path, self._size, self._at = tree, path, size, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._open()
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}.get(whence)
-        if base is None:
-            raise ValueError(f"invalid whence: {whence}")
-        if base + offset < 0:
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), self._path)
-        self._at = base + offset
-        return self._at
-
-    def tell(self) -> int:
-        self._open()
-        return self._at
-
-    def readinto(self, buffer: Buffer) -> int:
-        self._open()
-        read = self._tree.read_into(self._path, self._at, memoryview(buffer).cast("B"))
-        self._at += read
-        return read
-
-    def readall(self) -> bytes:
-        self._open()
-        if self._at >= self._size:
-            return b""
-        data = self._tree.read(self._path, self._at)
-        self._at += len(data)
-        return data
-
-    def _open(self) -> None:
-        if self.closed:
-            raise ValueError("I/O operation on closed file")
-
-
-class TreeFile(io.BufferedReader):
+class TreeFile(io.BufferedIOBase):
     """A file of a tree: seekable, and buffered by a block."""
 
     def __init__(self, fs: Any, path: str, block_size: int = BLOCK) -> None:
@@ -77,7 +31,33 @@ class TreeFile(io.BufferedReader):
         if self.details["type"] == "directory":
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         self.size: int = self.details["size"]
-        super().__init__(_Raw(fs.native, path, self.size), block_size)
+        self._native = File(fs.native, path, self.size, block_size)
+        # These are native methods, and not methods of this class, which would run Python code: another thread
+        # could come in between a seek and its read.
+        for name in ("read", "read1", "readline", "peek", "seek", "tell"):
+            setattr(self, name, getattr(self._native, name))
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def seekable(self) -> bool:
+        """It is."""
+        return True
+
+    def readinto(self, buffer: Buffer) -> int:
+        """Reads into a writable buffer. Returns how many bytes."""
+        return self._native.readinto(memoryview(buffer).cast("B"))
+
+    def readinto1(self, buffer: Buffer) -> int:
+        """The same."""
+        return self.readinto(buffer)
+
+    def close(self) -> None:
+        """Closes it. The tree stays open."""
+        if "_native" in self.__dict__:
+            self._native.close()
+        super().close()
 
     @property
     def mode(self) -> str:

@@ -32,6 +32,19 @@ pub fn of(failure: &Failure) -> PyErr {
     PyOSError::new_err((number, line))
 }
 
+/// The exception for a mount whose daemon could not be asked, or refused.
+pub fn of_mount(failure: &Failure) -> PyErr {
+    let number = match &*failure.code {
+        "not-mounted" => libc::ENODEV,
+        "stale-mount" | "no-answer" => libc::ENOTCONN,
+        "silent" => libc::ETIMEDOUT,
+        // What this daemon, or this kind of mount, does not answer.
+        "usage" => libc::EOPNOTSUPP,
+        _ => return of(failure),
+    };
+    PyOSError::new_err((number, failure.line()))
+}
+
 /// The exception for a tree that was closed.
 pub fn closed() -> PyErr {
     PyValueError::new_err("this tree is closed")

@@ -10,6 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use node::reader::Reader;
 
+use crate::heat::Heat;
+
 /// Forks that lead to this process, as far as Python made them. Two processes in different PID namespaces may
 /// have the same number.
 static FORKS: AtomicU64 = AtomicU64::new(0);
@@ -36,10 +38,25 @@ impl Process {
     }
 }
 
-/// The trees that processes have opened. Nobody waits for the lock, because it may stay locked in a child.
-static OPENED: Mutex<Vec<(Process, Weak<Reader>)>> = Mutex::new(Vec::new());
+/// A tree that is open in this process.
+pub struct Opened {
+    reader: Reader,
+    /// What this process reads of it.
+    pub heat: Heat,
+}
 
-fn remember(reader: &Arc<Reader>) {
+impl std::ops::Deref for Opened {
+    type Target = Reader;
+
+    fn deref(&self) -> &Reader {
+        &self.reader
+    }
+}
+
+/// The trees that processes have opened. Nobody waits for the lock, because it may stay locked in a child.
+static OPENED: Mutex<Vec<(Process, Weak<Opened>)>> = Mutex::new(Vec::new());
+
+fn remember(reader: &Arc<Opened>) {
     if let Ok(mut opened) = OPENED.try_lock() {
         opened.retain(|(_, reader)| reader.strong_count() > 0);
         opened.push((Process::this(), Arc::downgrade(reader)));
@@ -59,7 +76,7 @@ pub fn close_all() {
 
 enum State {
     Unopened,
-    Open(Arc<Reader>),
+    Open(Arc<Opened>),
     Closed,
 }
 
@@ -113,7 +130,7 @@ impl PerProcess {
     }
 
     /// The tree, if it is open and nothing has to be waited for.
-    pub fn at_hand(&self) -> Option<Arc<Reader>> {
+    pub fn at_hand(&self) -> Option<Arc<Opened>> {
         match &*self.slot().state.try_lock().ok()? {
             State::Open(reader) => Some(reader.clone()),
             State::Unopened | State::Closed => None,
@@ -121,10 +138,10 @@ impl PerProcess {
     }
 
     /// The open tree; opened by `open` if this process has not done that yet. `None` once it was closed.
-    pub fn get<E>(&self, open: impl FnOnce() -> Result<Reader, E>) -> Result<Option<Arc<Reader>>, E> {
+    pub fn get<E>(&self, open: impl FnOnce() -> Result<Reader, E>) -> Result<Option<Arc<Opened>>, E> {
         let mut state = self.slot().state();
         if let State::Unopened = &*state {
-            let reader = Arc::new(open()?);
+            let reader = Arc::new(Opened { reader: open()?, heat: Heat::default() });
             remember(&reader);
             *state = State::Open(reader);
         }
@@ -135,7 +152,7 @@ impl PerProcess {
     }
 
     /// Closes the tree of this process. Returns it, if it was open.
-    pub fn close(&self) -> Option<Arc<Reader>> {
+    pub fn close(&self) -> Option<Arc<Opened>> {
         match std::mem::replace(&mut *self.slot().state(), State::Closed) {
             State::Open(reader) => Some(reader),
             State::Unopened | State::Closed => None,

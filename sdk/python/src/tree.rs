@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use fs::Errno;
 use fs::api::{Attr, FileKind};
-use node::reader::Reader;
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::prelude::*;
@@ -16,7 +15,8 @@ use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 use crate::errors;
 use crate::info::Info;
 use crate::mapped::Buffer;
-use crate::process::PerProcess;
+use crate::mounts;
+use crate::process::{Opened, PerProcess};
 use crate::ranges::{self, Wanted};
 use crate::settings::Settings;
 
@@ -39,7 +39,7 @@ type Placed = (usize, u64, Option<u64>);
 
 impl Tree {
     /// The open tree of this process.
-    fn reader(&self, py: Python<'_>) -> PyResult<Arc<Reader>> {
+    fn reader(&self, py: Python<'_>) -> PyResult<Arc<Opened>> {
         if let Some(reader) = self.opened.at_hand() {
             return Ok(reader);
         }
@@ -53,7 +53,7 @@ impl Tree {
         &self,
         py: Python<'_>,
         path: &OsStr,
-        work: impl FnOnce(&Reader, &[u8]) -> Result<T, Errno> + Send,
+        work: impl FnOnce(&Opened, &[u8]) -> Result<T, Errno> + Send,
     ) -> PyResult<T> {
         let reader = self.reader(py)?;
         py.detach(|| work(&reader, path.as_bytes())).map_err(|errno| errors::at(errno, path))
@@ -67,6 +67,18 @@ impl Tree {
         }
         let left = file.size.saturating_sub(offset);
         Ok((file, length.map_or(left, |length| length.min(left))))
+    }
+
+    /// Reads into these bytes. Returns how many; fewer than fit only at the end of the file.
+    pub fn fill(&self, py: Python<'_>, path: &OsStr, offset: u64, bytes: &mut [u8]) -> PyResult<usize> {
+        let (file, length) = self.file(py, path, offset, Some(bytes.len() as u64))?;
+        if length == 0 {
+            return Ok(0);
+        }
+        let reader = self.reader(py)?;
+        reader.heat.note(path, file.ino, offset, length);
+        let bytes = &mut bytes[..length as usize];
+        py.detach(|| reader.read(&file, offset, bytes)).map_err(|errno| errors::at(errno, path))
     }
 }
 
@@ -147,7 +159,7 @@ impl Tree {
 
     /// Attributes of what a path leads to, as a dictionary.
     fn info<'py>(&self, py: Python<'py>, path: PathBuf) -> PyResult<Bound<'py, PyDict>> {
-        let info = self.at(py, path.as_os_str(), Info::of)?;
+        let info = self.at(py, path.as_os_str(), |reader, path| Info::of(reader, path))?;
         info.to_dict(py, path.as_os_str())
     }
 
@@ -185,6 +197,7 @@ impl Tree {
         let path = path.as_os_str();
         let (file, length) = self.file(py, path, offset, length)?;
         let reader = self.reader(py)?;
+        reader.heat.note(path, file.ino, offset, length);
         PyBytes::new_with(py, length as usize, |bytes| {
             let read =
                 py.detach(|| reader.read(&file, offset, bytes)).map_err(|errno| errors::at(errno, path))?;
@@ -195,19 +208,17 @@ impl Tree {
 
     /// Reads into a writable buffer of bytes. Returns how many; fewer than fit only at the end of the file.
     fn read_into(&self, py: Python<'_>, path: PathBuf, offset: u64, buffer: PyBuffer<u8>) -> PyResult<usize> {
-        let path = path.as_os_str();
         if buffer.readonly() || !buffer.is_c_contiguous() {
             return Err(PyBufferError::new_err("the buffer is to be writable and contiguous"));
         }
-        let (file, length) = self.file(py, path, offset, Some(buffer.len_bytes() as u64))?;
-        if length == 0 {
-            return Ok(0);
+        if buffer.len_bytes() == 0 {
+            return self.fill(py, path.as_os_str(), offset, &mut []);
         }
-        let reader = self.reader(py)?;
         // SAFETY: Python keeps the memory in its place while `buffer` is held, and it has this many bytes. A
         // program that writes to it meanwhile gets mixed bytes, as with `readinto` of a file.
-        let bytes = unsafe { std::slice::from_raw_parts_mut(buffer.buf_ptr().cast::<u8>(), length as usize) };
-        py.detach(|| reader.read(&file, offset, bytes)).map_err(|errno| errors::at(errno, path))
+        let bytes =
+            unsafe { std::slice::from_raw_parts_mut(buffer.buf_ptr().cast::<u8>(), buffer.len_bytes()) };
+        self.fill(py, path.as_os_str(), offset, bytes)
     }
 
     /// Reads many ranges in parallel: `(path, start, end)`, where the end `None` is that of the file. Ranges
@@ -223,6 +234,11 @@ impl Tree {
             };
             let files: Vec<Result<Attr, Errno>> = paths.iter().map(look).collect();
             let wanted: Vec<Wanted> = wanted.into_iter().map(|one| within(one, &files)).collect();
+            for Wanted { file, start, end } in &wanted {
+                if let Ok(attr) = &files[*file] {
+                    reader.heat.note(paths[*file], attr.ino, *start, end - start);
+                }
+            }
             ranges::read(&reader, &files, &wanted, self.settings.threads)
         });
         let list = PyList::empty(py);
@@ -249,8 +265,14 @@ impl Tree {
         let path = path.as_os_str();
         let (file, length) = self.file(py, path, offset, length)?;
         self.at(py, path, |reader, _| {
-            let pieces = reader.place(&file, offset, length, verify)?;
-            if let Some(buffer) = pieces.and_then(|pieces| Buffer::mapped(&pieces)) {
+            reader.heat.note(path, file.ino, offset, length);
+            let read = |from: u64, bytes: &mut [u8]| match reader.read(&file, offset + from, bytes)? {
+                read if read == bytes.len() => Ok(()),
+                _ => Err(Errno::EIO),
+            };
+            if let Some(pieces) = reader.place(&file, offset, length, verify)?
+                && let Some(buffer) = Buffer::mapped(&pieces, &read)?
+            {
                 return Ok(buffer);
             }
             let mut bytes = vec![0; length as usize];
@@ -288,15 +310,15 @@ impl Tree {
     fn status<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let reader = self.reader(py)?;
         let status = py.detach(|| reader.status()).map_err(|failure| errors::of(&failure))?;
-        let text =
-            serde_json::to_string(&status).map_err(|error| PyValueError::new_err(error.to_string()))?;
-        py.import("json")?.call_method1("loads", (text,))
+        mounts::to_python(py, &status)
     }
 
     /// Bytes by where they were: read from the names, memory and disk, mapped, and fetched from peers, depots
-    /// and the origin.
-    fn heat<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let seen = self.reader(py)?.by_source();
+    /// and the origin. And the MiB of files that this process read most: at most `top`, hottest first.
+    #[pyo3(signature = (top=50))]
+    fn heat<'py>(&self, py: Python<'py>, top: usize) -> PyResult<Bound<'py, PyDict>> {
+        let reader = self.reader(py)?;
+        let seen = reader.by_source();
         let dict = PyDict::new(py);
         let all = [
             ("names", seen.names),
@@ -309,6 +331,7 @@ impl Tree {
             ("origin", seen.origin),
         ];
         all.iter().try_for_each(|(name, bytes)| dict.set_item(name, bytes))?;
+        reader.heat.describe(py, top, &dict)?;
         Ok(dict)
     }
 

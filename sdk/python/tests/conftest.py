@@ -105,6 +105,7 @@ class Store:
                 break
             self.said[name] = value
         self.endpoint, self.bucket = self.said["ENDPOINT"], self.said["BUCKET"]
+        self.folder = pathlib.Path(self.said["FOLDER"])
 
     @property
     def environment(self):
@@ -114,6 +115,18 @@ class Store:
         """Gets, listings, and bytes sent."""
         self.process.stdin.write("counts\n")
         return [int(word) for word in self.process.stdout.readline().split()]
+
+    def gets(self):
+        """GETs and bytes of each key."""
+        self.process.stdin.write("gets\n")
+        rows = iter(lambda: self.process.stdout.readline().rstrip("\n"), "")
+        fields = (row.rsplit("\t", 2) for row in rows)
+        return {key: (int(gets), int(sent)) for key, gets, sent in fields}
+
+    @staticmethod
+    def is_blob(key):
+        """Whether an object of a volume is a blob: its name is a hash."""
+        return len(key.rsplit("/", 1)[-1]) >= 64
 
     def at_rest(self):
         """The same once nothing has been asked for a second: prefetches have ended."""

@@ -7,7 +7,7 @@ import pathlib
 import pickle
 
 import pytest
-from conftest import BIG, FILES, MIB
+from conftest import BIG, FILES, MIB, noise, publish
 
 import coveyfs
 
@@ -32,6 +32,31 @@ def test_what_is_not_on_the_disk_is_copied(cached):
     with coveyfs.open_tree(**cached) as tree:
         buffer = tree.map("big.bin", 100, 50_000)
         assert not buffer.is_zero_copy and memoryview(buffer) == BIG[100:50_100]
+
+
+def test_a_blob_that_is_missing_is_read_into_the_mapping(store, tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    data = noise(40 * MIB + 77, 31)
+    (source / "weights").write_bytes(data)
+    origin = (f"s3://{store.bucket}/weights", store.endpoint)
+    named = publish(tmp_path / "volume", source, origin=origin)
+    options = "cache_size=512M,cache_floor=64M,access=random"
+    with coveyfs.open_tree(named, endpoint=store.endpoint, cache_dir=str(tmp_path / "cache"), options=options) as tree:
+        assert tree.read("weights", 0, 8 * MIB) == data[: 8 * MIB]
+        # Too much is missing.
+        assert not tree.map("weights").is_zero_copy
+    cache = str(tmp_path / "other")
+    with coveyfs.open_tree(named, endpoint=store.endpoint, cache_dir=cache, options=options) as tree:
+        for start, end in [(0, 12), (16, 40)]:
+            assert tree.read("weights", start * MIB, (end - start) * MIB) == data[start * MIB : end * MIB]
+        store.at_rest()
+        before = tree.heat()["origin"]
+        buffer = tree.map("weights")
+        assert buffer.is_zero_copy and memoryview(buffer) == data
+        assert 4 * MIB <= tree.heat()["origin"] - before < 6 * MIB
+        part = tree.map("weights", 11 * MIB + 5, 20 * MIB)
+        assert memoryview(part) == data[11 * MIB + 5 : 31 * MIB + 5]
 
 
 def test_ranges_fetch_little(cached, store):

@@ -72,7 +72,9 @@ def test_polars(fs, data):
     assert frame.filter(polars.col("day") == 1).select(polars.len()).collect().item() == 10_000
 
 
-def test_duckdb(fs):
+@pytest.mark.parametrize("attempt", range(10))
+def test_duckdb(fs, attempt):
+    # It reads a file on several threads: tests/test_file.py.
     connection = duckdb.connect()
     connection.register_filesystem(fs)
     query = "select day, sum(n) from read_parquet('covey://table/*/part.parquet', hive_partitioning=true) group by day"

@@ -142,6 +142,22 @@ def test_holes_are_mapped_as_zeros_and_small_files_are_copied(tree, source):
     assert bytes(tree.map("empty")) == b""
 
 
+def test_regression_the_end_of_a_file_may_share_a_blob(tmp_path, source):
+    # Such an end does not begin at a page in its blob. The whole file was copied then.
+    folder = tmp_path / "source"
+    folder.mkdir()
+    (folder / "a").write_bytes(b"x" * 1001)
+    (folder / "b").write_bytes(BIG[: 8 * MIB + 1144])
+    (folder / "c").write_bytes(b"y" * 1001)
+    with coveyfs.open_tree(publish(tmp_path / "volume", folder)) as tree:
+        buffer = tree.map("b")
+        assert buffer.is_zero_copy and memoryview(buffer) == BIG[: 8 * MIB + 1144]
+        for offset, length in [(8 * MIB - 5, None), (8 * MIB - 5, 100), (8 * MIB, None), (8 * MIB + 7, 1000)]:
+            part = tree.map("b", offset, length)
+            end = 8 * MIB + 1144 if length is None else offset + length
+            assert memoryview(part) == BIG[offset:end]
+
+
 def test_a_damaged_blob_is_not_mapped(tmp_path, source):
     named = publish(tmp_path / "volume", source)
     blobs = [path for path in (tmp_path / "volume/blobs").glob("??/*") if path.stat().st_size == 4 * MIB]

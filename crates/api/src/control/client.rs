@@ -28,7 +28,11 @@ const WORK: Duration = Duration::from_secs(120);
 /// How long a daemon may be silent after this request.
 fn silence(request: &Request) -> Duration {
     match request {
-        Request::Status | Request::Metrics | Request::Peers | Request::Watch { .. } => QUESTION,
+        Request::Status
+        | Request::Metrics
+        | Request::Peers
+        | Request::Heat { .. }
+        | Request::Watch { .. } => QUESTION,
         // Its own limit for the origin is shorter.
         Request::Info { .. } => QUESTION * 2,
         _ => WORK,
