@@ -143,7 +143,9 @@ mod tests {
     #[test]
     fn the_table_is_bounded_and_says_what_it_leaves_out() {
         let mut table = Table::new(Rule::default());
-        (0..CHUNKS_MAX as u64 + 5).for_each(|ino| drop(table.count(&read(ino, 0, 1, 0))));
+        for ino in 0..CHUNKS_MAX as u64 + 5 {
+            table.count(&read(ino, 0, 1, 0));
+        }
         assert_eq!((table.counts.len(), table.lost), (CHUNKS_MAX, 5));
         table.count(&read(0, 0, 1, 0));
         assert_eq!(table.lost, 5);

@@ -1,0 +1,209 @@
+"""Network namespaces, links and stores of the demos. What is made here is removed by `World.end`, also after a
+failure."""
+
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+MIB = 1 << 20
+KEY, SECRET = "covey-demo-key", "covey-demo-secret-of-length"
+BUCKET = "market"
+
+
+def run(*words, **more):
+    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, **more)
+    if done.returncode != 0:
+        raise SystemExit(f"{' '.join(map(str, words[:4]))}: {done.stderr.strip() or done.stdout.strip()}")
+    return done.stdout
+
+
+def check(name, args):
+    """Ends the program if something that a demo needs is missing."""
+    if os.geteuid() != 0:
+        raise SystemExit(f"{name} needs root: it makes network namespaces and mounts")
+    for program in ("ip", "nsenter"):
+        if not shutil.which(program):
+            raise SystemExit(f"{name} needs {program}. On Debian: apt-get install iproute2 util-linux")
+    for option in ("covey", "minio", "bench"):
+        if not shutil.which(getattr(args, option) or ""):
+            raise SystemExit(f"{name} needs --{option}, a program; `make {name}` finds it")
+
+
+def delay(listen, to, ms):
+    """A long link: takes connections and passes their bytes on, each way this much later. Not every kernel has netem."""
+    import asyncio
+
+    def address(text):
+        host, port = text.rsplit(":", 1)
+        return host, int(port)
+
+    async def line(reader, writer):
+        loop, queue = asyncio.get_running_loop(), asyncio.Queue(4096)
+
+        async def leave():
+            while (item := await queue.get()) is not None:
+                due, data = item
+                await asyncio.sleep(max(0, due - loop.time()))
+                writer.write(data)
+                await writer.drain()
+            writer.close()
+
+        leaving = asyncio.create_task(leave())
+        try:
+            while data := await reader.read(1 << 18):
+                await queue.put((loop.time() + ms / 1000, data))
+        except ConnectionError:
+            pass
+        await queue.put(None)
+        await asyncio.gather(leaving, return_exceptions=True)
+
+    async def serve(reader, writer):
+        there = await asyncio.open_connection(*address(to))
+        await asyncio.gather(line(reader, there[1]), line(there[0], writer))
+
+    async def main():
+        async with await asyncio.start_server(serve, *address(listen)) as server:
+            await server.serve_forever()
+
+    asyncio.run(main())
+
+
+class World:
+    """Namespaces, processes and mounts, and a scratch folder."""
+
+    def __init__(self, covey, minio, scratch):
+        self.covey, self.minio = covey, minio
+        self.folder = pathlib.Path(tempfile.mkdtemp(dir=scratch, prefix="covey-demo-"))
+        self.names, self.processes, self.mounts, self.cgroups = [], [], [], []
+        self.env = os.environ | {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_REGION": "us-east-1"}
+        # Ctrl-C and SIGTERM end the demo as a failure does.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.end()
+
+    def namespace(self, name):
+        name = f"covey-demo-{os.getpid()}-{name}"
+        run("ip", "netns", "add", name)
+        self.names.append(name)
+        run("ip", "-n", name, "link", "set", "lo", "up")
+        return name
+
+    def link(self, one, other, net):
+        """Joins two namespaces. They have the addresses NET.1 and NET.2."""
+        a, b = f"cd{os.getpid() % 100000}a{net[-1]}", f"cd{os.getpid() % 100000}b{net[-1]}"
+        run("ip", "link", "add", a, "netns", one, "type", "veth", "peer", "name", b, "netns", other)
+        for name, device, end in ((one, a, 1), (other, b, 2)):
+            run("ip", "-n", name, "addr", "add", f"{net}.{end}/24", "dev", device)
+            run("ip", "-n", name, "link", "set", device, "up")
+        return a, b
+
+    def inside(self, name, *words):
+        return ["nsenter", f"--net=/run/netns/{name}", *map(str, words)]
+
+    def start(self, name, *words, **more):
+        process = subprocess.Popen(self.inside(name, *words), env=self.env, **more)
+        self.processes.append(process)
+        return process
+
+    def store(self, name, address, folder):
+        """A MinIO in a namespace, with an empty bucket."""
+        (folder / BUCKET).mkdir(parents=True)
+        env = self.env | {"MINIO_ROOT_USER": KEY, "MINIO_ROOT_PASSWORD": SECRET}
+        process = subprocess.Popen(self.inside(name, self.minio, "server", "--quiet", "--address", address, folder), env=env,
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.processes.append(process)
+        host, port = address.rsplit(":", 1)
+        probe = f"import socket; socket.create_connection(('{host}', {port}), 2)"
+        for _ in range(100):
+            if subprocess.run(self.inside(name, sys.executable, "-c", probe), capture_output=True).returncode == 0:
+                time.sleep(0.5)
+                return f"http://{address}"
+            time.sleep(0.1)
+        raise SystemExit("minio did not begin to listen within 10 s")
+
+    def relay(self, name, listen, to, ms):
+        """A long link to an address, in a namespace."""
+        script = f"import sys; sys.path.insert(0, {str(pathlib.Path(__file__).parent)!r}); import demo_net; demo_net.delay({listen!r}, {to!r}, {ms})"
+        process = self.start(name, sys.executable, "-c", script, stderr=subprocess.DEVNULL)
+        time.sleep(0.7)
+        if process.poll() is not None:
+            raise SystemExit(f"the relay at {listen} ended at once")
+        return process
+
+    def stop(self, process):
+        self.processes.remove(process)
+        process.terminate()
+        process.wait()
+
+    def index(self, name, endpoint, volume):
+        """A tree of the bucket's objects. Returns its name."""
+        run(self.covey, "format", volume)
+        run(*self.inside(name, self.covey, "index", f"s3://{BUCKET}", volume, "data", "--endpoint", endpoint), env=self.env)
+        return f"file:{volume}/blobs@data"
+
+    def mount(self, name, tree, at, *more):
+        at.mkdir(exist_ok=True)
+        run(*self.inside(name, self.covey, "mount", "-d", tree, at, *more), env=self.env)
+        self.mounts.append(at)
+
+    def umount(self, at):
+        subprocess.run([self.covey, "umount", at], capture_output=True)
+        self.mounts.remove(at)
+
+    def cgroup(self):
+        """A new cgroup of version 2."""
+        lines = [line.split() for line in pathlib.Path("/proc/mounts").read_text().splitlines()]
+        at = next((pathlib.Path(line[1]) for line in lines if line[2] == "cgroup2"), None)
+        if at is None:
+            raise SystemExit("no cgroup of version 2 is mounted: the kernel cannot redirect connections")
+        path = at / f"covey-demo-{os.getpid()}"
+        path.mkdir()
+        self.cgroups.append(path)
+        return path
+
+    def end(self):
+        for at in list(self.mounts):
+            subprocess.run([self.covey, "umount", "--force", at], capture_output=True)
+        for process in reversed(self.processes):
+            process.terminate()
+            try:
+                process.wait(5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        for path in self.cgroups:
+            path.rmdir()
+        for name in self.names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def chunks(args, folder, rows, most):
+    """The order book in files of `rows` rows, and a line that says where the data is from."""
+    source = pathlib.Path(args.lobster) if args.lobster else folder / "lobster"
+    if not args.lobster:
+        run(args.bench, "lobster", source, "--rows", rows * most - 3)
+    book = next(iter(sorted(source.glob("*orderbook*.csv"))), None)
+    if book is None:
+        raise SystemExit(f"{source} has no *_orderbook_*.csv")
+    lines = book.read_bytes().splitlines(keepends=True)
+    parts = [b"".join(lines[at:at + rows]) for at in range(0, min(len(lines), rows * most), rows)]
+    return book, parts, f"real files of {source}" if args.lobster else "synthetic LOBSTER-format data"
+
+
+def keep(args, name, text, data):
+    print(text)
+    if args.results:
+        args.results.mkdir(parents=True, exist_ok=True)
+        (args.results / f"{name}.md").write_text(text)
+        (args.results / f"{name}.json").write_text(json.dumps(data, indent=1))
