@@ -236,24 +236,20 @@ impl Foreign {
             pieces.push(at..end);
             at = end;
         }
-        let mut pieces = pieces.into_iter();
-        let first = match pieces.next() {
-            Some(first) => self.clone().read(version.clone(), first).await?,
-            None => Bytes::new(),
-        };
+        let reading = (self.clone(), version.clone());
+        let read = move |piece| reading.0.clone().read(reading.1.clone(), piece);
+        // The others begin with the first: each may take a round trip to the store.
+        let mut reads = Box::pin(stream::iter(pieces).map(read).buffered(AT_ONCE));
+        let first = reads.next().await.transpose()?.unwrap_or_default();
         let (foreign, version) = (self.clone(), version.clone());
-        let rest = stream::iter(pieces).map(move |piece| {
-            let (foreign, version) = (foreign.clone(), version.clone());
-            async move {
-                let read = foreign.clone().read(version.clone(), piece).await;
-                if let Err(Unread::Stale) = &read {
-                    foreign.entries.forget_version(&version);
-                }
-                // It ends the connection before the announced length.
-                read.map_err(|_| StdError::from("the object was replaced, or its store is away"))
+        let rest = reads.map(move |read| {
+            if let Err(Unread::Stale) = &read {
+                foreign.entries.forget_version(&version);
             }
+            // It ends the connection before the announced length.
+            read.map_err(|_| StdError::from("the object was replaced, or its store is away"))
         });
-        let all = stream::once(async move { Ok(first) }).chain(rest.buffered(AT_ONCE));
+        let all = stream::once(async move { Ok(first) }).chain(rest);
         Ok(Body::http_body_unsync(StreamBody::new(all.map_ok(Frame::data))))
     }
 
