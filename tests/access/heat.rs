@@ -22,7 +22,7 @@ fn read(at: &Path, name: &str) -> Vec<u8> {
 
 /// The next read of the file comes to the daemon.
 fn forget_pages(at: &Path, name: &str) {
-    rustix::fs::fadvise(&File::open(at.join(name)).unwrap(), 0, None, Advice::DontNeed).unwrap();
+    rustix::fs::fadvise(File::open(at.join(name)).unwrap(), 0, None, Advice::DontNeed).unwrap();
 }
 
 fn heat(path: &Path, more: &[&str]) -> serde_json::Value {
