@@ -1,6 +1,7 @@
 //! eBPF programs on real traffic: requests of real connections over veth links, real mounts, real cgroups.
 //! They need root and a kernel with BTF.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -16,7 +17,7 @@ use nets::{Net, requires_nets};
 use watch::Event;
 use watch::mount::{Heat, MountWatch};
 use watch::redirect::{Redirect, Redirected};
-use watch::status::status;
+use watch::status::{OF_MOUNT, status};
 use watch::store::{StoreWatch, Target};
 
 const PORT: u16 = 9000;
@@ -286,4 +287,38 @@ fn a_killed_command_leaves_no_program() {
     child.kill().unwrap();
     child.wait().unwrap();
     soon("no program is attached", || attached(Egress) == 0 && attached(Ingress) == 0);
+}
+
+/// A daemon that counts accesses holds its programs itself, so they end with it.
+#[test]
+fn a_killed_daemon_leaves_no_program() {
+    requires!(Need::Covey, Need::Root);
+    if !usable() {
+        return;
+    }
+    let volume = Volume::new();
+    let folder = covey_tests::scratch();
+    let at = folder.path().join("at");
+    fs::create_dir(&at).unwrap();
+    let mut command = covey();
+    command.args(["mount", "--heat"]).arg(&volume.source).arg(&at);
+    let mut daemon = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let pid = daemon.id();
+    let own = || {
+        let files = fs::read_dir(format!("/proc/{pid}/fdinfo")).unwrap().flatten();
+        let text = files.filter_map(|file| fs::read_to_string(file.path()).ok()).collect::<String>();
+        let ids = text.lines().filter_map(|line| line.strip_prefix("prog_id:"));
+        ids.map(|id| id.trim().parse::<u32>().unwrap()).collect::<BTreeSet<_>>()
+    };
+    soon("the programs are loaded", || own().len() >= OF_MOUNT.len());
+    let programs = own();
+    let there = || {
+        let loaded = aya::programs::loaded_programs().flatten();
+        loaded.filter(|program| programs.contains(&program.id())).count()
+    };
+    assert_eq!(there(), programs.len());
+    daemon.kill().unwrap();
+    daemon.wait().unwrap();
+    soon("no program is left", || there() == 0);
+    covey().arg("umount").arg(&at).output().unwrap();
 }
