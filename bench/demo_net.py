@@ -82,8 +82,9 @@ class World:
         self.folder = pathlib.Path(tempfile.mkdtemp(dir=scratch, prefix="covey-demo-"))
         self.names, self.processes, self.mounts, self.cgroups = [], [], [], []
         self.env = os.environ | {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_REGION": "us-east-1"}
-        # Ctrl-C and SIGTERM end the demo as a failure does.
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+        # Each of these ends the demo as a failure does.
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
 
     def __enter__(self):
         return self
@@ -182,7 +183,10 @@ class World:
                 process.kill()
                 process.wait()
         for path in self.cgroups:
-            path.rmdir()
+            try:
+                path.rmdir()
+            except OSError as error:
+                print(f"{path} is left: {error}", file=sys.stderr)
         for name in self.names:
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -203,7 +207,8 @@ def chunks(args, folder, rows, most):
 
 def keep(args, name, text, data):
     print(text)
-    if args.results:
+    # A small run must not replace figures that documents show.
+    if args.results and not args.small:
         args.results.mkdir(parents=True, exist_ok=True)
         (args.results / f"{name}.md").write_text(text)
         (args.results / f"{name}.json").write_text(json.dumps(data, indent=1))

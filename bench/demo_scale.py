@@ -65,7 +65,7 @@ def measure(args, nodes, files):
             places.append((node, own / "at"))
         os.sync()
         begin = time.time() + 2 + nodes / 4
-        readers = [subprocess.Popen(world.inside(node, sys.executable, __file__, "--read", at, begin), stdout=subprocess.PIPE, text=True)
+        readers = [world.start(node, sys.executable, __file__, "--read", at, begin, stdout=subprocess.PIPE, text=True)
                    for node, at in places]
         said = [reader.communicate()[0].split() for reader in readers]
         if any(reader.returncode for reader in readers):
@@ -101,7 +101,14 @@ def main():
     check("demo-scale", args)
     if args.small:
         args.mb, args.nodes = 20, "1,2"
-    counts = [int(count) for count in args.nodes.split(",")]
+    try:
+        counts = [int(count) for count in args.nodes.split(",")]
+    except ValueError:
+        counts = []
+    if not counts or not all(1 <= count <= 32 for count in counts):
+        raise SystemExit("--nodes takes numbers from 1 to 32 with commas between them, like 1,2,4,8")
+    if args.mb < 1 or not 1 <= args.mbit <= 100_000:
+        raise SystemExit("--mb is at least 1, and --mbit between 1 and 100000")
     with World(args.covey, args.minio, args.scratch) as world:
         _, parts, says = chunks(args, world.folder, ROWS, CHUNKS)
     files, total = [], 0
