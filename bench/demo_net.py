@@ -11,16 +11,10 @@ import sys
 import tempfile
 import time
 
-MIB = 1 << 20
+from access import run
+
 KEY, SECRET = "covey-demo-key", "covey-demo-secret-of-length"
 BUCKET = "market"
-
-
-def run(*words, **more):
-    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, **more)
-    if done.returncode != 0:
-        raise SystemExit(f"{' '.join(map(str, words[:4]))}: {done.stderr.strip() or done.stdout.strip()}")
-    return done.stdout
 
 
 def check(name, args):
@@ -145,6 +139,12 @@ class World:
         self.processes.remove(process)
         process.terminate()
         process.wait()
+
+    def fill(self, name, endpoint, folder):
+        """Puts the files of a folder into the bucket."""
+        script = "import boto3, pathlib, sys\nclient = boto3.client('s3', endpoint_url=sys.argv[1])\n" \
+                 f"for path in sorted(pathlib.Path(sys.argv[2]).iterdir()): client.put_object(Bucket='{BUCKET}', Key=path.name, Body=path.read_bytes())"
+        run(*self.inside(name, sys.executable, "-c", script, endpoint, folder), env=self.env)
 
     def index(self, name, endpoint, volume):
         """A tree of the bucket's objects. Returns its name."""

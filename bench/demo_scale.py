@@ -20,7 +20,8 @@ import sys
 import tempfile
 import time
 
-from demo_net import BUCKET, MIB, World, check, chunks, keep, run
+from access import MIB, run
+from demo_net import World, check, chunks, keep
 
 ROWS, CHUNKS = 1000, 92
 TARGETS = {2: 1.95, 8: 7.8}
@@ -41,12 +42,6 @@ def read(folder, begin):
     print(total, time.time())
 
 
-def fill(world, node, endpoint, folder):
-    script = "import boto3, pathlib, sys\nclient = boto3.client('s3', endpoint_url=sys.argv[1], region_name='us-east-1')\n" \
-             f"for path in sorted(pathlib.Path(sys.argv[2]).iterdir()): client.put_object(Bucket='{BUCKET}', Key=path.name, Body=path.read_bytes())"
-    run(*world.inside(node, sys.executable, "-c", script, endpoint, folder), env=world.env)
-
-
 def measure(args, nodes, files):
     """The seconds until all have read, and the bytes."""
     with World(args.covey, args.minio, args.scratch) as world:
@@ -58,7 +53,7 @@ def measure(args, nodes, files):
             for at, bytes_of in list(enumerate(files))[number * share:(number + 1) * share]:
                 (part / f"{at:05}.csv").write_bytes(bytes_of)
             endpoint = world.store(node, "127.0.0.1:9000", own / "store")
-            fill(world, node, endpoint, part)
+            world.fill(node, endpoint, part)
             tree = world.index(node, endpoint, own / "volume")
             run("tc", "-n", node, "qdisc", "replace", "dev", "lo", "root", "tbf", "rate", f"{args.mbit}mbit", "burst", "256kb", "latency", "100ms")
             world.mount(node, tree, own / "at", "--cache", own / "cache")

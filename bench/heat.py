@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What the kernel's view of a mount buys for the cache: three traces, with and without it.
 
-    make bench-heat                            about four minutes
+    make bench-heat                            about six minutes
     make bench-heat BENCH_ARGS="--seconds 40"
 
 A published tree lies in a MinIO on loopback. It is mounted twice, with a cache of a third of its size: once with

@@ -63,7 +63,7 @@ pub struct Chunk {
     pub maps: u64,
     /// Page faults. Seen only by the kernel.
     pub faults: u64,
-    /// Read requests that reached the daemon.
+    /// Read requests that reached the daemon. Counted only by the daemon.
     pub requests: u64,
     /// Pages that are in the page cache. Seen only by the kernel.
     pub pages: u64,

@@ -4,7 +4,7 @@ use axum::http::{HeaderName, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
 const FILES: [(&str, &str, &[u8]); 3] = [
-    ("index.html", "text/html; charset=utf-8", include_bytes!("../assets/index.html")),
+    ("index.html", "text/html; charset=utf-8", include_bytes!("../web/index.html")),
     ("app.js", "text/javascript; charset=utf-8", include_bytes!("../assets/app.js")),
     ("app.css", "text/css; charset=utf-8", include_bytes!("../assets/app.css")),
 ];

@@ -28,7 +28,7 @@ use crate::live::Live;
 use crate::{Daemons, Shown, assets};
 
 /// Streams at a time.
-const STREAMS: usize = 64;
+pub const STREAMS: usize = 64;
 /// A stream without messages gets a sign of life this often.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(10);
 /// Chunks in an answer about heat, unless more are asked for, and at most.

@@ -14,12 +14,14 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
 
 use crate::Daemons;
-use crate::routes::{self, App};
+use crate::routes::{self, App, STREAMS};
 
 /// How long the end waits for requests that are under way.
 const ENDING: Duration = Duration::from_secs(2);
 /// Questions to daemons at a time.
 const QUESTIONS: usize = 32;
+/// Threads that wait for daemons. Each mount that a browser looks at has one, so questions find others.
+const WAITING: usize = STREAMS + QUESTIONS;
 /// The least length of a token.
 const TOKEN_MIN: usize = 16;
 
@@ -81,7 +83,7 @@ impl Bound {
         let cannot = |error: io::Error| Failure::io("cannot start the threads of the dashboard", &error);
         let runtime = Builder::new_multi_thread()
             .worker_threads(1)
-            .max_blocking_threads(QUESTIONS)
+            .max_blocking_threads(WAITING)
             .thread_name("covey-ui")
             .enable_all()
             .build()

@@ -120,6 +120,12 @@ fn text(status: &Status, verbose: bool) -> String {
             ),
         None => pairs.row("mounted on", "-"),
     };
+    if let Some(s3) = status.served.as_ref().and_then(|served| served.s3.as_ref()) {
+        pairs.row("S3", format!("{}, the bucket {}", s3.address, s3.bucket));
+    }
+    if let Some(url) = status.served.as_ref().and_then(|served| served.ui.as_ref()) {
+        pairs.row("dashboard", url);
+    }
     pairs.row("files", count(status.files)).row("bytes", bytes(status.bytes));
     let is_away = status.remote_side.as_ref().is_some_and(|remote_side| remote_side.away.is_some());
     if status.kind() == Kind::Tree && is_away && status.blobs == 0 {

@@ -44,6 +44,8 @@ fn a_mount_shows_itself_in_a_browser() {
     let words = ["mount", "-d", "--heat=daemon", "--ui=127.0.0.1:0", "--ui-token"];
     covey(&words).arg(&token).arg(&volume).arg(&mnt).status().unwrap();
     let at = address(&world.status()["served"]["ui"]);
+    let text = covey(&["status"]).arg(&mnt).output().unwrap().stdout;
+    assert!(String::from_utf8(text).unwrap().contains(&format!("http://{at}")), "also for people");
     fs::write(mnt.join("file"), vec![7; 1 << 20]).unwrap();
     let (status, page) = ask(&at, "GET", "/", "");
     assert!(status == 200 && page.contains("<title>Covey"), "{page}");
