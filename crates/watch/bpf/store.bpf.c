@@ -26,8 +26,6 @@
 const volatile u16 port = 0;
 // The length of the link header: 14, or 0 on a device without one.
 const volatile u32 link_header = ETH_HLEN;
-// Sockets with this mark are Covey's own. 0: none is.
-const volatile u32 own_mark = 0;
 // A chunk is hot from this score on, in thousandths.
 const volatile u32 hot_score = 2000;
 // The score halves in this time, in nanoseconds. 0: never.
@@ -151,6 +149,8 @@ struct scratch {
 	u32 line_end;
 	u32 range;
 	u32 len;
+	u32 own;
+	u32 zero;
 	u64 hash;
 	u8 text[TEXT];
 };
@@ -420,9 +420,26 @@ __noinline int find_line_end(struct scratch *s)
 	return 0;
 }
 
-// Looks for a Range header, four bytes at a time: one of these words lies at a multiple of four inside of
-// "ange: bytes=", wherever that begins.
-__noinline int find_range(struct scratch *s)
+#define AGENT "agent: covey/"
+#define AGENT_LEN (sizeof(AGENT) - 1)
+
+// Whether the name of Covey's client stands there. `at` is where "covey/" begins.
+static __always_inline bool names_covey(struct scratch *s, u32 at)
+{
+	u32 i;
+
+	if (at < AGENT_LEN || at >= TEXT - 8)
+		return false;
+	at -= AGENT_LEN - 6;
+	for (i = 0; i < AGENT_LEN; i++)
+		if (s->text[(at + i) & (TEXT - 1)] != AGENT[i])
+			return false;
+	return true;
+}
+
+// Looks for a Range header and for the User-Agent of Covey, four bytes at a time: one of these words lies at a
+// multiple of four inside of "ange: bytes=" or of " covey/", wherever that begins.
+__noinline int find_headers(struct scratch *s)
 {
 	u32 i, len;
 
@@ -430,11 +447,19 @@ __noinline int find_range(struct scratch *s)
 		return 0;
 	len = s->len;
 	s->range = 0;
+	s->own = 0;
 	for (i = 0; i < TEXT; i += 4) {
 		u32 word = *(u32 *)(s->text + i), at;
 
 		if (i >= len)
 			break;
+		// "cove", "ovey", "vey/", " cov"
+		if (word == 0x65766f63 || word == 0x7965766f || word == 0x2f796576 || word == 0x766f6320) {
+			at = word == 0x65766f63 ? i : word == 0x7965766f ? i - 1 : word == 0x2f796576 ? i - 2 : i + 1;
+			if (names_covey(s, at))
+				s->own = 1;
+			continue;
+		}
 		if (word == 0x65676e61) // "ange"
 			at = i;
 		else if (word == 0x3a65676e) // "nge:"
@@ -447,10 +472,8 @@ __noinline int find_range(struct scratch *s)
 			continue;
 		at &= TEXT - 1;
 		if (at < TEXT - 16 && s->text[at] == 'a' && s->text[at + 2] == 'g' && s->text[at + 6] == 'b' &&
-		    s->text[at + 7] == 'y' && s->text[at + 11] == '=') {
+		    s->text[at + 7] == 'y' && s->text[at + 11] == '=')
 			s->range = at + 12;
-			break;
-		}
 	}
 	return 0;
 }
@@ -558,31 +581,31 @@ static __always_inline void count_request(struct __sk_buff *skb, struct segment 
 		return;
 	}
 	now = bpf_ktime_get_ns();
-	find_range(s);
+	find_headers(s);
 	chunk_key.object = s->hash;
-	if (s->range) {
+	if (s->range)
 		chunk_key.chunk = range_chunk(s);
-		sum->ranges += 1;
-	}
 	new.object = s->hash;
 	new.at = now;
 	new.requests = flow ? flow->requests + 1 : 1;
 	new.seq = segment->seq;
 	new.chunk = chunk_key.chunk;
 	new.waiting = 1;
-	new.own = own_mark && skb->mark == own_mark;
-	if (flow) {
-		sum->keepalive += 1;
+	new.own = s->own;
+	if (flow)
 		*flow = new;
-	} else {
+	else
 		bpf_map_update_elem(&flows, &key, &new, BPF_ANY);
-	}
 	// Covey's own requests are fetches from the origin and no accesses.
 	if (new.own) {
 		sum->own_requests += 1;
 		return;
 	}
 	sum->requests += 1;
+	if (new.requests > 1)
+		sum->keepalive += 1;
+	if (s->range)
+		sum->ranges += 1;
 	if (method == METHOD_GET)
 		sum->get += 1;
 	else if (method == METHOD_PUT)

@@ -1,12 +1,13 @@
 //! What the kernel sees of a node and the daemon does not, through eBPF programs.
 //!
 //! The page cache answers most reads of a mount, and the daemon never hears of them. Programs on this machine
-//! talk to an object store, and Covey is not in between. Three objects of eBPF programs count such things:
+//! talk to an object store, and Covey is not in between. Four objects of eBPF programs count such things:
 //!
 //! - [`mount`]: one mount: its page cache for each file and MiB, its requests, and processes that end without
 //!   having synced what they wrote.
 //! - [`store`]: requests of S3 clients on one interface, and connections of one cgroup to the store.
 //! - [`redirect`]: connections of one cgroup to the store go to this node's S3 gateway instead.
+//! - [`driver`]: what other machines ask of this one, in the driver of one interface.
 //!
 //! Nothing depends on them to be correct. Each attaches only to what it was told to. Nothing is pinned: the
 //! programs are gone when the process that attached them ends, however it ends. [`status`] says what can be
@@ -17,6 +18,7 @@
 //! - [`counts`]: reading counters and histograms.
 
 pub mod counts;
+pub mod driver;
 pub mod event;
 pub mod mount;
 pub mod object;

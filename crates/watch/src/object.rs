@@ -19,6 +19,9 @@ pub const STORE: &[u8] = aya::include_bytes_aligned!("../objects/store.bpf.o");
 /// The programs that redirect connections.
 pub const REDIRECT: &[u8] = aya::include_bytes_aligned!("../objects/redirect.bpf.o");
 
+/// The program of one interface's driver.
+pub const DRIVER: &[u8] = aya::include_bytes_aligned!("../objects/driver.bpf.o");
+
 /// Why something is not watched.
 #[derive(Debug, thiserror::Error)]
 pub enum WatchError {

@@ -1,10 +1,10 @@
 //! Which programs this kernel and this process can use.
 
-use aya::programs::{BtfTracePoint, CgroupSockAddr, Program, SchedClassifier, SockOps};
+use aya::programs::{BtfTracePoint, CgroupSockAddr, Program, SchedClassifier, SockOps, Xdp};
 use aya::{Btf, Ebpf};
 use serde::Serialize;
 
-use crate::object::{self, MOUNT, REDIRECT, STORE, WatchError, refused};
+use crate::object::{self, DRIVER, MOUNT, REDIRECT, STORE, WatchError, refused};
 
 /// Where the kernel calls a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +17,8 @@ pub enum Hook {
     Connections,
     /// A call of a cgroup's programs: connect or getpeername.
     Call(&'static str),
+    /// Packets in the driver of an interface (XDP).
+    Driver,
 }
 
 impl Hook {
@@ -27,6 +29,7 @@ impl Hook {
             Hook::Interface(way) => format!("interface, {way}"),
             Hook::Connections => "cgroup, connections".to_owned(),
             Hook::Call(name) => format!("cgroup, {name}"),
+            Hook::Driver => "interface, driver".to_owned(),
         }
     }
 }
@@ -78,6 +81,17 @@ pub const OF_REDIRECT: &[Description] = &[
     program("peer_ipv6", Hook::Call("getpeername6"), "the store's IPv6 address, as the client's peer"),
 ];
 
+/// The program of [`DRIVER`].
+pub const OF_DRIVER: &[Description] = &[program(
+    "asked_of_us",
+    Hook::Driver,
+    "requests of other machines; it answers which blobs are here, too, while the daemon is stopped",
+)];
+
+/// Every object, with its programs.
+const ALL: [(&[u8], &[Description]); 4] =
+    [(MOUNT, OF_MOUNT), (STORE, OF_STORE), (REDIRECT, OF_REDIRECT), (DRIVER, OF_DRIVER)];
+
 /// Whether a program can be used.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
@@ -97,8 +111,7 @@ pub struct Row {
 
 /// Tries every program, and leaves none.
 pub fn status() -> Vec<Row> {
-    let objects = [(MOUNT, OF_MOUNT), (STORE, OF_STORE), (REDIRECT, OF_REDIRECT)];
-    objects.iter().flat_map(|(bytes, programs)| tried(bytes, programs)).collect()
+    ALL.iter().flat_map(|(bytes, programs)| tried(bytes, programs)).collect()
 }
 
 fn tried(bytes: &[u8], programs: &[Description]) -> Vec<Row> {
@@ -133,6 +146,7 @@ pub(crate) fn load(object: &mut Ebpf, btf: &Btf, program: &Description) -> Resul
         (Hook::Interface(_), Program::SchedClassifier(program)) => SchedClassifier::load(program),
         (Hook::Connections, Program::SockOps(program)) => SockOps::load(program),
         (Hook::Call(_), Program::CgroupSockAddr(program)) => CgroupSockAddr::load(program),
+        (Hook::Driver, Program::Xdp(program)) => Xdp::load(program),
         _ => return Err(missing()),
     };
     loaded.map_err(|error| refused(name, &error))
@@ -144,7 +158,7 @@ mod tests {
 
     #[test]
     fn every_program_of_an_object_is_described() {
-        for (bytes, programs) in [(MOUNT, OF_MOUNT), (STORE, OF_STORE), (REDIRECT, OF_REDIRECT)] {
+        for (bytes, programs) in ALL {
             let object = aya_obj::Object::parse(bytes).unwrap();
             let mut names: Vec<&str> = object.programs.keys().map(String::as_str).collect();
             let mut described: Vec<&str> = programs.iter().map(|program| program.name).collect();

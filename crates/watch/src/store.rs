@@ -2,7 +2,8 @@
 //! of one cgroup.
 //!
 //! Only plain HTTP/1.1 can be read. A request line must lie in one segment. One that does not is counted as
-//! split, and is no request.
+//! split, and is no request. Covey's own requests name themselves in their User-Agent. They are counted apart:
+//! a fetch from the origin is no access.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -34,8 +35,6 @@ pub struct Target {
     pub port: u16,
     /// The cgroup whose connections to that port are tuned and timed, if any.
     pub cgroup: Option<PathBuf>,
-    /// Sockets with this mark are Covey's own and are counted apart. 0: none.
-    pub own_mark: u32,
     /// How heat is counted.
     pub heat: Heat,
 }
@@ -199,7 +198,6 @@ impl StoreWatch {
         let settings = [
             ("port", Setting::U16(target.port)),
             ("link_header", Setting::U32(link_header)),
-            ("own_mark", Setting::U32(target.own_mark)),
             hot,
             half_life,
         ];

@@ -117,7 +117,7 @@ fn every_request_of_ten_thousand_is_counted() {
     let address: SocketAddr = (store.address(), PORT).into();
     let server = store.inside(|| Server::start(address));
     let heat = Heat { hot: 1_000_000, ..Heat::default() };
-    let target = Target { interface: "eth0".into(), port: PORT, cgroup: None, own_mark: 0, heat };
+    let target = Target { interface: "eth0".into(), port: PORT, cgroup: None, heat };
     client.inside(|| {
         let watch = StoreWatch::attach(&target).unwrap();
         std::thread::scope(|scope| {

@@ -10,7 +10,7 @@ const CLIENT: u16 = 40_001;
 /// A loaded object, or none if this process may not load it.
 fn watch(hot: u32) -> Option<StoreWatch> {
     let heat = Heat { hot, half_life: std::time::Duration::ZERO };
-    let target = Target { interface: String::new(), port: PORT, cgroup: None, own_mark: 0, heat };
+    let target = Target { interface: String::new(), port: PORT, cgroup: None, heat };
     match StoreWatch::load(&target, 14) {
         Ok(watch) => Some(watch),
         Err(error @ (WatchError::NotPermitted(_) | WatchError::NoBtf)) => {
@@ -117,6 +117,24 @@ fn a_range_names_its_mib_wherever_the_header_stands() {
     chunks.sort_unstable();
     assert_eq!(chunks, [1, 2, 3, 4, 5, 6, 7, 8]);
     assert_eq!(watch.totals().unwrap().ranges, 8);
+}
+
+#[test]
+fn requests_of_covey_are_counted_apart_wherever_the_header_stands() {
+    let Some(watch) = watch(100) else { return };
+    for pad in 0..8_u32 {
+        let padding = "x".repeat(pad as usize);
+        let line = format!("GET /b/covey/o HTTP/1.1\r\nX-Pad: {padding}\r\nuser-agent: covey/1.2.3");
+        ask(&watch, Below::Ipv4, 1_000 * (pad + 1), &line);
+        answer(&watch, Below::Ipv4, "200 OK");
+    }
+    // Others that speak of Covey.
+    ask(&watch, Below::Ipv4, 9_000, "GET /covey/covey/ HTTP/1.1\r\nx-user: covey/1");
+    answer(&watch, Below::Ipv4, "200 OK");
+    let totals = watch.totals().unwrap();
+    assert_eq!((totals.own_requests, totals.own_responses), (8, 8), "{totals:?}");
+    assert_eq!((totals.requests, totals.responses), (1, 1), "{totals:?}");
+    assert_eq!(watch.chunks().unwrap().len(), 1, "a fetch is no access");
 }
 
 #[test]

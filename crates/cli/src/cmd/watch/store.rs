@@ -50,7 +50,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     let Args { interface, port, cgroup, rhythm } = args;
     let heat = Heat::default();
     let target =
-        Target { interface: interface.clone(), port: *port, cgroup: cgroup.clone(), own_mark: 0, heat };
+        Target { interface: interface.clone(), port: *port, cgroup: cgroup.clone(), heat };
     let watch = StoreWatch::attach(&target).map_err(failure)?;
     let _measured = watch::object::measure().map_err(failure)?;
     watch.unseen().iter().for_each(|line| term.warn(line));
@@ -114,6 +114,11 @@ fn text(shown: &Shown) -> String {
         times[0],
         times[1]
     );
+    let Totals { own_requests, own_responses, .. } = shown.totals;
+    if own_requests > 0 {
+        let [sent, answered] = [own_requests, own_responses].map(count);
+        out += &format!("not among them: {sent} requests of Covey itself, {answered} answered\n");
+    }
     let Totals { split, fragments, lost_chunks, lost_events, tuned, not_tuned, .. } = shown.totals;
     if shown.round_trips.count() > 0 || tuned + not_tuned > 0 {
         let times = [0.5, 0.99].map(|share| shown.round_trips.quantile(share) / 1_000).map(count);
