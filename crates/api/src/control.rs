@@ -122,6 +122,11 @@ pub enum Request {
         /// How many chunks to list.
         top: u32,
     },
+    /// Which nodes of the fleet have the blobs of a file. The answer is a list of `HolderRow`.
+    Holders {
+        /// The file.
+        path: RawPath,
+    },
     /// Import what the command sends. The daemon first sends a note, [`Ready`]. Then the command sends the
     /// items as bytes (`archive::import::wire`), and shuts its end down. The answer is an `Imported`.
     Import(ImportOrder),

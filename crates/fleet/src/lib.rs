@@ -10,6 +10,7 @@
 //!                 members: which nodes exist (SWIM)    placement: which node tracks a group
 //! ```
 //!
+//! - [`directory`]: which blobs a node has, answered by datagram.
 //! - [`members`]: which nodes are in the fleet.
 //! - [`placement`]: which nodes track a group, and which depots keep a blob.
 //! - [`tracker`]: answers which nodes have a blob and which node should fetch it.
@@ -19,6 +20,7 @@
 //! The messages and connections are those of crate [`net`]. The state machines read no clock and no random
 //! numbers. The caller passes the time and a seed, so that the simulation runs the same code.
 
+pub mod directory;
 pub mod members;
 pub mod node;
 pub mod placement;

@@ -62,6 +62,7 @@ use net::tls::Tls;
 use net::transport::{Net, Peer, Roll};
 use parking_lot::Mutex;
 
+use crate::directory::{self, Directory, Holder, Keys, Mirror};
 use crate::members::{Change, Contact, Event, Members, NodeHome, Roster, Setup};
 use crate::placement::{Placed, Placement};
 use crate::plan::{Latencies, Silence, Tier};
@@ -205,6 +206,7 @@ struct Inner {
     /// Fetches of a depot that were requested by warming.
     warming: Filling,
     keeper: Keeper,
+    directory: Arc<Directory>,
     counters: Counters,
     free: AtomicU32,
     closed: AtomicBool,
@@ -244,6 +246,7 @@ impl Fleet {
             secret: parts.secret,
             fleet: parts.volume,
             home: Some(parts.home),
+            directory: Arc::clone(&inner.directory),
         };
         let watcher = Arc::downgrade(&inner);
         let members = Members::start(setup, socket, move |event| {
@@ -265,6 +268,10 @@ impl Fleet {
 
     /// From now on blobs are sent to other nodes, and trackers are told which ones are here.
     pub fn lend(&self, holdings: Arc<dyn Holdings>) {
+        holdings.list(&mut |id| {
+            self.inner.directory.insert(id);
+            true
+        });
         let _ = self.inner.holdings.set(holdings);
         self.inner.report_all();
     }
@@ -281,12 +288,34 @@ impl Fleet {
 
     /// The cache has written a blob to the disk.
     pub fn inserted(&self, id: &BlobId) {
+        self.inner.directory.insert(id);
         self.inner.note_first(id, What::Have);
     }
 
     /// The cache has evicted a blob.
     pub fn evicted(&self, id: &BlobId) {
+        self.inner.directory.remove(id);
         self.inner.note_first(id, What::Gone);
+    }
+
+    /// Keeps a copy of the names of this node's blobs there, which answers other nodes' questions about them.
+    pub fn mirror(&self, mirror: Box<dyn Mirror>) {
+        self.inner.directory.mirror(mirror);
+    }
+
+    /// How many of these blobs are on this node's disk.
+    pub fn holds(&self, blobs: &[BlobId]) -> usize {
+        self.inner.directory.count(blobs)
+    }
+
+    /// Asks every other member which of these blobs it has, at most [`directory::QUESTIONS_MAX`].
+    ///
+    /// # Errors
+    /// There is no socket, or the system refuses to send.
+    pub fn holders(&self, blobs: &[BlobId]) -> std::io::Result<Vec<Holder>> {
+        let others = self.seen().into_iter().filter(|seen| !seen.is_own);
+        let nodes: Vec<_> = others.map(|seen| (seen.member.node, seen.member.address)).collect();
+        directory::ask(self.inner.directory.keys(), &nodes, blobs)
     }
 
     /// The source of a blob that the cache is about to write: it tells what fetching it again will cost.
@@ -427,6 +456,7 @@ impl Inner {
             filling: Filling::default(),
             warming: Filling::default(),
             keeper: Keeper::new(parts.keeps),
+            directory: Arc::new(Directory::new(Keys::new(&parts.secret, &parts.volume))),
             counters: Counters::default(),
             free: AtomicU32::new(0),
             closed: AtomicBool::new(false),

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use net::id::{Member, NodeId, Role, Zone};
 use net::secret::Secret;
 
+use covey_fleet::directory::{Directory, Keys};
 use covey_fleet::members::{Contact, Event, Members, NodeHome, Setup, StartError};
 
 struct Node {
@@ -36,13 +37,10 @@ fn start_with(secret: &str, contacts: &str, home: Option<Arc<NodeHome>>) -> Node
         free: 0,
         load: 0,
     };
-    let setup = Setup {
-        me: me.clone(),
-        contacts: Contact::parse(contacts).unwrap(),
-        secret: Secret::from_text(&secret.repeat(16)).unwrap(),
-        fleet: [7; 16],
-        home,
-    };
+    let secret = Secret::from_text(&secret.repeat(16)).unwrap();
+    let directory = Arc::new(Directory::new(Keys::new(&secret, &[7; 16])));
+    let contacts = Contact::parse(contacts).unwrap();
+    let setup = Setup { me: me.clone(), contacts, secret, fleet: [7; 16], home, directory };
     let (tell, events) = channel();
     let members = Members::start(setup, socket, move |event| drop(tell.send(event))).unwrap();
     Node { members, events, me }
@@ -170,7 +168,8 @@ fn an_unreachable_address_is_refused() {
             load: 0,
         };
         let secret = Secret::from_text(&Secret::generate_text()).unwrap();
-        let setup = Setup { me, contacts: vec![], secret, fleet: [0; 16], home: None };
+        let directory = Arc::new(Directory::new(Keys::new(&secret, &[0; 16])));
+        let setup = Setup { me, contacts: vec![], secret, fleet: [0; 16], home: None, directory };
         let error = Members::start(setup, socket().0, |_| {}).err().unwrap();
         assert!(matches!(error, StartError::Address(_)) && error.to_string().contains("--listen"), "{error}");
     }

@@ -11,6 +11,7 @@
 //! The cache owns the fleet, from which it fetches. So the other direction has only weak references. Both own
 //! the table, which tells the cache of whole blobs that the fleet has fetched for others.
 
+pub mod in_driver;
 pub mod lender;
 pub mod lent;
 pub mod look;
@@ -19,10 +20,11 @@ pub mod shown;
 
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use api::error::{Failure, Result};
+use api::status::fleet::FleetStatus;
 use base::{BlobId, PackNo};
 use blob::Origin;
 use cache::NodeCache;
@@ -39,6 +41,7 @@ use net::seam::{CopyState, Held, Holdings};
 use tree::Tree;
 
 use crate::log;
+use in_driver::InDriver;
 use options::FleetOptions;
 
 /// How long a mount waits until it meets another node.
@@ -56,6 +59,26 @@ pub struct Joined {
     pub fleet: Arc<Fleet>,
     /// The groups of blobs, as far as they are known.
     pub groups: Groups,
+    /// The interface whose driver is to answer questions about blobs.
+    xdp: Option<String>,
+    in_driver: OnceLock<InDriver>,
+}
+
+impl Joined {
+    /// From now on the cache's files are sent to other nodes.
+    pub fn lend(&self, cache: &Arc<NodeCache>) {
+        self.fleet.lend(Arc::new(Lender(Arc::downgrade(cache))));
+        tell_free(&self.fleet, cache);
+        if let Some(program) = self.xdp.as_deref().and_then(|xdp| InDriver::start(&self.fleet, xdp)) {
+            let _ = self.in_driver.set(program);
+        }
+    }
+
+    /// Its figures, with those of a cache.
+    pub fn status(&self, cache: &Arc<NodeCache>) -> FleetStatus {
+        let in_driver = self.in_driver.get().map(InDriver::status);
+        FleetStatus { in_driver, ..shown::of(&self.fleet, cache) }
+    }
 }
 
 /// Joins a fleet. `keeps` means a node that only lends its disk. `folder` holds the node's identity. `volume`
@@ -106,7 +129,7 @@ pub fn join(
              does not answer either: compare --secret-file and the volume's id (covey info)",
         );
     }
-    Ok(Joined { fleet: Arc::new(fleet), groups })
+    Ok(Joined { fleet: Arc::new(fleet), groups, xdp: options.xdp.clone(), in_driver: OnceLock::new() })
 }
 
 /// Whether others can read and change the traffic to this address. Traffic within this machine is safe.

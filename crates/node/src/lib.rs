@@ -58,6 +58,7 @@ pub mod foreign;
 pub mod frozen;
 pub mod heat;
 pub mod hint;
+mod holders;
 mod import;
 pub mod index;
 pub mod info;

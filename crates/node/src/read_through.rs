@@ -26,7 +26,7 @@ use origin::{Bucket, Environment, ForeignOrigin, Locate, Location, RemoteSpec};
 use parking_lot::Mutex;
 
 use crate::fleet::options::FleetOptions;
-use crate::fleet::{self, CacheEvents, Joined, Lender};
+use crate::fleet::{self, CacheEvents, Joined};
 use crate::log;
 use crate::origins::Reach;
 use crate::remote_side::tree::hold;
@@ -142,8 +142,7 @@ impl ReadThrough {
         let joined = options.fleet.as_ref().map(join).transpose()?;
         let cache = Arc::new(cached(&folder, options.cache_size, store, table, joined.as_ref())?);
         if let Some(joined) = &joined {
-            joined.fleet.lend(Arc::new(Lender(Arc::downgrade(&cache))));
-            fleet::tell_free(&joined.fleet, &cache);
+            joined.lend(&cache);
             fleet::calm(&joined.fleet);
         }
         Ok(ReadThrough { forward, locations, cache, fleet: joined, deadline: options.deadline, _lock: lock })

@@ -536,6 +536,9 @@ impl Serve for Daemon {
                 serde_json::to_value(cloned.summary)
             }
             Request::Peers => serde_json::to_value(self.node.peers()?),
+            Request::Holders { path } => {
+                serde_json::to_value(self.node.node()?.holders(&PathBuf::from(path))?)
+            }
             Request::Heat { path, top } => {
                 serde_json::to_value(self.heat(path.map(PathBuf::from), top as usize)?)
             }

@@ -12,6 +12,7 @@ use aya::programs::{Program, XdpMode};
 use serde::Serialize;
 
 use crate::counts::{self, map, present};
+use crate::interface;
 use crate::object::{self, Cost, DRIVER, Setting, WatchError, refused};
 use crate::status::{self, OF_DRIVER};
 
@@ -123,20 +124,15 @@ impl DriverWatch {
     /// The interface does not exist, it has another program of this kind, or the kernel refuses this one.
     pub fn attach(target: &Target) -> Result<DriverWatch, WatchError> {
         let interface = &target.interface;
-        let there = !interface.is_empty()
-            && !interface.contains('/')
-            && std::path::Path::new("/sys/class/net").join(interface).exists();
-        if !there {
-            let what = format!("the interface {interface} does not exist: see `ip link`");
-            return Err(WatchError::NotThere(what));
-        }
+        interface::link_type(interface)?;
         let mut watch = DriverWatch::load(target)?;
         let name = "asked_of_us";
         let Some(Program::Xdp(program)) = watch.object.program_mut(name) else {
             return Err(WatchError::NotThere(format!("the object has no program {name}")));
         };
         // A pair of virtual interfaces drops answers unless its other end has a program, too.
-        if !is_virtual_pair(interface) && program.attach(interface, XdpMode::Driver).is_ok() {
+        let is_pair = interface::driver(interface).is_some_and(|driver| driver == "veth");
+        if !is_pair && program.attach(interface, XdpMode::Driver).is_ok() {
             watch.mode = Mode::Driver;
             return Ok(watch);
         }
@@ -251,14 +247,6 @@ fn address_of(bytes: [u8; 16]) -> IpAddr {
         [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, a, b, c, d] => Ipv4Addr::new(a, b, c, d).into(),
         bytes => Ipv6Addr::from(bytes).into(),
     }
-}
-
-/// Whether an interface is one end of a pair (veth): its peer has an interface number of its own.
-fn is_virtual_pair(interface: &str) -> bool {
-    let folder = std::path::Path::new("/sys/class/net").join(interface);
-    let number = |name: &str| std::fs::read_to_string(folder.join(name)).ok();
-    // A physical interface has a device. Its own number is that of its link.
-    !folder.join("device").exists() && number("iflink") != number("ifindex")
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@
 pub mod counts;
 pub mod driver;
 pub mod event;
+mod interface;
 pub mod mount;
 pub mod object;
 pub mod redirect;

@@ -16,6 +16,7 @@ use serde::Serialize;
 
 use crate::counts::{self, Histogram, map, present};
 use crate::event::Events;
+use crate::interface;
 use crate::mount::Heat;
 use crate::object::{self, Cost, STORE, Setting, WatchError, refused};
 use crate::status::{self, OF_STORE};
@@ -195,12 +196,8 @@ impl StoreWatch {
     pub(crate) fn load(target: &Target, link_header: u32) -> Result<StoreWatch, WatchError> {
         let btf = object::btf()?;
         let [hot, half_life] = target.heat.settings();
-        let settings = [
-            ("port", Setting::U16(target.port)),
-            ("link_header", Setting::U32(link_header)),
-            hot,
-            half_life,
-        ];
+        let settings =
+            [("port", Setting::U16(target.port)), ("link_header", Setting::U32(link_header)), hot, half_life];
         let mut object = object::load(STORE, &btf, &settings)?;
         for program in OF_STORE {
             status::load(&mut object, &btf, program)?;
@@ -278,19 +275,12 @@ impl StoreWatch {
 
 /// The length of the header before IP on an interface.
 fn link_header(interface: &str) -> Result<u32, WatchError> {
-    const ETHERNET: u32 = 1;
-    const LOOPBACK: u32 = 772;
-    let named = |what: &str| WatchError::NotThere(format!("the interface {interface} {what}: see `ip link`"));
-    if interface.is_empty() || interface.contains('/') {
-        return Err(named("does not exist"));
-    }
-    let kind = std::fs::read_to_string(format!("/sys/class/net/{interface}/type"));
-    let kind = kind.map_err(|_| named("does not exist"))?;
-    match kind.trim().parse::<u32>() {
-        Ok(ETHERNET | LOOPBACK) => Ok(14),
-        Ok(_) => Ok(0),
-        Err(_) => Err(named("has no known type")),
-    }
+    const ETHERNET: u16 = 1;
+    const LOOPBACK: u16 = 772;
+    Ok(match interface::link_type(interface)? {
+        ETHERNET | LOOPBACK => 14,
+        _ => 0,
+    })
 }
 
 /// Opens the folder of a cgroup of version 2.

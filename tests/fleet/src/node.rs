@@ -135,6 +135,11 @@ impl Node {
         self.daemon.as_ref().map(Child::id)
     }
 
+    /// How it is started.
+    pub fn how(&self) -> &How {
+        &self.how
+    }
+
     /// Sets how it is started, from the next start on.
     pub fn set_how(&mut self, how: How) {
         self.how = how;

@@ -1,7 +1,7 @@
 //! eBPF programs on real traffic: requests of real connections over veth links, real mounts, real cgroups.
 //! They need root and a kernel with BTF.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -11,10 +11,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use covey_tests::program::covey;
+use covey_tests::program::{covey, covey_ok};
 use covey_tests::{Need, Volume, requires};
-use nets::{Net, requires_nets};
+use nets::fleet::listen;
+use nets::{Fleet, How, Net, Tree, requires_nets};
 use watch::Event;
+use watch::driver::{self, DriverWatch};
 use watch::mount::{Heat, MountWatch};
 use watch::redirect::{Redirect, Redirected};
 use watch::status::{OF_MOUNT, status};
@@ -147,6 +149,83 @@ fn every_request_of_ten_thousand_is_counted() {
         assert_eq!(watch.latency().unwrap().count(), 10_000);
     });
     server.end();
+}
+
+#[test]
+fn requests_of_other_machines_are_counted_in_the_driver() {
+    requires_nets!();
+    if !usable() {
+        return;
+    }
+    let net = Net::new();
+    let (served, client) = (net.port("served", 2), net.port("client", 11));
+    let address: SocketAddr = (served.address(), PORT).into();
+    let server = served.inside(|| Server::start(address));
+    let target = driver::Target { interface: "eth0".into(), served_port: PORT, asked_port: 0 };
+    let watch = served.inside(|| DriverWatch::attach(&target).unwrap());
+    client.inside(|| ask(address, (0..200).map(|n| (format!("/bucket/{n}"), None))));
+    // The same from this machine itself does not come through the driver.
+    served.inside(|| ask(address, (0..3).map(|n| (format!("/bucket/{n}"), None))));
+    let totals = watch.totals().unwrap();
+    assert_eq!(server.requests(), 203);
+    assert_eq!((totals.requests, totals.get, totals.put), (200, 200, 0), "{totals:?}");
+    let clients = watch.clients().unwrap();
+    assert_eq!(
+        clients.iter().map(|it| (it.address, it.requests)).collect::<Vec<_>>(),
+        [(client.address().into(), 200)]
+    );
+    server.end();
+}
+
+/// What every node has of a file, as a node says it: the name of the node that has a row, and what it has.
+fn holders(file: &Path) -> BTreeMap<String, Option<u64>> {
+    let rows =
+        covey_ok(&["peers".as_ref(), "--holding".as_ref(), file.as_os_str(), "--json".as_ref()]).json();
+    let row = |row: &serde_json::Value| {
+        assert!(row["asked"].as_u64() > Some(1), "{row}");
+        let has_all = row["held"].as_u64() == row["asked"].as_u64();
+        let address = row["address"].as_str().unwrap().to_owned();
+        (address, row["held"].as_u64().map(|held| if has_all { 100 } else { held }))
+    };
+    rows.as_array().unwrap().iter().map(row).collect()
+}
+
+#[test]
+fn the_driver_says_what_a_stopped_node_has() {
+    requires_nets!();
+    if !usable() {
+        return;
+    }
+    let how = How::default().with("deadline=8");
+    let mut fleet = Fleet::joined(Tree::of_tests(), 3, 5, &how);
+    // The first node answers in its driver, and the others by their daemons.
+    let how = fleet.nodes[0].how().clone().words(&["--xdp", "eth0"]);
+    fleet.nodes[0].set_how(how);
+    fleet.start();
+    fleet.converge(3, nets::fleet::HANG);
+    let address = |n: usize| listen(&fleet.nodes[n].port);
+    let largest = fleet.tree.large().max_by_key(|file| file.size).unwrap();
+    let at = |n: usize| fleet.nodes[n].mnt().join(&largest.path);
+    for node in [0, 2] {
+        soon("the whole file is kept", || {
+            let read = fs::read(at(node)).is_ok();
+            let said = holders(&at(1));
+            read && said.get(&address(node)) == Some(&Some(100))
+        });
+    }
+    let said = holders(&at(1));
+    assert_eq!(said.len(), 3, "{said:?}");
+    assert!(said[&address(1)] < Some(100), "this node read nothing: {said:?}");
+    fleet.nodes[0].freeze();
+    fleet.nodes[2].freeze();
+    let said = holders(&at(1));
+    assert_eq!((said[&address(0)], said[&address(2)]), (Some(100), None), "{said:?}");
+    fleet.nodes[0].thaw();
+    fleet.nodes[2].thaw();
+    let status = fleet.nodes[0].status();
+    assert!(status["fleet"]["in_driver"]["answered"].as_u64() > Some(0), "{status}");
+    assert_eq!(status["fleet"]["in_driver"]["is_full"], false);
+    fleet.end();
 }
 
 #[test]

@@ -32,6 +32,7 @@ fn silence(request: &Request) -> Duration {
         | Request::Metrics
         | Request::Peers
         | Request::Heat { .. }
+        | Request::Holders { .. }
         | Request::Watch { .. } => QUESTION,
         // Its own limit for the origin is shorter.
         Request::Info { .. } => QUESTION * 2,

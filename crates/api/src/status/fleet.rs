@@ -30,6 +30,33 @@ pub struct PeerRow {
     pub state: String,
 }
 
+/// A node of the fleet, and what it has of a file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HolderRow {
+    /// The node.
+    #[serde(flatten)]
+    pub peer: PeerRow,
+    /// Blobs of the file that the node was asked about: at most 512, spread over the file.
+    pub asked: u64,
+    /// Of these, the ones that it has. None if it did not answer.
+    pub held: Option<u64>,
+}
+
+/// Questions of other nodes that a program in the driver of an interface answers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InDriver {
+    /// The interface.
+    pub interface: String,
+    /// `driver`, or `kernel` if the driver cannot run programs.
+    pub mode: String,
+    /// Questions that it answered.
+    pub answered: u64,
+    /// Questions that it left to the daemon.
+    pub passed: u64,
+    /// Whether the program's table has no room for all names. Then it leaves questions to the daemon.
+    pub is_full: bool,
+}
+
 /// Reads and fetches answered by one tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TierStatus {
@@ -49,6 +76,9 @@ pub struct FleetStatus {
     /// Whether its connections are encrypted. Absent from older daemons.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encrypted: Option<bool>,
+    /// The answers from the driver, with `--xdp`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub in_driver: Option<InDriver>,
     /// Nodes that are present, this one included.
     pub nodes: u64,
     /// Of these, depots.

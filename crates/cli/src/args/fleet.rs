@@ -88,12 +88,15 @@ pub struct Fleet {
     /// that trust one another)
     #[arg(long, value_name = "HOW", default_value_t, hide_possible_values = true)]
     verify: Checked,
+    /// Answer in this interface's driver which blobs this node has, also while the daemon is busy or stopped
+    #[arg(long, value_name = "INTERFACE")]
+    xdp: Option<String>,
 }
 
 impl Fleet {
     /// The form that crate `node` takes.
     pub fn options(&self) -> FleetOptions {
-        let Fleet { join, listen, advertise, secret_file, tls, zone, weight, verify } = self.clone();
+        let Fleet { join, listen, advertise, secret_file, tls, zone, weight, verify, xdp } = self.clone();
         FleetOptions {
             join,
             listen,
@@ -103,6 +106,7 @@ impl Fleet {
             zone,
             weight,
             verify: verify.into(),
+            xdp,
         }
     }
 }
@@ -123,6 +127,7 @@ pub fn to_args(options: &FleetOptions) -> Vec<OsString> {
     add("--tls-ca", options.tls.tls_ca.as_deref().map(absolute));
     add("--zone", options.zone.clone().map(Into::into));
     add("--weight", (options.weight != WEIGHT).then(|| options.weight.to_string().into()));
+    add("--xdp", options.xdp.clone().map(Into::into));
     add("--verify", (options.verify != Verify::default()).then(|| "crc".into()));
     args
 }
@@ -182,7 +187,7 @@ mod tests {
     #[test]
     fn options_are_read_and_written_back() {
         let line = "x --join 10.0.0.1:7,nodes.example:8 --listen 10.0.0.2:9 --advertise 1.2.3.4:5 --secret-file /s \
-                    --tls-cert /c --tls-key /k --tls-ca /a --zone eu-1 --weight 7 --verify crc";
+                    --tls-cert /c --tls-key /k --tls-ca /a --zone eu-1 --weight 7 --verify crc --xdp eth0";
         let options = parse(line);
         let again = to_args(&options).into_iter().map(|word| word.into_string().unwrap()).collect::<Vec<_>>();
         assert_eq!(parse(&format!("x {}", again.join(" "))), options);

@@ -2,6 +2,7 @@
 
 mod mount;
 mod redirect;
+mod served;
 mod status;
 mod store;
 
@@ -18,6 +19,7 @@ use crate::term::Term;
     after_help = "Examples:\n  covey watch status                                       what can be watched here\n  \
     covey watch mount /mnt/covey                             which parts of which files are hot\n  \
     covey watch store eth0 --port 9000                       requests of all S3 clients of this machine\n  \
+    covey watch served eth0 --port 9878                      requests of other machines to this one\n  \
     covey watch redirect /sys/fs/cgroup/job --store 10.0.0.2:9000 --gateway 127.0.0.1:9878\n\n\
     It needs root, or CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN. Nothing is watched any more when the command ends,\n\
     however it ends. docs/WATCH.md says more."
@@ -32,6 +34,7 @@ enum What {
     Status(status::Args),
     Mount(mount::Args),
     Store(store::Args),
+    Served(served::Args),
     Redirect(redirect::Args),
 }
 
@@ -41,6 +44,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
         What::Status(args) => status::run(args, term),
         What::Mount(args) => mount::run(args, term),
         What::Store(args) => store::run(args, term),
+        What::Served(args) => served::run(args, term),
         What::Redirect(args) => redirect::run(args, term),
     }
 }

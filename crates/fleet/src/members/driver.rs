@@ -21,6 +21,8 @@ use net::id::{Member, NodeId};
 use net::secret::Secret;
 use parking_lot::{Condvar, Mutex};
 
+use crate::directory::Directory;
+
 use super::contacts::Contact;
 use super::home::NodeHome;
 use super::machine::{Event, Machine};
@@ -49,6 +51,8 @@ pub struct Setup {
     pub fleet: [u8; 16],
     /// Where the other nodes' addresses are kept, and read at the start.
     pub home: Option<Arc<NodeHome>>,
+    /// Answers questions about blobs, which come to the same socket.
+    pub directory: Arc<Directory>,
 }
 
 /// Why membership cannot start.
@@ -107,6 +111,7 @@ struct Shared {
     suspects: Mutex<HashMap<NodeId, Instant>>,
     watcher: Box<dyn Fn(Event) + Send + Sync>,
     home: Option<Arc<NodeHome>>,
+    directory: Arc<Directory>,
     kept: AtomicU64,
     look: (Mutex<()>, Condvar),
 }
@@ -129,7 +134,7 @@ impl Members {
         socket: UdpSocket,
         watcher: impl Fn(Event) + Send + Sync + 'static,
     ) -> Result<Members, StartError> {
-        let Setup { me, contacts, secret, fleet, home } = setup;
+        let Setup { me, contacts, secret, fleet, home, directory } = setup;
         if me.address.port() == 0 || me.address.ip().is_unspecified() || me.address.ip().is_multicast() {
             return Err(StartError::Address(me.address));
         }
@@ -154,6 +159,7 @@ impl Members {
             suspects: Mutex::default(),
             watcher: Box::new(watcher),
             home,
+            directory,
             kept: AtomicU64::new(0),
             look: (Mutex::new(()), Condvar::new()),
         });
@@ -263,7 +269,14 @@ impl Shared {
                 let mut state = self.state.lock();
                 let now = self.now();
                 match arrived {
-                    Ok(Some(len)) => self.open(&mut state, now, buffer.get_mut(..len).unwrap_or_default()),
+                    Ok(Some((len, from))) => {
+                        let datagram = buffer.get_mut(..len).unwrap_or_default();
+                        match self.directory.answer(datagram) {
+                            // A lost answer is asked for again.
+                            Some(answer) => drop(self.socket.send_to(&answer, from)),
+                            None => self.open(&mut state, now, datagram),
+                        }
+                    }
                     Ok(None) => {}
                     Err(_) => state.stats.unheard += 1,
                 }
@@ -277,12 +290,12 @@ impl Shared {
         }
     }
 
-    /// The length of the received datagram, or None after the time.
-    fn wait(&self, time: Duration, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+    /// The length of the received datagram and its source, or None after the time.
+    fn wait(&self, time: Duration, buffer: &mut [u8]) -> io::Result<Option<(usize, SocketAddr)>> {
         // The kernel's clock tick is coarse, and zero would mean to wait without an end.
         self.socket.set_read_timeout(Some(time.clamp(Duration::from_millis(1), SLEEP_MAX)))?;
         match self.socket.recv_from(buffer) {
-            Ok((len, _)) => Ok(Some(len)),
+            Ok(received) => Ok(Some(received)),
             Err(error)
                 if matches!(
                     error.kind(),

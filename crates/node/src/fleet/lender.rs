@@ -28,10 +28,10 @@ use net::id::Role;
 use origin::{Access, Remote};
 use serde_json::Value;
 
+use super::CacheEvents;
 use super::lent::LOCK;
 use super::options::FleetOptions;
 use super::shown;
-use super::{CacheEvents, Lender};
 use crate::memory::Memory;
 use crate::options::DEADLINE;
 use crate::origins::Reach;
@@ -178,8 +178,7 @@ impl Lent {
             report: log::sink(),
         };
         let cache = Arc::new(NodeCache::open(parts).at("open", &folder)?);
-        joined.fleet.lend(Arc::new(Lender(Arc::downgrade(&cache))));
-        super::tell_free(&joined.fleet, &cache);
+        joined.lend(&cache);
         if keeps {
             let kept = joined.fleet.keep_copies();
             kept.map_err(|error| Failure::io("cannot start a thread to copy with", &error))?;

@@ -68,6 +68,8 @@ pub struct FleetOptions {
     pub weight: u16,
     /// How bytes from other nodes are checked.
     pub verify: Verify,
+    /// The interface whose driver answers other nodes' questions about blobs.
+    pub xdp: Option<String>,
 }
 
 impl Default for FleetOptions {
@@ -81,6 +83,7 @@ impl Default for FleetOptions {
             zone: None,
             weight: WEIGHT,
             verify: Verify::default(),
+            xdp: None,
         }
     }
 }
@@ -93,7 +96,7 @@ impl FleetOptions {
 
     /// Refuses options that have no effect without a fleet, because they may be a mistake.
     pub fn check(&self) -> Result<()> {
-        let chosen = self.weight != WEIGHT || self.verify != Verify::default();
+        let chosen = self.weight != WEIGHT || self.verify != Verify::default() || self.xdp.is_some();
         let named = self.secret_file.is_some() || self.advertise.is_some() || self.tls.is_named();
         // A zone describes the machine, so it may be set for all of its mounts.
         if self.is_on() || !named && !chosen {

@@ -42,6 +42,7 @@ pub fn of(fleet: &Fleet, cache: &Arc<NodeCache>) -> FleetStatus {
         node: fleet.node().to_string(),
         address: fleet.address().map(|address| address.to_string()).unwrap_or_default(),
         encrypted: Some(fleet.is_encrypted()),
+        in_driver: None,
         nodes: seen.len() as u64,
         depots: depots as u64,
         memory: tier(local.memory_reads, local.memory_bytes),

@@ -26,7 +26,7 @@ use origin::Remote;
 use super::away::Away;
 use super::options::RemoteOptions;
 use super::status::of_reading;
-use crate::fleet::{self, CacheEvents, Joined, Lender};
+use crate::fleet::{self, CacheEvents, Joined};
 use crate::frozen::Named;
 use crate::log;
 use crate::volume_dir::{cache_folder, private_folder};
@@ -113,8 +113,7 @@ impl TreeCache {
         };
         let cache = Arc::new(NodeCache::open(parts).at("open", &folder)?);
         if let Some(joined) = &joined {
-            joined.fleet.lend(Arc::new(Lender(Arc::downgrade(&cache))));
-            fleet::tell_free(&joined.fleet, &cache);
+            joined.lend(&cache);
             fleet::calm(&joined.fleet);
         }
         let source: Arc<dyn BlobSource> = cache.clone();
@@ -183,7 +182,7 @@ impl TreeCache {
 
     /// The figures of its fleet.
     pub fn fleet_status(&self) -> Option<FleetStatus> {
-        self.fleet.as_ref().map(|joined| fleet::shown::of(&joined.fleet, &self.cache))
+        self.fleet.as_ref().map(|joined| joined.status(&self.cache))
     }
 
     /// The origin, through the cache.

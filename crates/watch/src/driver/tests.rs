@@ -118,7 +118,10 @@ fn a_question_is_sent_back_with_proofs() {
         assert_eq!((action, answer.len()), (TX, asked.len()));
         let udp = answer.len() - 148;
         assert_eq!(answer[..6], asked[6..12], "back to the machine that asked");
-        assert_eq!(answer[udp..udp + 4], [asked[udp + 2..udp + 4].to_vec(), asked[udp..udp + 2].to_vec()].concat());
+        assert_eq!(
+            answer[udp..udp + 4],
+            [asked[udp + 2..udp + 4].to_vec(), asked[udp..udp + 2].to_vec()].concat()
+        );
         assert_eq!(answer[udp + 8..udp + 20], [3, 1, 3, 0, 9, 8, 7, 6, 5, 4, 3, 2]);
         assert_eq!(answer[udp + 20..udp + 28], *b"proof 01");
         assert!(answer[udp + 28..].iter().all(|byte| *byte == 0), "no other name is here");

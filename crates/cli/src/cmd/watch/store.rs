@@ -49,8 +49,7 @@ struct Shown {
 pub fn run(args: &Args, term: Term) -> Result<u8> {
     let Args { interface, port, cgroup, rhythm } = args;
     let heat = Heat::default();
-    let target =
-        Target { interface: interface.clone(), port: *port, cgroup: cgroup.clone(), heat };
+    let target = Target { interface: interface.clone(), port: *port, cgroup: cgroup.clone(), heat };
     let watch = StoreWatch::attach(&target).map_err(failure)?;
     let _measured = watch::object::measure().map_err(failure)?;
     watch.unseen().iter().for_each(|line| term.warn(line));
