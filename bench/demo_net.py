@@ -96,7 +96,8 @@ class World:
     def __init__(self, covey, minio, scratch):
         self.covey, self.minio = covey, minio
         self.folder = pathlib.Path(tempfile.mkdtemp(dir=scratch, prefix="covey-demo-"))
-        self.names, self.processes, self.mounts, self.cgroups = [], [], [], []
+        self.made = []
+        """What is removed in the end, each with the function that removes it. The last one is removed first."""
         self.env = os.environ | {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_REGION": "us-east-1"}
 
     def __enter__(self):
@@ -108,7 +109,7 @@ class World:
     def namespace(self, name):
         name = f"covey-demo-{os.getpid()}-{name}"
         with SIGNALS.whole():
-            self.names.append(name)
+            self.made.append((self.forget, name))
             run("ip", "netns", "add", name)
         run("ip", "-n", name, "link", "set", "lo", "up")
         return name
@@ -129,7 +130,7 @@ class World:
         """A process in a namespace. Ctrl-C at a terminal does not reach it: the demo ends it."""
         with SIGNALS.whole():
             process = subprocess.Popen(self.inside(name, *words), start_new_session=True, **{"env": self.env} | more)
-            self.processes.append(process)
+            self.made.append((self.stop, process))
         return process
 
     def store(self, name, address, folder):
@@ -157,9 +158,13 @@ class World:
         return process
 
     def stop(self, process):
-        self.processes.remove(process)
+        self.made.remove((self.stop, process))
         process.terminate()
-        process.wait()
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
     def fill(self, name, endpoint, folder):
         """Puts the files of a folder into the bucket."""
@@ -177,12 +182,12 @@ class World:
         at.mkdir(exist_ok=True)
         with SIGNALS.whole():
             run(*self.inside(name, self.covey, "mount", "-d", tree, at, *more), env=self.env, start_new_session=True)
-            self.mounts.append(at)
+            self.made.append((self.detach, at))
 
     def umount(self, at):
         with SIGNALS.whole():
             run(self.covey, "umount", at, start_new_session=True)
-            self.mounts.remove(at)
+            self.made.remove((self.detach, at))
 
     def cgroup(self):
         """A new cgroup of version 2."""
@@ -193,7 +198,7 @@ class World:
         path = at / f"covey-demo-{os.getpid()}"
         with SIGNALS.whole():
             path.mkdir()
-            self.cgroups.append(path)
+            self.made.append((self.drop, path))
         return path
 
     def end(self):
@@ -201,27 +206,22 @@ class World:
             self.remove()
 
     def remove(self):
-        for at in list(self.mounts):
-            subprocess.run([self.covey, "umount", "--force", at], capture_output=True, start_new_session=True)
-        for process in reversed(self.processes):
-            process.terminate()
-            try:
-                process.wait(5)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        for path in list(self.cgroups):
-            self.drop(path)
-        for name in self.names:
-            subprocess.run(["ip", "netns", "del", name], capture_output=True, start_new_session=True)
+        for undo, what in reversed(list(self.made)):
+            undo(what)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def detach(self, at):
+        subprocess.run([self.covey, "umount", "--force", at], capture_output=True, start_new_session=True)
+
+    def forget(self, name):
+        subprocess.run(["ip", "netns", "del", name], capture_output=True, start_new_session=True)
 
     def drop(self, path):
         """Removes a cgroup. A process that was just killed still counts for a moment."""
         for _ in range(100):
             try:
                 path.rmdir()
-                self.cgroups.remove(path)
+                self.made.remove((self.drop, path))
                 return
             except OSError as error:
                 why = error

@@ -43,12 +43,16 @@ def read(folder, begin):
     print(total, time.time())
 
 
+def named(nodes):
+    return f"{nodes} node{'s' * (nodes > 1)}"
+
+
 def measure(args, nodes, files, say):
     """The seconds until all have read, and the bytes. `say` takes the seconds that are done, and what comes."""
     with World(args.covey, args.minio, args.scratch) as world:
         share, places = -(-len(files) // nodes), []
         for number in range(nodes):
-            say(number * SETUP_S, f"{nodes} nodes: filling store {number + 1}")
+            say(number * SETUP_S, f"{named(nodes)}: filling store {number + 1}")
             node, own = world.namespace(f"{nodes}-{number}"), world.folder / f"{number}"
             part = own / "part"
             part.mkdir(parents=True)
@@ -65,7 +69,7 @@ def measure(args, nodes, files, say):
         readers = [world.start(node, sys.executable, __file__, "--read", at, begin, stdout=subprocess.PIPE, text=True)
                    for node, at in places]
         while any(reader.poll() is None for reader in readers):
-            say(nodes * SETUP_S + min(max(0, time.time() - begin), expected(args, nodes)), f"{nodes} nodes: reading")
+            say(nodes * SETUP_S + min(max(0, time.time() - begin), expected(args, nodes)), f"{named(nodes)}: reading")
             time.sleep(0.5)
         if any(reader.returncode for reader in readers):
             raise SystemExit("a reader failed")
@@ -100,7 +104,7 @@ def chart(results):
     for row in results:
         values = [("Covey", results[0]["seconds"] / row["seconds"])]
         values += [("seed", SEED[row["nodes"]])] if row["nodes"] in SEED else []
-        rows.append((f"{row['nodes']} node{'s' * (row['nodes'] > 1)}", values))
+        rows.append((named(row["nodes"]), values))
     return bars("How many times faster than one node", "x", rows)
 
 

@@ -68,11 +68,11 @@ class Show:
         self.send("progress", done=round(done, 4), step=step)
         if self.terminal:
             full = int(done * 24)
-            line = f"{self.demo} [{'#' * full}{'.' * (24 - full)}] {done:4.0%}  {step}"
+            line = f"{self.demo} [{'#' * full}{'.' * (24 - full)}] {done * 100:3.0f} %  {step}"
             print(f"\r\x1b[K{line[:shutil.get_terminal_size().columns - 1]}", end="", file=sys.stderr, flush=True)
         elif int(done * 10) > self.tenth:
             self.tenth = int(done * 10)
-            print(f"{self.demo}: {done:.0%}, {step}", file=sys.stderr, flush=True)
+            print(f"{self.demo}: {done * 100:.0f} %, {step}", file=sys.stderr, flush=True)
 
     def point(self, chart, series, x, y, unit):
         self.send("point", chart=chart, series=series, x=x, y=y, unit=unit)
