@@ -315,20 +315,26 @@ bench-fleet: bench-build ## P3, P4, P5, P7: nodes in network namespaces; PART=fl
 	$(call figure,fleet $(addprefix --part ,$(PART)) --root "$(cache)/start-root")
 
 # LOBSTER= names a folder with real files; without it the data is synthetic. MINIO= as for bench-origin.
-demo = $(cache)/s3-clients/bin/python bench/demo_$(1).py --covey "$(program)" --minio "$(or $(MINIO),$(cache)/peers/minio)" \
-	--bench "$(CARGO_TARGET_DIR)/release/covey-bench" $(if $(LOBSTER),--lobster "$(LOBSTER)") --results "bench/results/$(shell date -u +%Y-%m-%d)-demo" $(BENCH_ARGS)
+demo_programs = --covey "$(program)" --minio "$(or $(MINIO),$(cache)/peers/minio)" --bench "$(CARGO_TARGET_DIR)/release/covey-bench"
+demo = $(cache)/s3-clients/bin/python bench/demo_$(1).py $(demo_programs) $(if $(LOBSTER),--lobster "$(LOBSTER)") \
+	--results "bench/results/$(shell date -u +%Y-%m-%d)-demo" $(BENCH_ARGS)
 
-.PHONY: demo-cache
-demo-cache: bench-build minio ## Market data read again and again: MinIO, a mount, boto3 redirected to this node; LOBSTER=folder; needs root
+.PHONY: demo-build
+demo-build: bench-build $(if $(MINIO),,minio)
 	@scripts/bootstrap demo
 	@scripts/python-venv "$(cache)/s3-clients" boto3
+
+.PHONY: demo-cache
+demo-cache: demo-build ## Market data read again and again: MinIO, a mount, boto3 redirected to this node; LOBSTER=folder; needs root
 	scripts/keep-switch $(call demo,cache)
 
 .PHONY: demo-scale
-demo-scale: bench-build minio ## The same data read by 1, 2, 4 and 8 nodes, each with a store of its own; LOBSTER=folder; needs root
-	@scripts/bootstrap demo
-	@scripts/python-venv "$(cache)/s3-clients" boto3
+demo-scale: demo-build ## The same data read by 1, 2, 4 and 8 nodes, each with a store of its own; LOBSTER=folder; needs root
 	scripts/keep-switch $(call demo,scale)
+
+.PHONY: test-demos
+test-demos: demo-build ## The demos in tiny form: their ends, their events, Ctrl-C, wrong arguments; nothing is left; needs root
+	@scripts/keep-switch scripts/test-demos "$(cache)/s3-clients/bin/python" $(demo_programs)
 
 # 64-byte records first, then 100-byte ones beside GNU sort and DuckDB: 10 GB are NODES=2 MB=5000.
 NODES ?= 2

@@ -9,7 +9,8 @@ An order book of 91,997 rows with 50 levels lies in a MinIO as 92 objects of 1,0
 the other: from the local CSV file, from MinIO by boto3, from a mount of an index of the bucket (three passes), and by
 the same boto3 program with its connections redirected to this node's S3 endpoint. All of it on loopback, and over a
 link on which a cold chunk takes 57.8 ms: a relay in the store's namespace passes all bytes on later. The figure is the time for all chunks, divided
-by their number.
+by their number. The times of single chunks are shown (demo_show.py) after each pass, because a program that reads them
+meanwhile would disturb it.
 """
 
 import argparse
@@ -22,16 +23,16 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 
 from access import MIB, drop_pages
-from demo_net import BUCKET, KEY, SECRET, World, check, chunks, keep
+from demo_net import BUCKET, KEY, SECRET, World, check, chunks, keep, options
+from demo_show import bars, conduct
 
 ROWS, CHUNKS = 1000, 92
 COLD_MS = 57.8
 SEED = {"loopback": 9.0, "link": 327.0}
-"""How many times faster than a cold chunk the seed's cache was."""
+"""How many times faster than a cold chunk the seed's cache was. It is compared with the third pass of the mount."""
 
 
 # What a reader does. It prints the time of each chunk in ns.
@@ -85,13 +86,13 @@ READERS = {"minio": read_minio, "files": read_files, "mapped": read_mapped, "csv
 
 
 def timed(world, name, kind, where, count, cgroup=None):
-    """Runs a reader in a namespace. Returns the mean for a chunk in ms, so that what read-ahead does in between counts."""
+    """Runs a reader in a namespace. Returns the time of each chunk in ms."""
     enter = lambda: (cgroup / "cgroup.procs").write_text(str(os.getpid())) if cgroup else None
     done = subprocess.run(world.inside(name, sys.executable, __file__, "--read", kind, where, count), env=world.env, capture_output=True,
                           text=True, preexec_fn=enter)
     if done.returncode != 0:
         raise SystemExit(f"reading {kind}: {done.stderr.strip()[-500:]}")
-    return statistics.mean(map(int, done.stdout.split())) / 1e6
+    return [int(ns) / 1e6 for ns in done.stdout.split()]
 
 
 def lengthen(world, store, node, listen, to, count):
@@ -99,7 +100,7 @@ def lengthen(world, store, node, listen, to, count):
     delay, most = 10.0, min(count, 15)
     for _ in range(6):
         relay = world.relay(store, listen, to, delay)
-        took = timed(world, node, "minio", f"http://{listen}", most)
+        took = statistics.mean(timed(world, node, "minio", f"http://{listen}", most))
         if abs(took - COLD_MS) < 1.5:
             break
         delay = max(0.1, delay + (COLD_MS - took) / 2)
@@ -126,9 +127,11 @@ def gateway(world, node, endpoint, place):
     return cgroup, (server, redirect)
 
 
-def measure(world, place, parts, book):
+def measure(world, place, parts, book, show):
+    """The mean for a chunk of each reader in ms, so that what read-ahead does in between counts; and the link's delay."""
+    show.step(f"{place}: filling MinIO")
     node = world.namespace(f"{place}-node")
-    count, store, delay = len(parts), node, 0.0
+    count, store, delay, took = len(parts), node, 0.0, {}
     if place == "link":
         store = world.namespace(f"{place}-store")
         world.link(node, store, "10.88.0")
@@ -142,27 +145,31 @@ def measure(world, place, parts, book):
     if place == "link":
         delay = lengthen(world, store, node, "10.88.0.2:9000", "127.0.0.1:9001", count)
         endpoint = "http://10.88.0.2:9000"
+
+    def reader(name, kind, where, cgroup=None):
+        show.step(f"{place}: {SAYS[name]}")
+        every = timed(world, node, kind, where, count, cgroup)
+        for number, ms in enumerate(every):
+            show.point(place, SAYS[name], number, ms, "ms")
+        took[name] = statistics.mean(every)
+
     drop_pages()
-    took = {"csv": timed(world, node, "csv", book, count)}
-    say = lambda what: print(f"{place}: {what}", file=sys.stderr, flush=True)
+    reader("csv", "csv", book)
     drop_pages()
-    took["minio"] = timed(world, node, "minio", endpoint, count)
-    say("MinIO is read")
+    reader("minio", "minio", endpoint)
     tree, at = world.index(node, endpoint, world.folder / f"volume-{place}"), world.folder / f"at-{place}"
     world.mount(node, tree, at, "--cache", world.folder / f"cache-{place}")
     for number in (1, 2, 3):
-        took[f"pass {number}"] = timed(world, node, "files", at, count)
-    took["mapped"] = timed(world, node, "mapped", at, count)
+        reader(f"pass {number}", "files", at)
+    reader("mapped", "mapped", at)
     world.umount(at)
-    say("the mount is read")
     cgroup, processes = gateway(world, node, endpoint, place)
     for number in (1, 2, 3):
-        took[f"redirected {number}"] = timed(world, node, "minio", endpoint, count, cgroup)
+        reader(f"redirected {number}", "minio", endpoint, cgroup)
     for process in processes:
         process.send_signal(signal.SIGTERM)
         process.wait(20)
-    world.cgroups.pop().rmdir()
-    say("the redirected client has read")
+    world.drop(cgroup)
     return took, delay
 
 
@@ -174,44 +181,50 @@ SAYS = {
 
 
 def table(results):
-    head = ["| a chunk of 1,000 rows |", "|---|"]
+    """The table's head and its rows."""
+    head, rows = ["a chunk of 1,000 rows"], []
     for place in results:
-        head[0] += f" {place} ms | faster than MinIO cold |"
-        head[1] += "---:|---:|"
-    lines = list(head)
+        head += [place, f"{place}: faster than MinIO", f"{place}: seed"]
     for kind, says in SAYS.items():
-        # One row is less than the chunk that the others read.
-        faster = lambda took: "" if kind == "mapped" else f"{took['minio'] / took[kind]:,.1f} x"
-        cells = "".join(f" {took[kind]:.4f} | {faster(took)} |" for took in results.values())
-        lines.append(f"| {says} |{cells}")
-    seed = "".join(f" | {SEED[place]:.1f} x |" for place in results)
-    return "\n".join([*lines, f"| the seed's cache |{seed}"])
+        row = [says]
+        for place, took in results.items():
+            ms = took[kind]
+            # One row is less than the chunk that the others read.
+            compared = kind not in ("mapped", "minio")
+            row += [f"{ms:.3f} ms" if ms >= 0.01 else f"{ms * 1000:.1f} us", f"{took['minio'] / ms:,.1f} x" if compared else "",
+                    f"{SEED[place]:.1f} x" if kind == "pass 3" else ""]
+        rows.append(row)
+    return head, rows
+
+
+def chart(results):
+    rows = [(says, [(place, took[kind]) for place, took in results.items()]) for kind, says in SAYS.items()]
+    return bars("Time for a chunk of 1,000 rows", "ms", rows, logarithmic=True)
+
+
+def work(args, show):
+    check("demo-cache", args)
+    show.steps = 2 * (len(SAYS) + 1)
+    with World(args.covey, args.minio, args.scratch) as world:
+        book, parts, says = chunks(args, world.folder, ROWS, 5 if args.small else CHUNKS)
+        results, delays = {}, {}
+        for place in ("loopback", "link"):
+            results[place], delays[place] = measure(world, place, parts, book, show)
+    facts = f"{datetime.date.today()}, {platform.node()}, Linux {platform.release()}, {os.cpu_count()} processors, {says}: {len(parts)} chunks of " \
+            f"{len(parts[0]) / 1e6:.2f} MB; the link delays by {delays['link']:.1f} ms each way"
+    keep(args, "demo-cache", f"# Market data read again and again\n\n{facts}. Means for a chunk.\n\n{show.table(*table(results))}\n",
+         {"facts": facts, "ms": results, "delay_ms": delays}, chart(results))
 
 
 def main():
-    ask = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for option in ("covey", "minio", "bench"):
-        ask.add_argument(f"--{option}", help=f"the program {option if option != 'bench' else 'covey-bench'}")
-    ask.add_argument("--lobster", help="a folder with real files of LOBSTER")
-    ask.add_argument("--small", action="store_true", help="few chunks")
-    ask.add_argument("--scratch", default=tempfile.gettempdir(), help="a folder of a disk")
-    ask.add_argument("--results", type=pathlib.Path, help="a folder in which demo-cache.md and demo-cache.json are kept")
+    ask = options(__doc__, "demo-cache", "few chunks")
     ask.add_argument("--read", nargs=3, help=argparse.SUPPRESS)
     args = ask.parse_args()
     if args.read:
         kind, where, count = args.read
         print(*READERS[kind](where, int(count)))
-        return
-    check("demo-cache", args)
-    with World(args.covey, args.minio, args.scratch) as world:
-        book, parts, says = chunks(args, world.folder, ROWS, 5 if args.small else CHUNKS)
-        results, delays = {}, {}
-        for place in ("loopback", "link"):
-            results[place], delays[place] = measure(world, place, parts, book)
-    facts = f"{datetime.date.today()}, {platform.node()}, Linux {platform.release()}, {os.cpu_count()} processors, {says}: {len(parts)} chunks of " \
-            f"{len(parts[0]) / 1e6:.2f} MB; the link delays by {delays['link']:.1f} ms each way"
-    keep(args, "demo-cache", f"# Market data read again and again\n\n{facts}. Means for a chunk.\n\n{table(results)}\n",
-         {"facts": facts, "ms": results, "delay_ms": delays})
+        return 0
+    return conduct("cache", lambda show: work(args, show))
 
 
 if __name__ == "__main__":

@@ -1,32 +1,54 @@
 """Network namespaces, links and stores of the demos. What is made here is removed by `World.end`, also after a
 failure."""
 
+import argparse
 import json
 import os
 import pathlib
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 
 from access import run
+from demo_show import SIGNALS, Wrong
 
 KEY, SECRET = "covey-demo-key", "covey-demo-secret-of-length"
 BUCKET = "market"
 
 
-def check(name, args):
-    """Ends the program if something that a demo needs is missing."""
-    if os.geteuid() != 0:
-        raise SystemExit(f"{name} needs root: it makes network namespaces and mounts")
-    for program in ("ip", "nsenter"):
-        if not shutil.which(program):
-            raise SystemExit(f"{name} needs {program}. On Debian: apt-get install iproute2 util-linux")
+def options(says, name, small):
+    """The options of all demos."""
+    ask = argparse.ArgumentParser(description=says.splitlines()[0])
     for option in ("covey", "minio", "bench"):
-        if not shutil.which(getattr(args, option) or ""):
-            raise SystemExit(f"{name} needs --{option}, a program; `make {name}` finds it")
+        ask.add_argument(f"--{option}", help=f"the program {option if option != 'bench' else 'covey-bench'}")
+    ask.add_argument("--lobster", help="a folder with real files of LOBSTER")
+    ask.add_argument("--small", action="store_true", help=small)
+    ask.add_argument("--scratch", default=tempfile.gettempdir(), help="a folder of a disk")
+    ask.add_argument("--results", type=pathlib.Path, help=f"a folder in which {name}.md, its data and its chart are kept")
+    return ask
+
+
+def check(name, args):
+    """Refuses to begin if something that a demo needs is missing."""
+    if os.geteuid() != 0:
+        raise Wrong("needs root: it makes network namespaces and mounts")
+    for program in ("ip", "tc", "nsenter"):
+        if not shutil.which(program):
+            raise Wrong(f"needs {program}. On Debian: apt-get install iproute2 util-linux")
+    for option, target in (("covey", "build"), ("minio", "minio"), ("bench", "bench-build")):
+        if not shutil.which(path := getattr(args, option) or ""):
+            raise Wrong(f"--{option} must name a program, and {path!r} is none. `make {target}` builds it; `make {name}` finds it")
+    if args.lobster and not books(args.lobster):
+        raise Wrong(f"{args.lobster} has no *_orderbook_*.csv")
+    if not os.path.isdir(args.scratch):
+        raise Wrong(f"--scratch must name a folder, and {args.scratch!r} is none")
+
+
+def books(folder):
+    """The order books among the files of LOBSTER."""
+    return sorted(pathlib.Path(folder).glob("*orderbook*.csv"))
 
 
 def delay(listen, to, ms):
@@ -74,11 +96,9 @@ class World:
     def __init__(self, covey, minio, scratch):
         self.covey, self.minio = covey, minio
         self.folder = pathlib.Path(tempfile.mkdtemp(dir=scratch, prefix="covey-demo-"))
-        self.names, self.processes, self.mounts, self.cgroups = [], [], [], []
+        self.made = []
+        """What is removed in the end, each with the function that removes it. The last one is removed first."""
         self.env = os.environ | {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_REGION": "us-east-1"}
-        # Each of these ends the demo as a failure does.
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-            signal.signal(number, lambda number, _: sys.exit(128 + number))
 
     def __enter__(self):
         return self
@@ -88,8 +108,9 @@ class World:
 
     def namespace(self, name):
         name = f"covey-demo-{os.getpid()}-{name}"
-        run("ip", "netns", "add", name)
-        self.names.append(name)
+        with SIGNALS.whole():
+            self.made.append((self.forget, name))
+            run("ip", "netns", "add", name)
         run("ip", "-n", name, "link", "set", "lo", "up")
         return name
 
@@ -106,17 +127,18 @@ class World:
         return ["nsenter", f"--net=/run/netns/{name}", *map(str, words)]
 
     def start(self, name, *words, **more):
-        process = subprocess.Popen(self.inside(name, *words), env=self.env, **more)
-        self.processes.append(process)
+        """A process in a namespace. Ctrl-C at a terminal does not reach it: the demo ends it."""
+        with SIGNALS.whole():
+            process = subprocess.Popen(self.inside(name, *words), start_new_session=True, **{"env": self.env} | more)
+            self.made.append((self.stop, process))
         return process
 
     def store(self, name, address, folder):
         """A MinIO in a namespace, with an empty bucket."""
         (folder / BUCKET).mkdir(parents=True)
         env = self.env | {"MINIO_ROOT_USER": KEY, "MINIO_ROOT_PASSWORD": SECRET}
-        process = subprocess.Popen(self.inside(name, self.minio, "server", "--quiet", "--address", address, folder), env=env,
-                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        self.processes.append(process)
+        self.start(name, self.minio, "server", "--quiet", "--address", address, folder, env=env, stdout=subprocess.DEVNULL,
+                   stderr=subprocess.DEVNULL)
         host, port = address.rsplit(":", 1)
         probe = f"import socket; socket.create_connection(('{host}', {port}), 2)"
         for _ in range(100):
@@ -136,9 +158,13 @@ class World:
         return process
 
     def stop(self, process):
-        self.processes.remove(process)
+        self.made.remove((self.stop, process))
         process.terminate()
-        process.wait()
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
     def fill(self, name, endpoint, folder):
         """Puts the files of a folder into the bucket."""
@@ -154,12 +180,14 @@ class World:
 
     def mount(self, name, tree, at, *more):
         at.mkdir(exist_ok=True)
-        run(*self.inside(name, self.covey, "mount", "-d", tree, at, *more), env=self.env)
-        self.mounts.append(at)
+        with SIGNALS.whole():
+            run(*self.inside(name, self.covey, "mount", "-d", tree, at, *more), env=self.env, start_new_session=True)
+            self.made.append((self.detach, at))
 
     def umount(self, at):
-        subprocess.run([self.covey, "umount", at], capture_output=True)
-        self.mounts.remove(at)
+        with SIGNALS.whole():
+            run(self.covey, "umount", at, start_new_session=True)
+            self.made.remove((self.detach, at))
 
     def cgroup(self):
         """A new cgroup of version 2."""
@@ -168,47 +196,55 @@ class World:
         if at is None:
             raise SystemExit("no cgroup of version 2 is mounted: the kernel cannot redirect connections")
         path = at / f"covey-demo-{os.getpid()}"
-        path.mkdir()
-        self.cgroups.append(path)
+        with SIGNALS.whole():
+            path.mkdir()
+            self.made.append((self.drop, path))
         return path
 
     def end(self):
-        for at in list(self.mounts):
-            subprocess.run([self.covey, "umount", "--force", at], capture_output=True)
-        for process in reversed(self.processes):
-            process.terminate()
-            try:
-                process.wait(5)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        for path in self.cgroups:
+        with SIGNALS.whole():
+            self.remove()
+
+    def remove(self):
+        for undo, what in reversed(list(self.made)):
+            undo(what)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def detach(self, at):
+        subprocess.run([self.covey, "umount", "--force", at], capture_output=True, start_new_session=True)
+
+    def forget(self, name):
+        subprocess.run(["ip", "netns", "del", name], capture_output=True, start_new_session=True)
+
+    def drop(self, path):
+        """Removes a cgroup. A process that was just killed still counts for a moment."""
+        for _ in range(100):
             try:
                 path.rmdir()
+                self.made.remove((self.drop, path))
+                return
             except OSError as error:
-                print(f"{path} is left: {error}", file=sys.stderr)
-        for name in self.names:
-            subprocess.run(["ip", "netns", "del", name], capture_output=True)
-        shutil.rmtree(self.folder, ignore_errors=True)
+                why = error
+            time.sleep(0.05)
+        print(f"{path} is left: {why}", file=sys.stderr)
 
 
 def chunks(args, folder, rows, most):
     """The order book in files of `rows` rows, and a line that says where the data is from."""
-    source = pathlib.Path(args.lobster) if args.lobster else folder / "lobster"
+    source = args.lobster or folder / "lobster"
     if not args.lobster:
         run(args.bench, "lobster", source, "--rows", rows * most - 3)
-    book = next(iter(sorted(source.glob("*orderbook*.csv"))), None)
-    if book is None:
-        raise SystemExit(f"{source} has no *_orderbook_*.csv")
+    book = books(source)[0]
     lines = book.read_bytes().splitlines(keepends=True)
     parts = [b"".join(lines[at:at + rows]) for at in range(0, min(len(lines), rows * most), rows)]
     return book, parts, f"real files of {source}" if args.lobster else "synthetic LOBSTER-format data"
 
 
-def keep(args, name, text, data):
+def keep(args, name, text, data, chart):
     print(text)
     # A small run must not replace figures that documents show.
     if args.results and not args.small:
         args.results.mkdir(parents=True, exist_ok=True)
-        (args.results / f"{name}.md").write_text(text)
+        (args.results / f"{name}.md").write_text(f"{text}\n![{name}]({name}.svg)\n")
         (args.results / f"{name}.json").write_text(json.dumps(data, indent=1))
+        (args.results / f"{name}.svg").write_text(chart)

@@ -183,7 +183,8 @@ impl Sheet {
         text
     }
 
-    fn table(&self) -> String {
+    /// The head and the rows of the table: medians.
+    pub fn cells(&self) -> (Vec<String>, Vec<Vec<String>>) {
         let mut head = vec!["work".to_owned(), "unit".to_owned()];
         head.extend(self.columns.iter().cloned());
         let mut lines = Vec::new();
@@ -192,6 +193,11 @@ impl Sheet {
             line.extend(self.columns.iter().map(|name| row.median(name).map_or("-".to_owned(), shown)));
             lines.push(line);
         }
+        (head, lines)
+    }
+
+    fn table(&self) -> String {
+        let (head, lines) = self.cells();
         table(&head, &lines) + "\nMedians of the rounds.\n\n"
     }
 

@@ -19,6 +19,7 @@ mod cluster;
 mod others;
 mod phases;
 mod records;
+mod show;
 pub mod worker;
 
 use std::path::PathBuf;
@@ -29,14 +30,17 @@ use base::time::monotonic;
 use self::check::Summary;
 use self::cluster::Cluster;
 use self::records::Form;
+use self::show::Show;
 use crate::Result;
-use crate::run::{Bench, Common, progress};
+use crate::run::{Bench, Common};
 use crate::sheet::{Bound, Sheet};
 
 /// A part is sorted in memory, so it has at most about as many MiB.
 const PART_MIB: u64 = 128;
 const COVEY: &str = "Covey";
 const LIMIT: &str = "limit";
+/// FasterFS.
+const SEED: &str = "seed";
 const STEPS: [&str; 4] = ["generate", "partition", "exchange", "sort"];
 /// Partition and exchange: what a sort needs before it can begin to sort.
 const SHUFFLE: &str = "partition and exchange";
@@ -72,6 +76,14 @@ pub struct Args {
 /// # Errors
 /// This machine has no namespaces, a node failed, or what was sorted is wrong.
 pub fn run(args: &Args) -> Result<()> {
+    let others = usize::from(args.gnu) + usize::from(args.duckdb.is_some());
+    let mut show = Show::new(args.common.rounds() * (2 + STEPS.len() + others));
+    let done = measure(args, &mut show);
+    show.end(&done);
+    done
+}
+
+fn measure(args: &Args, show: &mut Show) -> Result<()> {
     if args.form == Form::Plain && (args.gnu || args.duckdb.is_some()) {
         return Err("GNU sort and DuckDB sort lines: add --form gensort".into());
     }
@@ -92,39 +104,59 @@ pub fn run(args: &Args) -> Result<()> {
     );
     sheet.columns([COVEY.to_owned()]);
     for round in 0..bench.common.rounds() {
-        covey(args, records, parts, round, &mut sheet)?;
-        others::measure(args, &bench, records * u64::from(args.nodes), &mut sheet)?;
+        covey(args, records, parts, round, &mut sheet, show)?;
+        others::measure(args, &bench, records * u64::from(args.nodes), &mut sheet, show)?;
+        crate::interrupt::check()?;
     }
-    progress("");
+    let (gnu, duckdb) = (args.gnu.then_some(others::GNU), args.duckdb.is_some().then_some(others::DUCKDB));
+    sheet.chart_ratios(COVEY, &gnu.into_iter().chain(duckdb).collect::<Vec<_>>());
     if (args.form, args.nodes, mb) == (Form::Plain, 2, 50) {
-        sheet.columns([LIMIT.to_owned()]);
-        sheet.add(TOTAL, LIMIT, &[("", "s", 1.5)], 0.0);
-        sheet.add(SHUFFLE, LIMIT, &[("", "s", 0.5)], 0.0);
-        for row in [TOTAL, SHUFFLE] {
-            sheet.target(row, COVEY, LIMIT, Bound::AtMost(1.0));
-        }
-        sheet.note(
-            "FasterFS, a prototype in Python, states 15.18 s for this sort on its own machines, 13.69 s of it for the partition.",
-        );
+        compare(&mut sheet);
     }
+    let (head, rows) = sheet.cells();
+    show.table(&head, &rows);
     bench.finish(sheet, Vec::new())
 }
 
+/// Adds what this sort is compared with.
+fn compare(sheet: &mut Sheet) {
+    sheet.columns([LIMIT.to_owned(), SEED.to_owned()]);
+    for (row, limit) in [(TOTAL, 1.5), (SHUFFLE, 0.5)] {
+        sheet.add(row, LIMIT, &[("", "s", limit)], 0.0);
+        sheet.target(row, COVEY, LIMIT, Bound::AtMost(1.0));
+    }
+    for (row, seconds) in [("partition", 13.69), (TOTAL, 15.18)] {
+        sheet.add(row, SEED, &[("", "s", seconds)], 0.0);
+    }
+    sheet.chart_ratios(COVEY, &[LIMIT, SEED]);
+    sheet.note("The seed is FasterFS, a prototype in Python. It states its figures for its own machines.");
+}
+
 /// One round: all steps on new nodes.
-fn covey(args: &Args, records: u64, parts: usize, round: usize, sheet: &mut Sheet) -> Result<()> {
-    progress(&format!("sort, round {}: starting the nodes", round + 1));
+fn covey(
+    args: &Args,
+    records: u64,
+    parts: usize,
+    round: usize,
+    sheet: &mut Sheet,
+    show: &mut Show,
+) -> Result<()> {
+    show.step(&format!("round {}: starting the nodes", round + 1));
     let mut cluster = Cluster::start(args, records, parts)?;
     rustix::fs::sync();
     let (mut total, mut shuffle, mut cpu) = (Duration::ZERO, Duration::ZERO, cluster.cpu_seconds());
     for step in STEPS {
         crate::interrupt::check()?;
-        progress(&format!("sort, round {}: {step}", round + 1));
+        show.step(&format!("round {}: {step}", round + 1));
         let begun = monotonic();
-        match step {
+        let each: Vec<f64> = match step {
             "exchange" => cluster.exchange()?,
-            step => drop(cluster.step(step)?),
-        }
+            step => cluster.step(step)?.into_iter().map(|(_, seconds)| seconds).collect(),
+        };
         let took = begun.elapsed();
+        for (node, seconds) in each.into_iter().enumerate() {
+            show.point(step, node + 1, seconds);
+        }
         total += took;
         if matches!(step, "partition" | "exchange") {
             shuffle += took;
@@ -139,9 +171,9 @@ fn covey(args: &Args, records: u64, parts: usize, round: usize, sheet: &mut Shee
     sheet.add("rate of all steps", COVEY, &[("", "MB/s", bytes as f64 / 1e6 / total.as_secs_f64())], 0.0);
     let from_store = cluster.bytes_from_store() as f64 / 1e6;
     sheet.add("bytes from the store", COVEY, &[("", "MB", from_store)], 0.0);
-    progress(&format!("sort, round {}: checking", round + 1));
+    show.step(&format!("round {}: checking", round + 1));
     let (mut input, mut sorted) = (Summary::new(args.form), Summary::new(args.form));
-    for found in cluster.step("summary")? {
+    for (found, _) in cluster.step("summary")? {
         input.join(&Summary::from_json(args.form, &found["input"])?);
         sorted.join(&Summary::from_json(args.form, &found["sorted"])?);
     }

@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
+use base::time::monotonic;
 use nets::{Net, Port, Store};
+use serde_json::Value;
 
 use super::Args;
 use super::phases::Share;
@@ -73,27 +75,27 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// All nodes do a step at the same time. Returns their answers, in order.
+    /// All nodes do a step at the same time. Returns their answers, in order, each with its seconds.
     ///
     /// # Errors
     /// One of them failed.
-    pub fn step(&mut self, step: &str) -> Result<Vec<serde_json::Value>> {
+    pub fn step(&mut self, step: &str) -> Result<Vec<(Value, f64)>> {
         self.nodes.iter_mut().try_for_each(|node| node.worker.begin(step))?;
         self.nodes.iter_mut().map(|node| node.worker.answer()).collect()
     }
 
-    /// Each node publishes its parts and mounts those of all others.
+    /// Each node publishes its parts and mounts those of all others. Returns the seconds of each node.
     ///
     /// # Errors
     /// A command failed.
-    pub fn exchange(&mut self) -> Result<()> {
-        self.on_each(|_, node| {
+    pub fn exchange(&mut self) -> Result<Vec<f64>> {
+        let published = self.on_each(|_, node| {
             let mut publish = nets::covey();
             publish.arg("publish").arg(node.folder.join("mnt/shuffle")).arg(NAME);
             finish(&mut node.port.wrap(&publish))
         })?;
         let count = self.nodes.len();
-        self.on_each(|at, node| {
+        let mounted = self.on_each(|at, node| {
             for other in (0..count).filter(|&other| other != at) {
                 let mut mount = nets::covey();
                 mount.args(["mount", "-d", &format!("{}@{NAME}", origin(other))]);
@@ -109,21 +111,25 @@ impl Cluster {
             let others = (0..count).filter(|&other| other != at);
             node.mounts.extend(others.map(|other| node.folder.join(format!("from-{other}"))));
         }
-        Ok(())
+        Ok(published.iter().zip(mounted).map(|(publish, mount)| publish + mount).collect())
     }
 
-    fn on_each(&self, work: impl Fn(usize, &Node) -> Result<()> + Sync) -> Result<()> {
+    /// Returns the seconds that the work took on each node.
+    fn on_each(&self, work: impl Fn(usize, &Node) -> Result<()> + Sync) -> Result<Vec<f64>> {
         // An error is passed on as text, because it cannot go from one thread to another as it is.
         let said = std::thread::scope(|scope| {
             let work = &work;
-            let run = |(at, node)| move || work(at, node).map_err(|error| error.to_string());
+            let run = |(at, node)| {
+                move || {
+                    let begun = monotonic();
+                    work(at, node).map_err(|error| error.to_string())?;
+                    Ok::<_, String>(begun.elapsed().as_secs_f64())
+                }
+            };
             let threads: Vec<_> = self.nodes.iter().enumerate().map(|it| scope.spawn(run(it))).collect();
             threads.into_iter().map(|thread| thread.join()).collect::<Vec<_>>()
         });
-        for done in said {
-            done.map_err(|_| "a thread panicked")??;
-        }
-        Ok(())
+        said.into_iter().map(|done| Ok(done.map_err(|_| "a thread panicked")??)).collect()
     }
 
     /// Processor time of all daemons and workers so far, in seconds.

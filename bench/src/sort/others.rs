@@ -7,15 +7,18 @@ use std::process::Command;
 
 use base::time::monotonic;
 
-use super::check::Summary;
+use super::check::{Summary, fill};
 use super::records::Maker;
+use super::show::Show;
 use super::{Args, Form, TOTAL};
 use crate::Result;
-use crate::run::{Bench, progress};
+use crate::run::Bench;
 use crate::sheet::Sheet;
 
-const GNU: &str = "GNU sort, one file";
-const DUCKDB: &str = "DuckDB, one file";
+/// Its column.
+pub const GNU: &str = "GNU sort, one file";
+/// Its column.
+pub const DUCKDB: &str = "DuckDB, one file";
 /// One column, with a separator that no record has.
 const SCRIPT: &str = "import sys, duckdb
 source, target = sys.argv[1:]
@@ -27,7 +30,7 @@ duckdb.sql(f\"COPY (SELECT line FROM {lines} ORDER BY line) TO '{target}' (HEADE
 ///
 /// # Errors
 /// A program failed, or sorted wrongly.
-pub fn measure(args: &Args, bench: &Bench, records: u64, sheet: &mut Sheet) -> Result<()> {
+pub fn measure(args: &Args, bench: &Bench, records: u64, sheet: &mut Sheet, show: &mut Show) -> Result<()> {
     if !args.gnu && args.duckdb.is_none() {
         return Ok(());
     }
@@ -39,15 +42,17 @@ pub fn measure(args: &Args, bench: &Bench, records: u64, sheet: &mut Sheet) -> R
         let mut sort = Command::new("sort");
         sort.env("LC_ALL", "C").args(["-S", "2G", "--parallel=2", "-T"]).arg(bench.scratch());
         sort.arg("-o").arg(&sorted).arg(&input);
+        show.step(GNU);
         time(GNU, sort, &sorted, sheet)?;
         Summary::of_files(Form::Gensort, [sorted.as_path()])?.must_be_sorted_from(&whole)?;
     }
     if let Some(python) = &args.duckdb {
         let mut sort = Command::new(python);
         sort.args(["-c", SCRIPT]).args([&input, &sorted]);
+        show.step(DUCKDB);
         time(DUCKDB, sort, &sorted, sheet)?;
         // It writes other line ends than gensort, so only their number can be compared.
-        let lines = std::fs::read(&sorted)?.iter().filter(|&&byte| byte == b'\n').count() as u64;
+        let lines = lines(&sorted)?;
         if lines != whole.records() {
             return Err(format!("DuckDB wrote {lines} lines of {}", whole.records()).into());
         }
@@ -67,8 +72,19 @@ fn make(records: u64, path: &Path) -> Result<()> {
     Ok(file.into_inner()?.sync_all()?)
 }
 
+/// The number of lines.
+fn lines(path: &Path) -> Result<u64> {
+    let (mut file, mut buf, mut lines) = (File::open(path)?, vec![0; 1 << 20], 0);
+    loop {
+        let len = fill(&mut file, &mut buf)?;
+        if len == 0 {
+            return Ok(lines);
+        }
+        lines += buf[..len].iter().filter(|&&byte| byte == b'\n').count() as u64;
+    }
+}
+
 fn time(name: &'static str, mut command: Command, sorted: &Path, sheet: &mut Sheet) -> Result<()> {
-    progress(&format!("sort: {name}"));
     sheet.columns([name.to_owned()]);
     let begun = monotonic();
     let done = command.output().map_err(|error| format!("{name}: {error}"))?;

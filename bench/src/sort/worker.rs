@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
+use base::time::monotonic;
 use nets::Port;
 use serde_json::{Value, json};
 
@@ -43,7 +44,9 @@ pub fn run(args: &Args) -> Result<()> {
     let Args { form, node, records, parts, mnt, from } = args.clone();
     let share = Share { form, node, nodes: from.len(), records, parts, mnt, from };
     for line in std::io::stdin().lock().lines() {
-        let done = match line?.as_str() {
+        let line = line?;
+        let begun = monotonic();
+        let done = match line.as_str() {
             "generate" => share.generate(),
             "partition" => share.partition(),
             "sort" => share.sort(),
@@ -51,7 +54,7 @@ pub fn run(args: &Args) -> Result<()> {
             other => Err(format!("there is no step {other}").into()),
         };
         let answer = match done {
-            Ok(value) => json!({ "done": value }),
+            Ok(value) => json!({ "done": value, "seconds": begun.elapsed().as_secs_f64() }),
             Err(error) => json!({ "failed": error.to_string() }),
         };
         let mut out = std::io::stdout().lock();
@@ -100,18 +103,18 @@ impl Worker {
         Ok(writeln!(self.input, "{step}")?)
     }
 
-    /// Waits for the end of the step.
+    /// Waits for the end of the step. Returns what the step returned, and how many seconds it took.
     ///
     /// # Errors
     /// The step failed, or the worker ended.
-    pub fn answer(&mut self) -> Result<Value> {
+    pub fn answer(&mut self) -> Result<(Value, f64)> {
         let mut line = String::new();
         self.output.read_line(&mut line)?;
         let mut answer: Value =
             serde_json::from_str(&line).map_err(|_| "a worker ended before its answer")?;
         match answer.get("failed").and_then(Value::as_str) {
             Some(why) => Err(why.into()),
-            None => Ok(answer["done"].take()),
+            None => Ok((answer["done"].take(), answer["seconds"].as_f64().unwrap_or_default())),
         }
     }
 }
