@@ -37,6 +37,7 @@ run-fleet: ## An S3 store, a depot and four nodes in network namespaces: where e
 	@COVEY_BIN="$(CURDIR)/$(program)" scripts/keep-switch "$(CARGO_TARGET_DIR)/debug/run-fleet"
 
 # The notebooks, the store, the volume with synthetic data. LAB_ARGS="--days 250 --rows 20000 --port 8888".
+# LAB_ARGS="--dashboard 127.0.0.1:9879" lets `covey ui --lab URL` show it.
 lab = "$(cache)/lab/bin/python" scripts/lab --covey "$(program)" --bench "$(CARGO_TARGET_DIR)/release/covey-bench" \
 	--store "$(CARGO_TARGET_DIR)/release/examples/serve-s3"
 

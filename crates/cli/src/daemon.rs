@@ -29,7 +29,7 @@ use crate::args::s3::S3;
 use crate::args::ui::Ui;
 use crate::buckets;
 use crate::cmd::umount;
-use crate::dashboard::Mounts;
+use crate::dashboard::Machine;
 use crate::term::{self, Term};
 
 use background::{News, tell};
@@ -110,7 +110,7 @@ fn serve_s3(bound: Bound, bucket: &str, running: &Running) -> Result<Server> {
 
 /// Shows the mount in a browser.
 fn serve_ui(bound: ui::Bound, running: &Running) -> Result<ui::Server> {
-    let shown = Mounts::Named(vec![running.mounted().mountpoint]);
+    let shown = Machine::with(vec![running.mounted().mountpoint]);
     let server = bound.serve(Arc::new(shown))?;
     running.also_in_browser(format!("http://{}", server.address()));
     log::line(&format!("the dashboard is at http://{}", server.address()));

@@ -363,6 +363,11 @@ impl Fleet {
         self.inner.net().map(Net::counters).unwrap_or_default()
     }
 
+    /// Bytes of blobs from and to each node.
+    pub fn flows(&self) -> std::collections::HashMap<NodeId, net::transport::Bytes> {
+        self.inner.net().map(Net::flows).unwrap_or_default()
+    }
+
     /// What this node did as a tracker.
     pub fn tracker_counts(&self) -> crate::tracker::Counts {
         self.inner.tracker.lock().counts()

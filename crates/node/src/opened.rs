@@ -180,7 +180,7 @@ impl Node {
     pub fn peers(&self) -> Result<Vec<PeerRow>> {
         let fleet = self.tree_cache.as_ref().and_then(TreeCache::fleet);
         let joined = fleet.ok_or_else(|| no_fleet(&self.name))?;
-        Ok(joined.fleet.seen().iter().map(shown::peer).collect())
+        Ok(shown::peers(&joined.fleet))
     }
 
     /// Its figures as a node of a fleet, if it is one.

@@ -9,20 +9,22 @@ const FILES: [(&str, &str, &[u8]); 3] = [
     ("app.css", "text/css; charset=utf-8", include_bytes!("../assets/app.css")),
 ];
 
-/// Nothing from another place, no inline script. Charts set styles of their own elements.
+/// Nothing from another place, no inline script. Charts set styles of their own elements. A JupyterLab that
+/// was named at the start may be in a frame.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; \
     img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// The file of this name, or 404.
-pub fn file(name: &str) -> Response {
+/// The file of this name, or 404. `lab` is the origin of the JupyterLab.
+pub fn file(name: &str, lab: Option<&str>) -> Response {
     let name = if name.is_empty() { "index.html" } else { name };
     let Some((_, kind, bytes)) = FILES.iter().find(|(file, ..)| *file == name) else {
         return (StatusCode::NOT_FOUND, "there is no such page\n").into_response();
     };
+    let policy = lab.map_or(POLICY.to_owned(), |lab| format!("{POLICY}; frame-src {lab}"));
     let headers: [(HeaderName, &str); 4] = [
         (header::CONTENT_TYPE, kind),
         (header::CACHE_CONTROL, "no-cache"),
-        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::CONTENT_SECURITY_POLICY, &policy),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
     ];
     (headers, *bytes).into_response()

@@ -32,12 +32,17 @@ impl Guard {
                 "ask by the address that the dashboard listens at",
             ));
         }
-        if method == Method::GET || method == Method::HEAD {
+        // A browser lets a page read the answers of its own site only, but WebSockets of every site.
+        let reads = method == Method::GET || method == Method::HEAD;
+        if reads && !headers.contains_key(header::UPGRADE) {
             return Ok(());
         }
         let origin = headers.get(header::ORIGIN).map(|origin| origin.to_str().unwrap_or("?"));
         if origin.is_some_and(|origin| origin != format!("http://{host}")) {
             return Err((StatusCode::FORBIDDEN, "this request comes from a page of another site"));
+        }
+        if reads {
+            return Ok(());
         }
         let Some(token) = &self.token else {
             return Err((
@@ -91,6 +96,19 @@ mod tests {
             ["evil.example:9879", "", "10.0.0.1:9879", "localhost.evil.example", "127.0.0.1:x", "a:b:c"]
         {
             assert_eq!(asked(Method::GET, &[(header::HOST, host)]), Some(421), "{host}");
+        }
+    }
+
+    #[test]
+    fn a_websocket_of_another_site_is_refused() {
+        let host = (header::HOST, "127.0.0.1:9879");
+        let upgrade = (header::UPGRADE, "websocket");
+        assert_eq!(asked(Method::GET, &[host.clone(), upgrade.clone()]), None);
+        let own = (header::ORIGIN, "http://127.0.0.1:9879");
+        assert_eq!(asked(Method::GET, &[host.clone(), upgrade.clone(), own]), None);
+        for other in ["http://evil.example", "null", "http://localhost:9879", "https://127.0.0.1:9879"] {
+            let origin = (header::ORIGIN, other);
+            assert_eq!(asked(Method::GET, &[host.clone(), upgrade.clone(), origin]), Some(403), "{other}");
         }
     }
 

@@ -4,6 +4,7 @@
 //!   browser ── GET /                   the page: assets.rs, built from web/
 //!           ── GET /api/v1/...         figures, as the daemons answer them: routes.rs
 //!           ── GET /api/v1/events      a stream of figures, one message a second: live.rs
+//!           ── GET /api/v1/demos/live  a WebSocket with what a demo says: demo.rs
 //!           ── POST /api/v1/...        what changes something needs a token: guard.rs
 //! ```
 //!
@@ -11,7 +12,9 @@
 //! ([`Daemons`]). `openapi.json` describes the interface; a test compares it with the routes.
 
 mod assets;
+mod demo;
 mod guard;
+mod lab;
 mod live;
 mod routes;
 mod server;
@@ -22,6 +25,7 @@ use std::path::PathBuf;
 
 use api::control::Request;
 use api::error::Result;
+use api::status::fleet::PeerRow;
 use api::watch::Wish;
 use serde::Serialize;
 use serde_json::Value;
@@ -54,4 +58,13 @@ pub trait Daemons: Send + Sync {
     /// # Errors
     /// The daemon's failure, or that it does not answer.
     fn watch(&self, mount: &Shown, wish: &Wish, each: &mut dyn FnMut(Value) -> bool) -> Result<()>;
+
+    /// Which nodes of a fleet are asked for its members, without a mount.
+    fn fleet(&self) -> Option<String>;
+
+    /// The members of that fleet, as one of its nodes sees them.
+    ///
+    /// # Errors
+    /// No node answers, or no fleet was named (`no-fleet`).
+    fn members(&self) -> Result<Vec<PeerRow>>;
 }

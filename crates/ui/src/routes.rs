@@ -1,5 +1,7 @@
 //! The paths, and what answers them.
 
+mod demos;
+
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -23,7 +25,9 @@ use serde_json::{Value, json};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{Semaphore, watch};
 
+use crate::demo::Demos;
 use crate::guard::Guard;
+use crate::lab::Lab;
 use crate::live::Live;
 use crate::{Daemons, Shown, assets};
 
@@ -40,8 +44,18 @@ pub struct App {
     daemons: Arc<dyn Daemons>,
     guard: Guard,
     live: Arc<Live>,
+    extras: Extras,
     streams: Arc<Semaphore>,
     stopped: watch::Receiver<bool>,
+}
+
+/// What a dashboard shows beside mounts.
+#[derive(Clone, Default)]
+pub struct Extras {
+    /// The demos that can be run.
+    pub demos: Option<Arc<Demos>>,
+    /// A JupyterLab.
+    pub lab: Option<Lab>,
 }
 
 impl App {
@@ -50,10 +64,16 @@ impl App {
         daemons: Arc<dyn Daemons>,
         address: SocketAddr,
         token: Option<String>,
+        extras: Extras,
         stopped: watch::Receiver<bool>,
     ) -> Arc<App> {
-        let streams = Arc::new(Semaphore::new(STREAMS));
-        Arc::new(App { daemons, guard: Guard::new(address, token), live: Arc::default(), streams, stopped })
+        let (streams, guard) = (Arc::new(Semaphore::new(STREAMS)), Guard::new(address, token));
+        Arc::new(App { daemons, guard, live: Arc::default(), extras, streams, stopped })
+    }
+
+    /// A file of the page.
+    fn file(&self, name: &str) -> Response {
+        assets::file(name, self.extras.lab.as_ref().map(|lab| &*lab.origin))
     }
 
     /// The mount that a request names. Without a name, the only one or the first.
@@ -90,11 +110,15 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/openapi.json", get(described))
         .route("/flush", post(flush))
         .route("/gc", post(gc))
-        .route("/evict", post(evict));
+        .route("/evict", post(evict))
+        .route("/members", get(members))
+        .route("/demos", get(demos::state))
+        .route("/demos/live", get(demos::live))
+        .route("/demos/{demo}", post(demos::start).delete(demos::stop));
     Router::new()
         .nest("/api/v1", api)
-        .route("/", get(async || assets::file("")))
-        .route("/{file}", get(async |Path(file): Path<String>| assets::file(&file)))
+        .route("/", get(async |State(app): Shared| app.file("")))
+        .route("/{file}", get(async |State(app): Shared, Path(file): Path<String>| app.file(&file)))
         .layer(middleware::from_fn_with_state(app.clone(), admitted))
         .with_state(app)
 }
@@ -121,8 +145,9 @@ async fn blocking(work: impl FnOnce() -> Result<Value, Failure> + Send + 'static
 fn failed(failure: &Failure) -> Response {
     let status = match &*failure.code {
         "usage" => StatusCode::BAD_REQUEST,
-        "not-found" | "no-fleet" | "no-cache" => StatusCode::NOT_FOUND,
+        "not-found" | "no-fleet" | "no-cache" | "no-demos" => StatusCode::NOT_FOUND,
         "not-permitted" => StatusCode::FORBIDDEN,
+        "demo-runs" => StatusCode::CONFLICT,
         "silent" | "no-answer" => StatusCode::GATEWAY_TIMEOUT,
         _ => StatusCode::BAD_GATEWAY,
     };
@@ -135,7 +160,16 @@ async fn ask(app: Arc<App>, mount: Option<PathBuf>, request: Request) -> Respons
 
 async fn mounts(State(app): Shared) -> Response {
     let changes = app.guard.has_token();
-    blocking(move || Ok(json!({ "mounts": app.daemons.mounts(), "changes": changes }))).await
+    let lab = app.extras.lab.as_ref().map(|lab| lab.url.clone());
+    blocking(move || {
+        Ok(json!({ "mounts": app.daemons.mounts(), "changes": changes, "fleet": app.daemons.fleet(),
+            "demos": app.extras.demos.is_some(), "lab": lab }))
+    })
+    .await
+}
+
+async fn members(State(app): Shared) -> Response {
+    blocking(move || Ok(json!(app.daemons.members()?))).await
 }
 
 async fn status(State(app): Shared, Query(asked): Query<Asked>) -> Response {

@@ -14,7 +14,9 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
 
 use crate::Daemons;
-use crate::routes::{self, App, STREAMS};
+use crate::demo::Demos;
+use crate::lab::Lab;
+use crate::routes::{self, App, Extras, STREAMS};
 
 /// How long the end waits for requests that are under way.
 const ENDING: Duration = Duration::from_secs(2);
@@ -35,6 +37,10 @@ pub struct Options {
     /// The file with the token that requests need which change something. It is made if it does not exist.
     /// `None`: such requests are refused.
     pub token: Option<PathBuf>,
+    /// A checkout of the project, whose demos can be run from the page.
+    pub demos: Option<PathBuf>,
+    /// The address of a JupyterLab, for a page with it.
+    pub lab: Option<String>,
 }
 
 /// A listener that is bound.
@@ -42,6 +48,8 @@ pub struct Bound {
     listener: StdListener,
     address: SocketAddr,
     token: Option<String>,
+    demos: Option<PathBuf>,
+    lab: Option<Lab>,
 }
 
 impl Bound {
@@ -65,8 +73,10 @@ impl Bound {
                 .next("use 127.0.0.1 and a tunnel: ssh -L 9879:127.0.0.1:9879 MACHINE")
                 .next("or allow it: --ui-insecure"));
         }
+        let lab = options.lab.as_deref().map(Lab::new).transpose()?;
+        let demos = options.demos.as_deref().map(|folder| demos(folder, options, address)).transpose()?;
         let token = options.token.as_deref().map(token).transpose()?;
-        Ok(Bound { listener, address, token })
+        Ok(Bound { listener, address, token, demos, lab })
     }
 
     /// Its address.
@@ -79,7 +89,7 @@ impl Bound {
     /// # Errors
     /// No thread can be started.
     pub fn serve(self, daemons: Arc<dyn Daemons>) -> Result<Server> {
-        let Bound { listener, address, token } = self;
+        let Bound { listener, address, token, demos, lab } = self;
         let cannot = |error: io::Error| Failure::io("cannot start the threads of the dashboard", &error);
         let runtime = Builder::new_multi_thread()
             .worker_threads(1)
@@ -93,20 +103,23 @@ impl Bound {
             TcpListener::from_std(listener).map_err(cannot)?
         };
         let (stop, stopped) = watch::channel(false);
-        let router = routes::router(App::new(daemons, address, token, stopped.clone()));
+        let demos = demos.map(|folder| Demos::new(folder, stopped.clone()));
+        let extras = Extras { demos: demos.clone(), lab };
+        let router = routes::router(App::new(daemons, address, token, extras, stopped.clone()));
         runtime.spawn(async move {
             let mut stopped = stopped;
             let until = async move { stopped.wait_for(|stopped| *stopped).await.map_or((), drop) };
             let _ = axum::serve(listener, router).with_graceful_shutdown(until).await;
         });
-        Ok(Server { address, stop, runtime: Some(runtime) })
+        Ok(Server { address, stop, demos, runtime: Some(runtime) })
     }
 }
 
-/// A dashboard that is served. It ends when it is dropped.
+/// A dashboard that is served. It ends when it is dropped, after a demo that runs has removed what it made.
 pub struct Server {
     address: SocketAddr,
     stop: watch::Sender<bool>,
+    demos: Option<Arc<Demos>>,
     runtime: Option<Runtime>,
 }
 
@@ -121,9 +134,34 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.stop.send_replace(true);
         if let Some(runtime) = self.runtime.take() {
+            if let Some(demos) = &self.demos {
+                runtime.block_on(demos.ended());
+            }
             runtime.shutdown_timeout(ENDING);
         }
     }
+}
+
+/// The folder with the demos, if they may be run: they start processes, with this user's rights.
+fn demos(folder: &Path, options: &Options, address: SocketAddr) -> Result<PathBuf> {
+    if options.token.is_none() {
+        return Err(Failure::usage("--demos needs a token")
+            .why("a demo starts processes, so not everybody on this machine may begin one")
+            .next("add --ui-token FILE; the file is made if it does not exist"));
+    }
+    if !address.ip().is_loopback() {
+        return Err(Failure::usage(format!("--demos is not possible at {address}"))
+            .why("the token would cross the network unencrypted, and it starts processes")
+            .next("use 127.0.0.1 and a tunnel: ssh -L 9879:127.0.0.1:9879 MACHINE"));
+    }
+    let makefile = folder.join("Makefile");
+    let text = fs::read_to_string(&makefile)
+        .map_err(|error| Failure::io(format!("cannot read {}", makefile.display()), &error))?;
+    if !text.contains("demo-cache:") {
+        return Err(Failure::usage(format!("{} is no checkout of Covey", folder.display()))
+            .next("git clone the project, and name that folder: --demos FOLDER"));
+    }
+    folder.canonicalize().map_err(|error| Failure::io(format!("cannot use {}", folder.display()), &error))
 }
 
 /// The token in a file. A file that does not exist is made, with a random token.

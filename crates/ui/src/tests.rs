@@ -1,10 +1,13 @@
 //! The interface against daemons in this process: what it answers, and that `openapi.json` says so.
 
+mod demos;
+
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use api::control::Request;
 use api::error::{Failure, Result};
+use api::status::fleet::PeerRow;
 use api::status::{Mode, Status};
 use api::watch::{StatsLine, TopTable, Wish};
 use axum::body::Body;
@@ -14,14 +17,14 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tower::ServiceExt;
 
-use crate::routes::{App, router};
+use crate::routes::{App, Extras, router};
 use crate::server::{Bound, Options};
 use crate::{Daemons, Shown};
 
 const TOKEN: &str = "0123456789abcdef";
 
 /// The paths below `/api/v1`, as `openapi.json` lists them.
-const PATHS: [(&str, &str); 11] = [
+const PATHS: [(&str, &str); 16] = [
     ("get", "/mounts"),
     ("get", "/status"),
     ("get", "/heat"),
@@ -33,7 +36,14 @@ const PATHS: [(&str, &str); 11] = [
     ("post", "/flush"),
     ("post", "/gc"),
     ("post", "/evict"),
+    ("get", "/members"),
+    ("get", "/demos"),
+    ("get", "/demos/live"),
+    ("post", "/demos/{demo}"),
+    ("delete", "/demos/{demo}"),
 ];
+/// Those that `demos.rs` asks, and the stream.
+const ASKED_ELSEWHERE: [&str; 3] = ["/events", "/demos/live", "/demos/{demo}"];
 
 /// One daemon that answers, and one that is silent.
 struct Two;
@@ -79,12 +89,28 @@ impl Daemons for Two {
         }
         Ok(())
     }
+
+    fn fleet(&self) -> Option<String> {
+        Some("10.0.0.1:7171".into())
+    }
+
+    fn members(&self) -> Result<Vec<PeerRow>> {
+        let row = json!({ "node": "a", "address": "10.0.0.1:7171", "zone": "z", "role": "node", "generation": 1,
+            "weight": 1, "free_mib": 5, "load_mib": 0, "state": "there" });
+        Ok(vec![serde_json::from_value(row).unwrap()])
+    }
 }
 
 fn app() -> axum::Router {
     let (stop, stopped) = watch::channel(false);
     std::mem::forget(stop);
-    router(App::new(Arc::new(Two), "127.0.0.1:9879".parse().unwrap(), Some(TOKEN.into()), stopped))
+    router(App::new(
+        Arc::new(Two),
+        "127.0.0.1:9879".parse().unwrap(),
+        Some(TOKEN.into()),
+        Extras::default(),
+        stopped,
+    ))
 }
 
 fn asked(method: &str, path: &str, token: &str) -> HttpRequest<Body> {
@@ -121,7 +147,7 @@ async fn every_path_answers_what_the_description_says() {
         .collect();
     let served = PATHS.iter().map(|(method, path)| ((*method).to_owned(), (*path).to_owned())).collect();
     assert_eq!(listed, served);
-    for (method, path) in PATHS.iter().filter(|(_, path)| *path != "/events") {
+    for (method, path) in PATHS.iter().filter(|(_, path)| !ASKED_ELSEWHERE.contains(path)) {
         let (status, body) = answer(method, &format!("/api/v1{path}")).await;
         assert_eq!(status, 200, "{method} {path}");
         let kinds = &described["paths"][path][method]["responses"]["200"]["content"];
@@ -193,7 +219,13 @@ async fn a_stream_sends_figures_until_the_browser_leaves() {
 fn a_listener_has_an_address_and_a_token_of_its_own() {
     let temp = tempfile::tempdir().unwrap();
     let token = temp.path().join("token");
-    let options = Options { listen: "127.0.0.1:0".into(), insecure: false, token: Some(token.clone()) };
+    let options = Options {
+        listen: "127.0.0.1:0".into(),
+        insecure: false,
+        token: Some(token.clone()),
+        demos: None,
+        lab: None,
+    };
     let bound = Bound::new(&options).unwrap();
     assert_eq!(std::fs::read_to_string(&token).unwrap().trim().len(), 32);
     let again = Options { listen: bound.address().to_string(), ..options.clone() };

@@ -5,7 +5,7 @@ import uPlot from "uplot";
 
 export interface Line { label: string; colour: string; values: number[]; }
 
-function colour(name: string): string {
+export function colour(name: string): string {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 

@@ -67,3 +67,13 @@ export async function change(path: string, mount: string, token: string): Promis
   const answer = await fetch(`api/v1/${path}?${new URLSearchParams({ mount })}`, { method: "POST", headers: { Authorization: `Bearer ${token}` } });
   if (!answer.ok) throw (await answer.text()).trim();
 }
+
+/// Starts or stops a demo.
+export async function demo(method: "POST" | "DELETE", name: string, small: boolean, token: string): Promise<void> {
+  const answer = await fetch(`api/v1/demos/${name}${small ? "?small=true" : ""}`, { method, headers: { Authorization: `Bearer ${token}` } });
+  if (answer.ok) return;
+  const text = await answer.text();
+  let why = text.trim();
+  try { const { error } = JSON.parse(text); why = [error.what, ...(error.why ?? []), ...(error.next ?? [])].join("; "); } catch { /* a line of text */ }
+  throw why;
+}

@@ -8,7 +8,7 @@ import { bytes, count, path, time } from "./text";
 
 export interface Props { live: Live; mount: string; theme: string; changes: boolean; }
 
-function Figure({ name, value }: { name: string; value: string }) {
+export function Figure({ name, value }: { name: string; value: string }) {
   return <div class="figure"><b>{value}</b><span>{name}</span></div>;
 }
 
@@ -17,10 +17,12 @@ export function Failure({ failure }: { failure: any }) {
     {(failure.next ?? []).map((line: string) => <p key={line}>Next: <code>{line}</code></p>)}</div>;
 }
 
-/// Asks again and again while the page is open.
-function useAnswer(name: string, mount: string, seconds: number, more: Record<string, string> = {}): [any, any] {
+/// Asks again and again while the page is open. Without a name, nothing is asked.
+export function useAnswer(name: string, mount: string, seconds: number, more: Record<string, string> = {}): [any, any] {
   const [answer, setAnswer] = useState<[any, any]>([null, null]);
   useEffect(() => {
+    setAnswer([null, null]);
+    if (!name) return;
     let open = true, timer = 0;
     const step = async () => {
       let next: [any, any];
@@ -100,26 +102,6 @@ export function Heat({ mount }: Props) {
           <td class="n">{chunk.score.toFixed(1)}</td><td>{chunk.path === null ? `inode ${chunk.inode}` : path(chunk.path)}</td><td class="n">{chunk.mib}</td>
           <td class="n">{heat.view === "kernel" ? `${Math.min(100, Math.round(chunk.pages / 2.56))} %` : "?"}</td><td>{chunk.why}</td></tr>)}</tbody></table>
     </section>
-  </>;
-}
-
-export function Fleet({ live, mount }: Props) {
-  const [peers, failure] = useAnswer("fleet", mount, 2);
-  const fleet = (live.last.status as any)?.fleet;
-  if (failure) return <Failure failure={failure} />;
-  if (!peers) return <p class="card wide">Asking ...</p>;
-  const silent = peers.filter((peer: any) => peer.state === "silent").length;
-  return <>
-    <section class="card wide"><h2>Fleet</h2><div class="figures">
-      <Figure name="nodes" value={count(peers.length)} /><Figure name="silent" value={count(silent)} />
-      {fleet && <><Figure name="sent to others" value={bytes(fleet.sent_bytes)} /><Figure name="received from others" value={bytes(fleet.received_bytes)} />
-        <Figure name="fetches that failed" value={count(fleet.failed)} /></>}
-    </div></section>
-    <section class="card wide scroll"><h2>Nodes</h2><table>
-      <thead><tr><th>Node</th><th>Address</th><th>Zone</th><th>Role</th><th>State</th><th class="n">Free</th><th class="n">To send</th></tr></thead>
-      <tbody>{peers.map((peer: any) => <tr key={peer.node}><td><code>{peer.node.slice(0, 8)}</code></td><td>{peer.address}</td><td>{peer.zone}</td><td>{peer.role}</td>
-        <td class={peer.state === "silent" ? "bad" : "good"}>{peer.state}</td><td class="n">{bytes(peer.free_mib * 1048576)}</td><td class="n">{peer.load_mib} MiB</td></tr>)}</tbody>
-    </table></section>
   </>;
 }
 

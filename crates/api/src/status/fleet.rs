@@ -28,6 +28,13 @@ pub struct PeerRow {
     /// `own` (`asked` for a node that was asked from outside), `there`, or `silent` if it has not answered
     /// recently.
     pub state: String,
+    /// Bytes of blobs that the asked node received from it. Absent if a fleet was asked from outside, and
+    /// from older daemons.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub received_bytes: Option<u64>,
+    /// Bytes of blobs that the asked node sent to it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sent_bytes: Option<u64>,
 }
 
 /// A node of the fleet, and what it has of a file.

@@ -35,7 +35,7 @@ impl More {
     /// The options of a dashboard at this address.
     pub fn options(&self, listen: &str) -> Options {
         let More { ui_token, ui_insecure } = self.clone();
-        Options { listen: listen.to_owned(), insecure: ui_insecure, token: ui_token }
+        Options { listen: listen.to_owned(), insecure: ui_insecure, token: ui_token, demos: None, lab: None }
     }
 }
 

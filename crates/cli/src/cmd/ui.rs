@@ -6,16 +6,19 @@ use std::sync::Arc;
 use api::error::{Failure, Result};
 use node::{limits, log, mounts, notify, signals};
 use serde::Serialize;
-use ui::Bound;
+use ui::{Bound, Options};
 
+use crate::args::fleet::Tls;
 use crate::args::ui::{ADDRESS, More};
-use crate::dashboard::Mounts;
+use crate::dashboard::{Machine, Outside};
 use crate::term::Term;
 
 /// Shows mounts in a browser: where bytes come from, what is read most, the fleet; stays until Ctrl-C
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  covey ui                              all mounts of this machine\n  \
-    covey ui /mnt/covey --listen 127.0.0.1:8000\n  covey up --ui /mnt/covey              with the mount itself\n\n\
+    covey ui /mnt/covey --listen 127.0.0.1:8000\n  covey up --ui /mnt/covey              with the mount itself\n  \
+    covey ui --ui-token FILE --demos .    in a checkout: its demos, from the page\n  \
+    covey ui --join 10.0.0.1:7171 --secret-file /etc/covey/secret      a fleet without a mount\n\n\
     From another machine: ssh -L 9879:127.0.0.1:9879 MACHINE, and then http://127.0.0.1:9879")]
 pub struct Args {
     /// Mountpoints [default: all mounts, also later ones]
@@ -25,6 +28,20 @@ pub struct Args {
     listen: String,
     #[command(flatten)]
     more: More,
+    /// A checkout of the project: its demos can be run from the page. Needs --ui-token
+    #[arg(long, value_name = "FOLDER")]
+    demos: Option<PathBuf>,
+    /// Show this JupyterLab, too: the address that `make lab` prints
+    #[arg(long, value_name = "URL")]
+    lab: Option<String>,
+    /// Also show the members of a fleet. Any of these nodes is asked; nothing is joined by that
+    #[arg(long, value_name = "HOST:PORT,...")]
+    join: Option<String>,
+    /// The file with the fleet's secret
+    #[arg(long, value_name = "FILE", env = "COVEY_SECRET_FILE", hide_env = true)]
+    secret_file: Option<PathBuf>,
+    #[command(flatten)]
+    tls: Tls,
 }
 
 #[derive(Serialize)]
@@ -34,10 +51,12 @@ struct Serving {
 
 /// Runs the command.
 pub fn run(args: &Args, term: Term) -> Result<u8> {
-    let shown = shown(&args.mounts)?;
+    let outside = |join: &String| Outside::new(join, args.secret_file.clone(), args.tls.options());
+    let shown = shown(&args.mounts)?.and(args.join.as_ref().map(outside));
     signals::block();
     limits::leave_no_core();
-    let bound = Bound::new(&args.more.options(&args.listen))?;
+    let options = args.more.options(&args.listen);
+    let bound = Bound::new(&Options { demos: args.demos.clone(), lab: args.lab.clone(), ..options })?;
     let server = bound.serve(Arc::new(shown))?;
     let url = format!("http://{}", server.address());
     let line = format!("the dashboard is at {url}");
@@ -53,9 +72,9 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     Ok(0)
 }
 
-fn shown(paths: &[PathBuf]) -> Result<Mounts> {
+fn shown(paths: &[PathBuf]) -> Result<Machine> {
     if paths.is_empty() {
-        return Ok(Mounts::All);
+        return Ok(Machine::all());
     }
     let mountpoint = |path: &PathBuf| {
         let found = mounts::entered(&mounts::absolute(path)?).map(|(mount, _)| mount.path);
@@ -64,5 +83,5 @@ fn shown(paths: &[PathBuf]) -> Result<Mounts> {
                 .next("covey df lists the mounts")
         })
     };
-    paths.iter().map(mountpoint).collect::<Result<_>>().map(Mounts::Named)
+    paths.iter().map(mountpoint).collect::<Result<_>>().map(Machine::with)
 }

@@ -115,6 +115,9 @@ fn other_machines_reach_it_only_if_the_user_says_so() {
     let world = World::new();
     let refused = json(&["ui", "--listen", "0.0.0.0:0"]);
     assert!(refused.fails(2, "usage").json().to_string().contains("--ui-insecure"));
+    let no_token = json(&["ui", "--listen", "127.0.0.1:0", "--demos", world.folder().to_str().unwrap()]);
+    assert!(no_token.fails(2, "usage").json().to_string().contains("--ui-token"));
+    json(&["ui", "--listen", "127.0.0.1:0", "--lab", "http://10.0.0.1:8888/"]).fails(2, "usage");
     json(&["ui", world.folder().to_str().unwrap()]).fails(1, "not-mounted");
     let token = world.path("token");
     fs::write(&token, "0123456789abcdef").unwrap();

@@ -23,6 +23,7 @@ use tokio::sync::Notify;
 use super::call::{Reply, Slot, Undo};
 use super::counters::Counters;
 use super::fail::Fail;
+use super::flows::Flow;
 use super::link::Link;
 use crate::frame::{self, HEADER, Header, Type};
 use crate::hello::Class;
@@ -93,6 +94,8 @@ struct Waiting {
 pub(crate) struct Lane {
     pub(crate) class: Class,
     pub(crate) counters: Arc<Counters>,
+    /// Of the node that is asked.
+    pub(crate) flow: Arc<Flow>,
     most: usize,
     born: Instant,
     used_ms: AtomicU64,
@@ -104,10 +107,11 @@ pub(crate) struct Lane {
 }
 
 impl Lane {
-    pub(crate) fn new(class: Class, counters: Arc<Counters>, most: usize) -> Arc<Lane> {
+    pub(crate) fn new(class: Class, counters: Arc<Counters>, flow: Arc<Flow>, most: usize) -> Arc<Lane> {
         Arc::new(Lane {
             class,
             counters,
+            flow,
             most,
             born: base::time::monotonic(),
             used_ms: AtomicU64::new(0),

@@ -36,6 +36,7 @@ pub mod counters;
 mod establish;
 pub mod fail;
 mod finished;
+mod flows;
 mod job;
 mod lane;
 mod link;
@@ -80,6 +81,8 @@ use clients::Clients;
 use counters::Counters;
 pub use counters::Counts;
 pub use fail::Fail;
+pub use flows::Bytes;
+use flows::Flows;
 use lane::{Gather, Lane, Sink};
 use peers::Peers;
 use suspicions::Suspicions;
@@ -204,6 +207,7 @@ pub(crate) struct Shared {
     verify: Verify,
     service: Arc<dyn Service>,
     counters: Arc<Counters>,
+    flows: Flows,
     backlog: Arc<Backlog>,
     clients: Arc<Clients>,
     suspicions: Suspicions,
@@ -288,6 +292,7 @@ impl Net {
             verify: options.verify,
             service,
             counters: Arc::default(),
+            flows: Flows::default(),
             backlog: Arc::default(),
             clients: Arc::default(),
             suspicions: Suspicions::default(),
@@ -464,6 +469,11 @@ impl Net {
     /// What it has done so far.
     pub fn counters(&self) -> Counts {
         self.0.shared.counters.now()
+    }
+
+    /// Bytes of blobs from and to each node that it exchanged some with.
+    pub fn flows(&self) -> std::collections::HashMap<NodeId, Bytes> {
+        self.0.shared.flows.now()
     }
 
     /// This node's link carries `rate` bytes a second. It bounds what others send to this node.

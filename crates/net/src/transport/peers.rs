@@ -67,7 +67,7 @@ impl Peers {
             return Err(why.clone());
         }
         let counters = Arc::clone(&shared.counters);
-        let lane = Lane::new(class, counters, limits.requests);
+        let lane = Lane::new(class, counters, shared.flows.of(peer.node), limits.requests);
         known.lanes.push(Arc::clone(&lane));
         on.spawn(run(Arc::clone(shared), Arc::clone(&lane), peer));
         Ok(lane)

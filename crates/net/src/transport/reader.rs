@@ -287,9 +287,15 @@ impl Reader {
                 Ok(count)
             });
             let taken = taken.unwrap_or(0).min(here);
-            Counters::add(&self.lane.counters.blob_bytes_in, taken as u64);
+            self.received(taken as u64);
             self.start += taken;
         }
+    }
+
+    /// Counts bytes of blobs.
+    fn received(&self, bytes: u64) {
+        Counters::add(&self.lane.counters.blob_bytes_in, bytes);
+        self.lane.flow.add_received(bytes);
     }
 
     fn discard(&mut self) {
@@ -365,7 +371,7 @@ impl Reader {
             Ok(0) if asked => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the other end closed it")),
             Ok(got) => {
                 self.count(got);
-                Counters::add(&self.lane.counters.blob_bytes_in, got as u64);
+                self.received(got as u64);
                 if self.body.as_ref().is_some_and(|body| body.done == body.header.length) {
                     self.end_of_body();
                 }

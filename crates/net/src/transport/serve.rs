@@ -32,6 +32,7 @@ use tokio::sync::Notify;
 use super::backlog::BacklogShare;
 use super::clients::ClientConnection;
 use super::finished::Finished;
+use super::flows::Flow;
 use super::job::Job;
 use super::link::Link;
 use super::outbox::Outbox;
@@ -61,6 +62,8 @@ pub(super) struct Serving {
     pub(super) stream: Link,
     pub(super) other: Other,
     connection: ClientConnection,
+    /// Of the node that asks.
+    flow: Arc<Flow>,
     input: Vec<u8>,
     filled: usize,
     /// It holds requests for whose answers there was no space.
@@ -101,11 +104,13 @@ fn bad(error: frame::BadFrame) -> io::Error {
 impl Serving {
     pub(super) fn new(shared: Arc<Shared>, stream: Link, other: Other) -> Serving {
         let connection = shared.clients.enter(other.node, shared.limits.connections_each);
+        let flow = shared.flows.of(Some(other.node));
         Serving {
             shared,
             stream,
             other,
             connection,
+            flow,
             input: vec![0; 18 << 10],
             filled: 0,
             stopped: false,
@@ -511,6 +516,7 @@ impl Serving {
         }
         let counters = &self.shared.counters;
         super::Counters::add(&counters.blob_bytes_out, u64::from(slice.end - job.at));
+        self.flow.add_sent(u64::from(slice.end - job.at));
         super::Counters::add(&counters.bytes_out, u64::from(slice.end - job.at) + HEADER as u64);
         self.stream.count_sent(slice.end - job.at);
         job.at = slice.end;

@@ -237,9 +237,7 @@ fn lock(folder: &Path) -> Result<[File; 2]> {
 impl Serve for Lent {
     fn serve(&self, request: Request, _: &mut dyn FnMut(Tick)) -> Result<Value> {
         let value = match request {
-            Request::Peers => {
-                serde_json::to_value(self.fleet.seen().iter().map(shown::peer).collect::<Vec<_>>())
-            }
+            Request::Peers => serde_json::to_value(shown::peers(&self.fleet)),
             Request::Status => serde_json::to_value(self.status()),
             Request::Evict { to } => serde_json::to_value(self.evict(to)),
             _ => {

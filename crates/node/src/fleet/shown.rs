@@ -29,7 +29,19 @@ pub fn peer(seen: &Seen) -> PeerRow {
             (false, true) => "silent",
         }
         .to_owned(),
+        received_bytes: None,
+        sent_bytes: None,
     }
+}
+
+/// All nodes, with the bytes of blobs between this node and each of them.
+pub fn peers(fleet: &Fleet) -> Vec<PeerRow> {
+    let flows = fleet.flows();
+    let row = |seen: &Seen| {
+        let bytes = flows.get(&seen.member.node).copied().unwrap_or_default();
+        PeerRow { received_bytes: Some(bytes.received), sent_bytes: Some(bytes.sent), ..peer(seen) }
+    };
+    fleet.seen().iter().map(row).collect()
 }
 
 /// The current figures of a node.

@@ -35,6 +35,8 @@ fn a_little_of_a_blob_moves_little_from_the_node_that_has_it() {
         (5 << 16, 5 << 16),
         "one range crosses two groups"
     );
+    let flow = |from: usize, to: usize| nodes[from].fleet.flows()[&nodes[to].fleet.node()];
+    assert_eq!((flow(1, 0).received, flow(0, 1).sent, flow(1, 0).sent), (5 << 16, 5 << 16, 0));
     assert_eq!((store.fetches(), store.parts.lock().0), (4, 0));
     // No node is sent to a node that read only a part.
     for id in &ids {
