@@ -16,6 +16,7 @@ use base::{BlobId, Ino, Must, PackNo, Timestamp};
 use blob::Sums;
 use blob::claim::{self, Claim};
 use blob::extent::{Extent, ExtentPage};
+use fleet::directory::{self, Directory};
 use fleet::members::machine::Machine;
 use fleet::members::seal::{PLAIN_MAX, Seal};
 use meta::journal::format;
@@ -47,6 +48,7 @@ pub struct Target {
 pub const TARGETS: &[Target] = &[
     Target { name: "gossip", run: gossip, seeds: gossip_seeds },
     Target { name: "sealed", run: sealed, seeds: sealed_seeds },
+    Target { name: "directory", run: questions, seeds: questions_seeds },
     Target { name: "frames", run: frames, seeds: frames_seeds },
     Target { name: "tree", run: tree_node, seeds: tree_seeds },
     Target { name: "root", run: root, seeds: root_seeds },
@@ -145,6 +147,36 @@ fn with_seal<T>(use_it: impl FnOnce(&Seal) -> T) -> T {
             Seal::new(&secret, &[1; 16])
         }))
     })
+}
+
+/// Questions of other nodes which blobs are here, and answers.
+fn questions(data: &[u8]) {
+    thread_local!(static HERE: Directory = here());
+    HERE.with(|here| {
+        if let Some(answer) = here.answer(data) {
+            let (_, proofs) = directory::read_answer(&answer).must("an answer can be read");
+            assert_eq!((answer.len(), proofs.len()), (data.len(), usize::from(data[2])));
+            assert!(here.answer(&answer).is_none(), "an answer is no question");
+        }
+    });
+    if let Some((_, proofs)) = directory::read_answer(data) {
+        assert!((1..=directory::NAMES).contains(&proofs.len()));
+    }
+}
+
+fn here() -> Directory {
+    let secret = Secret::from_text("a secret of the fuzzer").must("it is long enough");
+    let here = Directory::new(directory::Keys::new(&secret, &[1; 16]));
+    here.insert(&BlobId([1; 32]));
+    here
+}
+
+fn questions_seeds() -> Vec<Vec<u8>> {
+    let here = here();
+    let names = [1, 2].map(|n| here.keys().name(&BlobId([n; 32])));
+    let question = directory::question([7; 8], &names);
+    let answer = here.answer(&question).must("it is a question");
+    vec![question.to_vec(), answer.to_vec()]
 }
 
 fn sealed(data: &[u8]) {

@@ -101,3 +101,27 @@ fn what_the_page_cache_answers_stays_on_the_disk() {
     assert_eq!(again(&seen), 0, "bytes of the store for what is in use");
     assert!(again(&unseen) >= 4 * MIB, "what looks unused was evicted");
 }
+
+/// The page cache has the beginning of a file, and this node's disk has nothing of it. A program reads it in
+/// order: what follows is fetched before the program gets there, although no read of it has arrived.
+#[test]
+fn what_follows_the_page_cache_is_fetched_ahead() {
+    requires!(Need::Covey, Need::Ebpf);
+    let world = World::new();
+    let mounted = world.tree("ahead", &["--heat"]);
+    let at = mounted.0.as_path();
+    let file = File::open(at.join("data.idx/file")).unwrap();
+    let beginning = || (0..6 * 8).for_each(|n| world.pread(&file, n * MIB / 8, MIB / 8));
+    beginning();
+    world.settled(at);
+    rustix::fs::fadvise(&file, 6 * MIB, None, Advice::DontNeed).unwrap();
+    covey_ok(&["cache", "evict", "--all", at.to_str().unwrap()]);
+    let (before, asked) = (world.settled(at), heat(at, &[])["ahead"].as_u64().unwrap());
+    beginning();
+    let end = Instant::now() + Duration::from_secs(20);
+    while heat(at, &[])["ahead"].as_u64().unwrap() == asked {
+        assert!(Instant::now() < end, "{}", heat(at, &[]));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(world.settled(at) - before >= MIB, "bytes of the store before the read that wants them");
+}

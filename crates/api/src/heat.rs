@@ -40,6 +40,9 @@ pub struct Heat {
     pub lost: u64,
     /// Blobs that stay on this node's disk longer because they are hot, counted each time.
     pub protected: u64,
+    /// Blobs that were wanted ahead of readers whose reads the page cache answered, counted each time.
+    #[serde(default)]
+    pub ahead: u64,
     /// The cost of each eBPF program.
     pub programs: Vec<Program>,
 }

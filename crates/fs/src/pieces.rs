@@ -2,6 +2,7 @@
 
 use base::size::BLOB_MAX;
 use base::{BlobId, Ino};
+use blob::Access;
 use blob::extent::Part;
 use meta::record::InodeRecord;
 
@@ -71,6 +72,27 @@ impl Volume {
             }
         }
         Ok(found)
+    }
+}
+
+impl Volume {
+    /// A program will read a range of a file. Its blobs are fetched, unless the file is read at random. No
+    /// error: what cannot be known now is not fetched. Returns how many blobs the range has.
+    pub fn will_read(&self, ino: Ino, offset: u64, len: u64) -> u64 {
+        let Ok(record) = self.core.file(ino) else { return 0 };
+        if self.core.hint_of(ino, &record).access == Access::Random {
+            return 0;
+        }
+        let (mut before, mut found) = (None, 0);
+        for piece in self.core.pieces(ino, offset, len).ok().flatten().unwrap_or_default() {
+            if let Piece::Stored { blob, .. } = piece
+                && before.replace(blob) != Some(blob)
+            {
+                self.core.parts.source.will_need(&blob);
+                found += 1;
+            }
+        }
+        found
     }
 }
 

@@ -64,6 +64,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 const PASS_EVERY: Duration = Duration::from_secs(10);
 /// For how long the kernel then measures the programs. To measure always would double what they cost.
 const MEASURED: Duration = Duration::from_secs(1);
+/// How much of a file is fetched when it is read in order and the page cache has the beginning.
+const AHEAD: u64 = 8 * MIB;
 /// The longest time for one pass. Names that are not on this machine can take long.
 const PASS_WITHIN: Duration = Duration::from_secs(2);
 /// How long a question waits for its answer.
@@ -97,8 +99,8 @@ impl Heating {
             let (source, unseen) = Source::start(&session, counting, rule);
             unseen.iter().for_each(|line| log::warn(line));
             let _ = ready.send(());
-            let (events, delay, protected, passed) = (0, 0, 0, monotonic_ns());
-            let mut work = Work { mount, source, unseen, rule, events, delay, protected, passed };
+            let (events, delay, protected, ahead, passed) = (0, 0, 0, 0, monotonic_ns());
+            let mut work = Work { mount, source, unseen, rule, events, delay, protected, ahead, passed };
             work.run(&asked, &stopped);
         };
         let thread = base::thread::spawn("covey-heat", run)
@@ -160,6 +162,15 @@ impl Source {
     }
 }
 
+/// What the kernel said in a moment, as inodes and chunks.
+#[derive(Default)]
+struct Noticed {
+    /// Chunks that became hot and may look unused to the cache.
+    hot: Vec<(u64, u32)>,
+    /// How far files are read in order.
+    streams: Vec<(u64, u32)>,
+}
+
 /// The thread's state.
 struct Work {
     mount: Arc<Mount>,
@@ -172,6 +183,8 @@ struct Work {
     delay: u64,
     /// Blobs of which the cache was told.
     protected: u64,
+    /// Blobs that were wanted ahead of a reader.
+    ahead: u64,
     /// When the last pass began, on the monotonic clock.
     passed: u64,
 }
@@ -181,8 +194,9 @@ impl Work {
         let mut next = monotonic() + PASS_EVERY;
         let mut measured = monotonic() + MEASURED;
         while !stop.load(Ordering::Acquire) {
-            let hot = self.wait();
+            let Noticed { hot, streams } = self.wait();
             self.tell(&hot);
+            self.fetch_ahead(&streams);
             if monotonic() >= next {
                 next = monotonic() + PASS_EVERY;
                 measured = monotonic() + MEASURED;
@@ -206,28 +220,30 @@ impl Work {
         }
     }
 
-    /// Waits for a moment. Returns the chunks that became hot and may look unused to the cache.
-    fn wait(&mut self) -> Vec<(u64, u32)> {
+    /// Waits for a moment.
+    fn wait(&mut self) -> Noticed {
         match &mut self.source {
             Source::Kernel { watch, .. } => {
                 let events = watch.events();
                 if events.wait(TURN).is_err() {
                     std::thread::sleep(TURN);
                 }
-                let (mut hot, now) = (Vec::new(), monotonic_ns());
-                events.drain(&mut |event| {
-                    if let Event::Hot { object, chunk, at, .. } = event {
-                        hot.push((object, chunk));
+                let (mut noticed, now) = (Noticed::default(), monotonic_ns());
+                events.drain(&mut |event| match event {
+                    Event::Hot { object, chunk, at, .. } => {
+                        noticed.hot.push((object, chunk));
                         self.delay = self.delay.max(now.saturating_sub(at));
                     }
+                    Event::Stream { object, chunk, .. } => noticed.streams.push((object, chunk)),
+                    Event::Unsynced { .. } => {}
                 });
-                self.events += hot.len() as u64;
-                hot
+                self.events += noticed.hot.len() as u64;
+                noticed
             }
             Source::Daemon(counters) => {
                 std::thread::sleep(LOOK_EVERY);
                 self.events += counters.look();
-                Vec::new()
+                Noticed::default()
             }
         }
     }
@@ -242,6 +258,19 @@ impl Work {
         chunks.sort_unstable_by_key(|chunk| std::cmp::Reverse(chunk.score));
         let used: Vec<(u64, u32)> = chunks.iter().map(|chunk| (chunk.ino, chunk.chunk)).collect();
         self.tell(&used);
+    }
+
+    /// Fetches what readers in order will want. Their reads so far were answered by the page cache, so that
+    /// the daemon's own prefetch knows nothing of them.
+    fn fetch_ahead(&mut self, streams: &[(u64, u32)]) {
+        let Some(node) = self.mount.as_node().filter(|node| node.is_remote()) else { return };
+        let volume = node.shown();
+        let deadline = Deadline::after(PASS_WITHIN);
+        deadline.scope(|| {
+            for (ino, chunk) in streams.iter().take_while(|_| !deadline.is_over()) {
+                self.ahead += volume.will_read(Ino(*ino), (u64::from(*chunk) + 1) * MIB, AHEAD);
+            }
+        });
     }
 
     fn tell(&mut self, used: &[(u64, u32)]) {

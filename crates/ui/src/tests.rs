@@ -67,7 +67,7 @@ impl Daemons for Two {
                 let chunk = json!({ "path": path, "inode": 1, "mib": top, "score": 2.0, "hot": true, "reads": 1,
                     "maps": 0, "faults": 0, "requests": 0, "pages": 0, "why": "hot" });
                 let heat = json!({ "view": "kernel", "unseen": [], "hot_from": 2.0, "half_life_s": 60.0,
-                    "chunks": [chunk], "known": 1, "hot": 1, "events": 1, "delay_us": 1, "lost": 0, "protected": 0,
+                    "chunks": [chunk], "known": 1, "hot": 1, "events": 1, "delay_us": 1, "lost": 0, "protected": 0, "ahead": 0,
                     "programs": [program] });
                 let heat: api::heat::Heat = serde_json::from_value(heat).unwrap();
                 json!(heat)

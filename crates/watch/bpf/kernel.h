@@ -33,6 +33,7 @@ typedef __u64 u64;
 #define EVENT_HOT 1
 #define EVENT_REQUEST 2
 #define EVENT_UNSYNCED 3
+#define EVENT_STREAM 4
 
 // One event. 64 bytes, native byte order. The fields that a kind does not use are 0.
 struct event {
@@ -43,7 +44,7 @@ struct event {
 	u64 object;
 	// CLOCK_MONOTONIC, in nanoseconds.
 	u64 at;
-	// EVENT_HOT: accesses so far. EVENT_REQUEST: the request's number. EVENT_UNSYNCED: files.
+	// EVENT_HOT: accesses so far. EVENT_STREAM: the chunks before this one that were read in order. EVENT_REQUEST: the request's number. EVENT_UNSYNCED: files.
 	u64 count;
 	// EVENT_REQUEST: when the request entered the queue. EVENT_UNSYNCED: pages that became dirty.
 	u64 value;

@@ -149,6 +149,9 @@ struct step {
 	u64 ino;
 	u64 index;
 	u64 last;
+	// The chunk in which the last read ended, and how many before it were read in order.
+	u32 chunk;
+	u32 run;
 };
 
 struct {
@@ -255,16 +258,43 @@ static __always_inline void warm(struct heat *at, u64 ino, u32 chunk)
 		lose(LOST_EVENTS);
 }
 
+// A file that is read in order this far is read on.
+#define STREAM_CHUNKS 2
+
+// Says that a file is read in order, unless the page cache has the next chunk already.
+static __always_inline void stream(u64 ino, u32 chunk, u32 run)
+{
+	struct heat_key next = { .ino = ino, .chunk = chunk + 1 };
+	struct heat *there = bpf_map_lookup_elem(&heat, &next);
+	struct event event = {};
+
+	if (there && there->fills > there->evictions)
+		return;
+	event.kind = EVENT_STREAM;
+	event.chunk = chunk;
+	event.object = ino;
+	event.at = bpf_ktime_get_ns();
+	event.count = run;
+	event.pid = bpf_get_current_pid_tgid() >> 32;
+	if (bpf_ringbuf_output(&events, &event, sizeof(event), BPF_RB_FORCE_WAKEUP))
+		lose(LOST_EVENTS);
+}
+
 // Whether this is a later step of a read that was counted.
 static __always_inline bool goes_on(u64 ino, u64 index, u64 last)
 {
 	u32 thread = (u32)bpf_get_current_pid_tgid();
 	struct step *before = bpf_map_lookup_elem(&steps, &thread);
-	struct step step = { .ino = ino, .index = index, .last = last };
+	struct step step = { .ino = ino, .index = index, .last = last, .chunk = last >> CHUNK_SHIFT };
 
 	if (before) {
-		bool later = before->ino == ino && before->last == last && index > before->index;
+		bool same = before->ino == ino, later = same && before->last == last && index > before->index;
+		u32 from = index >> CHUNK_SHIFT;
 
+		if (same && (from == before->chunk || from == before->chunk + 1))
+			step.run = before->run + (step.chunk - before->chunk);
+		if (step.run > before->run && step.run >= STREAM_CHUNKS)
+			stream(ino, step.chunk, step.run);
 		*before = step;
 		return later;
 	}

@@ -27,6 +27,15 @@ pub enum Event {
         /// Its score in thousandths.
         score: u32,
     },
+    /// A thread reads a file in order, and the page cache does not have what follows.
+    Stream {
+        /// The inode.
+        object: u64,
+        /// The MiB that it has reached.
+        chunk: u32,
+        /// How many before it were read in order.
+        run: u64,
+    },
     /// A process ended and had not synced files that it wrote.
     Unsynced {
         /// The process.
@@ -49,6 +58,7 @@ pub fn decode(bytes: &[u8]) -> Option<Event> {
     let (count, value, score, pid) = (u64_at(24)?, u64_at(32)?, u32_at(40)?, u32_at(44)?);
     match kind {
         1 => Some(Event::Hot { object, chunk, at, count, score }),
+        4 => Some(Event::Stream { object, chunk, run: count }),
         3 => {
             let name = bytes.get(48..64)?;
             let end = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());

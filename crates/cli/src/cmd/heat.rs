@@ -56,6 +56,9 @@ fn text(heat: &Heat, mountpoint: &Path) -> String {
     if heat.lost > 0 {
         text += &format!("not seen: {} accesses or events that came too fast\n", count(heat.lost));
     }
+    if heat.ahead > 0 {
+        text += &format!("asked {} times for blobs ahead of a reader in order\n", count(heat.ahead));
+    }
     if heat.protected > 0 {
         text += &format!("told the cache {} times that a blob is in use\n", count(heat.protected));
     }

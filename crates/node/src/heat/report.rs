@@ -58,6 +58,7 @@ impl Work {
             delay_us: self.delay / 1_000,
             lost,
             protected: self.protected,
+            ahead: self.ahead,
             programs,
         })
     }

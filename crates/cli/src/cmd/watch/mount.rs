@@ -81,6 +81,8 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
         watch.events().wait(left).map_err(failure)?;
         watch.events().drain(&mut |event| match event {
             Event::Hot { .. } => seen.0 += 1,
+            // Only a daemon can fetch ahead.
+            Event::Stream { .. } => {}
             Event::Unsynced { pid, name, files, pages } => seen.1.push(Unsynced { pid, name, files, pages }),
         });
         Ok(())
