@@ -2,8 +2,8 @@
 //! of one cgroup.
 //!
 //! Only plain HTTP/1.1 can be read. A request line must lie in one segment. One that does not is counted as
-//! split, and is no request. Covey's own requests name themselves in their User-Agent. They are counted apart:
-//! a fetch from the origin is no access.
+//! split, and is no request. Covey's own requests name themselves in their User-Agent. They are counted
+//! apart, because a fetch from the origin is no access.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
