@@ -1,5 +1,6 @@
-//! A JupyterLab of this machine, shown in a frame of the page. It decides itself who may use it: its address
-//! holds its token.
+//! A JupyterLab of this machine, shown in a frame of the page. It decides itself who may use it. Everybody on
+//! this machine can read what the dashboard says, so the dashboard does not get its token. JupyterLab asks the
+//! user for it.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -8,22 +9,22 @@ use api::error::{Failure, Result};
 /// A JupyterLab.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lab {
-    /// Its address, with its token if it has one.
+    /// Its address, without its token.
     pub url: String,
     /// What the page may load in a frame: `http://127.0.0.1:8888`.
     pub origin: String,
 }
 
 impl Lab {
-    /// From the address that `make lab` prints.
+    /// From the address that `make lab` prints, without the token.
     ///
     /// # Errors
-    /// It is no address of this machine, or of another kind.
+    /// It is no address of this machine, or of another kind, or it holds a token.
     pub fn new(url: &str) -> Result<Lab> {
         let refused = |why: &str| {
             Failure::usage(format!("{url:?} is no address of a JupyterLab on this machine"))
                 .why(why)
-                .next("write the address that make lab prints: http://127.0.0.1:8888/lab?token=TOKEN")
+                .next("write the address that make lab prints, up to its token: http://127.0.0.1:8888/lab")
         };
         // It becomes part of a header, and of the page.
         if !url.bytes().all(|byte| byte.is_ascii_graphic() && !b"\"'<>\\;,".contains(&byte)) {
@@ -33,7 +34,10 @@ impl Lab {
             .into_iter()
             .find_map(|scheme| Some((scheme, url.strip_prefix(scheme)?.strip_prefix("://")?)));
         let (scheme, rest) = found.ok_or_else(|| refused("it does not begin with http:// or https://"))?;
-        let host = rest.split(['/', '?', '#']).next().unwrap_or("");
+        if rest.contains(['?', '#', '@']) {
+            return Err(refused("everybody on this machine could read its token; JupyterLab asks for it"));
+        }
+        let host = rest.split('/').next().unwrap_or("");
         match is_loopback(host) {
             true => Ok(Lab { url: url.to_owned(), origin: format!("{scheme}://{host}") }),
             false => Err(refused("only addresses of this machine are shown: 127.0.0.1, [::1] or localhost")),
@@ -59,11 +63,10 @@ mod tests {
     #[test]
     fn only_addresses_of_this_machine_are_shown() {
         for (url, origin) in [
-            ("http://127.0.0.1:8888/lab?token=abc", "http://127.0.0.1:8888"),
+            ("http://127.0.0.1:8888/lab", "http://127.0.0.1:8888"),
             ("http://localhost:8888/lab", "http://localhost:8888"),
             ("https://[::1]:8888", "https://[::1]:8888"),
             ("http://127.0.0.1", "http://127.0.0.1"),
-            ("http://localhost?x", "http://localhost"),
         ] {
             assert_eq!(Lab::new(url).unwrap().origin, origin);
         }
@@ -74,6 +77,8 @@ mod tests {
             "javascript:alert(1)",
             "http://",
             "http://10.0.0.1:8888/",
+            "http://127.0.0.1:8888/lab?token=abc",
+            "http://user:word@127.0.0.1:8888/lab",
             "http://evil.example/?127.0.0.1",
             "http://127.0.0.1@evil.example/",
             "http://127.0.0.1:80@evil.example/",

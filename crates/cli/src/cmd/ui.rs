@@ -31,7 +31,7 @@ pub struct Args {
     /// A checkout of the project: its demos can be run from the page. Needs --ui-token
     #[arg(long, value_name = "FOLDER")]
     demos: Option<PathBuf>,
-    /// Show this JupyterLab, too: the address that `make lab` prints
+    /// Show this JupyterLab, too: the address that `make lab` prints, without its token
     #[arg(long, value_name = "URL")]
     lab: Option<String>,
     /// Also show the members of a fleet. Any of these nodes is asked; nothing is joined by that
