@@ -11,13 +11,9 @@
 //   round_trip log2 histogram of the connection's smoothed RTT
 //   events     hot chunks; each wakes the reader
 #include "kernel.h"
+#include "packet.h"
 
 #define ETH_HLEN 14
-#define ETH_P_IP 0x0800
-#define ETH_P_IPV6 0x86DD
-#define ETH_P_8021Q 0x8100
-#define ETH_P_8021AD 0x88A8
-#define IPPROTO_TCP 6
 #define TCX_NEXT -1
 
 // What the loader sets, by name.
@@ -208,19 +204,6 @@ static __always_inline bool read_tcp(struct __sk_buff *skb, u32 at, u32 end, str
 	return true;
 }
 
-struct ipv4 {
-	u8 version_header;
-	u8 tos;
-	__be16 len;
-	__be16 id;
-	__be16 fragment;
-	u8 ttl;
-	u8 protocol;
-	__be16 sum;
-	u32 source;
-	u32 destination;
-};
-
 static __always_inline bool read_ipv4(struct __sk_buff *skb, u32 at, struct segment *out)
 {
 	struct ipv4 ip;
@@ -242,15 +225,6 @@ static __always_inline bool read_ipv4(struct __sk_buff *skb, u32 at, struct segm
 	end = ip.len ? at + bpf_ntohs(ip.len) : skb->len;
 	return read_tcp(skb, at + (ip.version_header & 15) * 4, end, out);
 }
-
-struct ipv6 {
-	u32 first;
-	__be16 len;
-	u8 next;
-	u8 hops;
-	u32 source[4];
-	u32 destination[4];
-};
 
 struct extension {
 	u8 next;

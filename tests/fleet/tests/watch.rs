@@ -172,7 +172,7 @@ fn requests_of_other_machines_are_counted_in_the_driver() {
     let clients = watch.clients().unwrap();
     assert_eq!(
         clients.iter().map(|it| (it.address, it.requests)).collect::<Vec<_>>(),
-        [(client.address().into(), 200)]
+        [(client.address(), 200)]
     );
     server.end();
 }
