@@ -1,6 +1,6 @@
-//! A JupyterLab of this machine, shown in a frame of the page. It decides itself who may use it. Everybody on
-//! this machine can read what the dashboard says, so the dashboard does not get its token. JupyterLab asks the
-//! user for it.
+//! A JupyterLab of this machine, shown in a frame of the page. It decides itself who may use it. Everybody
+//! on this machine can read what the dashboard says, so the dashboard does not get its token. JupyterLab
+//! asks the user for it.
 
 use std::net::{IpAddr, SocketAddr};
 
