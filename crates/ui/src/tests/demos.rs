@@ -278,11 +278,8 @@ fn demos_need_a_token_a_checkout_and_an_own_address() {
 #[test]
 fn without_demos_a_page_learns_how_to_start_them() {
     let folder = tempfile::tempdir().unwrap();
-    let options = Options {
-        demos: None,
-        lab: Some("http://127.0.0.1:8888/lab".into()),
-        ..options(folder.path())
-    };
+    let options =
+        Options { demos: None, lab: Some("http://127.0.0.1:8888/lab".into()), ..options(folder.path()) };
     let server = Bound::new(&options).unwrap().serve(Arc::new(Two)).unwrap();
     let world = World { at: server.address(), server: Some(server), folder };
     let (status, body) = world.ask("POST", "/demos/cache", TOKEN);
