@@ -31,6 +31,11 @@ export function draw(context: CanvasRenderingContext2D, width: number, height: n
     const colour = COLOURS[Math.max(0, Math.min(255, Math.round(heat * 255)))];
     const left = Math.floor(column * cellWidth), right = Math.max(left + 1, Math.floor((column + 1) * cellWidth) - gapX);
     const top = Math.floor(row * cellHeight), bottom = Math.max(top + 1, Math.floor((row + 1) * cellHeight) - gapY);
+    // Most cells of a large grid are one pixel, for which fill() would take longer than the rest.
+    if (right - left === 1 && bottom - top === 1) {
+      if (left < width && top < height) pixels[top * width + left] = colour;
+      continue;
+    }
     for (let y = top; y < bottom && y < height; y++) pixels.fill(colour, y * width + left, y * width + Math.min(right, width));
   }
   context.putImageData(image, 0, 0);
