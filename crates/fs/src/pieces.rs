@@ -39,6 +39,14 @@ impl Piece {
         }
     }
 
+    /// The blob that has its bytes.
+    pub fn blob(&self) -> Option<BlobId> {
+        match self {
+            Piece::Hole { .. } => None,
+            Piece::Stored { blob, .. } => Some(*blob),
+        }
+    }
+
     /// Whether it has no bytes. No piece of a range is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -62,20 +70,22 @@ impl Volume {
     /// # Errors
     /// As [`Volume::pieces`].
     pub fn in_use(&self, ino: Ino, offset: u64, len: u64) -> Result<u64, Errno> {
-        let pieces = self.pieces(ino, offset, len)?.unwrap_or_default();
-        let (mut before, mut found) = (None, 0);
-        for piece in pieces {
-            if let Piece::Stored { blob, .. } = piece
-                && before.replace(blob) != Some(blob)
-            {
-                found += u64::from(self.core.parts.source.in_use(&blob));
-            }
-        }
-        Ok(found)
+        let blobs = self.blobs_of(ino, offset, len)?;
+        Ok(blobs.iter().map(|blob| u64::from(self.core.parts.source.in_use(blob))).sum())
     }
-}
 
-impl Volume {
+    /// The blobs of a range of a file, in the order of the file. A blob is there again only after another one.
+    /// Empty if bytes of the range are in no blob ([`Volume::pieces`]).
+    ///
+    /// # Errors
+    /// As [`Volume::pieces`].
+    pub fn blobs_of(&self, ino: Ino, offset: u64, len: u64) -> Result<Vec<BlobId>, Errno> {
+        let pieces = self.pieces(ino, offset, len)?.unwrap_or_default();
+        let mut blobs: Vec<BlobId> = pieces.iter().filter_map(Piece::blob).collect();
+        blobs.dedup();
+        Ok(blobs)
+    }
+
     /// A program will read a range of a file. Its blobs are fetched, unless the file is read at random. No
     /// error: what cannot be known now is not fetched. Returns how many blobs the range has.
     pub fn will_read(&self, ino: Ino, offset: u64, len: u64) -> u64 {
@@ -83,16 +93,9 @@ impl Volume {
         if self.core.hint_of(ino, &record).access == Access::Random {
             return 0;
         }
-        let (mut before, mut found) = (None, 0);
-        for piece in self.core.pieces(ino, offset, len).ok().flatten().unwrap_or_default() {
-            if let Piece::Stored { blob, .. } = piece
-                && before.replace(blob) != Some(blob)
-            {
-                self.core.parts.source.will_need(&blob);
-                found += 1;
-            }
-        }
-        found
+        let blobs = self.blobs_of(ino, offset, len).unwrap_or_default();
+        blobs.iter().for_each(|blob| self.core.parts.source.will_need(blob));
+        blobs.len() as u64
     }
 }
 

@@ -8,7 +8,6 @@ use api::error::{Failure, Result};
 use api::status::fleet::HolderRow;
 use base::BlobId;
 use fleet::directory::QUESTIONS_MAX;
-use fs::pieces::Piece;
 
 use crate::errno::errno_failure;
 use crate::fleet::shown;
@@ -48,13 +47,9 @@ impl Node {
         let what = |errno| errno_failure(format!("cannot look at /{}", path.display()), errno);
         let volume = self.volume();
         let file = volume.resolve(path.as_os_str().as_bytes(), true).map_err(what)?;
-        let pieces = volume.pieces(file.ino, 0, u64::MAX).map_err(what)?.unwrap_or_default();
+        let mut blobs = volume.blobs_of(file.ino, 0, u64::MAX).map_err(what)?;
         let mut known = HashSet::new();
-        let stored = pieces.into_iter().filter_map(|piece| match piece {
-            Piece::Stored { blob, .. } => Some(blob),
-            Piece::Hole { .. } => None,
-        });
-        let blobs: Vec<BlobId> = stored.filter(|blob| known.insert(*blob)).collect();
+        blobs.retain(|blob| known.insert(*blob));
         if blobs.is_empty() {
             return Err(Failure::usage(format!("no bytes of /{} are in a blob", path.display()))
                 .why("small files are kept with the names, and a file can be empty"));

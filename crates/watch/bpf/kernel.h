@@ -29,7 +29,7 @@ typedef __u64 u64;
 // An access is worth this much. Scores are kept in thousandths because they decay.
 #define ONE 1000
 
-// The kinds of events in a ring buffer. `src/kernel/event.rs` has the same numbers.
+// The kinds of events in a ring buffer. `src/event.rs` has the same numbers.
 #define EVENT_HOT 1
 #define EVENT_REQUEST 2
 #define EVENT_UNSYNCED 3

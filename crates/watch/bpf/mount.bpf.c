@@ -280,7 +280,8 @@ static __always_inline void stream(u64 ino, u32 chunk, u32 run)
 		lose(LOST_EVENTS);
 }
 
-// Whether this is a later step of a read that was counted.
+// Whether this is a later step of a read that was counted. Remembers the step, and says when a file is read in
+// order.
 static __always_inline bool goes_on(u64 ino, u64 index, u64 last)
 {
 	u32 thread = (u32)bpf_get_current_pid_tgid();

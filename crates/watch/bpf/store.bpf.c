@@ -89,7 +89,7 @@ struct {
 	__uint(max_entries, 1 << 20);
 } events SEC(".maps");
 
-// `src/kernel/store.rs` reads the same fields in the same order.
+// `src/store.rs` reads the same fields in the same order.
 struct totals {
 	u64 requests;
 	u64 responses;
