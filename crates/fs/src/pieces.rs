@@ -74,8 +74,8 @@ impl Volume {
         Ok(blobs.iter().map(|blob| u64::from(self.core.parts.source.in_use(blob))).sum())
     }
 
-    /// The blobs of a range of a file, in the order of the file. A blob is there again only after another one.
-    /// Empty if bytes of the range are in no blob ([`Volume::pieces`]).
+    /// The blobs of a range of a file, in the order of the file. A blob never follows itself. It may
+    /// come again after another one. Empty if bytes of the range are in no blob ([`Volume::pieces`]).
     ///
     /// # Errors
     /// As [`Volume::pieces`].
