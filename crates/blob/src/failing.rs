@@ -63,6 +63,7 @@ pub struct Faults {
     room: AtomicU64,
     damage: AtomicBool,
     delay_us: AtomicU64,
+    held: AtomicBool,
 }
 
 impl Faults {
@@ -74,6 +75,7 @@ impl Faults {
             room: AtomicU64::new(NO_LIMIT),
             damage: AtomicBool::new(false),
             delay_us: AtomicU64::new(0),
+            held: AtomicBool::new(false),
         })
     }
 
@@ -98,12 +100,18 @@ impl Faults {
         self.delay_us.store(delay.as_micros() as u64, Ordering::SeqCst);
     }
 
+    /// While it is on, calls wait at their start.
+    pub fn hold(&self, on: bool) {
+        self.held.store(on, Ordering::SeqCst);
+    }
+
     /// Switches everything off.
     pub fn heal(&self) {
         self.failing.iter().for_each(|left| left.store(0, Ordering::SeqCst));
         self.full_after(NO_LIMIT);
         self.damage(false);
         self.delay(Duration::ZERO);
+        self.hold(false);
     }
 
     /// How often `op` was called, including calls that failed.
@@ -116,6 +124,9 @@ impl Faults {
         let delay = self.delay_us.load(Ordering::SeqCst);
         if delay > 0 {
             std::thread::sleep(Duration::from_micros(delay));
+        }
+        while self.held.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(1));
         }
         let one_less = |left: u64| match left {
             0 => None,

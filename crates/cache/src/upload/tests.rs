@@ -182,19 +182,22 @@ fn a_damaged_note_is_kept_while_it_may_be_needed() {
 fn what_is_forgotten_while_it_is_sent_is_pending_until_that_has_ended() {
     let world = World::new();
     let uploads = world.open();
-    world.faults.delay(Duration::from_millis(300));
+    world.faults.hold(true);
     let id = world.note(&uploads, 1, 100);
     eventually("it is under way", || uploads.stats().under_way == 1);
     uploads.forget(&id).unwrap();
     assert!(uploads.is_pending(&id) && uploads.pinned().blobs == 0 && world.noted() == 0);
+    world.faults.hold(false);
     eventually("its end", || !uploads.is_pending(&id));
     assert!(world.has(&id));
     // Forgotten, and wanted again while the first attempt is in flight.
+    world.faults.hold(true);
     let id = world.note(&uploads, 2, 100);
     eventually("it is under way", || uploads.stats().under_way == 1);
     uploads.forget(&id).unwrap();
     world.note(&uploads, 2, 100);
     assert_eq!((uploads.pinned().blobs, world.noted()), (1, 1));
+    world.faults.hold(false);
     uploads.settle(LONG).unwrap();
     assert!(world.has(&id) && !uploads.is_pending(&id) && world.noted() == 0);
 }
