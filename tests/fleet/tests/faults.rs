@@ -131,7 +131,7 @@ fn a_node_that_is_stopped() {
 fn a_node_behind_a_slow_link() {
     requires_nets!();
     // No read fails here, however busy the machine is.
-    let mut fleet = Fleet::joined(Tree::of_tests(), 3, 4, &How::default().with("deadline=30"));
+    let mut fleet = Fleet::joined(Tree::of_tests(), 3, 4, &How::default().with("deadline=20"));
     fleet.start();
     fleet.must_read(&[1], 4, 10, 40, WITHIN);
     let report = while_reading(&mut fleet, &[0, 2], 41, |fleet| {
