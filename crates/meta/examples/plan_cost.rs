@@ -73,6 +73,7 @@ fn main() {
         unprivileged: None,
         cached: true,
         intern: None,
+        over: None,
     };
     let first = [piece(0, 4096)];
     apply(&mut rows, &write(2, &first), &ctx);
@@ -97,6 +98,7 @@ fn main() {
         unprivileged: None,
         cached: false,
         intern: None,
+        over: None,
     };
     measure("write 300 B inline", &rows, &ctx, &op);
     let set = SetAttrs { mtime: Some(Timestamp(5)), ..SetAttrs::default() };

@@ -88,6 +88,10 @@ pub enum StoreError {
     /// The engine is unreachable or refused; nothing is known to have changed.
     #[error("the volume's names cannot be reached: {0}")]
     Unavailable(String),
+    /// This node lost its place in the volume: its session expired, or another process took it over. Nothing
+    /// was changed, and no later change of this node is accepted.
+    #[error("this node may no longer change the volume: {0}")]
+    Fenced(String),
 }
 
 /// Why a commit was not applied.
@@ -130,6 +134,23 @@ pub trait Snapshot: Send {
 /// Rows of a scan, in key order.
 pub type Rows = Vec<(Key, Value)>;
 
+/// The result of [`MetaStore::get_linked`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Linked {
+    /// The row that was followed.
+    pub from: Option<Value>,
+    /// The rows that were asked for beside it, in their order.
+    pub also: Vec<Option<Value>>,
+    /// The rows that it leads to, in the order of the tags. All absent if the first row is.
+    pub linked: Vec<Option<Value>>,
+}
+
+/// The keys that a row leads to: each tag, followed by the first 8 bytes of the row's value.
+pub fn linked_keys(value: &[u8], tags: &[u8]) -> Vec<Key> {
+    let id = value.get(..8).unwrap_or_default();
+    tags.iter().map(|tag| Key::from_bytes(&[&[*tag], id].concat())).collect()
+}
+
 /// An engine, or the journal in front of one.
 pub trait MetaStore: Send + Sync {
     /// One row.
@@ -147,6 +168,23 @@ pub trait MetaStore: Send + Sync {
     /// # Errors
     /// See [`StoreError`].
     fn get_many(&self, keys: &[Key]) -> Result<Vec<Option<Value>>, StoreError>;
+
+    /// The row `from`, some others, and the rows whose keys are one of `tags` followed by the first 8 bytes
+    /// of the value of `from`. An engine on another machine gives all of it in one round trip, as of one
+    /// moment.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    fn get_linked(&self, from: &Key, also: &[Key], tags: &[u8]) -> Result<Linked, StoreError> {
+        let first: Vec<Key> = std::iter::once(from).chain(also).cloned().collect();
+        let mut rows = self.get_many(&first)?.into_iter();
+        let from = rows.next().flatten();
+        let linked = match &from {
+            Some(value) => self.get_many(&linked_keys(value, tags))?,
+            None => vec![None; tags.len()],
+        };
+        Ok(Linked { from, also: rows.collect(), linked })
+    }
 
     /// At most `limit` rows of a range, in key order, as of one moment.
     ///

@@ -10,12 +10,13 @@ use std::time::Duration;
 
 use base::{Ino, PackNo, Timestamp};
 use meta::audit::{Listener, audit};
-use meta::engine::{Memory, Sqlite};
+use meta::engine::{Memory, Postgres, Sqlite};
 use meta::journal::{Journal, Options};
 use meta::plan::op::{Body, Make, Piece, RenameMode, SetAttrs, XattrMode};
 use meta::plan::{Ctx, Op, Refusal};
 use meta::record::mode;
 use meta::{Key, MetaStore, Names, NamesError, Value};
+use support::server::Server;
 use support::{Dice, SimPacks, range};
 
 const PACK: PackNo = PackNo(9);
@@ -77,7 +78,14 @@ impl Script {
                 let piece =
                     Piece { at: page + self.dice.below(100_000), len, pack: PACK, offset: 5, fresh: None };
                 let body = Body::Packed(&[piece]);
-                self.run(&Op::Write { ino, body, unprivileged: None, cached: true, intern: None });
+                self.run(&Op::Write {
+                    ino,
+                    body,
+                    unprivileged: None,
+                    cached: true,
+                    intern: None,
+                    over: None,
+                });
             }
             10 => {
                 let set = SetAttrs { size: Some(self.dice.below(9_000_000)), ..SetAttrs::default() };
@@ -158,6 +166,13 @@ fn all_stores_end_with_the_same_rows() {
         let path = folder.path().join("names.db");
         assert_eq!(play(Arc::new(Sqlite::open(&path).unwrap()), seed), expected, "sqlite");
         assert_eq!(all(&Sqlite::open(&path).unwrap()), expected.0, "sqlite, opened again");
+
+        if let Some(server) = Server::shared() {
+            let target = server.volume();
+            let open = || Postgres::open(&target, Default::default()).unwrap();
+            assert_eq!(play(Arc::new(open()), seed), expected, "postgres");
+            assert_eq!(all(&open()), expected.0, "postgres, opened again");
+        }
 
         for options in [Options::default(), tiny.clone()] {
             let folder = tempfile::tempdir().unwrap();

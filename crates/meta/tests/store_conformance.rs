@@ -1,5 +1,5 @@
-//! The promises of every store, tested over all of them: memory, SQLite, the journal as a mount uses it, and
-//! a journal with bounds so small that it drains all the time.
+//! The promises of every store, tested over all of them: memory, SQLite, the journal as a mount uses it, a
+//! journal with bounds so small that it drains all the time, and PostgreSQL.
 
 extern crate covey_meta as meta;
 
@@ -15,6 +15,7 @@ use meta::journal::{Journal, Options};
 use meta::store::CommitError;
 use meta::{Commit, Expect, Key, MetaStore, Value};
 use proptest::prelude::*;
+use support::server::Server;
 use support::{SimPacks, del, key, put, range, value};
 
 fn tiny() -> Options {
@@ -39,6 +40,9 @@ fn each_store(test: impl Fn(&str, &dyn MetaStore)) {
         let (journal, _) = Journal::open(folder.path(), Arc::new(SimPacks::default()), options).unwrap();
         test(name, &journal);
         journal.close().unwrap();
+    }
+    if let Some(server) = Server::shared() {
+        test("postgres", &server.store());
     }
 }
 
@@ -276,7 +280,7 @@ fn reads_are_of_one_moment() {
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                for n in 1..1500u64 {
+                for n in 1..if name == "postgres" { 300 } else { 1500u64 } {
                     store.commit(set(n)).unwrap();
                     // Other rows as well, so that small overlays rotate.
                     store.commit(put(format!("other {}", n % 50), n.to_be_bytes())).unwrap();
@@ -309,8 +313,8 @@ fn reads_are_of_one_moment() {
 fn concurrent_commits_do_not_lose_one_another() {
     each_store(|name, store| {
         store.commit(put("n", 0u64.to_be_bytes())).unwrap();
-        // SQLite alone syncs every commit.
-        let each: u64 = if name == "sqlite" { 200 } else { 4000 };
+        // SQLite alone syncs every commit, and PostgreSQL's commits wait for one another.
+        let each: u64 = if ["sqlite", "postgres"].contains(&name) { 200 } else { 4000 };
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
@@ -455,5 +459,23 @@ proptest! {
         prop_assert_eq!(&all(&sqlite), &all(&memory));
         journal.drain().unwrap();
         prop_assert_eq!(&all(&journal), &all(&memory));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// The same, with fewer cases, for PostgreSQL: each step is a round trip.
+    #[test]
+    fn postgres_agrees_with_memory(commits in prop::collection::vec(commit(), 1..60)) {
+        let Some(server) = Server::shared() else { return Ok(()) };
+        let (memory, postgres) = (Memory::new(), server.store());
+        for commit in commits {
+            let expected = outcome(memory.commit(commit.clone()));
+            prop_assert_eq!(&outcome(postgres.commit(commit.clone())), &expected, "{:?}", commit);
+        }
+        prop_assert_eq!(&all(&postgres), &all(&memory));
+        let keys: Vec<Key> = (0..24).map(|k: u8| key([k])).collect();
+        prop_assert_eq!(postgres.get_many(&keys).unwrap(), memory.get_many(&keys).unwrap());
     }
 }

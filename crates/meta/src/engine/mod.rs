@@ -2,12 +2,14 @@
 //!
 //! - [`memory`]: an ordered set in memory, for in-memory volumes and for tests.
 //! - [`sqlite`]: the default on disk. The journal stands in front of it.
+//! - [`postgres`]: a database that several nodes share. Nothing stands in front of it.
 //!
 //! [`resolve`] is the part that all engines and the journal share. It turns a conditional commit and the rows
 //! that it depends on into the list of rows to write. So an engine decides only where rows are and in which
 //! order commits happen.
 
 pub mod memory;
+pub mod postgres;
 pub mod sqlite;
 
 use crate::key::{Key, KeyRange};
@@ -15,6 +17,7 @@ use crate::record::{decode_i64, decode_u64, encode_i64, encode_u64};
 use crate::store::{Commit, CommitError, Expect, StoreError, Value};
 
 pub use memory::Memory;
+pub use postgres::Postgres;
 pub use sqlite::Sqlite;
 
 /// The longest key that engines take, in bytes. The volume's own are at most 280.

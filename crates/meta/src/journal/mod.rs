@@ -562,7 +562,7 @@ impl Stuck {
         match error {
             StoreError::Full => Stuck::Full,
             StoreError::Damaged(what) | StoreError::DamagedLog(what) => Stuck::Damaged(what.clone()),
-            StoreError::Unavailable(what) => Stuck::Unavailable(what.clone()),
+            StoreError::Unavailable(what) | StoreError::Fenced(what) => Stuck::Unavailable(what.clone()),
         }
     }
 

@@ -1,0 +1,152 @@
+//! Looks for mistakes in how a database is reached and set up, for `covey doctor`.
+
+use std::time::Duration;
+
+use tokio_postgres::types::{ToSql, Type};
+
+use super::admin::{Server, door, find, run};
+use super::errors::Failure;
+use super::link::Link;
+use super::{Options, Postgres, SetupError, Target, VERSION};
+
+/// So many round trips are measured.
+const PINGS: usize = 5;
+/// A slower round trip is worth a warning: a commit takes at least one.
+const SLOW: Duration = Duration::from_millis(10);
+/// A larger difference of the clocks is worth a warning.
+const CLOCK_MAX_MS: i64 = 1_000;
+/// A larger share of used connections is worth a warning, in percent.
+const USED_MAX: i64 = 80;
+/// A larger share of dead rows is worth a warning, in percent.
+const DEAD_MAX: i64 = 40;
+
+const LOAD: &str = "select (select count(*) from pg_stat_activity where backend_type = 'client backend'), \
+    current_setting('max_connections')::bigint, \
+    coalesce((select n_dead_tup from pg_stat_user_tables where relid = to_regclass('covey_kv')), 0), \
+    coalesce((select n_live_tup from pg_stat_user_tables where relid = to_regclass('covey_kv')), 0)";
+
+/// How a finding is meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    /// As it should be.
+    Good,
+    /// It works; something should be changed.
+    Warning,
+    /// The volume cannot be used.
+    Bad,
+}
+
+/// A finding: one line. A line that is not good says what to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Checked {
+    /// What was checked: `address`, `connection`, `server`, `volume`, `latency`, `clock`, `connections` or
+    /// `dead rows`.
+    pub what: &'static str,
+    /// How it is meant.
+    pub level: Level,
+    /// The line.
+    pub line: String,
+}
+
+fn good(what: &'static str, line: String) -> Checked {
+    Checked { what, level: Level::Good, line }
+}
+
+fn bad(what: &'static str, error: &SetupError) -> Checked {
+    Checked { what, level: Level::Bad, line: error.to_string() }
+}
+
+/// Good up to a limit.
+fn judged(what: &'static str, is_good: bool, line: String, advice: &str) -> Checked {
+    let level = if is_good { Level::Good } else { Level::Warning };
+    let line = if is_good { line } else { format!("{line}; {advice}") };
+    Checked { what, level, line }
+}
+
+impl Postgres {
+    /// Checks a database and the volume in it, in an order in which a mistake explains the ones behind it.
+    /// After a bad finding about the connection, nothing more can be checked.
+    pub fn check(target: &Target, options: &Options) -> Vec<Checked> {
+        let limit = options.patience;
+        let door = match door(target, options) {
+            Ok(door) => door,
+            Err(error) => return vec![bad("address", &error)],
+        };
+        let mut link = match Link::open(&door, limit).map_err(Failure::into_store) {
+            Ok(link) => link,
+            Err(error) => return vec![bad("connection", &error.into())],
+        };
+        let mut found = vec![good("connection", format!("connected to {}", target.server()))];
+        let mut note = |what: &'static str, result: Result<Checked, SetupError>| match result {
+            Ok(checked) => found.push(checked),
+            Err(error) => found.push(bad(what, &error)),
+        };
+        note("server", server(&mut link, target, limit));
+        note("volume", volume(&mut link, target, limit));
+        note("latency", latency(&mut link, target, limit));
+        note("clock", clock(&mut link, target, limit));
+        match load(&mut link, target, limit) {
+            Ok(load) => load.into_iter().for_each(|checked| note(checked.what, Ok(checked))),
+            Err(error) => note("connections", Err(error)),
+        }
+        found
+    }
+}
+
+fn server(link: &mut Link, target: &Target, limit: Duration) -> Result<Checked, SetupError> {
+    let server = run(link, target, limit, async |client| Server::ask(client).await)?;
+    Ok(match server.mistake(target) {
+        Some(line) => Checked { what: "server", level: Level::Bad, line },
+        None => good("server", format!("PostgreSQL {}, accepts writes", server.version / 10_000)),
+    })
+}
+
+fn volume(link: &mut Link, target: &Target, limit: Duration) -> Result<Checked, SetupError> {
+    run(link, target, limit, async |client| find(client, target).await)??;
+    Ok(good("volume", format!("the volume {} is there, tables of version {VERSION}", target.volume)))
+}
+
+fn latency(link: &mut Link, target: &Target, limit: Duration) -> Result<Checked, SetupError> {
+    let mut times = Vec::with_capacity(PINGS);
+    for _ in 0..PINGS {
+        let begun = base::time::monotonic();
+        run(link, target, limit, async |client| client.query_typed("select 1", &[]).await)?;
+        times.push(begun.elapsed());
+    }
+    times.sort();
+    let median = times.get(PINGS / 2).copied().unwrap_or_default();
+    let line = format!("a round trip takes {:.2} ms (median of {PINGS})", median.as_secs_f64() * 1e3);
+    Ok(judged("latency", median <= SLOW, line, "every change takes at least one; use a nearer server"))
+}
+
+fn clock(link: &mut Link, target: &Target, limit: Duration) -> Result<Checked, SetupError> {
+    let text = "select (extract(epoch from clock_timestamp()) * 1000)::bigint";
+    let before = base::time::now();
+    let theirs: i64 = run(link, target, limit, async |client| {
+        client.query_typed_one(text, &[] as &[(&(dyn ToSql + Sync), Type)]).await?.try_get(0)
+    })?;
+    let ours = (before.as_nanos() / 2 + base::time::now().as_nanos() / 2) / 1_000_000;
+    let apart = theirs - ours;
+    let line = format!("the server's clock differs from this machine's by {apart} ms");
+    Ok(judged("clock", apart.abs() <= CLOCK_MAX_MS, line, "synchronize both clocks (NTP)"))
+}
+
+fn load(link: &mut Link, target: &Target, limit: Duration) -> Result<Vec<Checked>, SetupError> {
+    let [used, most, dead, live]: [i64; 4] = run(link, target, limit, async |client| {
+        let row = client.query_typed_one(LOAD, &[]).await?;
+        Ok([row.try_get(0)?, row.try_get(1)?, row.try_get(2)?, row.try_get(3)?])
+    })?;
+    let line = format!("{used} of {most} connections are in use");
+    let connections = judged(
+        "connections",
+        used * 100 <= most * USED_MAX,
+        line,
+        "raise max_connections, put pgbouncer in between, or use fewer connections per node",
+    );
+    let percent = dead * 100 / (dead + live).max(1);
+    let line = format!("{percent} % of the rows of covey_kv are dead");
+    // A small table is cleaned late, and it does not matter.
+    let is_good = percent <= DEAD_MAX || dead < 100_000;
+    let advice = "let autovacuum run more often, and look for long transactions in pg_stat_activity";
+    Ok(vec![connections, judged("dead rows", is_good, line, advice)])
+}

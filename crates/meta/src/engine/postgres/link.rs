@@ -1,0 +1,177 @@
+//! One connection to the server, used by one thread at a time.
+//!
+//! The client library is asynchronous. Each connection has a runtime of its own that runs on the thread that
+//! uses the connection, and only while it is used. So there is no hand-over between threads, and no thread of
+//! its own. Every use has a deadline of the caller's: a server that was stopped, or a proxy that holds the
+//! request, would otherwise block the caller for ever. After a missed deadline the connection is dropped.
+//!
+//! A connection is used outside of tokio's own threads only, as the stores of names in general.
+
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
+use std::task::Poll;
+use std::time::Duration;
+
+use tokio::runtime::{Builder, Runtime};
+use tokio_postgres::{Client, Config, Error, config::SslMode};
+
+use super::errors::{Failure, explain};
+use super::secrets::Secrets;
+use super::target::{Target, TlsMode};
+use super::tls::Tls;
+
+/// How long a connection may take to be closed politely.
+const CLOSE: Duration = Duration::from_millis(100);
+/// How long it may take to tell the server that an answer is not needed any more.
+const CANCEL: Duration = Duration::from_millis(500);
+
+/// How to reach a database.
+pub(super) struct Door {
+    /// Its address.
+    pub(super) target: Target,
+    secrets: Secrets,
+    tls: Tls,
+}
+
+impl Door {
+    /// Reads the certificates that the address names.
+    pub(super) fn new(target: Target, secrets: Secrets) -> Result<Door, Failure> {
+        let tls = Tls::new(&target).map_err(Failure::refused)?;
+        Ok(Door { target, secrets, tls })
+    }
+
+    fn config(&self, limit: Duration) -> Result<Config, Failure> {
+        let target = &self.target;
+        let mut config = Config::new();
+        config.host(&target.host).port(target.port).user(&target.user).dbname(&target.database);
+        config.application_name("covey").connect_timeout(limit).tcp_user_timeout(limit);
+        config.keepalives_idle(Duration::from_secs(30)).keepalives_interval(Duration::from_secs(5));
+        config.keepalives_retries(3);
+        config.ssl_mode(match target.tls {
+            TlsMode::Disable => SslMode::Disable,
+            TlsMode::Prefer => SslMode::Prefer,
+            TlsMode::Require | TlsMode::VerifyFull => SslMode::Require,
+        });
+        if let Some(password) = self.secrets.find(target).map_err(Failure::refused)? {
+            config.password(password);
+        }
+        Ok(config)
+    }
+}
+
+type Running = Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>;
+
+/// An open connection.
+pub(super) struct Link {
+    /// Gone only while this is dropped.
+    runtime: Option<Runtime>,
+    client: Option<Client>,
+    /// Moves the bytes. Gone once the connection is closed.
+    running: Option<Running>,
+    tls: Tls,
+}
+
+impl Link {
+    /// Connects, within a time limit.
+    pub(super) fn open(door: &Door, limit: Duration) -> Result<Link, Failure> {
+        let config = door.config(limit)?;
+        let runtime = Builder::new_current_thread().enable_all().build();
+        let runtime = runtime
+            .map_err(|error| Failure::refused(format!("this machine refuses a connection: {error}")))?;
+        let connecting = async { tokio::time::timeout(limit, config.connect(door.tls.clone())).await };
+        match runtime.block_on(connecting) {
+            Ok(Ok((client, running))) => Ok(Link {
+                runtime: Some(runtime),
+                client: Some(client),
+                running: Some(Box::pin(running)),
+                tls: door.tls.clone(),
+            }),
+            failed => {
+                // The look-up of a name cannot be stopped; it must not hold up this thread.
+                runtime.shutdown_background();
+                Err(match failed {
+                    Ok(Err(error)) => explain(&door.target, &error),
+                    _ => late(&door.target, limit),
+                })
+            }
+        }
+    }
+
+    /// Makes a request, within a time limit. After `Lost` the connection is of no use.
+    pub(super) fn run<T>(
+        &mut self,
+        target: &Target,
+        limit: Duration,
+        work: impl AsyncFnOnce(&Client) -> Result<T, Error>,
+    ) -> Result<T, Failure> {
+        let (Some(runtime), Some(client)) = (&self.runtime, &self.client) else {
+            return Err(closed(target));
+        };
+        let running = &mut self.running;
+        let mut last_words = None;
+        let done = runtime.block_on(async {
+            let mut work = pin!(work(client));
+            let both = poll_fn(|cx| {
+                if let Some(connection) = running
+                    && let Poll::Ready(end) = connection.as_mut().poll(cx)
+                {
+                    *running = None;
+                    last_words = end.err();
+                }
+                work.as_mut().poll(cx)
+            });
+            tokio::time::timeout(limit, both).await
+        });
+        match done {
+            Ok(Ok(done)) => Ok(done),
+            // Why it closed is known to the connection, not to the request.
+            Ok(Err(error)) if error.is_closed() => match last_words {
+                Some(error) => Err(explain(target, &error)),
+                None => Err(closed(target)),
+            },
+            Ok(Err(error)) => Err(explain(target, &error)),
+            Err(_) => {
+                self.cancel();
+                Err(late(target, limit))
+            }
+        }
+    }
+
+    /// Asks the server to stop working on the request.
+    fn cancel(&mut self) {
+        if let (Some(runtime), Some(client)) = (&self.runtime, &self.client) {
+            let token = client.cancel_token();
+            let tls = self.tls.clone();
+            // If it fails, the server ends the request at its own limits.
+            let _ = runtime.block_on(async { tokio::time::timeout(CANCEL, token.cancel_query(tls)).await });
+        }
+        self.running = None;
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        drop(self.client.take());
+        let Some(runtime) = self.runtime.take() else { return };
+        if let Some(running) = self.running.take() {
+            // Says goodbye, so that the server does not log a broken connection.
+            let _ = runtime.block_on(async { tokio::time::timeout(CLOSE, running).await });
+        }
+        runtime.shutdown_background();
+    }
+}
+
+fn closed(target: &Target) -> Failure {
+    Failure::Lost(format!(
+        "the server {} closed the connection; check that PostgreSQL runs there",
+        target.server()
+    ))
+}
+
+fn late(target: &Target, limit: Duration) -> Failure {
+    Failure::Lost(format!(
+        "the server {} did not answer within {:.1} s; check that PostgreSQL runs there and is not overloaded",
+        target.server(),
+        limit.as_secs_f64()
+    ))
+}

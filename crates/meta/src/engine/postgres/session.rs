@@ -1,0 +1,228 @@
+//! Sessions: which nodes use a volume.
+//!
+//! Each node that writes has a row with a number, an epoch and the time at which it expires, by the server's
+//! clock. Every commit of a joined store names the number and the epoch, and the server refuses it if they
+//! are not the present ones or the time is over. A commit holds the row `for key share` until it ends. A call
+//! that gives the place to another process changes the row under `for update`. So once that call returns, no
+//! commit of the earlier session takes effect.
+//!
+//! A number is small, belongs to one node for ever, and is never given to another.
+
+use std::time::Duration;
+
+use base::Timestamp;
+use tokio_postgres::types::Type;
+
+use super::Postgres;
+use super::commit::unread;
+use crate::store::StoreError;
+
+const JOIN: &str =
+    "select state, number_, epoch_, other_host, left_ms from covey_join_1($1, $2, $3, $4, $5, $6, $7)";
+const RENEW: &str = "update covey_session set expires = clock_timestamp() + $4 * interval '1 millisecond' \
+    where volume = $1 and number = $2 and epoch = $3 and expires > clock_timestamp() \
+    returning (extract(epoch from expires - clock_timestamp()) * 1000)::bigint, \
+    (extract(epoch from clock_timestamp()) * 1000000)::bigint";
+const LEAVE: &str = "update covey_session set expires = least(expires, clock_timestamp()) \
+    where volume = $1 and number = $2 and epoch = $3";
+const LIST: &str = "select number, node, host, address, epoch, \
+    (extract(epoch from expires - clock_timestamp()) * 1000)::bigint, expires > clock_timestamp() \
+    from covey_session where volume = $1 order by number";
+
+/// A node that wants a place.
+#[derive(Clone, Debug)]
+pub struct Join<'a> {
+    /// The node's id.
+    pub node: [u8; 16],
+    /// The name of its machine, for messages.
+    pub host: &'a str,
+    /// Where other nodes reach it.
+    pub address: &'a str,
+    /// How long the session lasts without being renewed. At most a day.
+    pub ttl: Duration,
+    /// Ends an unexpired session of the same node id. Only for a user who knows that the other process is
+    /// gone.
+    pub take_over: bool,
+}
+
+/// A place in a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Session {
+    /// The node's number in the volume, from 1.
+    pub number: i64,
+    /// How often the node has joined.
+    pub epoch: i64,
+}
+
+/// The answer to a renewal.
+#[derive(Clone, Copy, Debug)]
+pub struct Renewed {
+    /// How long the session lasts from when the server answered.
+    pub remaining: Duration,
+    /// The server's clock when it answered.
+    pub server_time: Timestamp,
+}
+
+/// A row of the list of sessions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionRow {
+    /// The node's number.
+    pub number: i64,
+    /// The node's id.
+    pub node: [u8; 16],
+    /// Its machine.
+    pub host: String,
+    /// Where other nodes reach it.
+    pub address: String,
+    /// How often it has joined.
+    pub epoch: i64,
+    /// Milliseconds until it expires; negative: since then.
+    pub expires_in_ms: i64,
+    /// Whether it is unexpired.
+    pub alive: bool,
+}
+
+/// A session with its length.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    pub(super) number: i64,
+    pub(super) epoch: i64,
+    ttl_ms: i64,
+}
+
+fn millis(time: Duration) -> i64 {
+    i64::try_from(time.as_millis()).unwrap_or(i64::MAX).clamp(1, 86_400_000)
+}
+
+impl Postgres {
+    /// Takes a place in the volume. From now on every commit of this store carries it. A node id that joined
+    /// before gets its number again, with the next epoch.
+    ///
+    /// # Errors
+    /// `Unavailable` if the node id has an unexpired session: the message names its machine and says when it
+    /// expires. See [`StoreError`] for others.
+    pub fn join(&self, join: &Join<'_>) -> Result<Session, StoreError> {
+        let (ttl_ms, token) = (millis(join.ttl), base::random::id16());
+        let (node, token): (&[u8], &[u8]) = (&join.node, &token);
+        let row = self.pool.ask(async |client| {
+            client
+                .query_typed_one(
+                    JOIN,
+                    &[
+                        (&self.volume, Type::INT4),
+                        (&node, Type::BYTEA),
+                        (&join.host, Type::TEXT),
+                        (&join.address, Type::TEXT),
+                        (&ttl_ms, Type::INT8),
+                        (&join.take_over, Type::BOOL),
+                        (&token, Type::BYTEA),
+                    ],
+                )
+                .await
+        })?;
+        match row.try_get::<_, i32>(0).map_err(unread)? {
+            0 => {}
+            1 => {
+                let host: String = row.try_get(3).map_err(unread)?;
+                let left: i64 = row.try_get(4).map_err(unread)?;
+                return Err(StoreError::Unavailable(format!(
+                    "this node already has the volume {} open on {host:?}: the same folder is used twice, or the node ended without leaving; close the other one, or wait {} s until its session expires",
+                    self.target().volume,
+                    left.max(1).unsigned_abs().div_ceil(1000)
+                )));
+            }
+            _ => return Err(self.gone()),
+        }
+        let place =
+            Place { number: row.try_get(1).map_err(unread)?, epoch: row.try_get(2).map_err(unread)?, ttl_ms };
+        *self.place.write() = Some(place);
+        Ok(Session { number: place.number, epoch: place.epoch })
+    }
+
+    /// Makes the session last its whole length again, in one round trip.
+    ///
+    /// # Errors
+    /// `Fenced` if it has expired, or another process took its place. `Unavailable` if the store has not
+    /// joined, and for a server that cannot be reached.
+    pub fn renew(&self) -> Result<Renewed, StoreError> {
+        let place = self.joined()?;
+        let row = self.pool.ask(async |client| {
+            client
+                .query_typed_opt(
+                    RENEW,
+                    &[
+                        (&self.volume, Type::INT4),
+                        (&place.number, Type::INT8),
+                        (&place.epoch, Type::INT8),
+                        (&place.ttl_ms, Type::INT8),
+                    ],
+                )
+                .await
+        })?;
+        let row = row.ok_or_else(|| {
+            StoreError::Fenced(
+                "this node's session ended, or another process took its place; mount again".to_owned(),
+            )
+        })?;
+        let remaining: i64 = row.try_get(0).map_err(unread)?;
+        let micros: i64 = row.try_get(1).map_err(unread)?;
+        Ok(Renewed {
+            remaining: Duration::from_millis(remaining.max(0).unsigned_abs()),
+            server_time: Timestamp(i128::from(micros) * 1000),
+        })
+    }
+
+    /// Ends the session, so that the node can join again at once. Later commits of this store are refused
+    /// with `Fenced`. The row stays, and with it the node's number.
+    ///
+    /// # Errors
+    /// See [`Postgres::renew`]; not `Fenced`.
+    pub fn leave(&self) -> Result<(), StoreError> {
+        let place = self.joined()?;
+        self.pool.ask(async |client| {
+            let args = [
+                (&self.volume as &(dyn tokio_postgres::types::ToSql + Sync), Type::INT4),
+                (&place.number, Type::INT8),
+                (&place.epoch, Type::INT8),
+            ];
+            client.execute_typed(LEAVE, &args).await
+        })?;
+        Ok(())
+    }
+
+    /// All sessions of the volume, expired ones too, by number.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub fn sessions(&self) -> Result<Vec<SessionRow>, StoreError> {
+        let volume = self.volume;
+        let rows = self.pool.ask(async |client| client.query_typed(LIST, &[(&volume, Type::INT4)]).await)?;
+        let read = |row: &tokio_postgres::Row| {
+            let node: &[u8] = row.try_get(1)?;
+            Ok(SessionRow {
+                number: row.try_get(0)?,
+                node: node.try_into().unwrap_or_default(),
+                host: row.try_get(2)?,
+                address: row.try_get(3)?,
+                epoch: row.try_get(4)?,
+                expires_in_ms: row.try_get(5)?,
+                alive: row.try_get(6)?,
+            })
+        };
+        rows.iter().map(read).collect::<Result<_, _>>().map_err(unread)
+    }
+
+    /// The session, if the store has joined.
+    pub fn session(&self) -> Option<Session> {
+        self.place.read().map(|place| Session { number: place.number, epoch: place.epoch })
+    }
+
+    fn joined(&self) -> Result<Place, StoreError> {
+        let place = *self.place.read();
+        place.ok_or_else(|| StoreError::Unavailable("this store has no session; join first".to_owned()))
+    }
+
+    fn gone(&self) -> StoreError {
+        StoreError::Unavailable(format!("the volume {} was removed from the database", self.target().volume))
+    }
+}
