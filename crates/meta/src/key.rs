@@ -20,6 +20,8 @@
 //! | `12 hash:32 pack:8` | this sealed pack is this blob |
 //! | `13 hash:32 name` | a published tree of this name holds this blob ([`crate::record::HeldRow`]) |
 //! | `14 object:20` | in a published tree: an object of a foreign bucket ([`crate::record::ForeignRow`]) |
+//! | `15 ino:8 node:4` | in a shared volume: the node holds this inode without a name |
+//! | `16 ino:8` | in a shared volume: the locks on the file |
 //!
 //! **Why directory entries contain a hash.** A mount without OPENDIR has no handle that could keep a
 //! listing's position. So a position must be a number from which a listing can be resumed without any state.
@@ -77,6 +79,10 @@ pub mod tags {
     pub const HELD: u8 = 0x13;
     /// Objects of a foreign bucket, in a published tree.
     pub const FOREIGN: u8 = 0x14;
+    /// Nodes of a shared volume that hold an inode without a name.
+    pub const HOLD: u8 = 0x15;
+    /// Locks on a file of a shared volume.
+    pub const LOCK: u8 = 0x16;
 }
 
 /// Lower positions are not entries: 0 is the start of a listing, 1 follows `.`, 2 follows `..`.
@@ -362,6 +368,36 @@ impl Key {
     pub fn as_foreign(&self) -> Option<ForeignObject> {
         let object = self.0.get(1..).filter(|_| self.tag() == tags::FOREIGN)?;
         Some(ForeignObject(object.try_into().ok()?))
+    }
+
+    /// A node of a shared volume holds an inode without a name.
+    pub fn hold(ino: Ino, node: u32) -> Key {
+        build!(tags::HOLD, &ino.0.to_be_bytes(), &node.to_be_bytes())
+    }
+
+    /// All nodes that hold an inode without a name.
+    pub fn holds(ino: Ino) -> KeyRange {
+        KeyRange {
+            start: build!(tags::HOLD, &ino.0.to_be_bytes()),
+            end: build!(tags::HOLD, &ino.0.saturating_add(1).to_be_bytes()),
+        }
+    }
+
+    /// The inode and node of a [`Key::hold`]; none for other keys.
+    pub fn as_hold(&self) -> Option<(Ino, u32)> {
+        (self.tag() == tags::HOLD && self.0.len() == 13).then_some(())?;
+        Some((Ino(self.number_at(1)?), self.page_at(9)?))
+    }
+
+    /// The locks on a file of a shared volume.
+    pub fn lock(ino: Ino) -> Key {
+        build!(tags::LOCK, &ino.0.to_be_bytes())
+    }
+
+    /// The inode of a [`Key::lock`]; none for other keys.
+    pub fn as_lock(&self) -> Option<Ino> {
+        (self.tag() == tags::LOCK && self.0.len() == 9).then_some(())?;
+        self.number_at(1).map(Ino)
     }
 
     /// Every row of one kind: the first byte of its key.

@@ -6,11 +6,13 @@
 //!   names      runs an operation: read what the plan needs, plan, commit; on a conflict, again
 //!   plan       what an operation means: pure, no I/O, no clock, no randomness
 //!   store      the trait of the engines: rows under ordered keys, conditional commits
-//!     engine/memory, engine/sqlite      engines; journal (overlay + redo log) stands in front of SQLite
+//!     engine/memory, engine/sqlite, engine/postgres
+//!                engines; journal (overlay + redo log) stands in front of SQLite
 //! ```
 //!
-//! [`key`] and [`record`] define the bytes of a row. docs/FORMAT.md describes them. [`audit`] checks that the
-//! rows agree with one another, for `covey fsck`.
+//! [`shared`] is what a node of a shared volume puts in front of an engine. [`key`] and [`record`] define the
+//! bytes of a row. docs/FORMAT.md describes them. [`audit`] checks that the rows agree with one another, for
+//! `covey fsck`.
 
 pub mod audit;
 pub mod engine;
@@ -19,9 +21,10 @@ pub mod key;
 pub mod names;
 pub mod plan;
 pub mod record;
+pub mod shared;
 pub mod store;
 
-pub use engine::{Memory, Sqlite};
+pub use engine::{Memory, Postgres, Sqlite};
 pub use journal::Journal;
 pub use key::Key;
 pub use names::{Names, NamesError};

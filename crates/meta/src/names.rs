@@ -8,6 +8,10 @@
 //! that rests on more than one round is checked: all its rows are read again at once, and if one has changed,
 //! the operation is planned again.
 
+mod far;
+mod guesses;
+mod page;
+
 use std::sync::Arc;
 
 use base::phase::{self, Phase};
@@ -20,6 +24,9 @@ use crate::record::{
     BadRecord, ContentRow, Dentry, InodeRecord, PackRow, decode_i64, decode_u64, moment_from_u64,
 };
 use crate::store::{CommitError, MetaStore, StoreError, Value};
+pub use far::FoundEntry;
+use guesses::Guesses;
+pub use page::FilePage;
 
 /// After this many attempts a plan is given up: the store contradicts itself.
 const ATTEMPTS_MAX: u32 = 100_000;
@@ -59,12 +66,20 @@ pub struct Totals {
 #[derive(Clone)]
 pub struct Names {
     store: Arc<dyn MetaStore>,
+    /// Only where each look at the store is a round trip.
+    guesses: Option<Arc<Guesses>>,
 }
 
 impl Names {
     /// Names in this store.
     pub fn new(store: Arc<dyn MetaStore>) -> Names {
-        Names { store }
+        Names { store, guesses: None }
+    }
+
+    /// Names in a store on another machine: operations are planned with the rows that were seen last, and
+    /// rows that belong together are read together.
+    pub fn far(store: Arc<dyn MetaStore>) -> Names {
+        Names { store, guesses: Some(Arc::default()) }
     }
 
     /// The store.
@@ -81,40 +96,105 @@ impl Names {
     pub fn run(&self, op: &Op<'_>, ctx: &Ctx) -> Result<Change, NamesError> {
         let _phase = phase::enter(Phase::Names);
         let mut view = View::new();
-        let mut rounds = 0;
+        let (mut rounds, mut guessed) = (0, false);
         for _ in 0..ATTEMPTS_MAX {
             match plan::plan(op, ctx, &view) {
                 Plan::Need { keys, ranges } => {
-                    rounds += 1;
-                    self.show(&mut view, keys, ranges)?;
+                    let keys = self.guess(&mut view, keys, &mut guessed);
+                    if !keys.is_empty() || !ranges.is_empty() {
+                        rounds += 1;
+                        self.show(&mut view, keys, ranges)?;
+                    }
                 }
                 Plan::Refused(refusal) => {
-                    if rounds < 2 && !view.has_ranges() || self.is_current(&mut view)? {
+                    if rounds < 2 && !view.has_ranges() && !guessed || self.is_current(&mut view)? {
                         return Err(refusal.into());
                     }
+                    // All rows were read just now.
+                    (guessed, rounds) = (false, 1);
                 }
                 Plan::Change(mut change) => {
                     let commit = std::mem::take(&mut change.commit);
                     if !commit.is_empty() {
+                        let made = self.guesses.as_ref().map(|guesses| (guesses, commit.clone()));
                         match self.store.commit(commit) {
-                            Ok(()) => {}
+                            Ok(()) => made.iter().for_each(|(guesses, commit)| guesses.made(commit)),
                             Err(CommitError::Store(error)) => return Err(error.into()),
                             Err(CommitError::Conflict { rows, .. }) => {
                                 view.forget_ranges();
-                                rows.into_iter().for_each(|(key, value)| view.show(key, value));
+                                rows.into_iter().for_each(|(key, value)| self.see(&mut view, key, value));
                                 rounds += 1;
                                 continue;
                             }
                         }
+                    } else if guessed && !self.is_current(&mut view)? {
+                        // There is nothing to commit that would check the rows.
+                        (guessed, rounds) = (false, 1);
+                        continue;
                     }
-                    if let Some((ino, record)) = &mut change.inode {
-                        *record = self.complete(*ino, *record)?;
-                    }
+                    self.finish(op, &mut change)?;
                     return Ok(*change);
                 }
             }
         }
         Err(StoreError::Damaged("an operation finds other rows each time it is planned".to_owned()).into())
+    }
+
+    /// Completes the inode of a change that was made.
+    fn finish(&self, op: &Op<'_>, change: &mut Change) -> Result<(), StoreError> {
+        if let Some((ino, record)) = &mut change.inode {
+            if let (Op::Create { .. }, true) = (op, record.is_file()) {
+                // Most likely it is written to next.
+                self.saw(&Key::extents(*ino, 0), None);
+            }
+            *record = match op {
+                // There is nothing of a new directory that its record does not say.
+                Op::Create { .. } if self.guesses.is_some() && record.is_dir() => {
+                    InodeRecord { nlink: 2, ..*record }
+                }
+                _ => self.complete(*ino, *record)?,
+            };
+        }
+        Ok(())
+    }
+
+    /// Shows the rows that were seen earlier. Returns the others.
+    fn guess(&self, view: &mut View, keys: Vec<Key>, guessed: &mut bool) -> Vec<Key> {
+        let Some(guesses) = &self.guesses else { return keys };
+        let mut rest = Vec::new();
+        for key in keys {
+            match guesses.of(&key) {
+                Some(value) => {
+                    view.show(key, value);
+                    *guessed = true;
+                }
+                None => rest.push(key),
+            }
+        }
+        rest
+    }
+
+    fn saw(&self, key: &Key, value: Option<&Value>) {
+        self.guesses.iter().for_each(|guesses| guesses.saw(key, value));
+    }
+
+    fn see(&self, view: &mut View, key: Key, value: Option<Value>) {
+        self.saw(&key, value.as_ref());
+        view.show(key, value);
+    }
+
+    /// One row.
+    fn row(&self, key: &Key) -> Result<Option<Value>, StoreError> {
+        let value = self.store.get(key)?;
+        self.saw(key, value.as_ref());
+        Ok(value)
+    }
+
+    /// Several rows as of one moment.
+    fn rows(&self, keys: &[Key]) -> Result<Vec<Option<Value>>, StoreError> {
+        let values = self.store.get_many(keys)?;
+        keys.iter().zip(&values).for_each(|(key, value)| self.saw(key, value.as_ref()));
+        Ok(values)
     }
 
     /// Rows first, then ranges: a plan relies on a range through a row that was shown before it or with it.
@@ -125,10 +205,10 @@ impl Names {
         ranges: Vec<(KeyRange, usize)>,
     ) -> Result<(), StoreError> {
         if let [key] = &keys[..] {
-            let value = self.store.get(key)?;
+            let value = self.row(key)?;
             view.show(key.clone(), value);
         } else if !keys.is_empty() {
-            let values = self.store.get_many(&keys)?;
+            let values = self.rows(&keys)?;
             keys.into_iter().zip(values).for_each(|(key, value)| view.show(key, value));
         }
         for (range, limit) in ranges {
@@ -143,7 +223,7 @@ impl Names {
     fn is_current(&self, view: &mut View) -> Result<bool, StoreError> {
         let (keys, seen): (Vec<Key>, Vec<Option<Value>>) =
             view.rows().map(|(key, value)| (key.clone(), value.cloned())).unzip();
-        let values = self.store.get_many(&keys)?;
+        let values = self.rows(&keys)?;
         if values == seen {
             return Ok(true);
         }
@@ -156,13 +236,7 @@ impl Names {
         if !record.is_dir() || record.nlink == 0 {
             return Ok(record);
         }
-        let rows = self.store.get_many(&[Key::dir_changed(ino), Key::subdirs(ino)])?;
-        let row = |i: usize| rows.get(i).and_then(|row| row.as_deref());
-        let changed = moment_from_u64(decode_u64(row(0)).map_err(damaged)?);
-        let subdirs = decode_i64(row(1)).map_err(damaged)?;
-        let mut record = record.with_entries_changed(changed);
-        record.nlink = u32::try_from(subdirs.max(0)).unwrap_or(u32::MAX).saturating_add(2);
-        Ok(record)
+        completed(record, &self.store.get_many(&[Key::dir_changed(ino), Key::subdirs(ino)])?)
     }
 
     fn decoded<T>(
@@ -170,7 +244,7 @@ impl Names {
         key: &Key,
         decode: impl FnOnce(&[u8]) -> Result<T, BadRecord>,
     ) -> Result<Option<T>, StoreError> {
-        self.store.get(key)?.map(|row| decode(&row)).transpose().map_err(damaged)
+        self.row(key)?.map(|row| decode(&row)).transpose().map_err(damaged)
     }
 
     /// The inode that a name stands for.
@@ -203,6 +277,10 @@ impl Names {
     /// See [`StoreError`].
     pub fn attr(&self, ino: Ino) -> Result<Option<InodeRecord>, StoreError> {
         let _phase = phase::enter(Phase::Names);
+        if self.guesses.is_some() {
+            // All rows that there may be, in one round trip.
+            return Ok(self.attrs(&[ino])?.pop().flatten());
+        }
         self.inode(ino)?.map(|record| self.complete(ino, record)).transpose()
     }
 
@@ -407,6 +485,9 @@ impl Names {
     /// See [`StoreError`].
     pub fn totals(&self) -> Result<Totals, StoreError> {
         let _phase = phase::enter(Phase::Names);
+        if self.guesses.is_some() {
+            return self.spread_totals();
+        }
         let rows = self.store.get_many(&[Key::volume("inodes"), Key::volume("bytes")])?;
         let count = |i: usize| {
             let count = decode_i64(rows.get(i).and_then(|row| row.as_deref())).map_err(damaged)?;
@@ -414,6 +495,19 @@ impl Names {
         };
         Ok(Totals { inodes: count(0)?, bytes: count(1)? })
     }
+}
+
+/// A directory's record, completed from its rows [`Key::dir_changed`] and [`Key::subdirs`].
+fn completed(record: InodeRecord, rows: &[Option<Value>]) -> Result<InodeRecord, StoreError> {
+    if !record.is_dir() || record.nlink == 0 {
+        return Ok(record);
+    }
+    let row = |i: usize| rows.get(i).and_then(|row| row.as_deref());
+    let changed = moment_from_u64(decode_u64(row(0)).map_err(damaged)?);
+    let subdirs = decode_i64(row(1)).map_err(damaged)?;
+    let mut record = record.with_entries_changed(changed);
+    record.nlink = u32::try_from(subdirs.max(0)).unwrap_or(u32::MAX).saturating_add(2);
+    Ok(record)
 }
 
 fn listed(key: &Key, value: &Value) -> Result<Listed, StoreError> {

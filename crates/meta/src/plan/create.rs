@@ -138,7 +138,8 @@ fn symlink(draft: &mut Draft, record: &mut InodeRecord, make: &Make<'_>) -> Resu
     Ok(())
 }
 
-/// The parent's default ACL becomes the new inode's ACL, and a subdirectory's default ACL too.
+/// The parent's default ACL becomes the new inode's ACL, and a subdirectory's default ACL too. Its row
+/// becomes a check: the parent's record may have been seen later than the ACL.
 fn inherit_acl(
     draft: &mut Draft,
     view: &View,
@@ -146,7 +147,9 @@ fn inherit_acl(
     ino: Ino,
     record: &mut InodeRecord,
 ) -> Result<(), Stop> {
-    let row = view.row(&Key::xattr(parent, DEFAULT_ACL))?.ok_or(Refusal::Damaged)?;
+    let key = Key::xattr(parent, DEFAULT_ACL);
+    let row = view.row(&key)?.ok_or(Refusal::Damaged)?;
+    draft.check_seen(key, Some(row));
     let mut acl = Acl::parse(row).ok().flatten().ok_or(Refusal::Damaged)?;
     if record.is_dir() {
         draft.put(Key::xattr(ino, DEFAULT_ACL), row.clone());

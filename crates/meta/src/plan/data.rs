@@ -23,6 +23,7 @@ pub(super) struct Write<'a> {
     pub unprivileged: Option<u32>,
     pub cached: bool,
     pub intern: Option<BlobId>,
+    pub over: Option<u64>,
 }
 
 pub(super) fn write(view: &View, ctx: &Ctx, op: &Write<'_>) -> Result<Change, Stop> {
@@ -40,6 +41,9 @@ pub(super) fn write(view: &View, ctx: &Ctx, op: &Write<'_>) -> Result<Change, St
     ask.done()?;
     let node = view.node(op.ino)?;
     check_file(&node.record)?;
+    if op.over.is_some_and(|change| change != node.record.change) {
+        return Err(Refusal::Changed.into());
+    }
 
     let mut draft = Draft::new();
     let mut record = draft.touched(view, ctx, &node)?;

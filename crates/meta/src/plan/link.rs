@@ -191,6 +191,20 @@ pub(super) fn reap(view: &View, ino: Ino) -> Result<Change, Stop> {
     Ok(draft.finish())
 }
 
+/// [`super::Op::ReapShared`]
+pub(super) fn reap_shared(view: &View, ino: Ino) -> Result<Change, Stop> {
+    let holds = Key::holds(ino);
+    Ask::new(view).range(&holds, 1).done()?;
+    if !view.range(&holds, 1)?.is_empty() {
+        return Err(Refusal::Busy.into());
+    }
+    let mut change = reap(view, ino)?;
+    if !change.commit.is_empty() {
+        change.commit.empty.push(holds);
+    }
+    Ok(change)
+}
+
 /// Removes pages. True if there are more than one commit takes: then the commit does nothing else.
 fn reap_pages(draft: &mut Draft, view: &View, node: &Node, pages: &KeyRange) -> Result<bool, Stop> {
     if !has_pages(&node.record) {

@@ -62,8 +62,8 @@ fn attempt(op: &Op<'_>, ctx: &Ctx, view: &View) -> Result<Change, Stop> {
             rename::rename(view, ctx, &rename::Rename { parent, name, to, to_name, mode })
         }
         Op::SetAttr { ino, ref set } => attr::set(view, ctx, ino, set),
-        Op::Write { ino, ref body, unprivileged, cached, intern } => {
-            data::write(view, ctx, &data::Write { ino, body, unprivileged, cached, intern })
+        Op::Write { ino, ref body, unprivileged, cached, intern, over } => {
+            data::write(view, ctx, &data::Write { ino, body, unprivileged, cached, intern, over })
         }
         Op::Punch { ino, offset, len, grow_to } => range::punch(view, ctx, ino, offset, len, grow_to),
         Op::CopyRange { from, from_offset, to, to_offset, len } => {
@@ -73,6 +73,7 @@ fn attempt(op: &Op<'_>, ctx: &Ctx, view: &View) -> Result<Change, Stop> {
         Op::CloneMore { from, ino, page } => clone::more(view, from, ino, page),
         Op::Attach { ino, parent, name } => link::attach(view, ctx, ino, parent, name),
         Op::Reap { ino } => link::reap(view, ino),
+        Op::ReapShared { ino } => link::reap_shared(view, ino),
         Op::SetXattr { ino, name, value, mode, kill_sgid } => {
             xattr::set(view, ctx, &xattr::Set { ino, name, value, mode, kill_sgid })
         }

@@ -208,6 +208,9 @@ pub enum Op<'a> {
         /// The hash of the whole content, if it is one piece and later files with the same content should
         /// find it.
         intern: Option<BlobId>,
+        /// The [`InodeRecord::change`] of the file that the body was made from. If the file has changed since
+        /// then, the write is refused with [`Refusal::Changed`].
+        over: Option<u64>,
     },
     /// Makes the range a hole. With `grow_to` the size is then raised to it (allocate, zero-range).
     Punch {
@@ -268,6 +271,12 @@ pub enum Op<'a> {
         /// The orphan. If it is not an orphan, or is already removed, that is no error and no change. A
         /// directory that a clone was building when the machine stopped may still have entries: refused with
         /// `NotEmpty`. Remove them first.
+        ino: Ino,
+    },
+    /// The same for an orphan of a shared volume. Refused with [`Refusal::Busy`] while a node holds it
+    /// ([`crate::Key::hold`]).
+    ReapShared {
+        /// The orphan.
         ino: Ino,
     },
     /// Sets an extended attribute. ACLs (`system.posix_acl_*`) are checked and change the mode bits.
@@ -387,6 +396,10 @@ pub enum Refusal {
     /// The content's pack is condemned or removed. The caller stores the bytes anew; users never see this.
     #[error("the content is not stored any more")]
     ContentGone,
+    /// The file has changed since the caller looked at it ([`Op::Write`]'s `over`). The caller looks again;
+    /// users never see this.
+    #[error("the file has changed")]
+    Changed,
     /// EIO: rows contradict one another; fsck gives details.
     #[error("the volume's names are damaged")]
     Damaged,

@@ -88,7 +88,10 @@ fn operations_take_few_round_trips() {
     };
     assert_eq!(cost(Op::Create { parent: Ino(2), name: b"a", make: file(3, 0o644) }), 2);
     let body = Body::Packed(&pieces);
-    assert_eq!(cost(Op::Write { ino: Ino(3), body, unprivileged: None, cached: false, intern: None }), 2);
+    assert_eq!(
+        cost(Op::Write { ino: Ino(3), body, unprivileged: None, cached: false, intern: None, over: None }),
+        2
+    );
     let how = RenameMode::Replace;
     assert_eq!(cost(Op::Rename { parent: Ino(2), name: b"a", to: Ino(2), to_name: b"b", mode: how }), 3);
     assert_eq!(cost(Op::Unlink { parent: Ino(2), name: b"b" }), 3);
@@ -140,6 +143,7 @@ fn writes_clear_privileges_on_request_and_cached_ones_keep_times() {
         unprivileged,
         cached,
         intern: None,
+        over: None,
     };
     world.run(&write(None, true)).unwrap();
     let cached = world.attr(2);
@@ -164,7 +168,9 @@ fn regression_pages_that_are_written_back_leave_capabilities() {
         let set = Op::SetXattr { ino: Ino(2), name, value: b"all", mode: XattrMode::Set, kill_sgid: false };
         world.run(&set).unwrap();
         for body in [Body::Packed(&pieces), Body::Inline(b"hello")] {
-            world.run(&Op::Write { ino: Ino(2), body, unprivileged: None, cached, intern: None }).unwrap();
+            world
+                .run(&Op::Write { ino: Ino(2), body, unprivileged: None, cached, intern: None, over: None })
+                .unwrap();
             let stays = world.names.xattr(Ino(2), name).unwrap().is_some();
             assert_eq!((stays, world.attr(2).has(InodeRecord::HAS_CAPABILITY)), (left, left), "{cached}");
         }
@@ -185,7 +191,7 @@ fn regression_a_write_from_another_group_clears_setgid() {
         let pieces = world.pack(0, b"hello");
         let op = if writes {
             let body = Body::Packed(&pieces);
-            Op::Write { ino: FILE, body, unprivileged: by, cached: false, intern: None }
+            Op::Write { ino: FILE, body, unprivileged: by, cached: false, intern: None, over: None }
         } else {
             let set = SetAttrs { size: Some(9_000), unprivileged: by, ..SetAttrs::default() };
             Op::SetAttr { ino: FILE, set }

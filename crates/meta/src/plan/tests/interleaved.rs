@@ -135,7 +135,14 @@ fn set(ino: u64, set: SetAttrs) -> Op<'static> {
 }
 
 fn write(ino: u64, body: Body<'static>, cached: bool) -> Op<'static> {
-    Op::Write { ino: Ino(ino), body, unprivileged: Some(7), cached, intern: Some(BlobId([1; 32])) }
+    Op::Write {
+        ino: Ino(ino),
+        body,
+        unprivileged: Some(7),
+        cached,
+        intern: Some(BlobId([1; 32])),
+        over: None,
+    }
 }
 
 fn xattr(ino: u64, name: &'static [u8], value: &'static [u8]) -> Op<'static> {

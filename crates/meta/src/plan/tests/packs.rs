@@ -73,7 +73,7 @@ fn interned_content_is_found_until_its_pack_is_condemned() {
     let [piece] = world.pack(0, &data)[..] else { panic!() };
     let write = |world: &World, ino, piece: Piece, intern| {
         let body = Body::Packed(&[piece]);
-        world.run(&Op::Write { ino: Ino(ino), body, unprivileged: None, cached: false, intern })
+        world.run(&Op::Write { ino: Ino(ino), body, unprivileged: None, cached: false, intern, over: None })
     };
     write(&world, 2, piece, Some(hash)).unwrap();
     let row = ContentRow { pack: piece.pack, offset: piece.offset, len: 3000 };
@@ -159,6 +159,7 @@ fn a_write_tells_which_data_is_new_and_which_pack_lost_some() {
         unprivileged: None,
         cached: false,
         intern: None,
+        over: None,
     };
     let ctx = world.ctx();
     let crate::plan::Plan::Need { keys, ranges } = crate::plan::plan(&op, &ctx, &view) else { panic!() };

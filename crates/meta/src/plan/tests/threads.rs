@@ -122,11 +122,18 @@ impl Worker {
                 let piece = self.piece(at, len);
                 let cached = self.roll(2) == 0;
                 let body = Body::Packed(&[piece]);
-                self.run(&Op::Write { ino, body, unprivileged: None, cached, intern: None });
+                self.run(&Op::Write { ino, body, unprivileged: None, cached, intern: None, over: None });
             }
             13 => {
                 let body = Body::Inline(&[5; 40]);
-                self.run(&Op::Write { ino, body, unprivileged: None, cached: false, intern: None });
+                self.run(&Op::Write {
+                    ino,
+                    body,
+                    unprivileged: None,
+                    cached: false,
+                    intern: None,
+                    over: None,
+                });
             }
             14 => {
                 let set = SetAttrs { size: Some(self.roll(5_000_000)), ..SetAttrs::default() };

@@ -137,8 +137,14 @@ impl World {
     }
 
     pub fn write_body(&self, ino: u64, body: &Body<'_>) -> Result<Change, Refusal> {
-        let op =
-            Op::Write { ino: Ino(ino), body: body.clone(), unprivileged: None, cached: false, intern: None };
+        let op = Op::Write {
+            ino: Ino(ino),
+            body: body.clone(),
+            unprivileged: None,
+            cached: false,
+            intern: None,
+            over: None,
+        };
         self.run(&op)
     }
 

@@ -1,0 +1,165 @@
+//! The names of a shared volume, as one of its nodes sees them: an engine that all nodes use, behind a fence.
+//!
+//! - **A node whose session may have ended answers nothing**, neither from the engine nor from anything that
+//!   it remembers ([`Term`]). The engine refuses the commits of such a session too, by its epoch.
+//! - **Totals are spread over several rows.** Every new file adds to the volume's totals. A row that all
+//!   commits add to would let only one of them proceed at a time, until it is on the database's disk.
+//! - **Bytes before names.** All nodes see a commit at once, and it survives a power cut of this node. So the
+//!   packs that it mentions for the first time are synced before it.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use base::PackNo;
+use blob::{BlobError, PackStore};
+
+use crate::key::{Key, KeyRange};
+use crate::store::{Commit, CommitError, Linked, MetaStore, Rows, Snapshot, StoreError, Value};
+
+/// Until when a node's session lasts for certain, by this node's own clock.
+#[derive(Debug)]
+pub struct Term {
+    start: Instant,
+    /// Microseconds after `start`. 0: it has ended.
+    until: AtomicU64,
+}
+
+impl Default for Term {
+    /// A term that has not begun.
+    fn default() -> Term {
+        Term { start: base::time::monotonic(), until: AtomicU64::new(0) }
+    }
+}
+
+impl Term {
+    /// The session lasts for `time` from `from` on.
+    pub fn extend(&self, from: Instant, time: Duration) {
+        let until = from.saturating_duration_since(self.start) + time;
+        self.until.store(until.as_micros().try_into().unwrap_or(u64::MAX), Ordering::Release);
+    }
+
+    /// The session has ended.
+    pub fn end(&self) {
+        self.until.store(0, Ordering::Release);
+    }
+
+    /// Whether the session lasts.
+    pub fn lasts(&self) -> bool {
+        let now = base::time::monotonic().saturating_duration_since(self.start).as_micros();
+        now < u128::from(self.until.load(Ordering::Acquire))
+    }
+
+    /// # Errors
+    /// `Fenced` if the session may have ended.
+    pub fn check(&self) -> Result<(), StoreError> {
+        self.lasts().then_some(()).ok_or_else(|| {
+            StoreError::Fenced(
+                "this node could not renew its session in time, so it answers nothing".to_owned(),
+            )
+        })
+    }
+}
+
+/// How many rows each total is spread over.
+const SPREAD: u64 = 32;
+
+/// The totals of a volume, by name.
+pub(crate) const TOTALS: [&str; 2] = ["inodes", "bytes"];
+
+/// Adds to one of the rows of a total, and not to the first.
+fn spread(commit: &mut Commit) {
+    for (key, _) in &mut commit.adds {
+        let total = TOTALS.iter().find(|name| *key == Key::volume(name));
+        if let Some(name) = total {
+            *key = Key::volume(&format!("{name} {:02}", base::random::u64() % SPREAD));
+        }
+    }
+}
+
+/// The store of one node. See the [module](self).
+pub struct SharedStore {
+    engine: Arc<dyn MetaStore>,
+    packs: Arc<dyn PackStore>,
+    term: Arc<Term>,
+}
+
+impl SharedStore {
+    /// Puts the fence in front of an engine. `packs` are this node's own.
+    pub fn new(engine: Arc<dyn MetaStore>, packs: Arc<dyn PackStore>, term: Arc<Term>) -> SharedStore {
+        SharedStore { engine, packs, term }
+    }
+
+    /// An answer counts only if the session lasted when it arrived.
+    fn fenced<T, E: From<StoreError>>(&self, ask: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+        self.term.check()?;
+        let answer = ask()?;
+        self.term.check()?;
+        Ok(answer)
+    }
+}
+
+impl MetaStore for SharedStore {
+    fn get(&self, key: &Key) -> Result<Option<Value>, StoreError> {
+        self.fenced(|| self.engine.get(key))
+    }
+
+    fn is_at_hand(&self, _: &Key) -> bool {
+        false
+    }
+
+    fn get_many(&self, keys: &[Key]) -> Result<Vec<Option<Value>>, StoreError> {
+        self.fenced(|| self.engine.get_many(keys))
+    }
+
+    fn get_linked(&self, from: &Key, also: &[Key], tags: &[u8]) -> Result<Linked, StoreError> {
+        self.fenced(|| self.engine.get_linked(from, also, tags))
+    }
+
+    fn scan(&self, range: &KeyRange, limit: usize) -> Result<Rows, StoreError> {
+        self.fenced(|| self.engine.scan(range, limit))
+    }
+
+    fn commit(&self, mut commit: Commit) -> Result<(), CommitError> {
+        self.term.check()?;
+        spread(&mut commit);
+        let packs: BTreeSet<PackNo> = commit.fresh.iter().map(|fresh| fresh.pack).collect();
+        if !packs.is_empty() {
+            let packs: Vec<PackNo> = packs.into_iter().collect();
+            self.packs.sync(&packs).map_err(|error| match error {
+                BlobError::Full => StoreError::Full,
+                error => StoreError::Unavailable(format!("bytes could not be made durable: {error}")),
+            })?;
+        }
+        // The engine itself refuses a session that has ended.
+        self.engine.commit(commit)
+    }
+
+    fn flush(&self) -> Result<(), StoreError> {
+        self.engine.flush()
+    }
+
+    fn snapshot(&self) -> Result<Box<dyn Snapshot>, StoreError> {
+        self.fenced(|| self.engine.snapshot())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_term_ends_by_itself() {
+        let term = Term::default();
+        assert!(!term.lasts(), "it has not begun");
+        let now = base::time::monotonic();
+        term.extend(now, Duration::from_secs(3600));
+        assert!(term.lasts() && term.check().is_ok());
+        term.end();
+        assert!(matches!(term.check(), Err(StoreError::Fenced(_))));
+        let before = now.checked_sub(Duration::from_secs(5)).unwrap_or(now);
+        term.extend(before, Duration::ZERO);
+        assert!(!term.lasts(), "it ended before now");
+    }
+}
