@@ -15,6 +15,11 @@ pub fn must_not_wait() {
     MAY_WAIT.set(false);
 }
 
+/// No request queues behind this thread any more, so it may wait again.
+pub fn may_wait_again() {
+    MAY_WAIT.set(true);
+}
+
 /// Whether this thread may wait. Every thread may, unless it has called [`must_not_wait`].
 pub fn may_wait() -> bool {
     MAY_WAIT.get()

@@ -8,8 +8,9 @@
 //! [`Filesystem::forget`] removes references. An inode without a name lives until its count is zero.
 //!
 //! **There are no file handles.** An exclusive or frozen mount answers OPEN, OPENDIR, FLUSH and CREATE with
-//! ENOSYS, so the kernel never sends them again. Everything about an open file follows from its inode number.
-//! A readdir position therefore never expires: the filesystem can resume from it without any state.
+//! ENOSYS, so the kernel never sends them again. On a shared mount the transport answers OPEN and OPENDIR by
+//! itself. Everything about an open file follows from its inode number. A readdir position therefore never
+//! expires: the filesystem can resume from it without any state.
 
 use std::ops::ControlFlow;
 
@@ -17,6 +18,7 @@ use base::{Ino, Timestamp};
 pub use blob::completion::{FetchTask, Start};
 
 use crate::errno::Errno;
+pub use crate::locks::{Lock, LockAnswer, LockKind, LockOwner, LockRange, LockStyle, LockWait, Locks};
 pub use crate::read_plan::ReadPlan;
 
 /// The result of every method.
@@ -294,8 +296,11 @@ pub enum Waiting {
     Sync,
     /// A change of names or attributes.
     Change,
-    /// A lookup of names or attributes.
+    /// A lookup of names or attributes. On a shared mount also statfs(2), and lseek(2) with `SEEK_DATA` or
+    /// `SEEK_HOLE`.
     Look,
+    /// A method on locks. Asked only where [`Filesystem::locks`] says [`Locks::Fleet`].
+    Lock,
 }
 
 /// The result of an in-flight fetch: the bytes, an error, or `Err(None)`: the fetch ended without a result,
@@ -312,6 +317,12 @@ pub enum Coherence {
     Frozen,
     /// All changes come through this mount.
     Exclusive,
+    /// Other machines change the tree too. The kernel caches no names, attributes and listings. Written bytes
+    /// reach the filesystem before write(2) returns, or, if they were written through a shared mapping,
+    /// before close(2) returns. The kernel drops a file's pages at each open, and whenever a request shows
+    /// another size or modification time than before. So every change of contents must give the file a
+    /// modification time that it never had: two writes within one tick of the clock too.
+    Shared,
 }
 
 /// A filesystem that can be mounted. Errors are error numbers, as the kernel returns them to the program.
@@ -355,7 +366,8 @@ pub trait Filesystem: Send + Sync {
     /// Finds a name. `ENOENT` where there is none.
     fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Entry>;
 
-    /// Drops `count` references that the kernel held.
+    /// Drops `count` references that the kernel held. It must not wait: it is called on the thread that
+    /// receives requests.
     fn forget(&self, ino: Ino, count: u64);
 
     /// Returns an inode's attributes.
@@ -402,7 +414,8 @@ pub trait Filesystem: Send + Sync {
     /// `unprivileged`: the writer, if set-id bits must be cleared as with `kill_suid_sgid` of [`SetAttr`];
     /// with `None` they stay. `cached`: the bytes come from the kernel's page cache. That kernel keeps size
     /// and times itself, and removed capabilities when the program wrote; a capability that is there now was
-    /// set later and stays.
+    /// set later and stays. The kernel of a shared mount keeps neither size nor times: there `cached` only
+    /// means that the bytes were written through a mapping.
     fn write(
         &self,
         ino: Ino,
@@ -411,6 +424,15 @@ pub trait Filesystem: Send + Sync {
         unprivileged: Option<&Caller>,
         cached: bool,
     ) -> Result<bool>;
+
+    /// Writes all of `data` at the end of the file, wherever that is now. Returns and takes the same as
+    /// [`Filesystem::write`]. Asked only of a shared filesystem, for files opened with `O_APPEND`: the kernel
+    /// knows only the size that it saw last. A filesystem that several machines change must find the end and
+    /// write in one step; this one does not.
+    fn append(&self, ino: Ino, data: &[u8], unprivileged: Option<&Caller>) -> Result<bool> {
+        let end = self.getattr(ino)?.size;
+        self.write(ino, end, data, unprivileged, false)
+    }
 
     /// Clears the set-id bits of a file, as a write by `caller` does. Called before [`Filesystem::allocate`],
     /// and for the target of [`Filesystem::copy_range`]. Returns whether bits were cleared.
@@ -466,9 +488,46 @@ pub trait Filesystem: Send + Sync {
     /// Removes one attribute. `ENODATA` where there is none.
     fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<()>;
 
+    /// Where locks are decided. Asked once, at mount, and only of a shared filesystem: any other has them in
+    /// the kernel.
+    fn locks(&self) -> Locks {
+        Locks::Local
+    }
+
+    /// A lock that keeps this one from being granted, for `F_GETLK`. `None`: it would be granted.
+    fn test_lock(&self, ino: Ino, lock: &Lock) -> Result<Option<Lock>> {
+        Err(Errno::ENOSYS)
+    }
+
+    /// Takes or releases a lock without waiting for other owners. `EAGAIN` if it conflicts.
+    fn set_lock(&self, ino: Ino, lock: &Lock) -> Result<()> {
+        Err(Errno::ENOSYS)
+    }
+
+    /// Takes a lock. If it conflicts, the request waits for as long as it takes: `answer` is called when the
+    /// lock is granted, when the request fails, or after [`Filesystem::cancel_lock`]. This call itself does
+    /// not wait for other owners. A flock that has to wait gives up what its owner held
+    /// ([`crate::locks::FileLocks::wait`]).
+    fn wait_lock(&self, ino: Ino, lock: &Lock, wait: LockWait, answer: LockAnswer) {
+        answer(Err(Errno::ENOSYS));
+    }
+
+    /// Withdraws a request that waits. If it has not been granted, its answer is called with `EINTR`. If it
+    /// has, or is unknown, nothing happens. It must not wait: it is called on the thread that receives
+    /// requests.
+    fn cancel_lock(&self, wait: LockWait) {}
+
+    /// Releases all locks of one style that an owner holds on a file, because a file was closed. The owner
+    /// never appears again. An error is reported to close(2) at most, and nobody repeats the call: the
+    /// filesystem must see to it that the locks end.
+    fn release_locks(&self, ino: Ino, owner: LockOwner, style: LockStyle) -> Result<()> {
+        Err(Errno::ENOSYS)
+    }
+
     /// Space in the volume.
     fn statfs(&self) -> Result<StatFs>;
 
-    /// The mount ended, and the kernel will send nothing more. All references are void.
+    /// The mount ended, and the kernel will send nothing more. All references are void. So are the locks that
+    /// were taken through this mount, and requests that wait for one have been cancelled.
     fn unmounted(&self) {}
 }

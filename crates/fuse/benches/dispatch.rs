@@ -66,6 +66,8 @@ fn dispatch(c: &mut Criterion) {
         workers: Pool::new("bench", 1),
         writers: Pool::new("bench", 1),
         seeker: Pool::new("bench", 1),
+        unlockers: Pool::new("test", 1),
+        shared: None,
         dirty: None,
         flushes: None,
         notifier,

@@ -141,7 +141,7 @@ impl PendingRequest {
     /// Takes the right to reply for a caller that is being killed. This always succeeds while the request is
     /// queued. While it runs, this succeeds only if the request changes nothing.
     fn interrupt(&self) -> bool {
-        let harmless = !matches!(self.waiting, Some(Waiting::Change | Waiting::Write));
+        let harmless = !matches!(self.waiting, Some(Waiting::Change | Waiting::Write | Waiting::Lock));
         let from =
             |state| self.state.compare_exchange(state, ANSWERED, Ordering::AcqRel, Ordering::Acquire).is_ok();
         from(QUEUED) || (harmless && from(RUNNING))
@@ -212,23 +212,8 @@ impl PendingTable {
         let bounded = matches!(waiting, Some(Waiting::Read { .. } | Waiting::Look)) && !again;
         let until =
             if bounded { Deadline::after(self.deadline * WORK_TWELFTHS / 12) } else { Deadline::NEVER };
-        let (state, interrupted) = (AtomicU8::new(QUEUED), AtomicBool::new(false));
-        let sink = Arc::clone(sink);
-        let (pool, stage, late) = (OnceLock::new(), AtomicU8::new(NO_WORKER), Arc::clone(&self.late));
-        let pending = PendingRequest {
-            unique,
-            caller,
-            interrupted,
-            waiting,
-            since,
-            until,
-            state,
-            sink,
-            late,
-            again,
-            pool,
-            stage,
-        };
+        let mut pending = self.new_request(unique, waiting, sink);
+        (pending.caller, pending.since, pending.until, pending.again) = (caller, since, until, again);
         let pending = Arc::new(pending);
         let mut open = self.open.lock();
         open.requests.insert(unique, Arc::clone(&pending));
@@ -236,6 +221,33 @@ impl PendingTable {
             self.changed.notify_all();
         }
         pending
+    }
+
+    /// A request outside of the table: neither a deadline nor an interrupt ends it. Its work answers it.
+    pub fn outside(
+        &self,
+        unique: u64,
+        waiting: Option<Waiting>,
+        sink: &Arc<dyn Sink>,
+    ) -> Arc<PendingRequest> {
+        Arc::new(self.new_request(unique, waiting, sink))
+    }
+
+    fn new_request(&self, unique: u64, waiting: Option<Waiting>, sink: &Arc<dyn Sink>) -> PendingRequest {
+        PendingRequest {
+            unique,
+            caller: 0,
+            interrupted: AtomicBool::new(false),
+            waiting,
+            since: base::time::monotonic(),
+            until: Deadline::NEVER,
+            state: AtomicU8::new(QUEUED),
+            sink: Arc::clone(sink),
+            late: Arc::clone(&self.late),
+            again: false,
+            pool: OnceLock::new(),
+            stage: AtomicU8::new(NO_WORKER),
+        }
     }
 
     /// Removes a request that is over, by any answer.

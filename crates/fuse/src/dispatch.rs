@@ -12,12 +12,12 @@ use std::time::Duration;
 
 use base::Ino;
 use fs::Errno;
-use fs::api::{FetchTask, Fetched, Filesystem, ReadPlan, Start, Touched, Waiting};
+use fs::api::{FetchTask, Fetched, Filesystem, Lock, LockKind, ReadPlan, Start, Touched, Waiting};
 
 use crate::Log;
 use crate::abi::header::Header;
 use crate::abi::init::Agreed;
-use crate::abi::opcodes::{self, Policy, op};
+use crate::abi::opcodes::{self, Mounted, Policy, op};
 use crate::abi::ops::Op;
 use crate::channel::Sink;
 use crate::counts::Counts;
@@ -26,7 +26,11 @@ use crate::execute::{self, Done};
 use crate::late::Wait;
 use crate::notify::{self, Notifier};
 use crate::pending_flush::PendingFlushes;
+use crate::shared::SharedMount;
 use crate::watch::{Outcome, Span, Watch};
+
+mod locking;
+pub(crate) use locking::LockReply;
 
 /// Makes the kernel send the dirty pages that it holds of a file.
 pub trait PushDirty: Send + Sync {
@@ -50,6 +54,10 @@ pub struct Parts {
     /// The threads for SEEK_DATA and SEEK_HOLE. A seek first waits until WRITEs have been answered, so WRITEs
     /// must never queue behind a seek.
     pub seeker: Arc<Pool>,
+    /// The threads that release locks. They are separate, so that nothing that waits delays a release.
+    pub unlockers: Arc<Pool>,
+    /// The state of a shared mount. `None` for an exclusive or frozen one.
+    pub shared: Option<Arc<SharedMount>>,
     /// How to flush the kernel's dirty pages. `None` if the kernel cannot hold any.
     pub dirty: Option<Arc<dyn PushDirty>>,
     /// Flushes of timestamps that the kernel has not sent yet. `None` if the kernel keeps no timestamps.
@@ -112,7 +120,12 @@ impl Dispatcher {
         };
         if let Op::Interrupt { unique } = op {
             self.0.watch.suspend(span);
-            self.0.pending_table.interrupt(unique);
+            if !self.interrupt_lock(unique) {
+                self.0.pending_table.interrupt(unique);
+            }
+            return;
+        }
+        if self.serve_lock(&Timed { lane, span }, &header, &op, sink) {
             return;
         }
         let span = span.map(|span| match op {
@@ -144,7 +157,8 @@ impl Dispatcher {
 
     /// Decodes the operation if the opcode table allows it.
     fn admit<'a>(&self, header: &Header, arguments: &'a [u8]) -> Result<Op<'a>, Errno> {
-        match opcodes::find(header.opcode).map(|line| line.policy) {
+        let mounted = self.0.shared.as_deref().map_or(Mounted::Alone, SharedMount::mounted);
+        match opcodes::policy(header.opcode, mounted) {
             Some(Policy::Served) => Op::read(header, arguments, &self.0.agreed),
             Some(Policy::Refused(error)) => Err(Errno(error)),
             Some(Policy::Kernel) | None => Err(Errno::ENOSYS),
@@ -165,7 +179,7 @@ impl Dispatcher {
         plan: Option<&ReadPlan>,
         room: &mut [u8],
     ) -> Result<Done, Errno> {
-        let work = || execute::run(&*self.0.fs, header, op, plan, room);
+        let work = || execute::run(&*self.0.fs, self.0.shared.as_deref(), header, op, plan, room);
         catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
             let name = opcodes::find(header.opcode).map_or("?", |line| line.name);
             let why = panic_text(&*panic);
@@ -190,7 +204,10 @@ impl Dispatcher {
     ) -> bool {
         let Timed { lane, span } = *timed;
         let seek = matches!(op, Op::Seek { .. }) && self.0.dirty.is_some();
-        let waiting = op.waiting(header.ino);
+        let waiting = match self.0.shared {
+            Some(_) => op.waiting_shared(header.ino),
+            None => op.waiting(header.ino),
+        };
         let waits = |waiting| match (waiting, plan) {
             (Waiting::Read { .. }, plan) => plan.is_some_and(|plan| plan.waits),
             // The same panic occurs again when the request is served, and is answered there.
@@ -326,12 +343,17 @@ impl Dispatcher {
             let forget = || self.0.fs.forget(ino, 1);
             let _ = catch_unwind(AssertUnwindSafe(forget));
         }
+        if let Some(lock) = &done.locked {
+            let unlock = Lock { kind: LockKind::Unlock, ..*lock };
+            let _ = catch_unwind(AssertUnwindSafe(|| self.0.fs.set_lock(header.ino, &unlock)));
+        }
         if op.waiting(header.ino) != Some(Waiting::Change) {
             return;
         }
         let notifier = &self.0.notifier;
         match *op {
             Op::Mknod { name, .. }
+            | Op::Create { name, .. }
             | Op::Mkdir { name, .. }
             | Op::Symlink { name, .. }
             | Op::Unlink { name }

@@ -3,12 +3,13 @@
 use std::ops::ControlFlow;
 
 use base::Ino;
-use fs::api::{Entry, FileKind, Filesystem, ReadPlan, Touched};
+use fs::api::{Entry, FileKind, Filesystem, Lock, LockKind, ReadPlan, Touched};
 use fs::{Errno, api};
 
 use crate::abi::header::Header;
 use crate::abi::ops::{Op, forget_pairs};
 use crate::abi::{Put, out};
+use crate::shared::SharedMount;
 
 /// The result of an operation, and what remains to be done for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,6 +22,8 @@ pub struct Done {
     /// The mode of this inode changed. The kernel must be told before the reply, because after a write it
     /// asks again for size and times only.
     pub mode_changed: Option<Ino>,
+    /// The lock that was taken. If the reply is never delivered, it must be released.
+    pub locked: Option<Lock>,
     /// Files whose change time the kernel sets when it has the reply. It then sends this time in a SETATTR.
     pub touched: Touched,
 }
@@ -38,14 +41,26 @@ fn read(
     }
 }
 
+/// Writes the data of a WRITE. Returns whether set-id bits were cleared.
+fn write(fs: &dyn Filesystem, shared: bool, header: &Header, op: &Op<'_>) -> api::Result<bool> {
+    let Op::Write { offset, data, kill, cached, append } = *op else { return Err(Errno::ENOSYS) };
+    let unprivileged = kill.then_some(&header.caller);
+    match shared && append {
+        true => fs.append(header.ino, data, unprivileged),
+        false => fs.write(header.ino, offset, data, unprivileged, cached),
+    }
+}
+
 /// Runs one operation and writes the body of its reply to the start of `room`.
 ///
 /// # Errors
 /// The error number that the program shall see.
 ///
-/// `plan`: what [`Filesystem::plan_read`] said, for a read that does not wait.
+/// `plan`: what [`Filesystem::plan_read`] said, for a read that does not wait. `shared`: the state of a
+/// shared mount.
 pub fn run(
     fs: &dyn Filesystem,
+    shared: Option<&SharedMount>,
     header: &Header,
     op: &Op<'_>,
     plan: Option<&ReadPlan>,
@@ -53,34 +68,32 @@ pub fn run(
 ) -> api::Result<Done> {
     let mut put = Put::new(room);
     let (mut mode_changed, mut touched) = (None, Touched::default());
+    let fleeting = || shared.is_some() || fs.fleeting();
     let referenced = match *op {
         Op::Read { offset, len } => {
             let count = read(fs, header.ino, offset, plan, put.room(len as usize))?;
             put.advance(count)?;
             None
         }
-        Op::Write { offset, data, kill, cached } => {
-            let changed = fs.write(header.ino, offset, data, kill.then_some(&header.caller), cached)?;
-            mode_changed = changed.then_some(header.ino);
+        Op::Write { data, .. } => {
+            mode_changed = write(fs, shared.is_some(), header, op)?.then_some(header.ino);
             out::written(&mut put, data.len() as u32)?;
             None
         }
         Op::Lookup { name } => match fs.lookup(header.ino, name) {
-            Ok(found) => Some(entry(&mut put, &found)?),
+            Ok(found) => Some(entry(&mut put, &found, shared)?),
             Err(Errno::ENOENT) => {
-                out::no_entry(&mut put, fs.fleeting())?;
+                out::no_entry(&mut put, fleeting())?;
                 None
             }
             Err(error) => return Err(error),
         },
-        Op::Getattr => {
-            let attr = fs.getattr(header.ino)?;
-            out::attributes(&mut put, &attr, fs.fleeting())?;
-            None
-        }
-        Op::Setattr(ref set) => {
-            let attr = fs.setattr(&header.caller, header.ino, set)?;
-            out::attributes(&mut put, &attr, fs.fleeting())?;
+        Op::Getattr | Op::Setattr(_) => {
+            let attr = match op {
+                Op::Setattr(set) => fs.setattr(&header.caller, header.ino, set)?,
+                _ => fs.getattr(header.ino)?,
+            };
+            out::attributes(&mut put, &attr, fleeting())?;
             None
         }
         Op::Readdir { position, room, plus } => {
@@ -92,12 +105,14 @@ pub fn run(
             (mode_changed, touched) = (dropped.then_some(changed), Touched::one(changed));
             None
         }
+        Op::Open { .. } | Op::Opendir | Op::Getlk(_) | Op::Setlk { .. } => {
+            let locked = on_open_file(fs, shared, header, op, &mut put)?;
+            return Ok(Done { len: put.len(), locked, ..Done::default() });
+        }
         _ => match create(fs, header, op)? {
             Some(found) => {
-                let referenced = entry(&mut put, &found)?;
-                if let Op::Tmpfile { .. } = op {
-                    out::opened(&mut put)?;
-                }
+                let referenced = entry(&mut put, &found, shared)?;
+                open_created(shared, op, &mut put)?;
                 if let Op::Link { .. } = op
                     && found.attr.kind == FileKind::File
                 {
@@ -106,12 +121,12 @@ pub fn run(
                 Some(referenced)
             }
             None => {
-                touched = without_entry(fs, header, op, &mut put)?;
+                touched = without_entry(fs, shared.is_some(), header, op, &mut put)?;
                 None
             }
         },
     };
-    Ok(Done { len: put.len(), referenced, mode_changed, touched })
+    Ok(Done { len: put.len(), referenced, mode_changed, locked: None, touched })
 }
 
 /// The operations other than WRITE that change data. Returns which inode they changed, and whether its set-id
@@ -140,9 +155,54 @@ fn change_data(
     }
 }
 
-fn entry(put: &mut Put<'_>, found: &Entry) -> api::Result<Ino> {
-    out::entry(put, found)?;
+fn entry(put: &mut Put<'_>, found: &Entry, shared: Option<&SharedMount>) -> api::Result<Ino> {
+    out::entry(put, &Entry { fleeting: found.fleeting || shared.is_some(), ..*found })?;
     Ok(found.node)
+}
+
+/// What follows the entry in the replies to CREATE and TMPFILE: the open file.
+fn open_created(shared: Option<&SharedMount>, op: &Op<'_>, put: &mut Put<'_>) -> api::Result<()> {
+    let (Op::Tmpfile { append, .. } | Op::Create { append, .. }) = *op else { return Ok(()) };
+    let keep = || (0, out::open::KEEP_CACHE);
+    let (handle, flags) = shared.map_or_else(keep, |shared| shared.open(append));
+    out::opened(put, handle, flags)
+}
+
+/// The operations on open files, which only a shared mount has. Returns the lock that was taken.
+fn on_open_file(
+    fs: &dyn Filesystem,
+    shared: Option<&SharedMount>,
+    header: &Header,
+    op: &Op<'_>,
+    put: &mut Put<'_>,
+) -> api::Result<Option<Lock>> {
+    let (shared, ino) = (shared.ok_or(Errno::ENOSYS)?, header.ino);
+    let locks = || shared.locks().ok_or(Errno::ENOSYS);
+    match *op {
+        Op::Open { append } => {
+            let (handle, flags) = shared.open(append);
+            out::opened(put, handle, flags)?;
+        }
+        // Without a flag that allows it, the kernel does not cache the listing.
+        Op::Opendir => out::opened(put, 0, 0)?,
+        Op::Getlk(ref request) => {
+            let held = fs.test_lock(ino, &locks()?.question(ino, request))?;
+            out::lock(put, held.as_ref())?;
+        }
+        Op::Setlk { lock: ref request, .. } if request.kind == LockKind::Unlock => {
+            // An owner that never locked through this mount has nothing to release.
+            if let Some(lock) = locks()?.known(ino, request) {
+                fs.set_lock(ino, &lock)?;
+            }
+        }
+        Op::Setlk { lock: ref request, .. } => {
+            let lock = locks()?.lock(ino, request);
+            fs.set_lock(ino, &lock)?;
+            return Ok(Some(lock));
+        }
+        _ => return Err(Errno::ENOSYS),
+    }
+    Ok(None)
 }
 
 /// The operations that create something and reply with an entry. `None` for all others.
@@ -152,7 +212,14 @@ fn create(fs: &dyn Filesystem, header: &Header, op: &Op<'_>) -> api::Result<Opti
         Op::Mknod { name, ref node } => fs.mknod(caller, parent, name, node)?,
         Op::Mkdir { name, perm, umask } => fs.mkdir(caller, parent, name, perm, umask)?,
         Op::Symlink { name, target } => fs.symlink(caller, parent, name, target)?,
-        Op::Tmpfile { perm, umask } => fs.tmpfile(caller, parent, perm, umask)?,
+        Op::Create { name, ref node, exclusive, .. } => {
+            let made = fs.mknod(caller, parent, name, node);
+            // The kernel does not check permissions on a file that it believes it has created. After ESTALE
+            // it looks the name up again.
+            let raced = !exclusive && made == Err(Errno::EEXIST);
+            if raced { return Err(Errno::ESTALE) } else { made? }
+        }
+        Op::Tmpfile { perm, umask, .. } => fs.tmpfile(caller, parent, perm, umask)?,
         Op::Link { ino, name } => fs.link(ino, parent, name)?,
         _ => return Ok(None),
     }))
@@ -161,6 +228,7 @@ fn create(fs: &dyn Filesystem, header: &Header, op: &Op<'_>) -> api::Result<Opti
 /// The operations without an entry or attributes in their reply.
 fn without_entry(
     fs: &dyn Filesystem,
+    shared: bool,
     header: &Header,
     op: &Op<'_>,
     put: &mut Put<'_>,
@@ -172,7 +240,8 @@ fn without_entry(
         _ => on_one_inode(fs, ino, op, put)?,
     }
     Ok(match *op {
-        Op::Setxattr { .. } | Op::Removexattr { .. } if is_file(fs, ino) => Touched::one(ino),
+        // The kernel of a shared mount keeps no times.
+        Op::Setxattr { .. } | Op::Removexattr { .. } if !shared && is_file(fs, ino) => Touched::one(ino),
         _ => Touched::default(),
     })
 }
@@ -202,7 +271,7 @@ fn on_one_inode(fs: &dyn Filesystem, ino: Ino, op: &Op<'_>, put: &mut Put<'_>) -
             forget_pairs(pairs).for_each(|(ino, count)| fs.forget(ino, count));
             Ok(())
         }
-        Op::Release | Op::Destroy => Ok(()),
+        Op::Release { .. } | Op::Releasedir | Op::Flush { .. } | Op::Destroy => Ok(()),
         _ => Err(Errno::ENOSYS),
     }
 }

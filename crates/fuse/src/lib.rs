@@ -13,6 +13,7 @@
 //!   here.
 //! - [`uring`]: the same over io_uring, a ring per CPU.
 //! - [`dispatch`], [`execute`]: decode a request, call the filesystem, encode the reply.
+//! - [`shared`]: mounts of a tree that other machines change too. `locks`: locks that reach the filesystem.
 //! - [`defer`]: pending requests. [`late`]: reads that the kernel repeats after they failed.
 //! - [`seek`]: flushes dirty pages before SEEK_DATA and SEEK_HOLE.
 //! - [`notify`]: invalidations of the kernel's caches.
@@ -23,7 +24,8 @@
 //!
 //! **Few requests make the mount fast.** OPEN, OPENDIR, FLUSH and CREATE are answered ENOSYS. The kernel then
 //! opens, closes and creates files by itself. It may keep names and attributes for ever, because every change
-//! passes through it. In return the kernel always checks permissions (`default_permissions`).
+//! passes through it. In return the kernel always checks permissions (`default_permissions`). None of this
+//! holds for a shared mount ([`shared`]), except for the checks.
 
 pub mod abi;
 pub mod buffer;
@@ -34,12 +36,14 @@ pub mod defer;
 pub mod dispatch;
 pub mod execute;
 pub mod late;
+mod locks;
 pub mod mount;
 pub mod notify;
 pub mod null;
 pub mod pending_flush;
 pub mod seek;
 pub mod session;
+pub mod shared;
 pub mod uring;
 pub mod watch;
 

@@ -10,19 +10,16 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use base::Ino;
-use fs::api::{Coherence, Filesystem};
+use fs::api::{Coherence, Filesystem, Locks};
 use fs::{Errno, api};
 use parking_lot::{Condvar, Mutex};
 
 use crate::Log;
-use crate::abi::Put;
-use crate::abi::header::{Header, OUT_HEADER};
-use crate::abi::init::{self, Agreed, Offer, Wishes, flag};
-use crate::abi::opcodes::op;
+use crate::abi::init::{Agreed, Wishes, flag};
 use crate::buffer::{PageBuf, RequestBuf};
 use crate::channel::{Device, Received, Sink, Source};
 use crate::counts::{Counts, Moved};
@@ -32,11 +29,19 @@ use crate::mount::{self, Mount, MountError, MountFlags, Unmount, UnmountError};
 use crate::notify::Notifier;
 use crate::pending_flush::PendingFlushes;
 use crate::seek::ThroughMount;
+use crate::shared::SharedMount;
 use crate::uring::{self, Fallback, Host, Rings, Transport};
 use crate::watch::Watch;
 
+mod handshake;
+use handshake::{handshake, serves_dot};
+
 /// The most writes that wait for space at a time. Further writes queue behind them.
 const WRITERS: usize = 8;
+/// The same on a shared mount, where each write waits for other machines.
+const WRITERS_SHARED: usize = 32;
+/// The most releases of locks at a time.
+const UNLOCKERS: usize = 8;
 
 /// How to mount and serve.
 #[derive(Clone)]
@@ -44,7 +49,7 @@ pub struct Options {
     /// The flags of the mount.
     pub mount: MountFlags,
     /// Let the kernel hold written bytes back until close or fsync (writeback cache). `None`: yes, if the
-    /// mount is exclusive and writable.
+    /// mount is exclusive and writable. A shared mount never does.
     pub writeback: Option<bool>,
     /// How requests arrive and replies leave.
     pub transport: Transport,
@@ -95,7 +100,7 @@ struct Shared {
     counts: Arc<Counts>,
     watch: Arc<Watch>,
     pending_table: Arc<PendingTable>,
-    pools: [Arc<Pool>; 3],
+    pools: [Arc<Pool>; 4],
     flushes: Option<Arc<PendingFlushes>>,
     notifier: Notifier,
     dispatcher: Dispatcher,
@@ -117,7 +122,7 @@ pub struct Session {
 
 /// Unmounts a session from another thread. Clones are equivalent.
 #[derive(Clone)]
-pub struct Unmounter(Arc<Mount>);
+pub struct Unmounter(Arc<Mount>, Weak<Shared>);
 
 impl Unmounter {
     /// Unmounts. Returns when the mount is no longer visible. [`Session::wait`] returns when everything is
@@ -126,6 +131,9 @@ impl Unmounter {
     /// # Errors
     /// [`UnmountError::Busy`] if `how` is polite and the mount is in use, or the system's error.
     pub fn unmount(&self, how: Unmount) -> Result<(), UnmountError> {
+        if let Some(shared) = self.1.upgrade() {
+            return shared.unmount(how);
+        }
         self.0.unmount(how)
     }
 
@@ -147,15 +155,22 @@ impl Session {
     ) -> Result<Session, MountError> {
         let path = mount::check_mountpoint(mountpoint)?;
         let root = fs.getattr(Ino::ROOT).map_err(MountError::Root)?;
-        let frozen = fs.coherence() == Coherence::Frozen;
+        let coherence = fs.coherence();
+        let (frozen, shared) = (coherence == Coherence::Frozen, coherence == Coherence::Shared);
+        let locks = shared && fs.locks() == Locks::Fleet;
+        if locks && options.transport == Transport::Auto {
+            options.transport = Transport::Classic;
+        }
         options.mount.read_only |= frozen;
         let writable = !options.mount.read_only;
         let mut remarks = Vec::new();
         let uring = uring::decide(options.transport, &mut remarks)?;
         let mut wishes = Wishes {
-            writeback: writable && options.writeback.unwrap_or(true),
+            writeback: writable && !shared && options.writeback.unwrap_or(true),
             export: serves_dot(&*fs),
             uring,
+            shared,
+            locks,
         };
         let root_mode = root.kind.mode_bits() | u32::from(root.perm);
         let (device, mount) = mount::mount(&path, &options.mount, root_mode)?;
@@ -163,7 +178,11 @@ impl Session {
         let fallback = if uring { uring::prepare(options.transport, &device, &mut remarks)? } else { None };
         wishes.uring = fallback.is_some();
         let agreed = handshake(&device, &wishes)?;
-        let mut session = start(fs, Arc::clone(&guard.0), device, agreed, fallback, &options, writable)?;
+        // A kernel without these flags keeps locks to itself, and FLUSH must be refused as ever.
+        let locks = agreed.has(flag::POSIX_LOCKS | flag::FLOCK_LOCKS);
+        let shared = shared.then(|| Arc::new(SharedMount::new(locks)));
+        let how = How { agreed, writable, shared };
+        let mut session = start(fs, Arc::clone(&guard.0), device, how, fallback, &options)?;
         std::mem::forget(guard);
         if wishes.uring && !agreed.has(flag::OVER_IO_URING) {
             remarks.push(uring::fallback_line("this kernel did not offer it"));
@@ -197,12 +216,12 @@ impl Session {
     /// # Errors
     /// As [`Unmounter::unmount`].
     pub fn unmount(&self, how: Unmount) -> Result<(), UnmountError> {
-        self.shared.mount.unmount(how)
+        self.shared.unmount(how)
     }
 
     /// A handle that can unmount from another thread.
     pub fn unmounter(&self) -> Unmounter {
-        Unmounter(Arc::clone(&self.shared.mount))
+        Unmounter(Arc::clone(&self.shared.mount), Arc::downgrade(&self.shared))
     }
 
     /// The handle that sends invalidations to the kernel.
@@ -245,6 +264,11 @@ impl Session {
     /// The number of pending requests.
     pub fn waiting(&self) -> usize {
         self.shared.pending_table.waiting()
+    }
+
+    /// The number of requests that wait for a lock.
+    pub fn lock_waits(&self) -> usize {
+        self.shared.dispatcher.lock_waits()
     }
 
     /// What could not be set up, as text. The mount works without it.
@@ -306,45 +330,11 @@ impl Drop for MountGuard {
     }
 }
 
-/// Whether the filesystem answers a lookup of ".", which file handles need.
-fn serves_dot(fs: &dyn Filesystem) -> bool {
-    let served = fs.lookup(Ino::ROOT, b".").is_ok();
-    if served {
-        fs.forget(Ino::ROOT, 1);
-    }
-    served
-}
-
-/// Answers INIT, the kernel's first request.
-fn handshake(device: &Device, wishes: &Wishes) -> Result<Agreed, MountError> {
-    let failed = MountError::io("negotiating with the kernel");
-    let strange = || failed(std::io::Error::from_raw_os_error(libc::EPROTO));
-    let mut buffer = RequestBuf::new();
-    let len = loop {
-        match device.receive(buffer.bytes()).map_err(&failed)? {
-            Received::Request(len) => break len,
-            Received::Nothing => {}
-            Received::Unmounted | Received::Aborted => return Err(strange()),
-        }
-    };
-    let (header, arguments) = Header::split(&buffer.bytes()[..len]).map_err(|_| strange())?;
-    if header.opcode != op::INIT {
-        return Err(strange());
-    }
-    let offer = Offer::read(arguments).map_err(|_| strange())?;
-    let agreed = match offer.agree(wishes) {
-        Ok(agreed) => agreed,
-        Err(error) => {
-            let _ = device.reply(header.unique, -error.0, &[]);
-            return Err(MountError::OldKernel(offer.minor));
-        }
-    };
-    let mut room = [0; 128 - OUT_HEADER];
-    let mut put = Put::new(&mut room);
-    init::put_reply(&mut put, &offer, &agreed).map_err(|_| strange())?;
-    let len = put.len();
-    device.reply(header.unique, 0, &room[..len]).map_err(&failed)?;
-    Ok(agreed)
+/// What the threads must know of the mount.
+struct How {
+    agreed: Agreed,
+    writable: bool,
+    shared: Option<Arc<SharedMount>>,
 }
 
 /// Starts all threads.
@@ -352,11 +342,11 @@ fn start(
     fs: Arc<dyn Filesystem>,
     mount: Arc<Mount>,
     device: Device,
-    agreed: Agreed,
+    how: How,
     fallback: Option<Fallback>,
     options: &Options,
-    writable: bool,
 ) -> Result<Session, MountError> {
+    let How { agreed, writable, shared: shared_mount } = how;
     let failed = MountError::io("starting threads");
     let device = Arc::new(device);
     let readers = if options.readers == 0 { cores() } else { options.readers };
@@ -365,9 +355,8 @@ fn start(
     let log = Arc::clone(&options.log);
     let pending_table =
         PendingTable::start(options.deadline, move |waited| log(&late_line(waited))).map_err(&failed)?;
-    let workers = Pool::new("fuse-wait", options.workers);
-    let writers = Pool::new("fuse-write", WRITERS);
-    let seeker = Pool::new("fuse-seek", 2);
+    let pools = pools(options.workers, shared_mount.is_some());
+    let [workers, writers, seeker, unlockers] = pools.each_ref().map(Arc::clone);
     let dirty = writable.then(|| Arc::new(ThroughMount(Arc::clone(&mount))) as Arc<dyn PushDirty>);
     let flushes = pending_flushes(&agreed, &mount).map_err(&failed)?;
     let lanes = readers.max(1 + uring::possible_cpus());
@@ -376,9 +365,11 @@ fn start(
         fs: Arc::clone(&fs),
         agreed,
         pending_table: Arc::clone(&pending_table),
-        workers: Arc::clone(&workers),
-        writers: Arc::clone(&writers),
-        seeker: Arc::clone(&seeker),
+        workers,
+        writers,
+        seeker,
+        unlockers,
+        shared: shared_mount,
         dirty,
         flushes: flushes.clone(),
         notifier: notifier.clone(),
@@ -392,7 +383,7 @@ fn start(
         counts,
         watch,
         pending_table,
-        pools: [workers, writers, seeker],
+        pools,
         flushes,
         notifier,
         dispatcher,
@@ -403,18 +394,42 @@ fn start(
         ended: Mutex::new(None),
         changed: Condvar::new(),
     });
-    let mut warnings = Vec::new();
-    if let Some(fallback) = fallback.filter(|_| agreed.has(flag::OVER_IO_URING)) {
-        match Rings::start(&device, &shared, fallback, options.yields) {
-            Ok(rings) => drop(shared.rings.set(rings)),
-            Err(why) => warnings.push(uring::fallback_line(&why)),
-        }
-    }
+    let fallback = fallback.filter(|_| agreed.has(flag::OVER_IO_URING));
+    let warnings = fallback.and_then(|fallback| start_rings(&shared, &device, fallback, options.yields));
+    let warnings = warnings.into_iter().collect();
     let readers = if shared.rings.get().is_some() { 1 } else { readers };
     let started = read_from(&shared, devices(device, readers));
     shared.leave();
     started.map_err(failed)?;
     Ok(Session { shared, agreed, warnings })
+}
+
+/// Starts the rings. Returns a warning if there are none.
+fn start_rings(
+    shared: &Arc<Shared>,
+    device: &Arc<Device>,
+    fallback: Fallback,
+    yields: bool,
+) -> Option<String> {
+    match Rings::start(device, shared, fallback, yields) {
+        Ok(rings) => {
+            shared.dispatcher.limit_lock_waits(uring::lock_waits_per_ring());
+            drop(shared.rings.set(rings));
+            None
+        }
+        Err(why) => Some(uring::fallback_line(&why)),
+    }
+}
+
+/// The pools for requests that wait, writes, seeks and the ends of locks.
+fn pools(workers: usize, shared: bool) -> [Arc<Pool>; 4] {
+    let writers = if shared { WRITERS_SHARED } else { WRITERS };
+    [
+        Pool::new("fuse-wait", workers),
+        Pool::new("fuse-write", writers),
+        Pool::new("fuse-seek", 2),
+        Pool::new("fuse-unlock", UNLOCKERS),
+    ]
 }
 
 /// Starts the watch for flushes of timestamps that never arrive. Only a kernel with a writeback cache keeps
@@ -479,6 +494,15 @@ impl Host for Shared {
 }
 
 impl Shared {
+    fn unmount(&self, how: Unmount) -> Result<(), UnmountError> {
+        if how == Unmount::Force {
+            // By force the kernel's data is handed over first, which waits for a moment without unanswered
+            // requests.
+            self.dispatcher.end_lock_waits();
+        }
+        self.mount.unmount(how)
+    }
+
     /// The body of a reader thread.
     fn read(&self, index: usize, device: &Arc<Device>) {
         base::thread::must_not_wait();
@@ -524,8 +548,10 @@ impl Shared {
         if self.threads_left.fetch_sub(1, Ordering::AcqRel) > 1 {
             return;
         }
+        base::thread::may_wait_again();
         self.pending_table.close();
         self.pools.iter().for_each(|pool| pool.close());
+        self.dispatcher.end_lock_waits();
         self.flushes.iter().for_each(|flushes| flushes.close());
         self.notifier.close();
         // After an abort the dead mount is still in its place.

@@ -50,7 +50,8 @@ const MOST: usize = 16;
 /// How requests arrive and replies leave.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Transport {
-    /// io_uring where it can be had, otherwise classic. Turns the switch on, as root.
+    /// io_uring where it can be had, otherwise classic. Turns the switch on, as root. Classic for a shared
+    /// mount whose locks are decided for all machines: a request that waits for a lock holds a ring entry.
     #[default]
     Auto,
     /// io_uring or no mount. Turns the switch on, as root.
@@ -225,6 +226,11 @@ fn pin(cpu: usize) {
 /// Entries per ring.
 fn depth(queues: usize) -> usize {
     (MEMORY / entry::PAYLOAD / queues.max(1)).clamp(LEAST, MOST)
+}
+
+/// The most requests per ring that may wait for locks: see [`crate::locks`].
+pub(crate) fn lock_waits_per_ring() -> usize {
+    (depth(possible_cpus()) / 2).max(1)
 }
 
 /// How many CPUs this machine could ever have. The kernel has a queue for each.

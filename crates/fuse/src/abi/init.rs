@@ -1,7 +1,7 @@
 //! INIT: what this transport asks of the kernel, and what it must never ask.
 //!
 //! The kernel offers flags, and the reply takes those wanted. Some flags are traps for a mount that answers
-//! OPEN and FLUSH with ENOSYS. They are never taken, however tempting:
+//! OPEN and FLUSH with ENOSYS. An exclusive or frozen mount never takes them, however tempting:
 //!
 //! - `ATOMIC_O_TRUNC`: the kernel leaves truncation to OPEN. OPEN never arrives, so O_TRUNC would be lost.
 //! - `POSIX_LOCKS`, `FLOCK_LOCKS`: locks would arrive here. But unlocking at close needs FLUSH and RELEASE,
@@ -14,6 +14,17 @@
 //! `ALLOW_IDMAP` (Linux 6.12) is taken because `default_permissions` is always set: the kernel maps ids and
 //! checks permissions, and the volume stores its own ids. In return a request names its caller only if it
 //! creates something.
+//!
+//! A shared mount answers OPEN, so it differs:
+//!
+//! - `AUTO_INVAL_DATA` is taken: before each read(2) of cached pages the kernel asks for the attributes, and
+//!   drops the pages if size or time have changed.
+//! - `DIRECT_IO_ALLOW_MMAP` is taken, because files opened with `O_APPEND` use no page cache
+//!   ([`crate::shared`]).
+//! - `POSIX_LOCKS` and `FLOCK_LOCKS` are taken if locks are decided for all machines.
+//! - `DO_READDIRPLUS` is not taken: the kernel may keep neither names nor attributes, so it would ask for
+//!   both again.
+//! - `WRITEBACK_CACHE` is not taken: the kernel would keep sizes and times itself, and append to an old end.
 //!
 //! `HANDLE_KILLPRIV_V2` is always taken. Without it the kernel asks for `security.capability` before every
 //! write (4.5 times slower).
@@ -55,6 +66,7 @@ pub mod flag {
     pub const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
     pub const SETXATTR_EXT: u64 = 1 << 29;
     pub const INIT_EXT: u64 = 1 << 30;
+    pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
     pub const ALLOW_IDMAP: u64 = 1 << 40;
     pub const OVER_IO_URING: u64 = 1 << 41;
 }
@@ -68,6 +80,10 @@ pub struct Wishes {
     pub export: bool,
     /// Requests come through io_uring. The caller must then register a ring for every CPU.
     pub uring: bool,
+    /// Other machines change the tree too.
+    pub shared: bool,
+    /// Locks come to the filesystem. Only with `shared`.
+    pub locks: bool,
 }
 
 /// The kernel's request.
@@ -118,6 +134,13 @@ const ALWAYS: u64 = flag::ASYNC_READ
     | flag::INIT_EXT
     | flag::ALLOW_IDMAP;
 
+/// The flags of [`ALWAYS`] that a shared mount does not take.
+const NOT_SHARED: u64 = flag::NO_OPEN_SUPPORT
+    | flag::NO_OPENDIR_SUPPORT
+    | flag::EXPLICIT_INVAL_DATA
+    | flag::DO_READDIRPLUS
+    | flag::READDIRPLUS_AUTO;
+
 /// The flags that a kernel must have. They exist since 5.17, and without them the mount would be wrong, not
 /// just slow.
 const NEEDED: u64 = flag::NO_OPEN_SUPPORT
@@ -151,7 +174,13 @@ impl Offer {
     /// `EPROTO` if the kernel is older than this transport supports.
     pub fn agree(&self, wishes: &Wishes) -> Result<Agreed, Errno> {
         let mut wanted = ALWAYS;
-        if wishes.writeback {
+        if wishes.shared {
+            wanted &= !NOT_SHARED;
+            wanted |= flag::AUTO_INVAL_DATA | flag::DIRECT_IO_ALLOW_MMAP;
+            if wishes.locks {
+                wanted |= flag::POSIX_LOCKS | flag::FLOCK_LOCKS;
+            }
+        } else if wishes.writeback {
             wanted |= flag::WRITEBACK_CACHE;
         }
         if wishes.export {

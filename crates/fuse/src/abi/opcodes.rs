@@ -1,4 +1,5 @@
-//! Every opcode of the protocol and what an exclusive or frozen mount does with it.
+//! Every opcode of the protocol and what an exclusive or frozen mount does with it, and what a shared mount
+//! does differently.
 //!
 //! The dispatcher looks a request up here first, and a test sends each opcode through it. So the table cannot
 //! differ from what is served. The documentation's table is generated from this one.
@@ -104,6 +105,53 @@ table! {
     4096 CUSE_INIT Kernel, "character devices in user space";
 }
 
+macro_rules! shared {
+    ($($name:ident $policy:expr, $why:literal;)*) => {
+        &[$(Opcode { number: op::$name, name: stringify!($name), policy: $policy, why: $why },)*]
+    };
+}
+
+/// What a shared mount does differently from [`OPCODES`].
+pub const SHARED: &[Opcode] = shared! {
+    OPEN Served, "answered by the transport, with a new number; the kernel drops the file's pages";
+    RELEASE Served, "ends the locks of an open file; otherwise nothing to do";
+    OPENDIR Served, "answered by the transport: otherwise the kernel would cache listings";
+    RELEASEDIR Served, "nothing to do";
+    CREATE Served, "as MKNOD and OPEN; a name that another machine has just made is looked up again";
+    READDIRPLUS Kernel, "not negotiated: the kernel may not keep what it would learn";
+};
+
+/// What it also does differently if locks are decided for all machines.
+pub const SHARED_LOCKS: &[Opcode] = shared! {
+    FLUSH Served, "ends the POSIX locks that a process holds on a file; the filesystem is called only if it may hold some";
+    GETLK Served, "";
+    SETLK Served, "flock too";
+    SETLKW Served, "waits without a deadline; any signal that interrupts a lock on a disk interrupts it";
+};
+
+/// What kind of mount receives a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mounted {
+    /// Exclusive or frozen.
+    #[default]
+    Alone,
+    /// Shared, with locks in the kernel.
+    Shared,
+    /// Shared, with locks for all machines.
+    SharedLocks,
+}
+
+/// What this kind of mount does with an opcode. `None`: there is no such opcode.
+pub fn policy(number: u32, mounted: Mounted) -> Option<Policy> {
+    let tables: [&[Opcode]; 2] = match mounted {
+        Mounted::Alone => [&[], &[]],
+        Mounted::Shared => [SHARED, &[]],
+        Mounted::SharedLocks => [SHARED, SHARED_LOCKS],
+    };
+    let differs = tables.into_iter().flatten().find(|line| line.number == number);
+    differs.or_else(|| find(number)).map(|line| line.policy)
+}
+
 /// The line of one opcode.
 pub fn find(number: u32) -> Option<&'static Opcode> {
     // All but the last have small gaps between them. Start at the last index where it can be, and search
@@ -114,8 +162,17 @@ pub fn find(number: u32) -> Option<&'static Opcode> {
 
 /// The table as Markdown, one line per opcode, for the documentation.
 pub fn markdown() -> String {
+    as_markdown(OPCODES.iter())
+}
+
+/// [`SHARED`] and [`SHARED_LOCKS`] in the same form.
+pub fn markdown_shared() -> String {
+    as_markdown(SHARED.iter().chain(SHARED_LOCKS))
+}
+
+fn as_markdown(lines: impl Iterator<Item = &'static Opcode>) -> String {
     let mut text = String::from("| opcode | | what is done | why |\n|---|---|---|---|\n");
-    for line in OPCODES {
+    for line in lines {
         let done = match line.policy {
             Policy::Served => "served".to_owned(),
             Policy::Refused(error) => format!("refused: {}", Errno(error)),

@@ -2,12 +2,32 @@
 
 use base::{Ino, Timestamp};
 use fs::Errno;
-use fs::api::{Allocate, FileKind, NewNode, RenameMode, Seek, SetAttr, SetTime, Waiting, XattrMode};
+use fs::api::{
+    Allocate, FileKind, LockKind, LockRange, LockStyle, NewNode, RenameMode, Seek, SetAttr, SetTime, Waiting,
+    XattrMode,
+};
 
 use super::Take;
 use super::header::Header;
 use super::init::{Agreed, flag};
 use super::opcodes::op;
+
+/// A lock as the kernel requests it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LockRequest {
+    /// The open file through which it is requested.
+    pub handle: u64,
+    /// The kernel's number for the owner. The kernel uses it again for another owner later.
+    pub owner: u64,
+    /// The style.
+    pub style: LockStyle,
+    /// The range. All of the file for [`LockStyle::Flock`].
+    pub range: LockRange,
+    /// The kind.
+    pub kind: LockKind,
+    /// The process.
+    pub pid: u32,
+}
 
 /// One request's operation. Names and data point into the request.
 #[allow(missing_docs)]
@@ -42,6 +62,7 @@ pub enum Op<'a> {
     Tmpfile {
         perm: u16,
         umask: u16,
+        append: bool,
     },
     Unlink {
         name: &'a [u8],
@@ -68,9 +89,37 @@ pub enum Op<'a> {
         data: &'a [u8],
         kill: bool,
         cached: bool,
+        /// The file was opened with `O_APPEND`, and the bytes come from write(2).
+        append: bool,
     },
     Statfs,
-    Release,
+    /// `append`: with `O_APPEND`.
+    Open {
+        append: bool,
+    },
+    /// `exclusive`: with `O_EXCL`.
+    Create {
+        name: &'a [u8],
+        node: NewNode,
+        exclusive: bool,
+        append: bool,
+    },
+    Opendir,
+    Releasedir,
+    /// One descriptor was closed. `owner`: of the POSIX locks of the process that did it.
+    Flush {
+        owner: u64,
+    },
+    /// The last descriptor of an open file was closed.
+    Release {
+        handle: u64,
+    },
+    Getlk(LockRequest),
+    /// `wait`: until the lock is granted.
+    Setlk {
+        lock: LockRequest,
+        wait: bool,
+    },
     Destroy,
     Fsync {
         data_only: bool,
@@ -137,7 +186,7 @@ impl<'a> Op<'a> {
             op::READ => read(take)?,
             op::WRITE => write(take)?,
             op::STATFS => Op::Statfs,
-            op::RELEASE => Op::Release,
+            op::RELEASE => Op::Release { handle: take.u64()? },
             op::DESTROY => Op::Destroy,
             op::FSYNC | op::FSYNCDIR => fsync(take)?,
             op::SYNCFS => Op::Syncfs,
@@ -149,6 +198,20 @@ impl<'a> Op<'a> {
             op::FALLOCATE => fallocate(take)?,
             op::LSEEK => lseek(take)?,
             op::COPY_FILE_RANGE | op::COPY_FILE_RANGE_64 => copy_range(take, header.opcode)?,
+            op::OPEN => Op::Open { append: appends(take.u32()?) },
+            op::OPENDIR => Op::Opendir,
+            op::RELEASEDIR => Op::Releasedir,
+            op::FLUSH => {
+                take.skip(16)?; // file handle, padding
+                Op::Flush { owner: take.u64()? }
+            }
+            op::GETLK => Op::Getlk(lock(take)?),
+            op::SETLK | op::SETLKW => {
+                let lock = lock(take)?;
+                // Releasing never waits.
+                let wait = header.opcode == op::SETLKW && lock.kind != LockKind::Unlock;
+                Op::Setlk { lock, wait }
+            }
             op::INTERRUPT => Op::Interrupt { unique: take.u64()? },
             op::SETXATTR | op::GETXATTR | op::LISTXATTR | op::REMOVEXATTR => {
                 xattr(take, header.opcode, agreed.has(flag::SETXATTR_EXT))?
@@ -166,6 +229,7 @@ impl<'a> Op<'a> {
             Op::Setattr(_)
             | Op::Symlink { .. }
             | Op::Mknod { .. }
+            | Op::Create { .. }
             | Op::Mkdir { .. }
             | Op::Tmpfile { .. }
             | Op::Unlink { .. }
@@ -185,6 +249,15 @@ impl<'a> Op<'a> {
             _ => None,
         }
     }
+
+    /// The same on a shared mount, where more has to wait for other machines.
+    pub fn waiting_shared(&self, ino: Ino) -> Option<Waiting> {
+        match self {
+            Op::Statfs | Op::Seek { .. } => Some(Waiting::Look),
+            Op::Getlk(_) | Op::Setlk { .. } => Some(Waiting::Lock),
+            _ => self.waiting(ino),
+        }
+    }
 }
 
 /// Operations that create, remove or move names.
@@ -201,14 +274,20 @@ fn names<'a>(take: &mut Take<'a>, opcode: u32) -> Result<Op<'a>, Errno> {
             let node = NewNode { kind, perm: perm(mode), umask: perm(umask), rdev };
             Op::Mknod { name: take.name()?, node }
         }
+        op::CREATE => {
+            let (flags, mode, umask) = (take.u32()?, take.u32()?, take.u32()?);
+            take.skip(4)?;
+            let node = NewNode { kind: FileKind::File, perm: perm(mode), umask: perm(umask), rdev: 0 };
+            let exclusive = flags & libc::O_EXCL as u32 != 0;
+            Op::Create { name: take.name()?, node, exclusive, append: appends(flags) }
+        }
         op::MKDIR => {
             let (mode, umask) = (take.u32()?, take.u32()?);
             Op::Mkdir { perm: perm(mode), umask: perm(umask), name: take.name()? }
         }
         op::TMPFILE => {
-            take.skip(4)?;
-            let (mode, umask) = (take.u32()?, take.u32()?);
-            Op::Tmpfile { perm: perm(mode), umask: perm(umask) }
+            let (flags, mode, umask) = (take.u32()?, take.u32()?, take.u32()?);
+            Op::Tmpfile { perm: perm(mode), umask: perm(umask), append: appends(flags) }
         }
         op::UNLINK => Op::Unlink { name: take.name()? },
         op::RMDIR => Op::Rmdir { name: take.name()? },
@@ -297,14 +376,42 @@ fn read<'a>(take: &mut Take<'a>) -> Result<Op<'a>, Errno> {
     Ok(Op::Read { offset: take.u64()?, len: take.u32()? })
 }
 
+/// Whether these flags of open(2) contain `O_APPEND`.
+fn appends(flags: u32) -> bool {
+    flags & libc::O_APPEND as u32 != 0
+}
+
+fn lock(take: &mut Take<'_>) -> Result<LockRequest, Errno> {
+    const FLOCK: u32 = 1;
+    let (handle, owner) = (take.u64()?, take.u64()?);
+    let (start, end) = (take.u64()?, take.u64()?);
+    let (kind, pid, flags) = (take.u32()?, take.u32()?, take.u32()?);
+    let kind = match kind as i32 {
+        libc::F_RDLCK => LockKind::Read,
+        libc::F_WRLCK => LockKind::Write,
+        libc::F_UNLCK => LockKind::Unlock,
+        _ => return Err(Errno::EINVAL),
+    };
+    let (style, range) = match flags & FLOCK {
+        0 if start > end => return Err(Errno::EINVAL),
+        0 => (LockStyle::Range, LockRange { start, end: end.min(LockRange::END) }),
+        _ => (LockStyle::Flock, LockRange::ALL),
+    };
+    Ok(LockRequest { handle, owner, style, range, kind, pid })
+}
+
 fn write<'a>(take: &mut Take<'a>) -> Result<Op<'a>, Errno> {
     const CACHED: u32 = 1;
     const KILL_SUIDGID: u32 = 1 << 2;
     take.skip(8)?; // file handle
     let (offset, len, flags) = (take.u64()?, take.u32()?, take.u32()?);
-    take.skip(16)?; // owner of locks, open flags, padding
+    take.skip(8)?; // owner of locks
+    let open = take.u32()?;
+    take.skip(4)?;
     let data = take.bytes(len as usize)?;
-    Ok(Op::Write { offset, data, kill: flags & KILL_SUIDGID != 0, cached: flags & CACHED != 0 })
+    let cached = flags & CACHED != 0;
+    let append = !cached && appends(open);
+    Ok(Op::Write { offset, data, kill: flags & KILL_SUIDGID != 0, cached, append })
 }
 
 fn fsync<'a>(take: &mut Take<'a>) -> Result<Op<'a>, Errno> {

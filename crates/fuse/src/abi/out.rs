@@ -1,12 +1,12 @@
 //! The bodies of replies.
 
 use fs::Errno;
-use fs::api::{Attr, DirEntry, Entry, StatFs};
+use fs::api::{Attr, DirEntry, Entry, Lock, LockKind, StatFs};
 
 use super::Put;
 
 /// "For ever", in seconds: 136 years. Nothing that the kernel caches of an exclusive or frozen mount can
-/// become wrong without passing through the kernel itself.
+/// become wrong without passing through the kernel itself. On a shared mount everything is fleeting.
 pub const FOREVER: u64 = u32::MAX as u64;
 
 /// Length of an entry, in bytes.
@@ -61,12 +61,33 @@ pub fn no_entry(put: &mut Put<'_>, fleeting: bool) -> Done {
     put.zeros(ENTRY - 24)
 }
 
-/// What follows the entry in the reply to TMPFILE: a file handle (none) and open flags (keep the cache).
-pub fn opened(put: &mut Put<'_>) -> Done {
-    const KEEP_CACHE: u32 = 1 << 1;
-    put.u64(0)?;
-    put.u32(KEEP_CACHE)?;
+/// How the kernel uses an open file.
+pub mod open {
+    /// Reads and writes go past the page cache.
+    pub const DIRECT_IO: u32 = 1;
+    /// The pages that the kernel holds are still right.
+    pub const KEEP_CACHE: u32 = 1 << 1;
+}
+
+/// An open file: its number, and flags of [`open`]. It also follows the entry in the replies to CREATE and
+/// TMPFILE.
+pub fn opened(put: &mut Put<'_>, handle: u64, flags: u32) -> Done {
+    put.u64(handle)?;
+    put.u32(flags)?;
     put.u32(0)
+}
+
+/// A lock that conflicts, or none.
+pub fn lock(put: &mut Put<'_>, held: Option<&Lock>) -> Done {
+    let kind = match held.map(|held| held.kind) {
+        Some(LockKind::Read) => libc::F_RDLCK,
+        Some(LockKind::Write) => libc::F_WRLCK,
+        Some(LockKind::Unlock) | None => libc::F_UNLCK,
+    };
+    put.u64(held.map_or(0, |held| held.range.start))?;
+    put.u64(held.map_or(0, |held| held.range.end))?;
+    put.u32(kind as u32)?;
+    put.u32(held.map_or(0, |held| held.pid))
 }
 
 /// Attributes. The kernel keeps them for ever, or not at all.

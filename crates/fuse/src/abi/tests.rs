@@ -71,6 +71,8 @@ fn every_cut_of_every_request_is_an_error_and_no_panic() {
         (op::RENAME2, [words(&[2, 0, 1, 0]), b"a\0b\0".to_vec()].concat()),
         (op::WRITE, [words(&[0, 0, 0, 0, 3, 0, 0, 0, 0, 0]), b"abc".to_vec()].concat()),
         (op::BATCH_FORGET, [words(&[1, 0]), vec![1; 16]].concat()),
+        (op::CREATE, [words(&[libc::O_APPEND as u32, 0o644, 0o22, 0]), b"n\0".to_vec()].concat()),
+        (op::SETLKW, words(&[1, 0, 2, 0, 5, 0, 9, 0, libc::F_WRLCK as u32, 4321, 0])),
         (op::SETXATTR, [words(&[2, 0, 0, 0]), b"user.a\0xy".to_vec()].concat()),
     ];
     for (opcode, whole) in samples {
@@ -93,6 +95,10 @@ fn values_without_meaning_are_refused() {
     assert_eq!(fallocate(8), Err(Errno::EOPNOTSUPP), "collapse");
     assert_eq!(fallocate(2), Err(Errno::EOPNOTSUPP), "punch without keep");
     assert!(fallocate(0x11).unwrap().contains("Zero"));
+    let lock = |start, end, kind| decode(op::SETLK, &words(&[1, 0, 2, 0, start, 0, end, 0, kind, 1, 0, 0]));
+    assert!(lock(5, 5, 1).unwrap().contains("Write"));
+    assert_eq!(lock(5, 4, 1), Err(Errno::EINVAL), "the end is before the start");
+    assert_eq!(lock(5, 5, 3), Err(Errno::EINVAL), "neither read, write nor unlock");
     let mknod = |mode| decode(op::MKNOD, &[words(&[mode, 0, 0, 0]), b"n\0".to_vec()].concat());
     assert_eq!(mknod(libc::S_IFDIR), Err(Errno::EINVAL));
     assert_eq!(
@@ -150,7 +156,8 @@ fn bodies_have_the_lengths_the_kernel_checks() {
     assert_eq!(len(&|put| out::attributes(put, &attr(), false)), 104);
     assert_eq!(len(&|put| out::statfs(put, &StatFs::default())), 80);
     assert_eq!(len(&|put| out::written(put, 1)), 8);
-    assert_eq!(len(&out::opened), 16);
+    assert_eq!(len(&|put| out::opened(put, 1, 0)), 16);
+    assert_eq!(len(&|put| out::lock(put, None)), 24);
     let line = DirEntry { name: b"abcde", ino: Ino(1), kind: FileKind::Dir, next: 1 };
     assert_eq!(len(&|put| out::dirent(put, 512, &line).map(drop)), 32);
     assert_eq!(len(&|put| out::dirent_plus(put, 512, &line, None).map(drop)), 160);
@@ -172,7 +179,8 @@ fn a_listing_stops_where_the_room_ends() {
 #[test]
 fn init_takes_what_is_offered_and_wanted_and_nothing_dangerous() {
     let all = Offer { major: 7, minor: 46, max_readahead: 131_072, flags: u64::MAX };
-    let agreed = all.agree(&Wishes { writeback: true, export: true, uring: true }).unwrap();
+    let agreed =
+        all.agree(&Wishes { writeback: true, export: true, uring: true, ..Wishes::default() }).unwrap();
     assert_eq!(agreed.minor, 45);
     assert!(agreed.has(flag::WRITEBACK_CACHE | flag::EXPORT_SUPPORT | flag::HANDLE_KILLPRIV_V2));
     assert!(agreed.has(flag::OVER_IO_URING));
@@ -187,6 +195,27 @@ fn init_takes_what_is_offered_and_wanted_and_nothing_dangerous() {
     assert_eq!(old.agree(&Wishes::default()), Err(Errno(libc::EPROTO)));
     let poor = Offer { flags: !flag::NO_OPEN_SUPPORT, ..all };
     assert_eq!(poor.agree(&Wishes::default()), Err(Errno(libc::EPROTO)));
+}
+
+#[test]
+fn a_shared_mount_takes_no_flag_that_lets_the_kernel_keep_names_or_times() {
+    let all = Offer { major: 7, minor: 45, max_readahead: 131_072, flags: u64::MAX };
+    let wishes = Wishes { shared: true, writeback: true, ..Wishes::default() };
+    let agreed = all.agree(&wishes).unwrap();
+    assert!(agreed.has(flag::AUTO_INVAL_DATA | flag::DIRECT_IO_ALLOW_MMAP | flag::HANDLE_KILLPRIV_V2));
+    let never = [
+        flag::WRITEBACK_CACHE,
+        flag::DO_READDIRPLUS,
+        flag::EXPLICIT_INVAL_DATA,
+        flag::ATOMIC_O_TRUNC,
+        flag::POSIX_LOCKS,
+        flag::FLOCK_LOCKS,
+    ];
+    never.iter().for_each(|never| assert!(!agreed.has(*never), "{never:#x}"));
+    let locks = all.agree(&Wishes { locks: true, ..wishes }).unwrap();
+    assert!(locks.has(flag::POSIX_LOCKS | flag::FLOCK_LOCKS));
+    let alone = all.agree(&Wishes { locks: true, ..Wishes::default() }).unwrap();
+    assert!(!alone.has(flag::POSIX_LOCKS) && !alone.has(flag::FLOCK_LOCKS));
 }
 
 #[test]

@@ -25,6 +25,10 @@ impl Sink for Kept {
 }
 
 fn dispatcher(sink: &Arc<Kept>) -> Dispatcher {
+    dispatcher_of(sink, None)
+}
+
+fn dispatcher_of(sink: &Arc<Kept>, shared: Option<Arc<SharedMount>>) -> Dispatcher {
     Dispatcher::new(Parts {
         fs: Arc::new(Null::new()),
         agreed: Agreed::default(),
@@ -32,6 +36,8 @@ fn dispatcher(sink: &Arc<Kept>) -> Dispatcher {
         workers: Pool::new("test", 1),
         writers: Pool::new("test", 1),
         seeker: Pool::new("test", 1),
+        unlockers: Pool::new("test", 1),
+        shared,
         dirty: None,
         flushes: None,
         notifier: Notifier::start(Arc::clone(sink) as _).unwrap(),
@@ -43,13 +49,18 @@ fn dispatcher(sink: &Arc<Kept>) -> Dispatcher {
 
 /// The answers to one request of this kind with these arguments.
 fn answers(opcode: u32, arguments: &[u8]) -> Vec<(u64, i32, Vec<u8>)> {
+    answers_of(None, opcode, arguments)
+}
+
+/// The same of a shared mount.
+fn answers_of(shared: Option<Arc<SharedMount>>, opcode: u32, arguments: &[u8]) -> Vec<(u64, i32, Vec<u8>)> {
     let mut request = ((IN_HEADER + arguments.len()) as u32).to_ne_bytes().to_vec();
     request.extend(opcode.to_ne_bytes());
     request.extend(99_u64.to_ne_bytes());
     request.extend(2_u64.to_ne_bytes());
     request.extend([0; 16]);
     request.extend(arguments);
-    raw(&request)
+    raw_of(shared, &request)
 }
 
 /// The time of one GETATTR in the dispatcher, for a filesystem that does nothing, in nanoseconds: the best of
@@ -112,9 +123,13 @@ fn what_looking_on_costs() {
 }
 
 fn raw(request: &[u8]) -> Vec<(u64, i32, Vec<u8>)> {
+    raw_of(None, request)
+}
+
+fn raw_of(shared: Option<Arc<SharedMount>>, request: &[u8]) -> Vec<(u64, i32, Vec<u8>)> {
     let kept = Arc::new(Kept::default());
     let sink: Arc<dyn Sink> = Arc::clone(&kept) as _;
-    let dispatcher = dispatcher(&kept);
+    let dispatcher = dispatcher_of(&kept, shared);
     dispatcher.serve(0, request, PageBuf::for_reply().bytes(), &sink);
     dispatcher.0.pending_table.close();
     dispatcher.0.notifier.close();
@@ -126,7 +141,7 @@ fn arguments(opcode: u32) -> Vec<u8> {
     let fixed = match opcode {
         op::SETATTR => 88,
         op::RENAME | op::LINK | op::FORGET | op::INTERRUPT | op::MKDIR | op::GETXATTR | op::BATCH_FORGET => 8,
-        op::MKNOD | op::TMPFILE | op::RENAME2 | op::SETXATTR => 16,
+        op::MKNOD | op::CREATE | op::TMPFILE | op::RENAME2 | op::SETXATTR => 16,
         op::READ | op::READDIR | op::READDIRPLUS | op::WRITE => 40,
         op::LOOKUP | op::UNLINK | op::RMDIR | op::SYMLINK | op::REMOVEXATTR => 0,
         op::LSEEK => {
@@ -155,6 +170,26 @@ fn the_table_says_what_the_dispatcher_does() {
             Policy::Served => assert_ne!(*error, -libc::ENOSYS, "{}", line.name),
         }
     }
+}
+
+#[test]
+fn a_shared_mount_does_what_its_tables_say() {
+    for locks in [false, true] {
+        let answer = |line: &opcodes::Opcode| {
+            let shared = Some(Arc::new(SharedMount::new(locks)));
+            let answers = answers_of(shared, line.number, &arguments(line.number));
+            assert_eq!(answers.len(), 1, "{}", line.name);
+            answers[0].1
+        };
+        for line in opcodes::SHARED {
+            assert_eq!(answer(line) == -libc::ENOSYS, line.policy == Policy::Kernel, "{}", line.name);
+        }
+        // The null filesystem refuses locks itself.
+        let flush = opcodes::SHARED_LOCKS.iter().find(|line| line.number == op::FLUSH).unwrap();
+        assert_eq!(answer(flush) == -libc::ENOSYS, !locks);
+    }
+    let lines = opcodes::SHARED.len() + opcodes::SHARED_LOCKS.len();
+    assert_eq!(opcodes::markdown_shared().lines().count(), lines + 2);
 }
 
 #[test]

@@ -13,6 +13,8 @@ mod files;
 mod killed;
 mod listings;
 mod memory;
+mod shared;
+mod shared_locks;
 mod transports;
 mod traps;
 mod trouble;

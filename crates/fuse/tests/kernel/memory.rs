@@ -2,14 +2,17 @@
 //!
 //! Files are blocks of 4 KiB. Absent blocks are holes. A listing's position is a number that a name got when
 //! it was created, so a listing stays right while names come and go. A file whose name begins with
-//! `trap-panic` or `trap-stall` panics or hangs at READ.
+//! `trap-panic` or `trap-stall` panics or hangs at READ. One whose name begins with `trap-race` is created by
+//! another node just before it is created here.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use base::{Ino, Timestamp};
 use fs::api::{self, *};
+use fs::locks::FileLocks;
 use fs::{Errno, api::Result};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
@@ -17,7 +20,15 @@ const BLOCK: u64 = 4096;
 
 #[derive(Default)]
 pub struct Memory {
-    state: Mutex<State>,
+    state: Arc<Mutex<State>>,
+    locks: Arc<Mutex<AllLocks>>,
+    /// This node. All nodes have the same state and locks.
+    node: u64,
+    pub shared: bool,
+    /// Locks are decided here.
+    pub fleet_locks: bool,
+    /// Everything waits for another machine, so nothing may be called on a thread that must not wait.
+    pub far: bool,
     /// While set, READ of `trap-stall` files and fsync hang.
     stalled: Mutex<bool>,
     released: Condvar,
@@ -30,6 +41,15 @@ pub struct Memory {
     pub hung: AtomicU64,
     pub syncs: AtomicU64,
     pub unmounts: AtomicU64,
+}
+
+/// By inode. The owner of a lock is a node and an owner there.
+type AllLocks = HashMap<u64, FileLocks<(u64, LockOwner), Waiter>>;
+
+struct Waiter {
+    node: u64,
+    wait: LockWait,
+    answer: LockAnswer,
 }
 
 #[derive(Default)]
@@ -62,6 +82,12 @@ enum Body {
 
 fn now() -> Timestamp {
     base::time::now()
+}
+
+/// A modification time that the file never had. The clock alone moves only with the tick.
+fn stamp(attr: &mut Attr) {
+    let time = now().max(Timestamp(attr.mtime.0 + 1));
+    (attr.mtime, attr.ctime) = (time, time);
 }
 
 impl State {
@@ -264,6 +290,20 @@ impl Memory {
         memory
     }
 
+    /// A filesystem that other nodes change too. Locks are decided here, and everything waits.
+    pub fn shared() -> Memory {
+        Memory { shared: true, fleet_locks: true, far: true, ..Memory::new() }
+    }
+
+    /// The same filesystem on another node.
+    pub fn another_node(&self) -> Memory {
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        let (state, locks) = (Arc::clone(&self.state), Arc::clone(&self.locks));
+        let node = LAST.fetch_add(1, Ordering::SeqCst) + 1;
+        let Memory { shared, fleet_locks, far, .. } = *self;
+        Memory { state, locks, node, shared, fleet_locks, far, ..Memory::default() }
+    }
+
     pub fn frozen() -> Memory {
         Memory { frozen: true, ..Memory::new() }
     }
@@ -283,6 +323,55 @@ impl Memory {
     /// Overwrites a file behind the kernel's back.
     pub fn overwrite(&self, ino: Ino, data: &[u8]) {
         self.state.lock().node(ino).unwrap().write(0, data).unwrap();
+    }
+
+    /// Replaces the contents of a file behind the kernel's back, as another node would.
+    pub fn replace(&self, ino: Ino, data: &[u8]) {
+        let mut state = self.state.lock();
+        let node = state.node(ino).unwrap();
+        node.truncate(0).unwrap();
+        node.write(0, data).unwrap();
+        stamp(&mut node.attr);
+    }
+
+    /// The contents of a file, as another node sees them.
+    pub fn contents(&self, ino: Ino) -> Vec<u8> {
+        let mut state = self.state.lock();
+        let node = state.node(ino).unwrap();
+        let mut data = vec![0; node.attr.size as usize];
+        node.read(0, &mut data).unwrap();
+        data
+    }
+
+    /// The locks that are held on all files.
+    pub fn held_locks(&self) -> usize {
+        let held = |file: &FileLocks<_, _>| {
+            [LockStyle::Range, LockStyle::Flock]
+                .map(|style| file.of(style).iter().count())
+                .iter()
+                .sum::<usize>()
+        };
+        self.locks.lock().values().map(held).sum()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        assert!(!self.far || base::thread::may_wait(), "called on a thread that must not wait");
+        self.state.lock()
+    }
+
+    /// Works on the locks of one file, and completes what can be granted afterwards.
+    fn with_locks<T>(&self, ino: Ino, work: impl FnOnce(&mut FileLocks<(u64, LockOwner), Waiter>) -> T) -> T {
+        assert!(!self.far || base::thread::may_wait(), "called on a thread that must not wait");
+        let mut all = self.locks.lock();
+        let file = all.entry(ino.0).or_default();
+        let done = work(file);
+        let granted = file.wake();
+        if file.is_empty() {
+            all.remove(&ino.0);
+        }
+        drop(all);
+        granted.into_iter().for_each(|waiter| (waiter.answer)(Ok(())));
+        done
     }
 
     /// The number of inodes, and how many of them have no name.
@@ -312,22 +401,28 @@ impl Memory {
         if self.stall_changes.load(Ordering::SeqCst) {
             self.hang();
         }
-        self.state.lock()
+        self.state()
     }
 }
 
 impl Filesystem for Memory {
     fn coherence(&self) -> Coherence {
-        if self.frozen { Coherence::Frozen } else { Coherence::Exclusive }
+        match (self.frozen, self.shared) {
+            (true, _) => Coherence::Frozen,
+            (_, true) => Coherence::Shared,
+            _ => Coherence::Exclusive,
+        }
     }
 
     fn would_wait(&self, request: Waiting) -> bool {
         match request {
+            _ if self.far => true,
             Waiting::Read { ino, .. } => {
                 self.state.lock().node(ino).is_ok_and(|node| node.trap == Trap::Stall)
             }
             Waiting::Sync => true,
             Waiting::Write => false,
+            Waiting::Lock => false,
             Waiting::Change => self.changes_wait.load(Ordering::SeqCst),
             Waiting::Look => false,
         }
@@ -337,7 +432,7 @@ impl Filesystem for Memory {
         if name.len() > 255 {
             return Err(Errno::ENAMETOOLONG);
         }
-        let mut state = self.state.lock();
+        let mut state = self.state();
         let child = match name {
             b"." => parent,
             _ => state.child(parent, name)?,
@@ -357,16 +452,16 @@ impl Filesystem for Memory {
     }
 
     fn getattr(&self, ino: Ino) -> Result<Attr> {
-        self.state.lock().node(ino).map(|node| node.attr)
+        self.state().node(ino).map(|node| node.attr)
     }
 
     fn setattr(&self, _: &Caller, ino: Ino, set: &SetAttr) -> Result<Attr> {
         let mut state = self.change();
         let node = state.node(ino)?;
+        let time = now().max(Timestamp(node.attr.mtime.0 + i128::from(set.size.is_some())));
         if let Some(size) = set.size {
             node.truncate(size)?;
         }
-        let time = now();
         let pick = |new: Option<SetTime>, old| match new {
             Some(SetTime::Now) => time,
             Some(SetTime::To(moment)) => moment,
@@ -390,7 +485,7 @@ impl Filesystem for Memory {
     }
 
     fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
-        match &self.state.lock().node(ino)?.body {
+        match &self.state().node(ino)?.body {
             Body::Link(target) => Ok(target.clone()),
             _ => Err(Errno::EINVAL),
         }
@@ -399,6 +494,14 @@ impl Filesystem for Memory {
     fn mknod(&self, caller: &Caller, parent: Ino, name: &[u8], node: &NewNode) -> Result<Entry> {
         let attr = Attr { rdev: node.rdev, ..blank(node.kind, node.perm & !node.umask) };
         let body = if node.kind == FileKind::File { Body::File(BTreeMap::new()) } else { Body::Other };
+        if name.starts_with(b"trap-race") {
+            let mut state = self.state();
+            let theirs = (blank(FileKind::File, 0o600), Body::File(BTreeMap::new()));
+            let made = state.make(&Caller::default(), parent, Some(name), theirs.0, theirs.1)?;
+            let node = state.node(made.attr.ino)?;
+            node.lookups = 0;
+            node.write(0, b"of another node")?;
+        }
         self.change().make(caller, parent, Some(name), attr, body)
     }
 
@@ -484,13 +587,13 @@ impl Filesystem for Memory {
     }
 
     fn read(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize> {
-        let trap = self.state.lock().node(ino)?.trap;
+        let trap = self.state().node(ino)?.trap;
         match trap {
             Trap::Panic => panic!("fell into the trap"),
             Trap::Stall => self.hang(),
             Trap::None => {}
         }
-        self.state.lock().node(ino)?.read(offset, buf)
+        self.state().node(ino)?.read(offset, buf)
     }
 
     fn write(
@@ -501,7 +604,7 @@ impl Filesystem for Memory {
         unprivileged: Option<&Caller>,
         cached: bool,
     ) -> Result<bool> {
-        let mut state = self.state.lock();
+        let mut state = self.state();
         let node = state.node(ino)?;
         node.write(offset, data)?;
         let before = node.attr.perm;
@@ -509,11 +612,21 @@ impl Filesystem for Memory {
             node.attr.perm &= !0o6000;
         }
         let changed = node.attr.perm != before;
-        if !cached {
-            let time = now();
-            (node.attr.mtime, node.attr.ctime) = (time, time);
+        if !cached || self.shared {
+            stamp(&mut node.attr);
         }
         Ok(changed)
+    }
+
+    fn append(&self, ino: Ino, data: &[u8], unprivileged: Option<&Caller>) -> Result<bool> {
+        let mut state = self.state();
+        let node = state.node(ino)?;
+        node.write(node.attr.size, data)?;
+        if unprivileged.is_some() {
+            node.attr.perm &= !0o6000;
+        }
+        stamp(&mut node.attr);
+        Ok(false)
     }
 
     fn allocate(&self, ino: Ino, offset: u64, len: u64, how: Allocate) -> Result<()> {
@@ -532,7 +645,7 @@ impl Filesystem for Memory {
     }
 
     fn seek(&self, ino: Ino, offset: u64, what: Seek) -> Result<u64> {
-        let mut state = self.state.lock();
+        let mut state = self.state();
         let node = state.node(ino)?;
         let size = node.attr.size;
         if offset >= size {
@@ -598,14 +711,14 @@ impl Filesystem for Memory {
                 break;
             }
             if !dots {
-                self.state.lock().node(child)?.lookups += 1;
+                self.state().node(child)?.lookups += 1;
             }
         }
         Ok(())
     }
 
     fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
-        self.state.lock().node(ino)?.xattrs.get(name).cloned().ok_or(Errno::ENODATA)
+        self.state().node(ino)?.xattrs.get(name).cloned().ok_or(Errno::ENODATA)
     }
 
     fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode, _: bool) -> Result<()> {
@@ -622,7 +735,7 @@ impl Filesystem for Memory {
     }
 
     fn listxattr(&self, ino: Ino) -> Result<Vec<u8>> {
-        let mut state = self.state.lock();
+        let mut state = self.state();
         let names = state.node(ino)?.xattrs.keys();
         Ok(names.flat_map(|name| name.iter().copied().chain([0])).collect())
     }
@@ -635,9 +748,56 @@ impl Filesystem for Memory {
         Ok(StatFs { total: 1 << 30, free: 1 << 29, available: 1 << 28, inodes: 7, inodes_free: 93 })
     }
 
+    fn locks(&self) -> Locks {
+        if self.fleet_locks { Locks::Fleet } else { Locks::Local }
+    }
+
+    fn test_lock(&self, ino: Ino, lock: &Lock) -> Result<Option<Lock>> {
+        let wanted = lock.owned_by((self.node, lock.owner));
+        let held = self.with_locks(ino, |file| file.of(lock.style).conflict(&wanted).copied());
+        Ok(held.map(|held| {
+            let pid = if held.owner.0 == self.node { held.pid } else { 0 };
+            Lock { pid, ..held.owned_by(held.owner.1) }
+        }))
+    }
+
+    fn set_lock(&self, ino: Ino, lock: &Lock) -> Result<()> {
+        self.with_locks(ino, |file| file.set(&lock.owned_by((self.node, lock.owner))))
+    }
+
+    fn wait_lock(&self, ino: Ino, lock: &Lock, wait: LockWait, answer: LockAnswer) {
+        let waiter = Waiter { node: self.node, wait, answer };
+        let wanted = lock.owned_by((self.node, lock.owner));
+        if let Some(waiter) = self.with_locks(ino, |file| file.wait(&wanted, waiter)) {
+            (waiter.answer)(Ok(()));
+        }
+    }
+
+    fn cancel_lock(&self, wait: LockWait) {
+        let is_it = |waiter: &Waiter| waiter.node == self.node && waiter.wait == wait;
+        let cancelled = self.locks.lock().values_mut().find_map(|file| file.cancel(is_it));
+        if let Some(waiter) = cancelled {
+            (waiter.answer)(Err(Errno::EINTR));
+        }
+    }
+
+    fn release_locks(&self, ino: Ino, owner: LockOwner, style: LockStyle) -> Result<()> {
+        self.with_locks(ino, |file| file.release(style, |held| held == (self.node, owner)));
+        Ok(())
+    }
+
     fn unmounted(&self) {
         self.unmounts.fetch_add(1, Ordering::SeqCst);
-        for node in self.state.lock().nodes.values_mut() {
+        let files: Vec<u64> = self.locks.lock().keys().copied().collect();
+        for ino in files {
+            for style in [LockStyle::Range, LockStyle::Flock] {
+                self.with_locks(Ino(ino), |file| file.release(style, |held| held.0 == self.node));
+            }
+        }
+        if self.shared {
+            return;
+        }
+        for node in self.state().nodes.values_mut() {
             node.lookups = 0;
         }
     }
@@ -661,7 +821,7 @@ impl State {
 impl Memory {
     /// At most 500 entries from `position` on: name, inode, and the position after it.
     fn list(&self, ino: Ino, position: u64) -> Result<Vec<(Vec<u8>, Ino, u64)>> {
-        let mut state = self.state.lock();
+        let mut state = self.state();
         let Body::Dir { names, order, parent, .. } = &state.node(ino)?.body else {
             return Err(Errno::ENOTDIR);
         };

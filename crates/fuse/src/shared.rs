@@ -1,0 +1,62 @@
+//! What a mount does differently when other machines change the tree too ([`Coherence::Shared`]).
+//!
+//! **The kernel keeps nothing.** Names, the absence of names, and attributes have a lifetime of 0, so each
+//! use of a path asks. Listings are not cached: OPENDIR is answered, because a kernel whose OPENDIR is
+//! refused caches listings.
+//!
+//! **Data is close-to-open, and better.** OPEN is answered here, without the filesystem, and the kernel drops
+//! the file's pages at each open. Before each read(2) of cached pages it asks for the attributes, and drops
+//! the pages if size or time have changed (`AUTO_INVAL_DATA`). Written bytes are sent before write(2)
+//! returns. Only a shared mapping sees and holds old bytes: until the file is opened again, and until
+//! msync(2) or close(2).
+//!
+//! **Appending.** For O_APPEND the kernel (6.18, without the writeback cache) takes the file's end from the
+//! size that it saw last, and does not ask for a newer one. It would overwrite what another machine appended.
+//! But each WRITE carries the flags of its open file, so here it becomes [`Filesystem::append`]. The kernel
+//! would keep such bytes in the page of the old end until the next read(2), and show them to mappings. So a
+//! file opened with O_APPEND uses no page cache (`FOPEN_DIRECT_IO`). What remains: the file's position after
+//! such a write is the old end plus the bytes written, a write of more than 1 MiB is several appends, and
+//! `RWF_APPEND` without O_APPEND writes at the old end.
+//!
+//! **Creating.** CREATE is MKNOD and OPEN in one. If another machine has created the name since the kernel
+//! looked, and the program did not say O_EXCL, the answer is ESTALE. The kernel then looks the name up again,
+//! and opens the file with all checks of permissions.
+//!
+//! [`Coherence::Shared`]: fs::api::Coherence::Shared
+//! [`Filesystem::append`]: fs::api::Filesystem::append
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::abi::opcodes::Mounted;
+use crate::abi::out::open;
+use crate::locks::LockRequests;
+
+/// The state of a shared mount. It needs no more than numbers for open files and, if locks are decided for
+/// all machines, the table of owners and waiting requests.
+pub struct SharedMount {
+    last_handle: AtomicU64,
+    locks: Option<LockRequests>,
+}
+
+impl SharedMount {
+    /// A mount without open files. `locks`: locks reach the filesystem.
+    pub fn new(locks: bool) -> SharedMount {
+        SharedMount { last_handle: AtomicU64::new(0), locks: locks.then(LockRequests::default) }
+    }
+
+    /// What kind of mount it is, for the table of opcodes.
+    pub fn mounted(&self) -> Mounted {
+        if self.locks.is_some() { Mounted::SharedLocks } else { Mounted::Shared }
+    }
+
+    /// The number and the flags of a new open file.
+    pub(crate) fn open(&self, append: bool) -> (u64, u32) {
+        let handle = self.last_handle.fetch_add(1, Ordering::Relaxed) + 1;
+        (handle, if append { open::DIRECT_IO } else { 0 })
+    }
+
+    /// Locks, if they reach the filesystem.
+    pub(crate) fn locks(&self) -> Option<&LockRequests> {
+        self.locks.as_ref()
+    }
+}
