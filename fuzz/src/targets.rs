@@ -15,6 +15,8 @@ use base::{BlobId, Ino, Must, PackNo, Timestamp};
 use blob::Sums;
 use blob::claim::{self, Claim};
 use blob::extent::{Extent, ExtentPage};
+use fs::api::{Lock, LockKind, LockRange, LockStyle};
+use fs::locks::row;
 use meta::journal::format;
 use meta::key::Key;
 use meta::record;
@@ -53,6 +55,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "claim", run: claim, seeds: claim_seeds },
     Target { name: "sums", run: sums, seeds: sums_seeds },
     Target { name: "rows", run: rows, seeds: rows_seeds },
+    Target { name: "locks", run: locks, seeds: locks_seeds },
     Target { name: "journal", run: journal, seeds: journal_seeds },
     Target { name: "archive", run: archive_members, seeds: archive_seeds },
     Target { name: "import", run: import, seeds: import_seeds },
@@ -63,6 +66,25 @@ pub const TARGETS: &[Target] = &[
     Target { name: "s3_words", run: texts::s3_words, seeds: texts::s3_words_seeds },
     Target { name: "keys", run: texts::keys, seeds: texts::keys_seeds },
 ];
+
+/// The row of a file's locks in a shared volume.
+fn locks(data: &[u8]) {
+    if let Ok(table) = row::decode(data) {
+        assert_eq!(row::encode(&table).ok().flatten().as_deref(), Some(data));
+    }
+}
+
+fn locks_seeds() -> Vec<Vec<u8>> {
+    let mut table = row::Table::default();
+    for number in 1..4 {
+        let owner = row::Owner { node: 1, epoch: 2, number };
+        let range = LockRange { start: 10 * number, end: 10 * number + 5 };
+        let lock = Lock { owner, style: LockStyle::Range, range, kind: LockKind::Write, pid: 7 };
+        let whole = Lock { style: LockStyle::Flock, range: LockRange::ALL, kind: LockKind::Read, ..lock };
+        let _ = (table.set(&lock), table.set(&whole));
+    }
+    row::encode(&table).ok().flatten().into_iter().collect()
+}
 
 /// A header, and every payload decoder on what follows it, because a fuzzer cannot find valid checksums.
 fn frames(data: &[u8]) {
@@ -88,6 +110,12 @@ fn frames(data: &[u8]) {
     }
     if let Ok(notes) = frame::decode_notes(payload) {
         assert_eq!(frame::encode_notes(&notes), payload);
+    }
+    if let Ok(ask) = frame::PackAsk::decode(payload) {
+        assert_eq!(ask.encode()[..], *payload);
+    }
+    if let Ok(part) = frame::PackPart::decode(payload) {
+        assert_eq!(part.encode(), payload);
     }
     if let Ok(listed) = frame::decode_listed(payload) {
         assert!(payload.len() > SMALL || frame::encode_listed(&listed) == payload);
@@ -157,6 +185,8 @@ fn frames_seeds() -> Vec<Vec<u8>> {
         (Type::List, list.encode()),
         (Type::Roll, frame::encode_roll(&Roll { members: vec![seen; 2], more: true })),
         (Type::Filled, vec![1]),
+        (Type::Pack, frame::PackAsk { pack: PackNo(9), offset: 1, len: 2 }.encode().to_vec()),
+        (Type::PackPart, frame::PackPart::Bytes(vec![3; 5]).encode()),
         (Type::Get, get.encode().to_vec()),
         (Type::Error, error.encode()),
         (Type::Refuse, refused.encode()),

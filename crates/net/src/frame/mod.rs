@@ -11,6 +11,7 @@
 //!
 //! Decoders accept any bytes and return an error for what they do not understand. They never panic.
 
+mod pack;
 mod payload;
 mod roll;
 #[cfg(test)]
@@ -19,6 +20,7 @@ mod tests;
 use base::size::{BLOB_MAX, SEGMENT};
 use blob::sums::crc32c;
 
+pub use pack::{PACK_MAX, PackAsk, PackPart};
 pub(crate) use payload::LIST_MAX;
 pub use payload::{Get, ListAsk, Refusal, Texted};
 pub use payload::{
@@ -74,6 +76,10 @@ pub enum Type {
     Members = 24,
     /// Some of the members.
     Roll = 25,
+    /// "Send me this range of your pack."
+    Pack = 26,
+    /// The bytes, or why there are none.
+    PackPart = 27,
     /// "Send me this."
     Get = 32,
     /// A blob's sums.
@@ -104,7 +110,7 @@ impl Type {
         use Type::*;
         let all = [
             Hello, Challenge, Proof, Welcome, Refuse, Ask, Answers, Notes, Done, List, Listed, Fill, Filled,
-            Members, Roll, Get, Sums, Data, Error, Cancel, Suspect, Ping, Pong, Bye,
+            Members, Roll, Pack, PackPart, Get, Sums, Data, Error, Cancel, Suspect, Ping, Pong, Bye,
         ];
         let (mut table, mut at) = ([None; Type::Bye as usize + 1], 0);
         while at < all.len() {
@@ -124,8 +130,8 @@ impl Type {
             Type::Ask => 1024,
             Type::Answers => 1024,
             Type::Notes => 16 << 10,
-            Type::List => 16,
-            Type::Listed | Type::Roll => SMALL_MAX,
+            Type::List | Type::Pack => 16,
+            Type::Listed | Type::Roll | Type::PackPart => SMALL_MAX,
             Type::Filled => 1,
             Type::Members => 16,
             Type::Get => 40,

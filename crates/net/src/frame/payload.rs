@@ -62,7 +62,7 @@ impl<'a> Reader<'a> {
         Ok(Duration::from_millis(u64::from(self.u32()?)))
     }
 
-    fn end(self) -> Result<(), BadFrame> {
+    pub(super) fn end(self) -> Result<(), BadFrame> {
         self.0.is_empty().then_some(()).ok_or(BadFrame::Payload("something follows its end"))
     }
 }

@@ -16,6 +16,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::fail::Fail;
 use super::service::{Filled, Listed, Roll};
+use crate::frame::PackPart;
 use crate::message::Answer;
 
 /// The content of an answer.
@@ -25,6 +26,7 @@ pub(crate) enum Reply {
     Listed(Listed),
     Filled(Filled),
     Roll(Roll),
+    Pack(PackPart),
     Groups(Sums, Vec<u8>),
     Done,
 }
@@ -192,6 +194,10 @@ pub(crate) fn filled(reply: Reply) -> Option<Filled> {
 
 pub(crate) fn roll(reply: Reply) -> Option<Roll> {
     if let Reply::Roll(roll) = reply { Some(roll) } else { None }
+}
+
+pub(crate) fn pack(reply: Reply) -> Option<PackPart> {
+    if let Reply::Pack(part) = reply { Some(part) } else { None }
 }
 
 pub(crate) fn groups(reply: Reply) -> Option<(Sums, Vec<u8>)> {

@@ -66,7 +66,7 @@ use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Handle, Runtime};
 
-use crate::frame::{self, Get, ListAsk, Type, WITH_SUMS};
+use crate::frame::{self, Get, ListAsk, PackAsk, PackPart, Type, WITH_SUMS};
 use crate::hello::{Class, Greeter, Identity};
 use crate::id::NodeId;
 use crate::message::{Answer, Ask, Note};
@@ -357,6 +357,11 @@ impl Net {
     /// that of a fetch.
     pub fn fill(&self, peer: Peer, blob: &BlobId, time: Duration) -> Call<Filled> {
         self.call(peer, Class::Control, Type::Fill, &blob.0, time, call::filled)
+    }
+
+    /// Asks the node that writes a pack for bytes of it: at most [`frame::PACK_MAX`].
+    pub fn pack(&self, peer: Peer, ask: &PackAsk, time: Duration) -> Call<PackPart> {
+        self.call(peer, Class::Control, Type::Pack, &ask.encode(), time, call::pack)
     }
 
     /// Asks: "Which members come after this one?" It also works with a fleet whose volume is not known here.

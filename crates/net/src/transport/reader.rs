@@ -422,6 +422,7 @@ fn take(lane: &Lane, header: &Header, payload: &[u8]) -> Result<(), Fail> {
         Type::Listed => frame::decode_listed(payload).map(Reply::Listed).map_err(protocol),
         Type::Filled => frame::decode_filled(payload).map(Reply::Filled).map_err(protocol),
         Type::Roll => frame::decode_roll(payload).map(Reply::Roll).map_err(protocol),
+        Type::PackPart => frame::PackPart::decode(payload).map(Reply::Pack).map_err(protocol),
         Type::Done => Ok(Reply::Done),
         Type::Sums => {
             let sums = Sums::decode(payload).map_err(|error| Fail::Corrupt(error.to_string()));

@@ -39,7 +39,7 @@ use super::outbox::Outbox;
 use super::service::{Content, Filled, Unfilled};
 use super::slice::{Slice, slice_end};
 use super::{Shared, suspicions};
-use crate::frame::{self, ErrorKind, Get, HEADER, Header, ListAsk, Texted, Type};
+use crate::frame::{self, ErrorKind, Get, HEADER, Header, ListAsk, PackAsk, Texted, Type};
 use crate::frame::{PART, WITH_SUMS};
 use crate::hello::{Class, Other};
 use crate::id::NodeId;
@@ -257,6 +257,7 @@ impl Serving {
                 let ask = ListAsk::decode(payload).map_err(bad)?;
                 self.list(request, ask);
             }
+            Type::Pack => self.pack(request, PackAsk::decode(payload).map_err(bad)?),
             Type::Fill => self.fill(request, payload)?,
             Type::Members => {
                 let after = <[u8; 16]>::try_from(payload)
@@ -305,6 +306,24 @@ impl Serving {
             let most = usize::from(ask.most).min(frame::LIST_MAX);
             let listed = frame::encode_listed(&service.list(ask.prefix, most));
             finished.lock().end(|frames| frame::put(frames, Type::Listed, request, &listed));
+            bell.ring();
+        });
+    }
+
+    /// Reads bytes of a pack. A helper thread does it, because it waits for a disk.
+    fn pack(&mut self, request: u32, ask: PackAsk) {
+        let (finished, bell) = (Arc::clone(&self.finished), Arc::clone(&self.bell));
+        let service = Arc::clone(&self.shared.service);
+        self.slow_began();
+        tokio::task::spawn_blocking(move || {
+            let part = service.pack(ask);
+            finished.lock().end(|frames| match part {
+                Ok(part) => frame::put(frames, Type::PackPart, request, &part.encode()),
+                Err(text) => {
+                    let payload = Texted { kind: ErrorKind::Failed, text }.encode();
+                    frame::put(frames, Type::Error, request, &payload);
+                }
+            });
             bell.ring();
         });
     }

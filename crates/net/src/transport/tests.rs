@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use base::BlobId;
+use base::{BlobId, PackNo};
 use blob::Sums;
 use parking_lot::Mutex;
 
@@ -80,6 +80,15 @@ impl Service for Store {
 
     fn members(&self, after: NodeId, most: usize) -> Roll {
         looking::members(after, most)
+    }
+
+    fn pack(&self, ask: PackAsk) -> Result<PackPart, String> {
+        match ask.pack.0 {
+            1 => Ok(PackPart::Bytes(vec![ask.offset as u8; ask.len as usize])),
+            2 => Ok(PackPart::InOrigin),
+            3 => Ok(PackPart::Gone),
+            _ => Err("the disk failed".to_owned()),
+        }
     }
 
     fn list(&self, prefix: Prefix, most: usize) -> Listed {
@@ -191,6 +200,12 @@ fn questions_notes_and_lists_are_answered() {
     let listed = here.list(peer, Prefix::ALL, TIME).wait().unwrap();
     assert_eq!(listed, Listed { blobs: vec![id], more: false });
     assert_eq!(here.greet(peer, TIME).wait(), Ok(()));
+    let pack = |pack, offset, len| here.pack(peer, &PackAsk { pack, offset, len }, TIME).wait();
+    let bytes = PackPart::Bytes(vec![7; frame::PACK_MAX as usize]);
+    assert_eq!(pack(PackNo(1), 7, frame::PACK_MAX), Ok(bytes));
+    assert_eq!(pack(PackNo(2), 0, 1), Ok(PackPart::InOrigin));
+    assert_eq!(pack(PackNo(3), 0, 1), Ok(PackPart::Gone));
+    assert!(matches!(pack(PackNo(4), 0, 1), Err(Fail::Unable(why)) if why.contains("the disk failed")));
     // All of it used one connection.
     assert_eq!(here.counters().made, 1);
     let nobody = BlobId([5; 32]);
