@@ -28,6 +28,8 @@ use meta::record::InodeRecord;
 use crate::errno::Errno;
 use crate::volume::{Core, Volume};
 
+pub(crate) use hints::Hint;
+
 pub use hints::{AccessRules, Pattern};
 
 /// The name of the attribute for access.
@@ -40,12 +42,6 @@ pub const KEEP: &[u8] = b"yes";
 pub const DO_NOT_KEEP: &[u8] = b"no";
 /// The number of folders above a file that are searched.
 const DEPTH: usize = 64;
-/// What applies to a file.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Hint {
-    pub(crate) access: Access,
-    pub(crate) keep: bool,
-}
 
 /// What was said of one inode.
 #[derive(Clone, Copy, Default)]

@@ -15,6 +15,7 @@ use meta::PackRow;
 use meta::plan::Op;
 use meta::plan::op::Piece;
 use meta::record::InodeRecord;
+use meta::store::Value;
 
 use crate::access::Hint;
 use crate::errno::Error;
@@ -51,7 +52,8 @@ impl Core {
         let len = (record.size - offset).min(buf.len() as u64) as usize;
         let buf = &mut buf[..len];
         if record.has(InodeRecord::INLINE) {
-            return self.read_inline(ino, offset, buf).map(|()| len);
+            let known = found.and_then(|found| found.inline.clone());
+            return self.read_inline(ino, known, offset, buf).map(|()| len);
         }
         let hint = self.hint_of(ino, record);
         if len > 0 {
@@ -68,8 +70,12 @@ impl Core {
         Ok(len)
     }
 
-    fn read_inline(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
-        let bytes = self.names.inline(ino)?;
+    /// Reads an inline file; `known`: its bytes, if they were just read.
+    fn read_inline(&self, ino: Ino, known: Option<Value>, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
+        let bytes = match known {
+            None => self.names.inline(ino)?,
+            known => known,
+        };
         let Some(bytes) = bytes else {
             // It was moved to a pack after its record was read.
             let (page, at) = page_of(offset);
@@ -148,6 +154,11 @@ impl Core {
     }
 
     fn read_pack_as(&self, pack: PackNo, offset: u32, buf: &mut [u8], hint: Hint) -> Result<(), Error> {
+        if let Some(sharing) = self.elsewhere(pack)
+            && self.table.get(pack).is_none()
+        {
+            return self.read_elsewhere(sharing, pack, offset, buf);
+        }
         match self.place_of(pack)? {
             Some(Place::Open) => {
                 self.parts.packs.read(pack, offset, buf)?;
@@ -276,7 +287,7 @@ impl Core {
 }
 
 /// Whether re-read names may show that the bytes have moved.
-fn may_have_moved(error: &Error) -> bool {
+pub(crate) fn may_have_moved(error: &Error) -> bool {
     match error {
         Error::Blob(BlobError::Missing(_)) => true,
         Error::Blob(BlobError::Io(error)) => {
@@ -287,7 +298,7 @@ fn may_have_moved(error: &Error) -> bool {
 }
 
 /// The error for a pack that has no row.
-fn gone(pack: PackNo) -> Error {
+pub(crate) fn gone(pack: PackNo) -> Error {
     Error::Blob(BlobError::Io(io::Error::new(
         io::ErrorKind::NotFound,
         format!("{pack:?} is named by an extent and is not in the pack table"),

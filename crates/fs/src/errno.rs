@@ -61,6 +61,7 @@ names!(
     EOPNOTSUPP,
     ETIMEDOUT,
     ESTALE,
+    ENOLCK,
     EDQUOT,
     ENOTTY,
 );
@@ -100,7 +101,7 @@ impl From<Refusal> for Errno {
             Refusal::Busy => Errno::EBUSY,
             Refusal::Unsupported => Errno::EOPNOTSUPP,
             // The first two are handled inside. If one reaches this table, that is as bad as damage.
-            Refusal::MustOutline | Refusal::ContentGone | Refusal::Damaged => Errno::EIO,
+            Refusal::MustOutline | Refusal::ContentGone | Refusal::Changed | Refusal::Damaged => Errno::EIO,
         }
     }
 }
@@ -109,7 +110,10 @@ impl From<&StoreError> for Errno {
     fn from(error: &StoreError) -> Errno {
         match error {
             StoreError::Full => Errno::ENOSPC,
-            StoreError::Damaged(_) | StoreError::DamagedLog(_) | StoreError::Unavailable(_) => Errno::EIO,
+            StoreError::Damaged(_)
+            | StoreError::DamagedLog(_)
+            | StoreError::Unavailable(_)
+            | StoreError::Fenced(_) => Errno::EIO,
         }
     }
 }

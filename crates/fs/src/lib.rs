@@ -5,8 +5,10 @@
 //!   other backend.
 //! - [`volume`]: the real filesystem. `serve` implements the trait for it; `ops` implements the operations,
 //!   one file per family.
+//! - [`shared`]: what is different in a volume that several nodes write to.
 //! - [`follow`]: serves a series of trees, each newer than the last, as one filesystem.
 //! - [`clone`], [`fsck`], [`publish`], [`stats`]: what the command line does to a whole volume.
+//! - [`locks`]: byte-range and whole-file locks, as a table without clocks and threads.
 //! - `packs`: where new bytes are stored. `gc`: how unused bytes are freed. `equal`: whether a new write may
 //!   refer to bytes that are stored already.
 //! - [`errno`]: the one table from errors to error numbers.
@@ -16,11 +18,13 @@ pub mod api;
 mod bytes;
 pub mod clone;
 mod counters;
+mod elsewhere;
 mod equal;
 pub mod errno;
 pub mod follow;
 pub mod fsck;
 pub mod gc;
+pub mod locks;
 mod numbers;
 mod ops;
 mod packs;
@@ -32,6 +36,7 @@ pub mod publish;
 pub mod read_plan;
 mod refs;
 mod serve;
+pub mod shared;
 mod space;
 pub mod stats;
 #[cfg(test)]

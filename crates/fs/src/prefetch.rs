@@ -55,7 +55,8 @@ impl Core {
             return;
         }
         let Ok(len) = u32::try_from(len) else { return };
-        if access == Access::Random {
+        // Names of a shared volume are not looked up ahead of reads: they may change until then.
+        if access == Access::Random || self.is_shared() {
             return;
         }
         let read = Read { offset, len, size };

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use base::Ino;
 use blob::extent::ExtentPage;
 use meta::record::InodeRecord;
+use meta::store::Value;
 
 use crate::Filesystem;
 
@@ -35,9 +36,11 @@ impl ReadPlan {
     }
 }
 
-/// The names of a range of a file that is not inline.
+/// The names of a range of a file.
 pub(crate) struct FoundNames {
     pub(crate) record: InodeRecord,
+    /// The bytes of an inline file, if they were looked up too.
+    pub(crate) inline: Option<Value>,
     /// The page of the range's first byte.
     pub(crate) page: u32,
     /// The extents of that page.

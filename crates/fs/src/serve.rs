@@ -10,8 +10,9 @@ use blob::completion::{Arrival, Missed};
 use meta::store::StoreError;
 
 use crate::api::{
-    Allocate, Answer, Attr, Caller, Coherence, DirEntry, Entry, Filesystem, NewNode, ReadPlan, RenameMode,
-    Result, Seek, SetAttr, Start, StatFs, Touched, Waiting, XattrMode,
+    Allocate, Answer, Attr, Caller, Coherence, DirEntry, Entry, Filesystem, Lock, LockAnswer, LockOwner,
+    LockStyle, LockWait, Locks, NewNode, ReadPlan, RenameMode, Result, Seek, SetAttr, Start, StatFs, Touched,
+    Waiting, XattrMode,
 };
 use crate::errno::{Errno, Error};
 use crate::ops::write::How;
@@ -60,7 +61,11 @@ impl Volume {
 
 impl Filesystem for Volume {
     fn coherence(&self) -> Coherence {
-        if self.core.options.frozen { Coherence::Frozen } else { Coherence::Exclusive }
+        match &self.core.options {
+            options if options.frozen => Coherence::Frozen,
+            options if options.shared.is_some() => Coherence::Shared,
+            _ => Coherence::Exclusive,
+        }
     }
 
     fn would_wait(&self, request: Waiting) -> bool {
@@ -157,8 +162,15 @@ impl Filesystem for Volume {
         unprivileged: Option<&Caller>,
         cached: bool,
     ) -> Result<bool> {
+        // The kernel of a shared mount keeps no size and no times.
+        let cached = cached && !self.core.is_shared();
         let how = How { unprivileged: unprivileged.copied(), cached };
         self.change("write", ino, |core| core.write(ino, offset, data, how))
+    }
+
+    fn append(&self, ino: Ino, data: &[u8], unprivileged: Option<&Caller>) -> Result<bool> {
+        let how = How { unprivileged: unprivileged.copied(), cached: false };
+        self.change("write", ino, |core| core.append(ino, data, how))
     }
 
     fn drop_privileges(&self, caller: &Caller, ino: Ino) -> Result<bool> {
@@ -223,7 +235,32 @@ impl Filesystem for Volume {
         self.ask("statfs", Ino::ROOT, self.core.statfs())
     }
 
+    fn locks(&self) -> Locks {
+        self.core.options.shared.as_ref().map_or(Locks::Local, |sharing| sharing.locks)
+    }
+
+    fn test_lock(&self, ino: Ino, lock: &Lock) -> Result<Option<Lock>> {
+        self.ask("lock", ino, self.core.test_lock(ino, lock))
+    }
+
+    fn set_lock(&self, ino: Ino, lock: &Lock) -> Result<()> {
+        self.ask("lock", ino, self.core.set_lock(ino, lock))
+    }
+
+    fn wait_lock(&self, ino: Ino, lock: &Lock, wait: LockWait, answer: LockAnswer) {
+        self.core.wait_lock(ino, lock, wait, answer);
+    }
+
+    fn cancel_lock(&self, wait: LockWait) {
+        self.core.fleet_locks.queue.cancel(wait);
+    }
+
+    fn release_locks(&self, ino: Ino, owner: LockOwner, style: LockStyle) -> Result<()> {
+        self.ask("lock", ino, self.core.release_locks(ino, owner, style))
+    }
+
     fn unmounted(&self) {
+        self.core.release_all_locks();
         let nameless = self.core.refs.clear();
         self.core.reaper.push(&nameless);
     }

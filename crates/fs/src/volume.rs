@@ -52,6 +52,8 @@ use crate::packs::table::Table;
 use crate::prefetch::streams::Streams;
 use crate::publish::state::Publishing;
 use crate::refs::Refs;
+use crate::shared::locks::FleetLocks;
+use crate::shared::{Sharing, pack_of};
 use crate::space::SpaceGate;
 
 /// The format this program writes, and the only one it reads.
@@ -131,6 +133,8 @@ pub struct Options {
     pub names_local: bool,
     /// Rules for how files will be read, if any were given.
     pub access: AccessRules,
+    /// Other nodes write to the volume too.
+    pub shared: Option<Sharing>,
     /// Called before a blob is deleted, if present. An error (a sentence) keeps the blob.
     pub may_delete: Option<MayDelete>,
     /// Where messages go: standard error by default.
@@ -150,6 +154,7 @@ impl Default for Options {
             gate: Arc::new(NoGate),
             names_local: true,
             access: AccessRules::default(),
+            shared: None,
             may_delete: None,
             report: Arc::new(|line| eprintln!("covey: {line}")),
         }
@@ -249,6 +254,7 @@ pub(crate) struct Core {
     /// found and deleted. So a new pack with the same content never loses its blob to a deletion that runs at
     /// the same time.
     pub(crate) blobs: RwLock<()>,
+    pub(crate) fleet_locks: FleetLocks,
     /// See [`crate::publish`].
     pub(crate) publishing: Publishing,
     /// Packs that the previous run sealed and did not retire. Their bytes are certainly still in their open
@@ -302,7 +308,10 @@ impl Volume {
         Volume::probe(&*parts.store)?;
         options.read_only |= options.frozen;
         let core = Arc::new(Core {
-            names: Names::new(parts.store.clone()),
+            names: match options.shared {
+                Some(_) => Names::far(parts.store.clone()),
+                None => Names::new(parts.store.clone()),
+            },
             parts,
             packs: Packs::new(options.seal_small),
             table: Table::new(),
@@ -325,6 +334,7 @@ impl Volume {
             stopping: AtomicBool::new(false),
             revoked: AtomicBool::new(false),
             blobs: RwLock::new(()),
+            fleet_locks: FleetLocks::default(),
             publishing: Publishing::default(),
             resealing: Mutex::default(),
             first_pack: AtomicU64::new(0),
@@ -339,14 +349,15 @@ impl Volume {
             volume.start("covey-sweep", Core::sweeper)?;
             volume.start("covey-reap", Core::reaper)?;
         }
-        if !core.options.read_only && core.options.local {
+        let dedups = !core.options.read_only && !core.is_shared();
+        if dedups && core.options.local {
             volume.start("covey-dedup", Core::deduper)?;
-        } else if !core.options.read_only {
+        } else if dedups {
             // Not joined: it may be waiting for a network.
             let deduper = core.clone();
             base::thread::spawn("covey-dedup", move || deduper.deduper()).map_err(OpenError::Thread)?;
         }
-        if !core.options.names_local {
+        if !core.options.names_local && !core.is_shared() {
             // Not joined: it may be waiting for a network.
             base::thread::spawn("covey-prefetch", move || core.prefetcher()).map_err(OpenError::Thread)?;
         }
@@ -374,7 +385,8 @@ impl Volume {
         let nameless = self.core.refs.clear();
         self.core.reaper.push(&nameless);
         let began = time::monotonic();
-        while !self.core.reaper.is_idle()
+        while !self.core.is_shared()
+            && !self.core.reaper.is_idle()
             && time::monotonic().saturating_duration_since(began) < REAP_PATIENCE
         {
             self.core.sweep.pause(Duration::from_millis(5));
@@ -393,7 +405,8 @@ impl Volume {
         self.core.fresh.close();
         self.core.streams.queue.close();
         self.core.reaper.stop();
-        for thread in self.threads.lock().drain(..) {
+        let locks = self.core.fleet_locks.queue.stop();
+        for thread in self.threads.lock().drain(..).chain(locks) {
             if thread.join().is_err() {
                 (self.core.options.report)("one of the volume's own threads ended by a panic");
             }
@@ -453,6 +466,7 @@ impl Core {
     /// Runs an operation and records what it no longer refers to. Of the crowded pages it finds, the returned
     /// change keeps those that should be looked at now.
     pub(crate) fn run_as(&self, caller: &Caller, now: Timestamp, op: &Op<'_>) -> Result<Change, Error> {
+        let now = if self.is_shared() { self.after_what_was_seen(op, now)? } else { now };
         let ctx = Ctx { now, uid: caller.uid, gid: caller.gid };
         let mut change = self.names.run(op, &ctx)?;
         if !self.dirty.load(Ordering::Relaxed) {
@@ -490,6 +504,12 @@ impl Core {
         }
     }
 
+    /// The same as it was seen last ([`Names::inode_seen`]), for a write whose commit checks it.
+    pub(crate) fn file_seen(&self, ino: Ino) -> Result<InodeRecord, Error> {
+        let seen = self.names.inode_seen(ino)?.filter(InodeRecord::is_file);
+        seen.map_or_else(|| self.file(ino), Ok)
+    }
+
     pub(crate) fn lock_of(&self, ino: Ino) -> &RwLock<()> {
         &self.locks[ino.0 as usize % LOCKS]
     }
@@ -507,7 +527,10 @@ impl Core {
     }
 
     pub(crate) fn next_pack(&self) -> Result<PackNo, Error> {
-        Ok(PackNo(self.pack_nos.take(|count| self.allocate_numbers("next-pack", count))?))
+        let number = self.pack_nos.take(|count| self.allocate_numbers("next-pack", count))?;
+        let Some(sharing) = &self.options.shared else { return Ok(PackNo(number)) };
+        let used_up = || StoreError::Damaged(format!("the counter of packs is at {number}, too high"));
+        Ok(pack_of(sharing.node, number).ok_or_else(used_up)?)
     }
 
     fn allocate_numbers(&self, counter: &'static str, count: u64) -> Result<u64, Error> {

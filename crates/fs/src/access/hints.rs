@@ -8,7 +8,12 @@ use blob::Access;
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 
-use super::Hint;
+/// What applies to a file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Hint {
+    pub(crate) access: Access,
+    pub(crate) keep: bool,
+}
 
 /// The number of inodes whose result is cached.
 const KNOWN: usize = 256;

@@ -40,7 +40,10 @@ impl Core {
     pub(crate) fn may_copy(&self) -> bool {
         let room = |space: blob::Space| space.available > crate::space::floor(space.total) / 2 + 4 * MIB;
         // Moved bytes must be uploaded again, after everything that is waiting for the origin already.
-        !self.is_read_only() && self.options.gate.is_open() && self.parts.packs.space().is_ok_and(room)
+        !self.is_read_only()
+            && !self.is_shared()
+            && self.options.gate.is_open()
+            && self.parts.packs.space().is_ok_and(room)
     }
 
     /// Compacts for one round while there is too much dead data. Then, if nothing is being written, compacts

@@ -101,6 +101,9 @@ impl Core {
 
     /// Examines written pages, no longer than `patience`.
     pub(crate) fn dedup(&self, when: When, patience: Duration) -> Result<(), Error> {
+        if self.is_shared() {
+            return Ok(());
+        }
         let began = time::monotonic();
         // Collected until the end, so that no page is taken twice.
         let mut later = Vec::new();

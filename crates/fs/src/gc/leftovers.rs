@@ -28,6 +28,10 @@ impl Core {
     /// Handles the open packs that were found.
     pub(crate) fn adopt_leftovers(&self) -> Result<(), Error> {
         for (pack, len) in self.parts.packs.open_packs()? {
+            if self.elsewhere(pack).is_some() {
+                // The folder is a copy of another node's, or was another node's.
+                continue;
+            }
             let len = u32::try_from(len).unwrap_or(u32::MAX).min(BLOB_MAX);
             let adopted = match self.pack_row(pack)? {
                 None | Some(PackRow::Condemned { .. }) => {

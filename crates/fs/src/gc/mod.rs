@@ -29,6 +29,7 @@ mod leftovers;
 mod reap;
 pub(crate) mod reap_queue;
 mod relief;
+pub(crate) mod shared_orphans;
 mod sweep;
 pub(crate) mod sweep_state;
 

@@ -16,6 +16,9 @@ const AGAIN: Duration = Duration::from_millis(500);
 impl Core {
     /// The reaper's thread.
     pub(crate) fn reaper(&self) {
+        if let Some(sharing) = &self.options.shared {
+            return self.reap_shared(sharing);
+        }
         if let Err(error) = self.queue_orphans() {
             self.report(&format!("inodes without a name could not be listed: {error}"));
         }
@@ -68,7 +71,7 @@ impl Core {
     /// deleted first.
     pub(crate) fn reap(&self, ino: Ino) -> Result<(), Error> {
         loop {
-            match self.run(&Op::Reap { ino }) {
+            match self.run(&self.reap_op(ino)) {
                 Ok(change) if change.more => {}
                 Err(Error::Refused(Refusal::NotEmpty)) => self.empty_nameless(ino)?,
                 done => return done.map(drop),

@@ -45,6 +45,11 @@ impl Reaper {
         }
     }
 
+    /// Forgets what is queued.
+    pub(crate) fn clear(&self) {
+        self.queue.lock().inos.clear();
+    }
+
     /// Ends the gathering at once.
     pub(crate) fn hurry(&self) {
         self.work.notify_one();

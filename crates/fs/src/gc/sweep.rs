@@ -35,7 +35,10 @@ impl Core {
 
     /// The sweeper's thread.
     pub(crate) fn sweeper(&self) {
-        if let Err(error) = self.count_packs() {
+        // In a shared volume, nothing is done to packs that are blobs.
+        if !self.is_shared()
+            && let Err(error) = self.count_packs()
+        {
             self.report(&format!("packs could not be counted, so none are compacted: {error}"));
         }
         let mut complained = false;
@@ -84,6 +87,9 @@ impl Core {
     /// Judges the packs that lost live bytes: those without any are condemned.
     pub(crate) fn judge_touched(&self) -> Result<(), Error> {
         let mut touched = self.garbage.take_touched();
+        if self.is_shared() {
+            return Ok(());
+        }
         while let Some(pack) = touched.last() {
             // An open pack is judged when it is sealed, which touches it again.
             let judged = if self.packs.has(*pack) { Ok(()) } else { self.judge(*pack) };

@@ -111,6 +111,10 @@ impl Core {
 
     /// The inodes of a batch, read together. A directory's counts and times are in further rows.
     fn records_of(&self, batch: &[Listed]) -> Result<Vec<Option<InodeRecord>>, Error> {
+        if self.is_shared() {
+            let inos: Vec<Ino> = batch.iter().map(|name| name.dentry.ino).collect();
+            return Ok(self.names.attrs(&inos)?);
+        }
         let keys: Vec<Key> = batch.iter().map(|name| Key::inode(name.dentry.ino)).collect();
         let rows = self.parts.store.get_many(&keys)?;
         let mut records = Vec::with_capacity(batch.len());

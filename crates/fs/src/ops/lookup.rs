@@ -70,6 +70,16 @@ impl Core {
             return Ok(Some((up, self.attr(up)?)));
         }
         check_name(name)?;
+        if self.is_shared() {
+            let found = self.names.entry(parent, name)?;
+            return match (found.inode, found.parent) {
+                (Some((ino, record)), _) => Ok(Some((ino, record)).filter(|(_, record)| record.nlink > 0)),
+                (None, Some(dir)) if !dir.is_dir() => Err(Errno::ENOTDIR.into()),
+                // A directory that was removed is found in another row.
+                (None, None) if !self.inode(parent)?.is_dir() => Err(Errno::ENOTDIR.into()),
+                (None, _) => Ok(None),
+            };
+        }
         match self.names.lookup(parent, name)? {
             // The inode may have been removed since the name was read.
             Some(dentry) => Ok(self.names.attr(dentry.ino)?.filter(|r| r.nlink > 0).map(|r| (dentry.ino, r))),

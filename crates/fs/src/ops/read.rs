@@ -7,6 +7,7 @@ use base::{BlobId, Ino};
 use blob::completion::{Completion, Start};
 use blob::extent::{ExtentPage, Part};
 use meta::Key;
+use meta::names::FilePage;
 use meta::record::InodeRecord;
 
 use crate::api::{Seek, Waiting};
@@ -36,8 +37,25 @@ enum Looked {
 
 impl Core {
     pub(crate) fn read(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
+        if self.is_shared() {
+            return self.read_of_one_moment(ino, offset, buf);
+        }
         let record = self.file(ino)?;
         self.read_known(ino, &record, None, offset, buf)
+    }
+
+    /// A read whose size and bytes belong together, as far as one page of the file goes. Otherwise a file
+    /// that another node cuts and writes again would show zeros that were never in it.
+    fn read_of_one_moment(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
+        let page = page_of(offset).0;
+        let found = self.names.file_page(ino, page)?.filter(|found| found.record.is_file());
+        let Some(FilePage { record, inline, extents }) = found else {
+            // Not there, or no file.
+            let record = self.file(ino)?;
+            return self.read_known(ino, &record, None, offset, buf);
+        };
+        let found = FoundNames { record, inline, page, extents };
+        self.read_known(ino, &record, Some(&found), offset, buf)
     }
 
     /// A read with the names of its plan, if the plan has any.
@@ -70,6 +88,7 @@ impl Core {
             Waiting::Write => !self.options.gate.is_open(),
             Waiting::Sync => true,
             Waiting::Change => false,
+            Waiting::Lock => self.is_shared(),
             Waiting::Look => !self.options.names_local,
         }
     }
@@ -100,7 +119,7 @@ impl Core {
         let Ok(record) = self.file(ino) else { return Looked::Failed };
         let (page, at) = page_of(offset);
         if record.has(InodeRecord::INLINE) {
-            let names = FoundNames { record, page, extents: ExtentPage::new() };
+            let names = FoundNames { record, inline: None, page, extents: ExtentPage::new() };
             return match self.is_row_here(&Key::inline(ino)) {
                 true => Looked::Found { names, is_remote: false },
                 false => Looked::Elsewhere,
@@ -123,7 +142,7 @@ impl Core {
             first.get_or_insert(extents);
         }
         let extents = first.unwrap_or_default();
-        Looked::Found { names: FoundNames { record, page, extents }, is_remote }
+        Looked::Found { names: FoundNames { record, inline: None, page, extents }, is_remote }
     }
 
     /// Whether a byte of this range of a page is on no disk of this machine. False where that cannot be told:
@@ -172,6 +191,9 @@ impl Core {
         let mut parts = found.extents.parts(at, len);
         let Some(Part::Data(extent)) = parts.next() else { return None };
         let fits = at.checked_add(len)? <= BLOB_MAX && extent.len == len;
+        if self.is_shared() {
+            return None;
+        }
         match self.place_of(extent.pack) {
             Ok(Some(Place::Blob(blob))) if !self.options.local && fits && len > 0 => {
                 Some((found, blob, extent.offset..extent.offset + len))

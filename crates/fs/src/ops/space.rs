@@ -1,5 +1,7 @@
 //! fallocate(2) and statfs(2).
 
+use std::ops::Range;
+
 use base::Ino;
 use base::size::{FILE_MAX, INLINE_MAX};
 use meta::plan::op::Body;
@@ -20,6 +22,17 @@ impl Core {
             return Err(Errno::EINVAL.into());
         }
         let end = offset.checked_add(len).filter(|end| *end <= FILE_MAX).ok_or(Errno::EFBIG)?;
+        loop {
+            match self.try_allocate(ino, offset..end, how) {
+                // Another node changed the inline file meanwhile.
+                Err(Error::Refused(Refusal::Changed)) => {}
+                done => return done,
+            }
+        }
+    }
+
+    fn try_allocate(&self, ino: Ino, range: Range<u64>, how: Allocate) -> Result<(), Error> {
+        let (offset, end, len) = (range.start, range.end, range.end - range.start);
         let _whole = self.lock_of(ino).write();
         let record = self.file(ino)?;
         let (punch, grow_to) = match how {
@@ -69,8 +82,8 @@ impl Core {
         let from = offset.min(size) as usize;
         let to = offset.saturating_add(len).min(size) as usize;
         bytes[from..to].fill(0);
-        let op =
-            Op::Write { ino, body: Body::Inline(&bytes), unprivileged: None, cached: false, intern: None };
+        let (body, over) = (Body::Inline(&bytes), Some(record.change));
+        let op = Op::Write { ino, body, unprivileged: None, cached: false, intern: None, over };
         self.run(&op).map(drop)
     }
 

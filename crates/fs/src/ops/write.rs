@@ -40,6 +40,48 @@ impl Core {
         Ok(before != 0 && self.file(ino)?.mode & SET_IDS != before)
     }
 
+    /// Writes at the end of the file, wherever that is. Returns true if that cleared set-id bits.
+    pub(crate) fn append(&self, ino: Ino, data: &[u8], how: How) -> Result<bool, Error> {
+        let before = if how.unprivileged.is_some() { self.file(ino)?.mode & SET_IDS } else { 0 };
+        loop {
+            match self.try_append(ino, data, how) {
+                // Somebody else wrote meanwhile. Its end may be another one now.
+                Err(Error::Refused(Refusal::Changed | Refusal::MustOutline)) => {}
+                done => break done?,
+            }
+        }
+        Ok(before != 0 && self.file(ino)?.mode & SET_IDS != before)
+    }
+
+    fn try_append(&self, ino: Ino, data: &[u8], mut how: How) -> Result<(), Error> {
+        if data.is_empty() {
+            return Ok(());
+        }
+        self.options.gate.pass()?;
+        self.admit(data.len() as u64)?;
+        let record = self.file_to_write(ino, how)?;
+        let (offset, over) = (record.size, Some(record.change));
+        let end = offset.checked_add(data.len() as u64).filter(|end| *end <= FILE_MAX).ok_or(Errno::EFBIG)?;
+        how.unprivileged = how.unprivileged.map(|caller| caller.before(&record));
+        let inline = record.has(InodeRecord::INLINE);
+        if (inline || is_blank(&record)) && end <= INLINE_MAX as u64 {
+            let mut bytes = if inline { self.inline_bytes(ino, &record)? } else { vec![0; offset as usize] };
+            bytes.extend_from_slice(data);
+            return self.commit_over(ino, Body::Inline(&bytes), how, None, over);
+        }
+        let stored = match inline {
+            true => self.store_over_inline(ino, &record, offset, data)?,
+            false => self.store_in(ino, offset, data, offset)?,
+        };
+        self.commit_over(ino, Body::Packed(&stored.pieces), how, None, over)
+    }
+
+    /// The file before a write. Its mode decides what the write of an unprivileged caller clears, so it must
+    /// be the present one then.
+    fn file_to_write(&self, ino: Ino, how: How) -> Result<InodeRecord, Error> {
+        if how.unprivileged.is_some() { self.file(ino) } else { self.file_seen(ino) }
+    }
+
     fn write_bytes(&self, ino: Ino, offset: u64, data: &[u8], mut how: How) -> Result<(), Error> {
         if data.is_empty() {
             return Ok(());
@@ -48,7 +90,7 @@ impl Core {
         self.options.gate.pass()?;
         self.admit(data.len() as u64)?;
         self.garbage.hold_back(|| self.sweep.wake());
-        let record = self.file(ino)?;
+        let record = self.file_to_write(ino, how)?;
         how.unprivileged = how.unprivileged.map(|caller| caller.before(&record));
         if record.has(InodeRecord::INLINE) || (end <= INLINE_MAX as u64 && is_blank(&record)) {
             return self.write_small(ino, offset, data, how);
@@ -58,6 +100,7 @@ impl Core {
             && record.stored == 0
             && data.len() > INLINE_MAX
             && data.len() <= WHOLE_MAX
+            && !self.is_shared()
         {
             return self.write_whole(ino, data, how);
         }
@@ -72,9 +115,21 @@ impl Core {
     }
 
     fn commit_write(&self, ino: Ino, body: Body<'_>, how: How, intern: Option<BlobId>) -> Result<(), Error> {
+        self.commit_over(ino, body, how, intern, None)
+    }
+
+    /// The same for a body that was made from a file with this [`InodeRecord::change`].
+    fn commit_over(
+        &self,
+        ino: Ino,
+        body: Body<'_>,
+        how: How,
+        intern: Option<BlobId>,
+        over: Option<u64>,
+    ) -> Result<(), Error> {
         let How { unprivileged, cached } = how;
         let unprivileged = unprivileged.map(|caller| caller.gid);
-        let op = Op::Write { ino, body, unprivileged, cached, intern };
+        let op = Op::Write { ino, body, unprivileged, cached, intern, over };
         // A cached write moves no times here: the kernel sends them itself, so a coarse clock is enough.
         let now = if cached { time::tick() } else { time::now() };
         let change = self.run_as(&Caller::default(), now, &op)?;
@@ -85,10 +140,21 @@ impl Core {
         Ok(())
     }
 
-    /// A write to a file that is inline, or could be.
+    /// A write to a file that is inline, or could be. If another node changes the file meanwhile, the write
+    /// is made again from what is there then.
     fn write_small(&self, ino: Ino, offset: u64, data: &[u8], how: How) -> Result<(), Error> {
+        loop {
+            match self.try_write_small(ino, offset, data, how) {
+                Err(Error::Refused(Refusal::Changed)) => {}
+                done => return done,
+            }
+        }
+    }
+
+    fn try_write_small(&self, ino: Ino, offset: u64, data: &[u8], how: How) -> Result<(), Error> {
         let _whole = self.lock_of(ino).write();
-        let record = self.file(ino)?;
+        let record = self.file_to_write(ino, how)?;
+        let over = Some(record.change);
         let end = offset + data.len() as u64;
         let inline = record.has(InodeRecord::INLINE);
         if (inline || is_blank(&record)) && end.max(record.size) <= INLINE_MAX as u64 {
@@ -96,14 +162,14 @@ impl Core {
                 if inline { self.inline_bytes(ino, &record)? } else { vec![0; record.size as usize] };
             bytes.resize(record.size.max(end) as usize, 0);
             bytes[offset as usize..end as usize].copy_from_slice(data);
-            return self.commit_write(ino, Body::Inline(&bytes), how, None);
+            return self.commit_over(ino, Body::Inline(&bytes), how, None, over);
         }
         let stored = if inline {
             self.store_over_inline(ino, &record, offset, data)?
         } else {
             self.store(ino, offset, data)?
         };
-        self.commit_write(ino, Body::Packed(&stored.pieces), how, None)?;
+        self.commit_over(ino, Body::Packed(&stored.pieces), how, None, over)?;
         self.fresh.note(ino, &stored.pieces);
         Ok(())
     }
@@ -148,7 +214,10 @@ impl Core {
         let stored = self.store(ino, 0, &bytes)?;
         // Like a cached write: moving bytes moves no times.
         let how = How { cached: true, ..How::default() };
-        self.commit_write(ino, Body::Packed(&stored.pieces), how, None)
+        match self.commit_over(ino, Body::Packed(&stored.pieces), how, None, Some(record.change)) {
+            Err(Error::Refused(Refusal::Changed)) => self.outline(ino),
+            done => done,
+        }
     }
 
     /// Writes the whole content of an empty file, which may be stored already.

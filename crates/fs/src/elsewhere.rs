@@ -1,0 +1,117 @@
+//! Bytes of packs in a shared volume: reads of other nodes' packs, and answers to other nodes.
+
+use base::{PackNo, Timestamp};
+use blob::BlobError;
+use meta::PackRow;
+use meta::plan::Op;
+
+use crate::bytes::{gone, may_have_moved};
+use crate::errno::Error;
+use crate::packs::table::Place;
+use crate::shared::{FromOwner, Sharing, owner};
+use crate::volume::{Core, Volume};
+
+/// A time this close behind the present one, in nanoseconds, is another machine's present. A later one was
+/// set.
+const CLOSE: i128 = 1_000_000_000;
+
+impl Core {
+    /// Whether other nodes write to this volume too.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.options.shared.is_some()
+    }
+
+    /// What is known of other nodes, if this pack belongs to one of them.
+    pub(crate) fn elsewhere(&self, pack: PackNo) -> Option<&Sharing> {
+        self.options.shared.as_ref().filter(|sharing| owner(pack) != sharing.node)
+    }
+
+    /// The time of a change. If it changes a file's contents, it is one that the file did not have before:
+    /// the kernels of other nodes see by it that the contents are new. The clock moves in ticks, and two
+    /// machines' clocks differ a little.
+    pub(crate) fn after_what_was_seen(&self, op: &Op<'_>, now: Timestamp) -> Result<Timestamp, Error> {
+        let (Op::Write { ino, .. }
+        | Op::SetAttr { ino, .. }
+        | Op::Punch { ino, .. }
+        | Op::CopyRange { to: ino, .. }) = *op
+        else {
+            return Ok(now);
+        };
+        let before = self.names.inode_seen(ino)?.map_or(Timestamp(0), |record| record.mtime);
+        let is_close = before >= now && before.0 - now.0 < CLOSE;
+        Ok(if is_close { Timestamp(before.0 + 1) } else { now })
+    }
+
+    /// Reads a range of another node's pack.
+    pub(crate) fn read_elsewhere(
+        &self,
+        sharing: &Sharing,
+        pack: PackNo,
+        offset: u32,
+        buf: &mut [u8],
+    ) -> Result<(), Error> {
+        let row = self.pack_row(pack)?;
+        let Some(row) = row else { return Err(gone(pack)) };
+        let blob = match row {
+            PackRow::Open => None,
+            PackRow::Sealed { blob, .. } | PackRow::Condemned { blob, .. } => Some(blob),
+        };
+        if let Some(blob) = blob.filter(|blob| self.parts.source.is_local(blob)) {
+            self.parts.source.read_at(&blob, offset, buf)?;
+            return Ok(());
+        }
+        let asked = sharing.others.read(pack, offset, buf);
+        match (asked, blob) {
+            (Ok(FromOwner::Bytes), _) => Ok(()),
+            (Ok(FromOwner::InOrigin), Some(blob)) => {
+                self.table.put(pack, Place::Blob(blob));
+                Ok(self.parts.source.read_at(&blob, offset, buf)?)
+            }
+            // Sealed since the row was read, or gone: the names are read again.
+            (Ok(FromOwner::InOrigin | FromOwner::Gone), _) => Err(gone(pack)),
+            // The owner does not answer. What it has uploaded is in the origin.
+            (Err(error), Some(blob)) => match self.parts.source.read_at(&blob, offset, buf) {
+                Err(BlobError::Missing(_)) => Err(error.into()),
+                done => Ok(done?),
+            },
+            (Err(error), None) => Err(error.into()),
+        }
+    }
+}
+
+impl Volume {
+    /// Bytes of one of this node's packs, for another node. `is_pending` says whether a blob is still waiting
+    /// to be uploaded.
+    ///
+    /// # Errors
+    /// The names or the bytes cannot be read.
+    pub fn read_own_pack(
+        &self,
+        pack: PackNo,
+        offset: u32,
+        buf: &mut [u8],
+        is_pending: impl Fn(&base::BlobId) -> bool,
+    ) -> Result<FromOwner, Error> {
+        let core = &self.core;
+        if core.options.shared.as_ref().is_none_or(|sharing| owner(pack) != sharing.node) {
+            return Ok(FromOwner::Gone);
+        }
+        match core.place_of(pack)? {
+            None => return Ok(FromOwner::Gone),
+            Some(Place::Blob(blob)) if !is_pending(&blob) => return Ok(FromOwner::InOrigin),
+            Some(_) => {}
+        }
+        match core.read_pack(pack, offset, buf) {
+            Ok(()) => Ok(FromOwner::Bytes),
+            Err(error) if may_have_moved(&error) => {
+                // It was sealed between the two looks.
+                core.table.drop(pack);
+                match core.place_of(pack)? {
+                    None => Ok(FromOwner::Gone),
+                    Some(_) => core.read_pack(pack, offset, buf).map(|()| FromOwner::Bytes),
+                }
+            }
+            Err(error) => Err(error),
+        }
+    }
+}

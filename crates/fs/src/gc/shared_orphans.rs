@@ -1,0 +1,155 @@
+//! Inodes without a name in a shared volume: they live while any node's kernel refers to them.
+//!
+//! ```text
+//!   every node, before it renews its session:     its hold rows say which nameless inodes it refers to
+//!   one node, the one with the lowest number:     deletes the inodes that nobody holds
+//! ```
+//!
+//! A session that is alive was renewed less than one lease ago, and its hold rows were written before that.
+//! An inode that has had no name for two leases can therefore not be found by anybody any more, and each node
+//! that refers to it has said so. So it is deleted if it has no hold row then. The commit that deletes it
+//! checks that once more. The rows of nodes that have died are removed.
+
+use std::time::{Duration, Instant};
+
+use base::{Ino, time};
+use hashbrown::{HashMap, HashSet};
+use meta::key::tags;
+use meta::plan::{Op, Refusal};
+use meta::store::{CommitError, StoreError};
+use meta::{Commit, Expect, Key};
+
+use crate::errno::Error;
+use crate::shared::Sharing;
+use crate::volume::{Core, Volume};
+
+/// Rows read at a time.
+const BATCH: usize = 4096;
+/// How often the thread looks whether it should end.
+const LOOK: Duration = Duration::from_millis(250);
+
+impl Volume {
+    /// Says in the names which inodes without a name this node refers to. Call it before each renewal of the
+    /// session: what was not said until then may be deleted.
+    ///
+    /// # Errors
+    /// An error of the store.
+    pub fn note_held_orphans(&self) -> Result<(), StoreError> {
+        self.core.options.shared.as_ref().map_or(Ok(()), |sharing| self.core.note_held(sharing))
+    }
+}
+
+impl Core {
+    fn note_held(&self, sharing: &Sharing) -> Result<(), StoreError> {
+        let orphans = self.all_orphans()?;
+        let mut unheld = orphans.clone();
+        self.refs.unheld(&mut unheld);
+        let unheld: HashSet<Ino> = unheld.into_iter().collect();
+        let held: HashSet<Ino> = orphans.into_iter().filter(|ino| !unheld.contains(ino)).collect();
+        let said: HashSet<Ino> = self
+            .all_holds()?
+            .into_iter()
+            .filter(|(_, node)| *node == sharing.node)
+            .map(|(ino, _)| ino)
+            .collect();
+        for ino in held.difference(&said) {
+            let commit = Commit {
+                checks: vec![(Key::orphan(*ino), Expect::Exists)],
+                puts: vec![(Key::hold(*ino, sharing.node), [][..].into())],
+                ..Commit::default()
+            };
+            match self.parts.store.commit(commit) {
+                // It got a name again.
+                Ok(()) | Err(CommitError::Conflict { .. }) => {}
+                Err(CommitError::Store(error)) => return Err(error),
+            }
+        }
+        let over = said.difference(&held).map(|ino| Key::hold(*ino, sharing.node));
+        self.remove_holds(over.collect())
+    }
+
+    fn remove_holds(&self, dels: Vec<Key>) -> Result<(), StoreError> {
+        if dels.is_empty() {
+            return Ok(());
+        }
+        match self.parts.store.commit(Commit { dels, ..Commit::default() }) {
+            Ok(()) | Err(CommitError::Conflict { .. }) => Ok(()),
+            Err(CommitError::Store(error)) => Err(error),
+        }
+    }
+
+    fn all_orphans(&self) -> Result<Vec<Ino>, StoreError> {
+        let (mut from, mut all) = (Ino(0), Vec::new());
+        loop {
+            let found = self.names.orphans(from, BATCH)?;
+            let Some(last) = found.last().filter(|_| !self.stopping()) else { return Ok(all) };
+            from = Ino(last.0.saturating_add(1));
+            all.extend(found);
+        }
+    }
+
+    fn all_holds(&self) -> Result<Vec<(Ino, u32)>, StoreError> {
+        let rows = self.parts.store.scan(&Key::kind(tags::HOLD), usize::MAX)?;
+        Ok(rows.iter().filter_map(|(key, _)| key.as_hold()).collect())
+    }
+
+    /// The reaper's thread in a shared volume.
+    pub(crate) fn reap_shared(&self, sharing: &Sharing) {
+        let mut since: HashMap<Ino, Instant> = HashMap::new();
+        let (mut next, mut complained) = (time::monotonic(), false);
+        while !self.stopping() {
+            // The rows say more than this queue, which knows only what this node removed.
+            self.reaper.clear();
+            self.sweep.pause(LOOK);
+            if time::monotonic() < next {
+                continue;
+            }
+            next = time::monotonic() + sharing.lease / 2;
+            let done = self.reap_round(sharing, &mut since);
+            if let Err(error) = &done
+                && !complained
+            {
+                self.report(&format!(
+                    "inodes without a name cannot be removed now; this will be repeated: {error}"
+                ));
+            }
+            complained = done.is_err();
+        }
+    }
+
+    fn reap_round(&self, sharing: &Sharing, since: &mut HashMap<Ino, Instant>) -> Result<(), Error> {
+        let alive: Vec<u32> = sharing.others.alive()?.iter().map(|session| session.node).collect();
+        if alive.iter().min() != Some(&sharing.node) {
+            since.clear();
+            return Ok(());
+        }
+        let dead = self.all_holds()?.into_iter().filter(|(_, node)| !alive.contains(node));
+        self.remove_holds(dead.map(|(ino, node)| Key::hold(ino, node)).collect())?;
+        self.sweep_locks(sharing)?;
+        let (orphans, now) = (self.all_orphans()?, time::monotonic());
+        let there: HashSet<Ino> = orphans.iter().copied().collect();
+        since.retain(|ino, _| there.contains(ino));
+        for ino in orphans {
+            let first = *since.entry(ino).or_insert(now);
+            if now.saturating_duration_since(first) < 2 * sharing.lease {
+                continue;
+            }
+            if self.stopping() {
+                return Ok(());
+            }
+            match self.reap(ino) {
+                Ok(()) | Err(Error::Refused(Refusal::Busy)) => {}
+                Err(Error::Refused(refusal)) => {
+                    self.report(&format!("{ino:?} has no name and could not be removed: {refusal}"));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// The operation that deletes an inode without a name.
+    pub(super) fn reap_op(&self, ino: Ino) -> Op<'static> {
+        if self.is_shared() { Op::ReapShared { ino } } else { Op::Reap { ino } }
+    }
+}

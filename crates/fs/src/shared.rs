@@ -1,0 +1,108 @@
+//! A volume that several nodes write to at the same time: what this node knows of the others.
+//!
+//! The names are in a database that all nodes use. This module holds what is left to agree on:
+//!
+//! - **A pack belongs to the node that writes it.** Its number says which node that is ([`owner`]). Only the
+//!   owner has its bytes until they are in the origin, so other nodes read them from the owner.
+//! - **Nothing is remembered that another node can change.** A read looks up the names again. Of the pack
+//!   table, only packs that are in the origin are remembered.
+//! - **Equal bytes are not searched for**, packs are not compacted, and blobs are not deleted. Each of these
+//!   decides about packs that other nodes may be about to refer to.
+//! - **Locks are rows too**, if the mount asks for that: see `shared/locks.rs`.
+//! - **An inode without a name lives while any node holds it**: see [`crate::gc::shared_orphans`].
+//! - **What a write makes of the bytes that it found** (an inline file) is committed only if the file has not
+//!   changed since. A lock of this process is not enough.
+
+pub(crate) mod locks;
+mod waits;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::PackNo;
+use blob::BlobError;
+use meta::store::StoreError;
+
+use crate::api::Locks;
+
+/// The number of a pack within its node has this many bits; the bits above are the node.
+const OWN_BITS: u32 = 40;
+/// Nodes have numbers from 1 to this.
+pub const NODE_MAX: u32 = (1 << 23) - 1;
+
+/// The node that writes a pack.
+pub fn owner(pack: PackNo) -> u32 {
+    (pack.0 >> OWN_BITS) as u32
+}
+
+/// The pack with this number (below 2^40) of a node.
+pub(crate) fn pack_of(node: u32, number: u64) -> Option<PackNo> {
+    (number >> OWN_BITS == 0).then(|| PackNo(u64::from(node) << OWN_BITS | number))
+}
+
+/// What a node knows of the others. Part of [`crate::volume::Options`].
+#[derive(Clone)]
+pub struct Sharing {
+    /// This node's number in the volume: 1 to [`NODE_MAX`].
+    pub node: u32,
+    /// Where bytes of other nodes' packs are read.
+    pub others: Arc<dyn Others>,
+    /// How long a node that does not renew its session is still considered alive.
+    pub lease: Duration,
+    /// Where locks on files are decided.
+    pub locks: Locks,
+}
+
+/// A session of a node. A node that joins again has another epoch, and no epoch comes twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SessionId {
+    /// The node's number.
+    pub node: u32,
+    /// How often it had joined.
+    pub epoch: u64,
+}
+
+/// The other nodes of a shared volume.
+pub trait Others: Send + Sync {
+    /// Asks the owner of a pack for bytes of it. Fills `buf` only for [`FromOwner::Bytes`].
+    ///
+    /// # Errors
+    /// `Unavailable`: the owner does not answer.
+    fn read(&self, pack: PackNo, offset: u32, buf: &mut [u8]) -> Result<FromOwner, BlobError>;
+
+    /// The sessions that have not ended, this node's included. A session that is not among them never
+    /// changes a row again.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    fn alive(&self) -> Result<Vec<SessionId>, StoreError>;
+
+    /// The epoch of this node's session: the last one, if it has ended. Does not ask another machine.
+    fn epoch(&self) -> Option<u64>;
+}
+
+/// What the owner of a pack says about bytes of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FromOwner {
+    /// They are in the buffer.
+    Bytes,
+    /// The pack is a blob, and the origin has it.
+    InOrigin,
+    /// There is no such pack any more: the names say something else by now.
+    Gone,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_packs_number_says_which_node_writes_it() {
+        assert_eq!(owner(pack_of(7, 12).unwrap()), 7);
+        assert_eq!(owner(pack_of(NODE_MAX, (1 << OWN_BITS) - 1).unwrap()), NODE_MAX);
+        assert!(pack_of(1, 1 << OWN_BITS).is_none());
+        // SQLite stores numbers of packs as signed integers.
+        assert!(pack_of(NODE_MAX, (1 << OWN_BITS) - 1).unwrap().0 <= i64::MAX as u64);
+        assert_eq!(owner(PackNo(5)), 0, "packs of an exclusive volume belong to no node");
+    }
+}

@@ -1,0 +1,159 @@
+//! Round trips to the database of a shared volume, for each operation. docs/SEMANTICS.md has the table.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use base::{Ino, PackNo};
+use blob::BlobError;
+use meta::engine::Memory;
+use meta::key::KeyRange;
+use meta::store::{CommitError, Linked, Rows, StoreError};
+use meta::{Commit, Key, MetaStore, Value};
+
+use super::{Easy, ROOT, World};
+use crate::api::{Caller, Filesystem, Locks, RenameMode, SetAttr, XattrMode};
+use crate::shared::{FromOwner, Others, SessionId, Sharing};
+use crate::volume::{Options, Volume};
+
+/// Rows in memory, as far away as a database.
+struct Far(Memory, Arc<AtomicU64>);
+
+impl Far {
+    fn one(&self) -> &Memory {
+        self.1.fetch_add(1, Ordering::SeqCst);
+        &self.0
+    }
+}
+
+impl MetaStore for Far {
+    fn get(&self, key: &Key) -> Result<Option<Value>, StoreError> {
+        self.one().get(key)
+    }
+
+    fn is_at_hand(&self, _: &Key) -> bool {
+        false
+    }
+
+    fn get_many(&self, keys: &[Key]) -> Result<Vec<Option<Value>>, StoreError> {
+        self.one().get_many(keys)
+    }
+
+    fn get_linked(&self, from: &Key, also: &[Key], tags: &[u8]) -> Result<Linked, StoreError> {
+        self.one().get_linked(from, also, tags)
+    }
+
+    fn scan(&self, range: &KeyRange, limit: usize) -> Result<Rows, StoreError> {
+        self.one().scan(range, limit)
+    }
+
+    fn commit(&self, commit: Commit) -> Result<(), CommitError> {
+        self.one().commit(commit)
+    }
+
+    fn flush(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+}
+
+/// No other node.
+struct Nobody;
+
+impl Others for Nobody {
+    fn read(&self, _: PackNo, _: u32, _: &mut [u8]) -> Result<FromOwner, BlobError> {
+        Ok(FromOwner::Gone)
+    }
+
+    fn alive(&self) -> Result<Vec<SessionId>, StoreError> {
+        Ok(vec![SessionId { node: 1, epoch: 1 }])
+    }
+
+    fn epoch(&self) -> Option<u64> {
+        Some(1)
+    }
+}
+
+struct Shared {
+    volume: Volume,
+    trips: Arc<AtomicU64>,
+}
+
+impl Shared {
+    fn new() -> Shared {
+        let mut world = World::new();
+        let trips = Arc::new(AtomicU64::new(0));
+        world.parts.store = Arc::new(Far(Memory::new(), trips.clone()));
+        Volume::format(&world.parts, &Default::default()).unwrap();
+        // The threads in the background do nothing in the time of the test.
+        let lease = Duration::from_secs(3600);
+        let shared = Some(Sharing { node: 1, others: Arc::new(Nobody), lease, locks: Locks::Local });
+        let options = Options { names_local: false, shared, commit: lease, ..world.options() };
+        let volume = Volume::open(world.parts.clone(), options).unwrap();
+        // The first file takes numbers for inodes and packs, and begins a pack.
+        let first = volume.file(Ino::ROOT, "first");
+        volume.put(first, 0, &[1; 1000]);
+        std::thread::sleep(Duration::from_millis(600));
+        Shared { volume, trips }
+    }
+
+    fn of<T>(&self, work: impl FnOnce(&Volume) -> T) -> (u64, T) {
+        let before = self.trips.load(Ordering::SeqCst);
+        let done = work(&self.volume);
+        (self.trips.load(Ordering::SeqCst) - before, done)
+    }
+}
+
+/// The table in docs/SEMANTICS.md.
+fn told() -> Vec<(String, u64)> {
+    let page = include_str!("../../../../docs/SEMANTICS.md");
+    let rows = page.lines().skip_while(|line| !line.starts_with("| operation on a shared volume |")).skip(2);
+    let row = |line: &str| {
+        let mut cells = line.trim_matches('|').split('|').map(str::trim);
+        Some((cells.next()?.to_owned(), cells.next()?.parse().ok()?))
+    };
+    rows.take_while(|line| line.starts_with('|')).filter_map(row).collect()
+}
+
+#[test]
+fn each_operation_takes_as_many_round_trips_as_the_table_says() {
+    let shared = Shared::new();
+    let mut found = Vec::new();
+    let mut note = |name: &str, (trips, ()): (u64, ())| found.push((name.to_owned(), trips));
+    let name = |name: &'static str| name.as_bytes();
+    note("lookup of a name, there or not", shared.of(|v| _ = v.lookup(Ino::ROOT, name("none"))));
+    shared.volume.lookup(Ino::ROOT, name("file")).unwrap_err();
+    let (trips, file) = shared.of(|v| v.file(Ino::ROOT, "file"));
+    note("create a file, after the lookup", (trips, ()));
+    note("stat", shared.of(|v| _ = v.getattr(file).unwrap()));
+    note("write to a new file", shared.of(|v| v.put(file, 0, &[7; 2000])));
+    note("write over it", shared.of(|v| v.put(file, 100, &[8; 2000])));
+    note("append", shared.of(|v| _ = v.append(file, &[9; 1000], None).unwrap()));
+    let mut buf = [0; 4000];
+    note("read of one's own bytes", shared.of(|v| _ = Filesystem::read(v, file, 0, &mut buf).unwrap()));
+    let small = shared.volume.file(Ino::ROOT, "small");
+    note("write up to 512 bytes", shared.of(|v| v.put(small, 0, b"small")));
+    note("read up to 512 bytes", shared.of(|v| _ = Filesystem::read(v, small, 0, &mut buf).unwrap()));
+    let mode = SetAttr { perm: Some(0o600), ..SetAttr::default() };
+    note("chmod, chown, utimes", shared.of(|v| _ = v.setattr(&ROOT, file, &mode).unwrap()));
+    shared.volume.lookup(Ino::ROOT, name("dir")).unwrap_err();
+    let (trips, dir) = shared.of(|v| v.dir(Ino::ROOT, "dir"));
+    note("mkdir, after the lookup", (trips, ()));
+    let rename = |v: &Volume| {
+        v.rename(Ino::ROOT, name("file"), dir, name("moved"), RenameMode::Replace).map(drop).unwrap();
+    };
+    shared.volume.lookup(dir, name("moved")).unwrap_err();
+    note("rename of a file, after the lookups", shared.of(rename));
+    shared.volume.lookup(dir, name("link")).unwrap_err();
+    note("link, after the lookup", shared.of(|v| _ = v.link(file, dir, name("link")).unwrap()));
+    let caller = Caller::default();
+    let symlink = |v: &Volume| _ = v.symlink(&caller, dir, name("symlink"), b"target").unwrap();
+    shared.volume.lookup(dir, name("symlink")).unwrap_err();
+    note("symlink, after the lookup", shared.of(symlink));
+    let set = |v: &Volume| v.setxattr(file, name("user.a"), b"1", XattrMode::Set, false).unwrap();
+    note("setxattr", shared.of(set));
+    note("getxattr", shared.of(|v| _ = v.getxattr(file, name("user.a")).unwrap()));
+    note("list 256 names", shared.of(|v| _ = v.names(dir)));
+    note("unlink, after the lookup", shared.of(|v| v.unlink(dir, name("link")).map(drop).unwrap()));
+    note("statfs", shared.of(|v| _ = v.statfs().unwrap()));
+    assert_eq!(found, told(), "docs/SEMANTICS.md differs (first: measured)");
+}
