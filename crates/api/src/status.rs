@@ -18,6 +18,8 @@ use remote_side::RemoteStatus;
 pub enum Mode {
     /// All changes come through this mount.
     Exclusive,
+    /// Other nodes change it too.
+    Shared,
     /// This mount changes nothing.
     ReadOnly,
     /// The tree cannot change.
@@ -25,10 +27,16 @@ pub enum Mode {
 }
 
 impl Mode {
+    /// Whether changes come through this mount.
+    pub fn writes(self) -> bool {
+        matches!(self, Mode::Exclusive | Mode::Shared)
+    }
+
     /// The word that commands print.
     pub fn word(self) -> &'static str {
         match self {
             Mode::Exclusive => "exclusive",
+            Mode::Shared => "shared",
             Mode::ReadOnly => "read-only",
             Mode::Frozen => "frozen",
         }

@@ -84,6 +84,7 @@ pub mod refused;
 pub mod remote_side;
 pub mod running;
 pub mod secrets;
+pub mod shared;
 pub mod signals;
 pub mod status;
 pub mod trust;

@@ -13,6 +13,7 @@
 mod clone;
 mod parts;
 mod published;
+mod shared;
 mod source;
 
 use std::path::{Path, PathBuf};
@@ -38,6 +39,7 @@ use tree::Root;
 use crate::claim::Writer;
 use crate::claim::watch::{self, Watch};
 use crate::errno::errno_failure;
+use crate::fleet::options::FleetOptions;
 use crate::fleet::shown;
 use crate::follow::{Follow, Watching};
 use crate::frozen;
@@ -45,14 +47,15 @@ use crate::info;
 use crate::limits;
 use crate::log;
 use crate::options::NodeOptions;
-use crate::refused::{no_cache, no_fleet, open_failure};
+use crate::refused::{no_cache, no_fleet, not_shared, open_failure};
 use crate::remote_side::tree::TreeCache;
 use crate::remote_side::{RemoteSide, warm};
+use crate::shared::Shared;
 use crate::volume_dir::{Holder, Lock, VolumeDir};
 
 pub use clone::Cloned;
-pub use parts::{Bare, fill, make_journal, open_bare, open_names};
-use parts::{Opened, folder_parts, format_request, memory_parts};
+pub use parts::{Bare, fill, format_request, make_journal, memory_parts_over, open_bare, open_names};
+use parts::{Opened, folder_parts, memory_parts};
 pub use source::Source;
 
 /// Sealing the open packs takes no longer than this, unless the disk fails.
@@ -81,22 +84,23 @@ pub struct Node {
     /// The claim on the origin, and the thread that checks it.
     writer: Option<Writer>,
     watch: Mutex<Option<Watch>>,
+    /// This node's part of a shared volume.
+    shared: Option<Shared>,
 }
 
 impl Node {
     /// Opens a volume in a folder.
     pub fn open(dir: &VolumeDir, options: &NodeOptions) -> Result<Node> {
+        if dir.is_shared() {
+            return Node::open_shared(dir, &FleetOptions::default(), options);
+        }
         if !options.read_only {
             limits::check(limits::For::Change)?;
         }
-        let holder = Holder {
-            pid: std::process::id(),
-            does: options.does.to_owned(),
-            mountpoint: options.mountpoint.clone(),
-        };
-        let lock = dir.lock(&holder)?;
+        let lock = dir.lock(&holder(options))?;
         let failed = |error: OpenError| open_failure(dir.path(), error);
         let Opened { parts, journal, remote_side, writer, .. } = folder_parts(dir, options)?;
+        let store = parts.store.clone();
         let mut for_volume = volume_options(options);
         if let Some(remote_side) = &remote_side {
             for_volume = remote_side.volume_options(&options.remote_side, for_volume);
@@ -111,7 +115,7 @@ impl Node {
                 return Err(failed(error));
             }
         };
-        remote_side.iter().for_each(|remote_side| remote_side.opened(&journal));
+        remote_side.iter().for_each(|remote_side| remote_side.opened(&store));
         let remote_side = remote_side.map(Arc::new);
         let uploads = remote_side.clone();
         let back = move || uploads.iter().for_each(|remote_side| remote_side.hurry());
@@ -131,6 +135,7 @@ impl Node {
             lock: Mutex::new(Some(lock)),
             writer,
             watch: Mutex::new(watch),
+            shared: None,
         })
     }
 
@@ -139,6 +144,7 @@ impl Node {
         match source {
             Source::Memory => {}
             Source::Published(tree) => return Node::open_published(tree, options),
+            Source::Shared(dir, fleet) => return Node::open_shared(dir, fleet, options),
             _ => return Node::open(source.dir().ok_or_else(nowhere)?, options),
         }
         let rows = Arc::new(meta::Memory::new());
@@ -161,6 +167,7 @@ impl Node {
             lock: Mutex::new(None),
             writer: None,
             watch: Mutex::default(),
+            shared: None,
         })
     }
 
@@ -261,6 +268,7 @@ impl Node {
         if lock.is_some() {
             self.remote_side.iter().for_each(|remote_side| remote_side.close());
             self.writer.iter().for_each(Writer::close);
+            self.shared.iter().for_each(Shared::close);
         }
         drop(lock);
         // A published tree has no lock. A second call does not close its cache or leave its fleet again.
@@ -271,7 +279,7 @@ impl Node {
     /// What a file consists of. With `list`, lists every extent.
     pub fn info(&self, path: &Path, list: bool) -> Result<Info> {
         // Data that is still buffered in memory is written first, so that it is visible.
-        if self.mode == Mode::Exclusive {
+        if self.mode.writes() {
             let _ = self.volume.sync();
         }
         let origin = self.volume.parts().origin.clone();
@@ -329,7 +337,7 @@ impl Node {
 
     fn settle_all(&self, left: &dyn Fn() -> Option<Duration>, tick: &mut dyn FnMut(Tick)) -> Result<Settled> {
         self.writer().map_or(Ok(()), Writer::not_lost)?;
-        if self.mode == Mode::Exclusive {
+        if self.mode.writes() {
             self.flush()?;
             tick(Tick { done: 0, of: 0, what: "open packs are sealed".to_owned() });
             let sealing = left().unwrap_or(SEALING).min(SEALING);
@@ -376,6 +384,7 @@ impl Node {
                 what: format!("freed {}, moved {}", bytes(freed), bytes(moved)),
             });
         };
+        self.dir().map_or(Ok(()), |dir| not_shared(dir, "gc"))?;
         self.let_go_of_lost()?;
         let done = self.volume.collect(&mut progress);
         let done = done.map_err(|errno| errno_failure(format!("cannot collect {}", self.name), errno))?;
@@ -395,6 +404,10 @@ fn mode(options: &NodeOptions) -> Mode {
         NodeOptions { read_only: true, .. } => Mode::ReadOnly,
         _ => Mode::Exclusive,
     }
+}
+
+fn holder(options: &NodeOptions) -> Holder {
+    Holder { pid: std::process::id(), does: options.does.to_owned(), mountpoint: options.mountpoint.clone() }
 }
 
 fn nowhere() -> Failure {

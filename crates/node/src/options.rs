@@ -6,6 +6,7 @@ use std::time::Duration;
 use api::error::{Failure, Result};
 use blob::Access;
 use fs::access::{AccessRules, Pattern};
+use fs::api::Locks;
 
 use crate::remote_side::options::{self as remote_side, RemoteOptions};
 
@@ -40,6 +41,8 @@ pub struct MountOptions {
     pub deadline: Duration,
     /// The group whose members may publish the volume: a name or a number.
     pub publish_group: Option<String>,
+    /// Where locks on files of a shared volume are decided.
+    pub locks: Locks,
     /// How files in a remote origin are read.
     pub access: AccessRules,
     /// The options of a remote origin.
@@ -61,6 +64,7 @@ impl Default for MountOptions {
             read_ahead_kib: None,
             deadline: DEADLINE,
             publish_group: None,
+            locks: Locks::Local,
             access: AccessRules::default(),
             remote_side: RemoteOptions::default(),
         }
@@ -84,6 +88,8 @@ pub struct NodeOptions {
     pub commit: Duration,
     /// A read that waits longer fails.
     pub deadline: Duration,
+    /// Where locks on files of a shared volume are decided.
+    pub locks: Locks,
     /// How files in a remote origin are read.
     pub access: AccessRules,
     /// The options of a remote origin.
@@ -112,6 +118,7 @@ impl NodeOptions {
             relatime: false,
             commit: Duration::from_secs(1),
             deadline: DEADLINE,
+            locks: Locks::Local,
             access: AccessRules::default(),
             remote_side: RemoteOptions::default(),
             salvage: None,
@@ -149,6 +156,10 @@ pub const KNOWN: &[(&str, &str)] = &[
         "the same of files and folders with such names, and all below them, like random=*.h5; may be repeated",
     ),
     ("deadline=SECONDS", "a request that waits longer is answered EIO (default 60)"),
+    (
+        "locks=local|fleet",
+        "of a shared volume: locks exclude the programs of this machine (the default), or those of all nodes with locks=fleet; then each open and close of a file asks this daemon, and each lock the database",
+    ),
     ("publish_group=GROUP", "members of this group (a name or a number) may publish the volume, and no more"),
 ];
 
@@ -219,6 +230,9 @@ impl MountOptions {
                 self.publish_group = Some(text.to_owned()).filter(|_| fits);
                 self.publish_group.as_ref().ok_or_else(|| bad(word, "the name or number of a group"))?;
             }
+            ("locks", Some("local")) => self.locks = Locks::Local,
+            ("locks", Some("fleet")) => self.locks = Locks::Fleet,
+            ("locks", Some(_)) => return Err(bad(word, "local or fleet")),
             ("deadline", Some(text)) => self.deadline = seconds(word, text, 3_600)?,
             ("access", Some(text)) => {
                 let access = Access::named(text.as_bytes());
@@ -280,6 +294,7 @@ impl MountOptions {
             (self.noexec, "noexec"),
             (self.writeback == Some(true), "writeback=on"),
             (self.writeback == Some(false), "writeback=off"),
+            (self.locks == Locks::Fleet, "locks=fleet"),
         ];
         words.extend(switches.iter().filter(|(set, _)| *set).map(|(_, word)| (*word).to_owned()));
         words.extend(self.publish_group.as_ref().map(|group| format!("publish_group={group}")));
@@ -349,11 +364,15 @@ mod tests {
         assert_eq!(parse("").unwrap(), MountOptions::default());
         let text = "ro,frozen,allow_other,default_permissions,nosuid,nodev,noexec,commit=0.5,atime=relatime,\
             writeback=off,read_ahead=4096,deadline=5,fsync=origin,cache_size=2G,x-systemd.automount,_netdev,\
-            access=random,stream=*.mp4,random=a?c,normal=*.txt,publish_group=staff";
+            access=random,stream=*.mp4,random=a?c,normal=*.txt,publish_group=staff,locks=fleet";
         let options = parse(text).unwrap();
         assert!(options.read_only && options.frozen && options.allow_other == Some(true) && options.relatime);
         assert_eq!((options.commit, options.writeback), (Duration::from_millis(500), Some(false)));
         assert_eq!(parse(&options.to_words()).unwrap(), options);
+        assert_eq!(
+            (options.locks, parse("locks=fleet,locks=local").unwrap().locks),
+            (Locks::Fleet, Locks::Local)
+        );
         assert!(!parse("ro,rw").unwrap().read_only, "the later one wins");
     }
 
@@ -400,6 +419,8 @@ mod tests {
             "commit=NaN",
             "writeback=maybe",
             "atime=yes",
+            "locks=global",
+            "locks",
             "read_ahead=0",
             "publish_group=",
             "publish_group=a b",

@@ -67,7 +67,8 @@ pub fn spec(dir: &VolumeDir) -> Result<Spec> {
     spec_of(&dir.home())
 }
 
-fn spec_of(home: &Home) -> Result<Spec> {
+/// The specification of an origin.
+pub fn spec_of(home: &Home) -> Result<Spec> {
     let spec = origin::parse(&home.origin).and_then(|spec| match spec {
         Spec::Remote(spec) => {
             // The origin's keys are loaded into this process's memory.

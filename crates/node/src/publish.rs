@@ -22,6 +22,7 @@ use crate::claim::Writer;
 use crate::errno::errno_failure;
 use crate::opened::Node;
 use crate::publisher::{Publisher, check_name, check_owner, failure, not_published, place_of, volume_id};
+use crate::refused::not_shared;
 use crate::volume_dir::VolumeDir;
 
 /// How long the origin may take to receive everything.
@@ -54,6 +55,7 @@ pub struct Wanted {
 impl Node {
     /// Publishes a folder of the volume.
     pub fn publish(&self, wanted: &Wanted, tick: &mut dyn FnMut(Tick) -> bool) -> Result<PublishSummary> {
+        self.dir().map_or(Ok(()), |dir| not_shared(dir, "publish"))?;
         let started = base::time::monotonic();
         let Wanted { path, name, afresh, keep } = wanted;
         let (path, name) = (path.as_path(), name.as_str());

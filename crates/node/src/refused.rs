@@ -2,10 +2,12 @@
 
 use std::path::Path;
 
-use api::error::Failure;
+use api::error::{Failure, Result};
 use fs::OpenError;
 use fuse::MountError;
 use meta::store::StoreError;
+
+use crate::volume_dir::VolumeDir;
 
 /// The mount is not a volume.
 pub fn not_a_volume(name: &str) -> Failure {
@@ -23,6 +25,19 @@ pub fn no_cache(volume: &str) -> Failure {
 pub fn no_fleet(name: &str) -> Failure {
     Failure::new("no-fleet", format!("{name} is no node of a fleet"))
         .next("mount a published tree with --join HOST:PORT, or begin a fleet with --listen ADDRESS:PORT")
+}
+
+/// What cannot be done to a shared volume yet.
+///
+/// # Errors
+/// The volume is shared.
+pub fn not_shared(dir: &VolumeDir, does: &str) -> Result<()> {
+    let failure = || {
+        Failure::new("shared", format!("covey {does} does not work on a shared volume yet"))
+            .why("other nodes may be writing to it, and its names are in a database")
+            .next("docs/SEMANTICS.md says what a shared volume does and does not do")
+    };
+    if dir.is_shared() { Err(failure()) } else { Ok(()) }
 }
 
 /// Why a volume could not be opened.

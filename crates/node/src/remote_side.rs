@@ -31,8 +31,8 @@ use cache::{
     CacheOptions, DiskPacks, Evict, NodeCache, NodeParts, Pending, Pinned, SharedDisk, UploadOptions, Uploads,
 };
 use fetch::{Table, Verify};
-use fs::volume::{Fsync, Options};
-use meta::{Journal, Names};
+use fs::volume::Options;
+use meta::{MetaStore, Names};
 use origin::{Access, Environment, Limits, Mistake, OriginError, Remote, RemoteSpec};
 
 use crate::claim::{self, Writer, not_this_volume};
@@ -46,6 +46,8 @@ use status::{cache_status, request_status, upload_status};
 /// A pack of small files stays open for this long before it is uploaded half empty, because each upload is a
 /// request.
 const SEAL_SMALL: Duration = Duration::from_secs(60);
+/// The same in a shared volume.
+const SEAL_SHARED: Duration = Duration::from_secs(5);
 /// The time limit for the upload of one blob. The upload is then repeated. So an outage is noticed, and a
 /// slow connection carries only a few blobs at a time.
 const UPLOAD_DEADLINE: Duration = Duration::from_secs(60);
@@ -80,7 +82,9 @@ impl RemoteSide {
         let reached = || reach(dir, spec, access, limits(&options.remote_side, options.deadline));
         let (remote, trouble) = Deadline::after(ORIGIN_ASKED).scope(reached)?;
         let remote = Arc::new(remote);
-        let writer = (!read_only).then(|| Writer::remote(dir, remote.clone(), options.take_over));
+        // The names' database decides about the writers of a shared volume.
+        let claims = !read_only && !dir.is_shared();
+        let writer = claims.then(|| Writer::remote(dir, remote.clone(), options.take_over));
         match &writer {
             Some(writer) if trouble.is_none() => writer.open()?,
             Some(_) if options.take_over => return Err(claim::not_now(dir)),
@@ -156,6 +160,11 @@ impl RemoteSide {
         Arc::new(SharedDisk::new(packs, self.cache.clone(), self.floor))
     }
 
+    /// Whether a blob waits to be uploaded.
+    pub fn is_pending(&self, blob: &base::BlobId) -> bool {
+        self.uploads.is_pending(blob)
+    }
+
     /// The claim on the origin.
     pub fn writer(&self) -> Option<&Writer> {
         self.writer.as_ref()
@@ -175,18 +184,19 @@ impl RemoteSide {
     pub fn volume_options(&self, remote_side: &RemoteOptions, options: Options) -> Options {
         Options {
             local: false,
-            seal_small: SEAL_SMALL,
-            fsync: if remote_side.fsync_origin { Fsync::Origin(remote_side.timeout) } else { Fsync::Here },
+            // Until a pack is uploaded, only this node has its bytes.
+            seal_small: if options.shared.is_some() { SEAL_SHARED } else { SEAL_SMALL },
+            fsync: remote_side.fsync(options.shared.is_some()),
             gate: self.uploads.clone(),
             ..options
         }
     }
 
     /// Call this when the volume is open. From then on uploads can find out whether a blob is still needed.
-    pub fn opened(&self, journal: &Arc<Journal>) {
-        // The journal owns the packs, and these own the uploads. A strong reference back would be a cycle.
-        let journal = Arc::downgrade(journal);
-        let packs = move |id: &base::BlobId| Names::new(journal.upgrade()?).blob_packs(id).ok();
+    pub fn opened(&self, store: &Arc<dyn MetaStore>) {
+        // The store owns the packs, and these own the uploads. A strong reference back would be a cycle.
+        let store = Arc::downgrade(store);
+        let packs = move |id: &base::BlobId| Names::new(store.upgrade()?).blob_packs(id).ok();
         // If that cannot be determined, the blob counts as needed.
         self.uploads.ask_whether_needed(move |id| packs(id).is_none_or(|packs| !packs.is_empty()));
     }

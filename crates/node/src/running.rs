@@ -20,7 +20,7 @@ use api::heat::Heat;
 use api::status::{Endpoint, Mode, Served, Status};
 use api::watch::Wish;
 use blob::Access;
-use fs::api::Filesystem;
+use fs::api::{Filesystem, Locks};
 use fuse::{Session, Unmount, UnmountError, Unmounter};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -136,6 +136,7 @@ impl Running {
             mounts::life(&mount)?;
         }
         check_places(&plan.source, &mountpoint)?;
+        check_locks(plan)?;
         let publishers = publishers(plan)?;
         let page = plan
             .shown
@@ -347,12 +348,22 @@ fn node_options(plan: &Plan, mountpoint: &Path) -> NodeOptions {
         relatime: options.relatime,
         commit: options.commit,
         deadline: options.deadline,
+        locks: options.locks,
         access: options.access.clone(),
         remote_side: options.remote_side.clone(),
         salvage: None,
         take_over: plan.take_over,
         beside: false,
     }
+}
+
+/// Only in a shared volume is there more than one machine to lock against.
+fn check_locks(plan: &Plan) -> Result<()> {
+    if plan.options.locks == Locks::Local || matches!(plan.source, Source::Shared(..)) {
+        return Ok(());
+    }
+    Err(Failure::usage("locks=fleet is for shared volumes: any other volume has one machine that writes")
+        .next("leave locks=fleet out"))
 }
 
 /// The group that may publish, by the name or number in the options.
@@ -424,7 +435,7 @@ fn check_places(source: &Source, mountpoint: &Path) -> Result<()> {
             tree.cache.as_deref().map_or(Ok(()), |cache| below("the cache", cache))?;
             tree.home.origin.clone()
         }
-        Source::Folder(dir) => dir.origin(),
+        Source::Folder(dir) | Source::Shared(dir, _) => dir.origin(),
         Source::Memory | Source::Corpus(_) => String::new(),
     };
     let Some(dir) = source.dir() else { return below_origin(&origin, below) };

@@ -12,6 +12,7 @@
 //!   VOLUME/upload/         with a remote origin: a link to each blob that it does not have yet
 //!   VOLUME/cache.idx       with a remote origin: which blobs are cached, in which order
 //!   VOLUME/claim           the folder's claim on the origin; its inode tells a copy of the folder
+//!   VOLUME/node            of a node of a shared volume: its id; the names are in a database then
 //!   VOLUME/publisher.json  the identity of the folder in its origin, and the key that signs published trees
 //! ```
 //!
@@ -43,6 +44,10 @@ use crate::others::Others;
 /// and logs that tell damage from a torn tail. See [`VolumeDir::upgrade`] for volumes of version 1.
 pub const FORMAT_VERSION: u32 = 2;
 
+/// The format of a folder whose volume has its names in a database. Older programs must not make a database
+/// of their own in it.
+pub const SHARED_VERSION: u32 = 3;
+
 /// How long to wait for a daemon that is closing the volume.
 const CLOSING: Duration = Duration::from_secs(10);
 
@@ -71,6 +76,9 @@ pub struct Format {
     /// The size of the cache of a remote origin's blobs, in bytes, unless a mount overrides it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache_size: Option<u64>,
+    /// The address of the database that holds the names, if the volume is shared. Never a password.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub names: Option<String>,
     /// Fields that this program does not know.
     #[serde(flatten)]
     pub other: serde_json::Map<String, serde_json::Value>,
@@ -126,11 +134,14 @@ impl VolumeDir {
             Err(error) => return Err(Failure::io(format!("cannot read {}", file.display()), &error)),
         };
         let format = read_format(&text).map_err(|why| unreadable(&file, why))?;
-        if format.format > FORMAT_VERSION {
+        if format.format > SHARED_VERSION {
             return Err(newer(&path, format.format));
         }
         let format: Format =
             serde_json::from_slice(&text).map_err(|error| unreadable(&file, error.to_string()))?;
+        if format.format == SHARED_VERSION && format.names.is_none() {
+            return Err(newer(&path, format.format));
+        }
         Ok(VolumeDir { path, format })
     }
 
@@ -154,6 +165,23 @@ impl VolumeDir {
     ) -> Result<VolumeDir> {
         mounts::check_way(path)?;
         limits::check(limits::For::Change)?;
+        VolumeDir::make(path, id, home, None, fill)
+    }
+
+    /// Creates the folder of a node of the shared volume `id`, whose names are at the address `names`.
+    pub fn create_node(path: &Path, id: &str, home: impl Into<Home>, names: String) -> Result<VolumeDir> {
+        mounts::check_way(path)?;
+        limits::check(limits::For::Change)?;
+        VolumeDir::make(path, id, home, Some(names), |_| Ok(()))
+    }
+
+    fn make(
+        path: &Path,
+        id: &str,
+        home: impl Into<Home>,
+        names: Option<String>,
+        fill: impl FnOnce(&VolumeDir) -> Result<()>,
+    ) -> Result<VolumeDir> {
         let made = !path.exists();
         private_folder(path)?;
         let path = canonical(path)?;
@@ -162,13 +190,14 @@ impl VolumeDir {
         let created = utc(base::time::now().seconds());
         let Home { origin, endpoint, region, cache_size } = home.into();
         let format = Format {
-            format: FORMAT_VERSION,
+            format: if names.is_some() { SHARED_VERSION } else { FORMAT_VERSION },
             id: id.to_owned(),
             created,
             origin,
             endpoint,
             region,
             cache_size,
+            names,
             other: serde_json::Map::new(),
         };
         let volume = VolumeDir { path, format };
@@ -217,6 +246,20 @@ impl VolumeDir {
             File::open(&self.path)?.sync_all()
         };
         write().at("write", &file)
+    }
+
+    /// The folder with another address of its names: the same database, written in another way or moved.
+    pub fn with_names(mut self, names: String) -> Result<VolumeDir> {
+        if self.format.names.as_ref() != Some(&names) {
+            self.format.names = Some(names);
+            self.write_format(&self.format)?;
+        }
+        Ok(self)
+    }
+
+    /// Whether the names are in a database that other nodes use too.
+    pub fn is_shared(&self) -> bool {
+        self.format.names.is_some()
     }
 
     /// The absolute path of the folder.
@@ -477,7 +520,7 @@ fn unreadable(file: &Path, why: String) -> Failure {
 
 fn newer(path: &Path, version: u32) -> Failure {
     Failure::new("newer-format", format!("the volume {} has format {version}", path.display()))
-        .why(format!("this covey reads formats up to {FORMAT_VERSION}; a newer one wrote it"))
+        .why(format!("this covey reads formats up to {FORMAT_VERSION}, and {SHARED_VERSION} for a shared volume; a newer one wrote it"))
         .next("use the newer covey; nothing was changed")
 }
 

@@ -13,6 +13,7 @@ use fs::Errno;
 
 use super::Node;
 use crate::errno::errno_failure;
+use crate::refused::not_shared;
 
 /// The result of a clone, and the name that the kernel must look up again.
 #[derive(Debug)]
@@ -28,6 +29,7 @@ pub struct Cloned {
 impl Node {
     /// Makes `to` a copy of `from` by copying only metadata. Both paths are relative to the root.
     pub fn clone_tree(&self, from: &Path, to: &Path, tick: &mut dyn FnMut(Tick)) -> Result<Cloned> {
+        self.dir().map_or(Ok(()), |dir| not_shared(dir, "clone"))?;
         let started = base::time::monotonic();
         let shown = |path: &Path| format!("/{}", path.display());
         let failed = |what: String| move |errno: Errno| errno_failure(what, errno);

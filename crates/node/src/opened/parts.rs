@@ -19,8 +19,9 @@ use crate::limits;
 use crate::log;
 use crate::options::NodeOptions;
 use crate::origins::{of_volume, origin_failure, spec};
-use crate::refused::open_failure;
+use crate::refused::{not_shared, open_failure};
 use crate::remote_side::RemoteSide;
+use crate::shared::Shared;
 use crate::volume_dir::{Holder, Lock, VolumeDir};
 
 /// The user who creates a volume owns it.
@@ -34,10 +35,15 @@ fn parts(store: Arc<dyn MetaStore>, packs: Arc<dyn PackStore>, origin: Arc<dyn O
     Parts { store, packs, source, origin }
 }
 
-/// The parts of a volume in memory.
-pub fn memory_parts(rows: Arc<meta::Memory>) -> Parts {
+/// The parts of a volume whose names are in this store and that has no bytes yet.
+pub fn memory_parts_over(rows: Arc<dyn MetaStore>) -> Parts {
     let origin: Arc<dyn Origin> = Arc::new(origin::Memory::new());
     parts(rows, Arc::new(MemoryPacks::new(origin.clone())), origin)
+}
+
+/// The parts of a volume in memory.
+pub fn memory_parts(rows: Arc<meta::Memory>) -> Parts {
+    memory_parts_over(rows)
 }
 
 /// The parts of a volume in a folder.
@@ -85,22 +91,49 @@ pub fn folder_parts(dir: &VolumeDir, options: &NodeOptions) -> Result<Opened> {
     Ok(opened)
 }
 
+/// The node's open packs.
+fn open_packs(
+    dir: &VolumeDir,
+    origin: &Arc<dyn Origin>,
+    remote_side: Option<&RemoteSide>,
+) -> Result<Arc<dyn PackStore>> {
+    let open = dir.open_packs();
+    let packs = DiskPacks::open(&open, origin.clone()).at("open", &open)?;
+    Ok(match remote_side {
+        Some(remote_side) => remote_side.packs(packs),
+        None => Arc::new(packs),
+    })
+}
+
+/// The parts of a shared volume. The names are `shared`'s.
+pub fn shared_parts(
+    dir: &VolumeDir,
+    shared: &Shared,
+    options: &NodeOptions,
+) -> Result<(Parts, Option<RemoteSide>)> {
+    let access = if options.read_only { Access::ReadOnly } else { Access::ReadWrite };
+    let (origin, remote_side) = match spec(dir)? {
+        Spec::Remote(spec) => {
+            let remote_side = RemoteSide::open(dir, &spec, options)?;
+            (remote_side.origin(), Some(remote_side))
+        }
+        spec => (spec.open(access).map_err(origin_failure)?, None),
+    };
+    let packs = open_packs(dir, &origin, remote_side.as_ref())?;
+    Ok((parts(shared.store(packs.clone()), packs, origin), remote_side))
+}
+
 fn with_journal(
     dir: &VolumeDir,
     side: Side,
     commit_every: Duration,
     salvage: Option<PathBuf>,
 ) -> Result<Opened> {
-    let open = dir.open_packs();
     let (origin, writer, remote_side) = match side {
         Side::Local(origin, writer) => (origin, writer, None),
         Side::Remote(remote_side) => (remote_side.origin(), remote_side.writer().cloned(), Some(remote_side)),
     };
-    let packs = DiskPacks::open(&open, origin.clone()).at("open", &open)?;
-    let packs: Arc<dyn PackStore> = match &remote_side {
-        Some(remote_side) => remote_side.packs(packs),
-        None => Arc::new(packs),
-    };
+    let packs = open_packs(dir, &origin, remote_side.as_ref())?;
     let options = meta::journal::Options { commit_every, salvage, ..meta::journal::Options::default() };
     let opened = Journal::open(&dir.meta(), packs.clone(), options);
     let (journal, recovered) = opened.map_err(|error| open_failure(dir.path(), OpenError::Store(error)))?;
@@ -119,6 +152,7 @@ pub fn make_journal(dir: &VolumeDir, origin: Arc<dyn Origin>) -> Result<()> {
 
 /// Opens the metadata of a volume over an origin that is only read. The caller holds the volume's lock.
 pub fn open_names(dir: &VolumeDir, origin: Arc<dyn Origin>) -> Result<Arc<Journal>> {
+    not_shared(dir, "origin")?;
     Ok(with_journal(dir, Side::Local(origin, None), Duration::from_secs(1), None)?.journal)
 }
 
@@ -177,6 +211,7 @@ pub fn open_bare(
     read_only: bool,
     salvage: Option<PathBuf>,
 ) -> Result<Bare> {
+    not_shared(dir, does)?;
     if !read_only {
         limits::check(limits::For::Change)?;
     }

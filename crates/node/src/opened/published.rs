@@ -75,6 +75,7 @@ impl Node {
             opened: base::time::monotonic(),
             lock: Mutex::new(None),
             writer: None,
+            shared: None,
             watch: Mutex::default(),
         })
     }

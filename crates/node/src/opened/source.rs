@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use api::error::{Failure, Result};
 
+use crate::fleet::options::FleetOptions;
 use crate::frozen::{self, Named};
 use crate::volume_dir::VolumeDir;
 
@@ -18,6 +19,8 @@ pub enum Source {
     Published(Named),
     /// A folder.
     Folder(VolumeDir),
+    /// The folder of a node of a shared volume, and how other nodes reach this one.
+    Shared(VolumeDir, Box<FleetOptions>),
 }
 
 impl Source {
@@ -25,17 +28,26 @@ impl Source {
     pub fn by_word(text: &Path) -> Result<Option<Source>> {
         Ok(match text.to_str() {
             Some("mem:") => Some(Source::Memory),
+            _ if crate::shared::making::is_address(text) => None,
             Some(text) if text.starts_with(corpus::spec::PREFIX) => Some(Source::Corpus(corpus_of(text)?)),
             Some(text) if !frozen::is_folder(Path::new(text)) => Named::parse(text)?.map(Source::Published),
             _ => None,
         })
     }
 
+    /// The volume in a folder, or the shared volume that a folder is a node of.
+    pub fn in_folder(dir: VolumeDir, fleet: FleetOptions) -> Source {
+        match dir.is_shared() {
+            true => Source::Shared(dir, Box::new(fleet)),
+            false => Source::Folder(dir),
+        }
+    }
+
     /// The folder, if the source is one.
     pub fn dir(&self) -> Option<&VolumeDir> {
         match self {
             Source::Memory | Source::Corpus(_) | Source::Published(_) => None,
-            Source::Folder(dir) => Some(dir),
+            Source::Folder(dir) | Source::Shared(dir, _) => Some(dir),
         }
     }
 
@@ -44,7 +56,7 @@ impl Source {
     pub fn is_foreign(&self) -> bool {
         match self {
             Source::Published(_) | Source::Corpus(_) => true,
-            Source::Memory | Source::Folder(_) => false,
+            Source::Memory | Source::Folder(_) | Source::Shared(..) => false,
         }
     }
 
@@ -54,7 +66,7 @@ impl Source {
             Source::Memory => "mem:".into(),
             Source::Corpus(spec) => spec.to_string().into(),
             Source::Published(tree) => tree.to_string().into(),
-            Source::Folder(dir) => dir.path().to_owned(),
+            Source::Folder(dir) | Source::Shared(dir, _) => dir.path().to_owned(),
         }
     }
 

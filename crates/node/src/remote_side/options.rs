@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use api::error::{Failure, Result};
+use fs::volume::Fsync;
 
 /// How a remote origin is used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemoteOptions {
-    /// fsync(2) waits until its bytes are in the origin.
-    pub fsync_origin: bool,
+    /// Whether fsync(2) waits until its bytes are in the origin. None: only in a shared volume.
+    pub fsync_origin: Option<bool>,
     /// How long a writer waits for space, and an fsync for the origin.
     pub timeout: Duration,
     /// Bytes of this node's disk for blobs. None: a part of the free space.
@@ -26,7 +27,7 @@ pub struct RemoteOptions {
 impl Default for RemoteOptions {
     fn default() -> RemoteOptions {
         RemoteOptions {
-            fsync_origin: false,
+            fsync_origin: None,
             timeout: Duration::from_secs(30),
             cache_size: None,
             cache_floor: None,
@@ -39,7 +40,10 @@ impl Default for RemoteOptions {
 
 /// The words that `-o` accepts, each with a short explanation.
 pub const KNOWN: &[(&str, &str)] = &[
-    ("fsync=local|origin", "what fsync waits for: this node's disk (default), or the origin as well"),
+    (
+        "fsync=local|origin",
+        "what fsync waits for: this node's disk, or the origin as well (default local; in a shared volume origin)",
+    ),
     (
         "timeout=SECONDS",
         "how long writes wait for room while the origin is behind, and fsync=origin for it (default 30)",
@@ -55,6 +59,14 @@ pub const KNOWN: &[(&str, &str)] = &[
 const CACHE_MIN: u64 = 64 << 20;
 
 impl RemoteOptions {
+    /// What fsync(2) waits for.
+    pub fn fsync(&self, is_shared: bool) -> Fsync {
+        match self.fsync_origin.unwrap_or(is_shared) {
+            true => Fsync::Origin(self.timeout),
+            false => Fsync::Here,
+        }
+    }
+
     /// Sets one word after `-o`. False if it is none of these.
     pub fn set(&mut self, name: &str, value: Option<&str>) -> Result<bool> {
         let Some(text) = value else { return Ok(false) };
@@ -67,8 +79,8 @@ impl RemoteOptions {
         match name {
             "fsync" => {
                 self.fsync_origin = match text {
-                    "origin" => true,
-                    "local" => false,
+                    "origin" => Some(true),
+                    "local" => Some(false),
                     _ => return Err(bad("local or origin")),
                 }
             }
@@ -99,9 +111,8 @@ impl RemoteOptions {
     pub fn to_words(&self) -> Vec<String> {
         let default = RemoteOptions::default();
         let mut words = Vec::new();
-        if self.fsync_origin {
-            words.push("fsync=origin".to_owned());
-        }
+        let fsync = self.fsync_origin.map(|origin| if origin { "fsync=origin" } else { "fsync=local" });
+        words.extend(fsync.map(str::to_owned));
         if self.timeout != default.timeout {
             words.push(format!("timeout={}", self.timeout.as_secs_f64()));
         }

@@ -1,0 +1,83 @@
+//! Opens a shared volume.
+
+use std::sync::Arc;
+
+use api::error::{Failure, Result};
+use api::status::Mode;
+use fs::volume::{Options, Volume};
+use parking_lot::Mutex;
+
+use super::parts::shared_parts;
+use super::{Node, holder, mode, volume_options};
+use crate::fleet::options::FleetOptions;
+use crate::limits;
+use crate::options::NodeOptions;
+use crate::refused::open_failure;
+use crate::shared::Shared;
+use crate::volume_dir::VolumeDir;
+
+impl Node {
+    /// Joins a shared volume. The folder holds what belongs to this node.
+    pub fn open_shared(dir: &VolumeDir, fleet: &FleetOptions, options: &NodeOptions) -> Result<Node> {
+        if options.frozen {
+            return Err(Failure::usage("a shared volume changes, so it cannot be mounted as frozen")
+                .next("leave -o frozen out; -o ro refuses changes by this mount"));
+        }
+        limits::check(limits::For::Change)?;
+        let lock = dir.lock(&holder(options))?;
+        let shared = Shared::open(dir, fleet, options)?;
+        let opened = open_volume(dir, &shared, options).inspect_err(|_| shared.close())?;
+        let (volume, remote_side) = opened;
+        let remote_side = remote_side.map(Arc::new);
+        let uploads = remote_side.clone();
+        let is_pending =
+            move |blob: &base::BlobId| uploads.as_ref().is_some_and(|side| side.is_pending(blob));
+        shared.start(&volume, Arc::new(is_pending)).inspect_err(|_| shared.close())?;
+        Ok(Node {
+            name: dir.path().display().to_string(),
+            dir: Some(dir.clone()),
+            volume,
+            journal: None,
+            rows: None,
+            remote_side,
+            tree_cache: None,
+            tree: None,
+            follow: None,
+            mode: if options.read_only { mode(options) } else { Mode::Shared },
+            opened: base::time::monotonic(),
+            lock: Mutex::new(Some(lock)),
+            writer: None,
+            watch: Mutex::default(),
+            shared: Some(shared),
+        })
+    }
+
+    /// This node's part of a shared volume, if this is one.
+    pub fn shared(&self) -> Option<&Shared> {
+        self.shared.as_ref()
+    }
+}
+
+type OpenedVolume = (Arc<Volume>, Option<crate::remote_side::RemoteSide>);
+
+fn open_volume(dir: &VolumeDir, shared: &Shared, options: &NodeOptions) -> Result<OpenedVolume> {
+    let (parts, remote_side) = shared_parts(dir, shared, options)?;
+    let store = parts.store.clone();
+    let fsync = options.remote_side.fsync(true);
+    let shared_with = Some(shared.sharing(options.locks));
+    let mut for_volume =
+        Options { names_local: false, shared: shared_with, fsync, ..volume_options(options) };
+    if let Some(remote_side) = &remote_side {
+        for_volume = remote_side.volume_options(&options.remote_side, for_volume);
+    }
+    match Volume::open(parts, for_volume) {
+        Ok(volume) => {
+            remote_side.iter().for_each(|remote_side| remote_side.opened(&store));
+            Ok((Arc::new(volume), remote_side))
+        }
+        Err(error) => {
+            remote_side.iter().for_each(crate::remote_side::RemoteSide::close);
+            Err(open_failure(dir.path(), error))
+        }
+    }
+}

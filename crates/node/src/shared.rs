@@ -1,0 +1,223 @@
+//! A shared volume: its names are in a database, and every node that mounts it writes to it.
+//!
+//! ```text
+//!   FOLDER/covey.json ── names: postgres://...      FOLDER/node ── this node's id
+//!
+//!   Volume ──► SharedStore (fence, bytes before names) ──► PostgreSQL
+//!      │
+//!      └── bytes of other nodes' packs ──► peers.rs ──► the node that writes them
+//! ```
+//!
+//! The folder holds what belongs to this node: its open packs, its cache, and what it has not uploaded yet.
+//! The names are in the database, with all that another node needs to know of the volume ([`making`]).
+//!
+//! - [`making`]: a new volume, and the folder of a node that mounts it for the first time.
+//! - [`listed`]: what the database says of a volume, without joining it.
+//! - [`peers`]: bytes between nodes.
+//! - [`session`]: joins, renews in time, joins again, leaves.
+
+pub mod listed;
+pub mod making;
+mod peers;
+mod session;
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::os::unix::fs::MetadataExt;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use ::fs::api::Locks;
+use ::fs::shared::{NODE_MAX, Sharing};
+use ::fs::volume::Volume;
+use api::error::{Context, Failure, Result};
+use blob::PackStore;
+use meta::MetaStore;
+use meta::engine::postgres::{Options, Postgres, SetupError, Target};
+use meta::shared::{SharedStore, Term};
+use net::hello::Identity;
+use net::id::{NodeId, Role};
+use net::secret::Secret;
+use net::transport::{Limits, Net};
+
+use crate::fleet::options::FleetOptions;
+use crate::log;
+use crate::options::NodeOptions;
+use crate::volume_dir::VolumeDir;
+use peers::{PackServer, Peers};
+use session::Keeper;
+
+/// How long a session lasts without being renewed.
+pub const LEASE: Duration = Duration::from_secs(15);
+/// The row with the secret by which nodes of the volume know one another.
+const ROW_SECRET: &str = "secret";
+
+/// Whether a blob of this node waits to be uploaded.
+pub type IsPending = Arc<dyn Fn(&base::BlobId) -> bool + Send + Sync>;
+
+/// This node's part of a shared volume.
+pub struct Shared {
+    names: Arc<Postgres>,
+    term: Arc<Term>,
+    net: Net,
+    server: Arc<PackServer>,
+    peers: Arc<Peers>,
+    keeper: Arc<Keeper>,
+    number: u32,
+}
+
+impl Shared {
+    /// Opens the names of the volume, and joins it.
+    pub fn open(dir: &VolumeDir, fleet: &FleetOptions, options: &NodeOptions) -> Result<Shared> {
+        let text = dir.format().names.as_deref().unwrap_or_default();
+        let target = Target::parse(text).map_err(setup_failure)?;
+        let names = Arc::new(Postgres::open(&target, Options::default()).map_err(setup_failure)?);
+        check_id(dir, &target, &names)?;
+        let node = node_id(dir)?;
+        let server = Arc::new(PackServer::default());
+        let net = listen(dir, &target, fleet, node, &names, server.clone())?;
+        let address = fleet.advertise.or(net.address());
+        let address = address.map(|address| address.to_string()).unwrap_or_default();
+        let term = Arc::new(Term::default());
+        let keeper = Arc::new(Keeper::new(names.clone(), term.clone(), node, address));
+        // This process holds the folder's lock, so an earlier session of this node is a dead process's.
+        let session = keeper.join(true).map_err(|error| {
+            Failure::new("not-joined", format!("cannot join the shared volume {}", target.volume))
+                .why(error.to_string())
+        })?;
+        let number = u32::try_from(session.number).ok().filter(|number| (1..=NODE_MAX).contains(number));
+        let number = number.ok_or_else(|| {
+            Failure::new("too-many-nodes", format!("{} nodes have joined this volume", session.number))
+                .why(format!("a volume takes {NODE_MAX} in its life"))
+        })?;
+        let wait = options.deadline.min(peers::WAIT);
+        let peers = Arc::new(Peers::new(net.clone(), names.clone(), wait));
+        Ok(Shared { names, term, net, server, peers, keeper, number })
+    }
+
+    /// The store for the volume.
+    pub fn store(&self, packs: Arc<dyn PackStore>) -> Arc<dyn MetaStore> {
+        Arc::new(SharedStore::new(self.names.clone(), packs, self.term.clone()))
+    }
+
+    /// What the volume must know of other nodes.
+    pub fn sharing(&self, locks: Locks) -> Sharing {
+        Sharing { node: self.number, others: self.peers.clone(), lease: LEASE, locks }
+    }
+
+    /// Begins to serve other nodes, and to renew the session.
+    pub fn start(&self, volume: &Arc<Volume>, is_pending: IsPending) -> Result<()> {
+        let weak: Weak<Volume> = Arc::downgrade(volume);
+        self.server.serve(weak.clone(), is_pending);
+        self.keeper.start(weak).map_err(|error| Failure::io("cannot start a thread", &error))
+    }
+
+    /// The database.
+    pub fn names(&self) -> &Arc<Postgres> {
+        &self.names
+    }
+
+    /// Leaves the volume.
+    pub fn close(&self) {
+        self.keeper.stop();
+        self.net.close();
+        if let Err(error) = self.names.leave() {
+            log::warn(&format!("the session could not be ended, and expires by itself: {error}"));
+        }
+    }
+}
+
+/// The failure for a database that cannot be used.
+pub fn setup_failure(error: SetupError) -> Failure {
+    match error {
+        SetupError::Target(why) => Failure::usage("the address of the database cannot be used").why(why),
+        SetupError::Exists(what) => Failure::new("exists", what),
+        SetupError::Missing(what) => Failure::new("not-found", what),
+        SetupError::Store(error) => Failure::new("no-database", "the database cannot be used")
+            .why(error.to_string())
+            .next("covey doctor postgres://... checks all of it"),
+    }
+}
+
+/// The database must hold the names of this folder's volume, and not of another one.
+fn check_id(dir: &VolumeDir, target: &Target, names: &Postgres) -> Result<()> {
+    if making::hex(&names.uuid()) == dir.format().id {
+        return Ok(());
+    }
+    Err(Failure::new("another-volume", format!("{} belongs to another volume", dir.path().display()))
+        .why(format!("{} is now the name of a volume with another id", target.volume))
+        .next("mount the volume with another --cache DIR; that folder is made anew"))
+}
+
+/// The id of this node: random, and kept in its folder with the number of the file's own inode. A copy of the
+/// folder has another inode. So the copy is another node, and never poses as this one.
+fn node_id(dir: &VolumeDir) -> Result<NodeId> {
+    let path = dir.path().join("node");
+    let known = fs::read_to_string(&path).ok().zip(fs::metadata(&path).ok());
+    if let Some((text, about)) = known
+        && let Some((id, inode)) = text.trim().split_once(' ')
+        && let (Ok(id), Ok(inode)) = (u128::from_str_radix(id, 16), inode.parse::<u64>())
+        && inode == about.ino()
+    {
+        return Ok(NodeId(id.to_be_bytes()));
+    }
+    let id = NodeId::random();
+    let new = dir.path().join("node.new");
+    let write = || {
+        let mut file = File::create(&new)?;
+        writeln!(file, "{id} {}", file.metadata()?.ino())?;
+        file.sync_all()?;
+        fs::rename(&new, &path)?;
+        File::open(dir.path())?.sync_all()
+    };
+    write().at("write", &path)?;
+    Ok(id)
+}
+
+fn listen(
+    dir: &VolumeDir,
+    target: &Target,
+    fleet: &FleetOptions,
+    node: NodeId,
+    names: &Arc<Postgres>,
+    server: Arc<PackServer>,
+) -> Result<Net> {
+    let secret = match &fleet.secret_file {
+        Some(path) => Secret::from_file(path).map_err(|error| no_secret(&error.to_string()))?,
+        None => secret_of(names)?,
+    };
+    let id = u128::from_str_radix(&dir.format().id, 16).unwrap_or_default();
+    let options = net::transport::Options {
+        identity: Identity { node, role: Role::Node, volume: id.to_be_bytes() },
+        secret,
+        tls: fleet.tls.load()?,
+        listen: Some(fleet.listen.unwrap_or_else(|| SocketAddr::new(way_to(target), 0))),
+        verify: fleet.verify,
+        limits: Limits { threads: 1, helpers: 8, ..Limits::default() },
+    };
+    Net::start(options, server, log::sink())
+        .map_err(|error| Failure::new("no-fleet", "other nodes cannot be served").why(error.to_string()))
+}
+
+fn secret_of(names: &Arc<Postgres>) -> Result<Secret> {
+    let names: Arc<dyn MetaStore> = names.clone();
+    let row = meta::Names::new(names).volume_row(ROW_SECRET);
+    let row = row.map_err(|error| setup_failure(error.into()))?;
+    let text = row.as_deref().and_then(|row| std::str::from_utf8(row).ok());
+    Secret::from_text(text.unwrap_or_default()).map_err(|error| no_secret(&error.to_string()))
+}
+
+fn no_secret(why: &str) -> Failure {
+    Failure::new("no-secret", "the nodes of this volume cannot know one another").why(why)
+}
+
+/// The address of this machine on the way to the database: the other nodes most likely reach it there.
+fn way_to(target: &Target) -> IpAddr {
+    let way = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).and_then(|socket| {
+        // Nothing is sent.
+        socket.connect((target.host.as_str(), target.port))?;
+        Ok(socket.local_addr()?.ip())
+    });
+    way.unwrap_or(Ipv4Addr::LOCALHOST.into())
+}

@@ -1,0 +1,53 @@
+//! What a database says of a shared volume, without joining it.
+
+use api::error::Result;
+pub use meta::engine::postgres::{Checked, Level};
+use meta::engine::postgres::{Options, Postgres, Target};
+use serde::Serialize;
+
+use super::setup_failure;
+
+/// A node of a shared volume.
+#[derive(Clone, Debug, Serialize)]
+pub struct SessionRow {
+    /// Its number in the volume.
+    pub number: i64,
+    /// Its machine.
+    pub host: String,
+    /// Where other nodes reach it.
+    pub address: String,
+    /// How often it has joined.
+    pub epoch: i64,
+    /// Milliseconds until its session expires; negative: since then.
+    pub expires_in_ms: i64,
+    /// Whether its session has not expired.
+    pub alive: bool,
+}
+
+/// All nodes that ever joined the volume at this address.
+///
+/// # Errors
+/// The address is wrong, or the database cannot be used.
+pub fn sessions(address: &str) -> Result<Vec<SessionRow>> {
+    let target = Target::parse(address).map_err(setup_failure)?;
+    let names = Postgres::open(&target, Options::default()).map_err(setup_failure)?;
+    let rows = names.sessions().map_err(|error| setup_failure(error.into()))?;
+    let row = |row: meta::engine::postgres::SessionRow| SessionRow {
+        number: row.number,
+        host: row.host,
+        address: row.address,
+        epoch: row.epoch,
+        expires_in_ms: row.expires_in_ms,
+        alive: row.alive,
+    };
+    Ok(rows.into_iter().map(row).collect())
+}
+
+/// Checks a database and the volume in it.
+///
+/// # Errors
+/// The address is wrong.
+pub fn check(address: &str) -> Result<Vec<Checked>> {
+    let target = Target::parse(address).map_err(setup_failure)?;
+    Ok(Postgres::check(&target, &Options::default()))
+}

@@ -1,0 +1,118 @@
+//! A new shared volume, and the folder of a node that mounts one for the first time.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use ::fs::volume::{FormatRequest, Volume};
+use api::error::{Failure, Result};
+use meta::engine::postgres::{Options, Postgres, Target};
+use meta::{MetaStore, Names};
+use net::secret::Secret;
+
+use super::{ROW_SECRET, setup_failure};
+use crate::opened::{format_request, memory_parts_over};
+use crate::origins::{Reach, address, origin_failure, spec_of};
+use crate::refused::open_failure;
+use crate::volume_dir::{Home, VolumeDir};
+
+/// Rows with the place of the volume's blobs.
+const ROW_ORIGIN: &str = "origin";
+const ROW_ENDPOINT: &str = "endpoint";
+const ROW_REGION: &str = "region";
+
+/// What a new shared volume is.
+#[derive(Clone, Debug)]
+pub struct Made {
+    /// Its id: 32 hexadecimal digits.
+    pub id: String,
+    /// Where its blobs are.
+    pub origin: String,
+    /// Its address, without a password.
+    pub names: String,
+}
+
+/// Bytes as hexadecimal digits.
+pub(super) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Whether a text is the address of a shared volume.
+pub fn is_address(text: &Path) -> bool {
+    text.to_str().is_some_and(Target::is_meant)
+}
+
+fn target_of(text: &Path) -> Result<Target> {
+    Target::parse(text.to_str().unwrap_or_default()).map_err(setup_failure)
+}
+
+/// Makes an empty shared volume. If that fails half-way, nothing is left in the database.
+pub fn format(text: &Path, origin: Option<&str>, reach: &Reach) -> Result<Made> {
+    let target = target_of(text)?;
+    let origin = origin.ok_or_else(|| {
+        Failure::usage("a shared volume needs an origin that all its nodes reach")
+            .next("name one: --origin s3://BUCKET/PREFIX, or file:DIR on a filesystem that all nodes have")
+    })?;
+    let home = address(origin, reach)?;
+    let id = base::random::id16();
+    Postgres::create(&target, id, &Options::default()).map_err(setup_failure)?;
+    fill(&target, id, &home).inspect_err(|_| {
+        let _ = Postgres::remove(&target, &Options::default());
+    })?;
+    Ok(Made { id: hex(&id), origin: home.origin, names: target.to_string() })
+}
+
+/// The origin comes last: its marker would prevent the next attempt.
+fn fill(target: &Target, id: [u8; 16], home: &Home) -> Result<()> {
+    let spec = spec_of(home)?;
+    fill_names(target, id, home)?;
+    spec.format(&hex(&id)).map(drop).map_err(origin_failure)
+}
+
+fn fill_names(target: &Target, id: [u8; 16], home: &Home) -> Result<()> {
+    let names = Postgres::open(target, Options::default()).map_err(setup_failure)?;
+    let mut rows = vec![
+        (ROW_ORIGIN.to_owned(), home.origin.clone().into_bytes()),
+        (ROW_SECRET.to_owned(), Secret::generate_text().into_bytes()),
+    ];
+    rows.extend(home.endpoint.clone().map(|text| (ROW_ENDPOINT.to_owned(), text.into_bytes())));
+    rows.extend(home.region.clone().map(|text| (ROW_REGION.to_owned(), text.into_bytes())));
+    let request = FormatRequest { id: Some(id), rows, ..format_request() };
+    let parts = memory_parts_over(Arc::new(names));
+    Volume::format(&parts, &request).map_err(|error| open_failure(Path::new(&target.to_string()), error))
+}
+
+/// The folder of this node for a shared volume: the named one, or the default one of this user. It is made if
+/// it does not exist.
+pub fn node_folder(text: &Path, named: Option<&Path>) -> Result<VolumeDir> {
+    let target = target_of(text)?;
+    let names = Arc::new(Postgres::open(&target, Options::default()).map_err(setup_failure)?);
+    let id = hex(&names.uuid());
+    let path = named.map_or_else(|| default_folder(&id), Path::to_owned);
+    if path.join("covey.json").exists() {
+        let dir = VolumeDir::open(&path)?;
+        if dir.format().id == id {
+            return dir.with_names(target.to_string());
+        }
+        return Err(Failure::new("another-volume", format!("{} belongs to another volume", path.display()))
+            .next("name another folder: --cache DIR"));
+    }
+    let names: Arc<dyn MetaStore> = names;
+    let names = Names::new(names);
+    let row = |name: &str| -> Result<Option<String>> {
+        let row = names.volume_row(name).map_err(|error| setup_failure(error.into()))?;
+        Ok(row.map(|row| String::from_utf8_lossy(&row).into_owned()))
+    };
+    let origin = row(ROW_ORIGIN)?.ok_or_else(|| {
+        Failure::new("damaged", format!("the volume {} has no origin", target.volume))
+            .why("its format was interrupted")
+            .next("remove it from the database, and format it again")
+    })?;
+    let home = Home { origin, endpoint: row(ROW_ENDPOINT)?, region: row(ROW_REGION)?, cache_size: None };
+    VolumeDir::create_node(&path, &id, home, target.to_string())
+}
+
+fn default_folder(id: &str) -> PathBuf {
+    let variable = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let state = variable("XDG_STATE_HOME").or_else(|| variable("HOME").map(|home| home.join(".local/state")));
+    state.unwrap_or_else(|| PathBuf::from("/var/lib")).join("covey/shared").join(id)
+}

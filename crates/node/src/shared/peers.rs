@@ -1,0 +1,170 @@
+//! Bytes between the nodes of a shared volume. What a node has written, and not uploaded yet, only it can
+//! send.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use ::fs::shared::{FromOwner, Others, SessionId, owner};
+use ::fs::volume::Volume;
+use base::{BlobId, PackNo};
+use blob::BlobError;
+use meta::engine::postgres::{Postgres, SessionRow};
+use meta::store::StoreError;
+use net::frame::{PACK_MAX, PackAsk, PackPart};
+use net::id::NodeId;
+use net::message::{Answer, Ask, Note};
+use net::transport::{Content, CopyState, Fail, Listed, Net, Peer, Prefix, Service};
+use parking_lot::{Mutex, RwLock};
+
+use super::IsPending;
+
+/// How long another node may take to send bytes of a pack.
+pub(super) const WAIT: Duration = Duration::from_secs(10);
+/// How long the list of sessions is used before it is read again.
+const KNOWN: Duration = Duration::from_secs(1);
+
+/// The other nodes, as sources of bytes.
+pub(super) struct Peers {
+    net: Net,
+    names: Arc<Postgres>,
+    wait: Duration,
+    known: Mutex<Option<(Instant, HashMap<u32, Known>)>>,
+}
+
+#[derive(Clone)]
+struct Known {
+    host: String,
+    peer: Option<Peer>,
+    alive: bool,
+}
+
+impl Peers {
+    pub(super) fn new(net: Net, names: Arc<Postgres>, wait: Duration) -> Peers {
+        Peers { net, names, wait, known: Mutex::default() }
+    }
+
+    fn look(&self) -> Result<HashMap<u32, Known>, StoreError> {
+        let mut known = self.known.lock();
+        if let Some((when, nodes)) = &*known
+            && base::time::monotonic().saturating_duration_since(*when) < KNOWN
+        {
+            return Ok(nodes.clone());
+        }
+        let nodes: HashMap<u32, Known> = self
+            .names
+            .sessions()?
+            .into_iter()
+            .filter_map(|row| {
+                let address: Option<SocketAddr> = row.address.parse().ok();
+                let peer = address.map(|address| Peer { address, node: Some(NodeId(row.node)) });
+                Some((u32::try_from(row.number).ok()?, Known { host: row.host, peer, alive: row.alive }))
+            })
+            .collect();
+        *known = Some((base::time::monotonic(), nodes.clone()));
+        Ok(nodes)
+    }
+
+    fn find(&self, node: u32) -> Result<(String, Peer), BlobError> {
+        let nodes = self.look().map_err(|error| BlobError::Unavailable(error.to_string()))?;
+        match nodes.get(&node) {
+            Some(Known { host, peer: Some(peer), alive: true }) => Ok((host.clone(), *peer)),
+            Some(Known { host, .. }) => Err(BlobError::Unavailable(format!(
+                "these bytes are only on the node {node} ({host}), which has left; they can be read when it is back"
+            ))),
+            None => {
+                Err(BlobError::Unavailable(format!("these bytes are on the node {node}, which is unknown")))
+            }
+        }
+    }
+}
+
+impl Others for Peers {
+    fn read(&self, pack: PackNo, offset: u32, buf: &mut [u8]) -> Result<FromOwner, BlobError> {
+        let (host, peer) = self.find(owner(pack))?;
+        let failed = |fail: Fail| {
+            let why = format!("these bytes are only on the node {host}, and it does not send them: {fail}");
+            BlobError::Unavailable(why)
+        };
+        let pieces = (0..).step_by(PACK_MAX as usize).zip(buf.chunks_mut(PACK_MAX as usize));
+        // All questions are sent before the first answer is waited for.
+        let calls: Vec<_> = pieces
+            .map(|(at, piece): (u32, _)| {
+                let ask = PackAsk { pack, offset: offset + at, len: piece.len() as u32 };
+                (self.net.pack(peer, &ask, self.wait), piece)
+            })
+            .collect();
+        for (call, piece) in calls {
+            match call.wait().map_err(failed)? {
+                PackPart::Bytes(bytes) if bytes.len() == piece.len() => piece.copy_from_slice(&bytes),
+                PackPart::Bytes(_) => {
+                    return Err(failed(Fail::Protocol("it sent another number of bytes".to_owned())));
+                }
+                PackPart::InOrigin => return Ok(FromOwner::InOrigin),
+                PackPart::Gone => return Ok(FromOwner::Gone),
+            }
+        }
+        Ok(FromOwner::Bytes)
+    }
+
+    fn alive(&self) -> Result<Vec<SessionId>, StoreError> {
+        // Not from memory: what is decided by it must be true now.
+        let rows = self.names.sessions()?;
+        let id = |row: &SessionRow| {
+            Some(SessionId { node: row.number.try_into().ok()?, epoch: row.epoch.try_into().ok()? })
+        };
+        Ok(rows.iter().filter(|row| row.alive).filter_map(id).collect())
+    }
+
+    fn epoch(&self) -> Option<u64> {
+        self.names.session().and_then(|session| session.epoch.try_into().ok())
+    }
+}
+
+/// Sends bytes of this node's packs to other nodes.
+#[derive(Default)]
+pub(super) struct PackServer {
+    served: RwLock<Option<(Weak<Volume>, IsPending)>>,
+}
+
+impl PackServer {
+    pub(super) fn serve(&self, volume: Weak<Volume>, is_pending: IsPending) {
+        *self.served.write() = Some((volume, is_pending));
+    }
+}
+
+impl Service for PackServer {
+    fn pack(&self, ask: PackAsk) -> Result<PackPart, String> {
+        let served = self.served.read().clone();
+        let volume = served.as_ref().and_then(|(volume, pending)| Some((volume.upgrade()?, pending)));
+        let (volume, is_pending) = volume.ok_or("the volume is not open yet, or is being closed")?;
+        let mut bytes = vec![0; ask.len as usize];
+        let read = volume.read_own_pack(ask.pack, ask.offset, &mut bytes, |blob| is_pending(blob));
+        match read.map_err(|error| error.to_string())? {
+            FromOwner::Bytes => Ok(PackPart::Bytes(bytes)),
+            FromOwner::InOrigin => Ok(PackPart::InOrigin),
+            FromOwner::Gone => Ok(PackPart::Gone),
+        }
+    }
+
+    // Blobs come from the origin: the nodes of a shared volume do not track them yet.
+
+    fn ask(&self, _: NodeId, ask: Ask) -> Vec<Answer> {
+        vec![Answer::NotMine; ask.blobs.len()]
+    }
+
+    fn notes(&self, _: NodeId, _: Vec<Note>) {}
+
+    fn content(&self, _: &BlobId) -> Option<Content> {
+        None
+    }
+
+    fn suspect(&self, _: &BlobId) -> CopyState {
+        CopyState::Absent
+    }
+
+    fn list(&self, _: Prefix, _: usize) -> Listed {
+        Listed::default()
+    }
+}
