@@ -31,6 +31,7 @@ pub mod publish;
 pub mod published;
 pub mod restore;
 pub mod s3;
+pub mod sessions;
 pub mod stats;
 pub mod status;
 pub mod top;

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::error::{Failure, Result};
-use api::status::{Endpoint, Mode};
+use api::status::Endpoint;
 use api::text::{bytes, count};
 use fuse::{Unmount, UnmountError};
 use gateway::server::{Bound, Server, check_name};
@@ -95,7 +95,7 @@ fn serve(plan: &Plan, beside: &Beside, status_line: bool, parent: Option<Parent>
 /// Serves the mount to S3 clients.
 fn serve_s3(bound: Bound, bucket: &str, running: &Running) -> Result<Server> {
     bound.warning().iter().for_each(|line| log::warn(line));
-    let read_only = running.mounted().mode != Mode::Exclusive;
+    let read_only = !running.mounted().mode.writes();
     let kernel = if read_only { None } else { running.kernel() };
     let made = buckets::made(bucket, running.filesystem(), kernel, read_only);
     let (address, keys, tls) = bound.shown();

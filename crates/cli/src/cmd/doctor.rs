@@ -2,6 +2,7 @@
 //! command that fixes it. It also says which settings suit which use ([`advice`]).
 
 mod advice;
+mod database;
 mod fleet;
 mod machine;
 mod places;
@@ -35,7 +36,8 @@ use crate::term::Term;
     Exit status: 0 nothing is wrong, 1 something is."
 )]
 pub struct Args {
-    /// A volume, or a path on its mount, to look at as well
+    /// A volume, or a path on its mount, to look at as well; or postgres://USER@HOST/DATABASE?volume=NAME, to
+    /// look at that database and nothing else
     volume: Option<PathBuf>,
     #[command(flatten)]
     s3: s3::S3,
@@ -85,7 +87,11 @@ fn wrong(name: &'static str, found: impl Into<String>, mend: impl Into<String>) 
 
 /// Runs the command.
 pub fn run(args: &Args, named: Option<&OsString>, term: Term) -> Result<u8> {
-    let mut checks = checks(args.volume.as_deref(), named);
+    let names = args.volume.as_deref().filter(|path| node::shared::making::is_address(path));
+    let mut checks = match names {
+        Some(address) => database::checks(address)?,
+        None => checks(args.volume.as_deref(), named),
+    };
     checks.extend(args.s3.checks());
     let wrong = checks.iter().filter(|check| check.level == Level::Wrong).count();
     term.result(&checks, || text(&checks, wrong));

@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 
 use api::error::{Failure, Result};
 use node::origins::Reach;
-use node::volume_dir::{ORIGIN_INSIDE, VolumeDir};
+use node::shared::making;
+use node::volume_dir::{ORIGIN_INSIDE, SHARED_VERSION, VolumeDir};
 use node::{opened, origins};
 use serde::Serialize;
 
@@ -15,12 +16,15 @@ use crate::term::Term;
 #[command(
     after_help = "Examples:\n  covey format /srv/volume\n  covey format /ssd/volume --origin file:/big-disk/blobs      names and new bytes on the SSD, blobs on the big disk\n  \
     covey format /srv/volume --origin s3://bucket/prefix --region eu-central-1\n  \
-    covey format /srv/volume --origin s3://bucket/prefix --endpoint http://127.0.0.1:9000\n\n\
+    covey format /srv/volume --origin s3://bucket/prefix --endpoint http://127.0.0.1:9000\n  \
+    covey format 'postgres://covey@db/covey?volume=work' --origin s3://bucket/work      many nodes write to it\n\n\
+    The database's password comes from COVEY_PG_PASSWORD, PGPASSWORD or PGPASSFILE.\n\
     Keys come from the environment (AWS_ACCESS_KEY_ID, ...) or ~/.aws/credentials, at every mount; the volume keeps none.\n\
     A volume in memory needs no format: covey mount mem: MOUNTPOINT"
 )]
 pub struct Args {
-    /// The volume's folder: empty, or not there yet
+    /// The volume's folder: empty, or not there yet; or postgres://USER@HOST/DATABASE?volume=NAME for a shared
+    /// volume, whose names are in that database
     volume: PathBuf,
     #[command(flatten)]
     place: Place,
@@ -62,6 +66,9 @@ struct Outcome {
 
 /// Runs the command.
 pub fn run(args: &Args, term: Term) -> Result<u8> {
+    if making::is_address(&args.volume) {
+        return format_shared(args, term);
+    }
     let dir = format(&args.volume, &args.place)?;
     let outcome = Outcome {
         volume: dir.path().to_owned(),
@@ -72,6 +79,25 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     let shown = outcome.volume.display();
     term.result(&outcome, || format!("Made the volume {shown}. Next: covey mount {shown} MOUNTPOINT"));
     Ok(0)
+}
+
+fn format_shared(args: &Args, term: Term) -> Result<u8> {
+    let made = making::format(&args.volume, args.place.origin.as_deref(), &args.place.reach())?;
+    let outcome =
+        SharedOutcome { volume: made.names, id: made.id, format: SHARED_VERSION, origin: made.origin };
+    term.result(&outcome, || {
+        let shown = &outcome.volume;
+        format!("Made the shared volume {shown}. Next, on every node: covey mount {shown} MOUNTPOINT")
+    });
+    Ok(0)
+}
+
+#[derive(Debug, Serialize)]
+struct SharedOutcome {
+    volume: String,
+    id: String,
+    format: u32,
+    origin: String,
 }
 
 /// Creates a volume.

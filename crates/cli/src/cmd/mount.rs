@@ -3,9 +3,11 @@
 use std::path::PathBuf;
 
 use api::error::{Failure, Result};
+use node::fleet::options::FleetOptions;
 use node::frozen::Interval;
 use node::opened::Source;
 use node::running::Plan;
+use node::shared::making;
 use node::volume_dir::VolumeDir;
 
 use crate::args::fleet::Fleet;
@@ -27,7 +29,8 @@ use crate::term::Term;
      covey mount corpus:7,1000,64K /mnt/c   1,000 files of 64 KiB, derived from the seed 7, named by their SHA-256\n\nMount options:\n{}", node::options::help()))]
 pub struct Args {
     /// The volume's folder; ORIGIN@NAME for a published tree; mem: for a volume that lives in memory;
-    /// corpus:SEED,N,SIZE for N random files of a seed; the second and the last are read-only
+    /// corpus:SEED,N,SIZE for N random files of a seed; the second and the last are read-only;
+    /// postgres://USER@HOST/DATABASE?volume=NAME for a shared volume
     volume: PathBuf,
     /// An existing folder
     mountpoint: PathBuf,
@@ -48,7 +51,7 @@ pub struct Args {
     #[command(flatten)]
     reach: Reach,
     /// Of a tree in an object store: where to keep what was fetched [default: covey/trees in the user's cache
-    /// folder]
+    /// folder]. Of a shared volume: this node's folder [default: covey/shared/ID in the user's state folder]
     #[arg(long, value_name = "DIR")]
     cache: Option<PathBuf>,
     /// Of a published tree: move to what is published under its name next; looks every so many seconds
@@ -89,9 +92,15 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
             Some(_) if fleet.is_on() => return Err(no_fleet()),
             Some(_) if args.follow.is_some() => return Err(nothing_to_follow()),
             Some(source) => source,
-            None if fleet.is_on() => return Err(no_fleet()),
+            None if making::is_address(&args.volume) => {
+                shared(making::node_folder(&args.volume, args.cache.as_deref())?, fleet)?
+            }
+            None if fleet.is_on() => match VolumeDir::open(&args.volume)? {
+                dir if dir.is_shared() => shared(dir, fleet)?,
+                _ => return Err(no_fleet()),
+            },
             None if args.follow.is_some() => return Err(nothing_to_follow()),
-            None => Source::Folder(VolumeDir::open(&args.volume)?),
+            None => Source::in_folder(VolumeDir::open(&args.volume)?, fleet),
         };
         let plan = Plan {
             source,
@@ -102,7 +111,8 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
             every: args.every.every(),
             take_over: args.take_over,
         };
-        if plan.take_over && (plan.source.dir().is_none() || plan.options.read_only || plan.options.frozen) {
+        let claims = matches!(plan.source, Source::Folder(_));
+        if plan.take_over && (!claims || plan.options.read_only || plan.options.frozen) {
             return Err(nothing_to_take_over());
         }
         if args.fake {
@@ -115,6 +125,16 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
             daemon::run(&plan, &beside, parent, term)
         }
     })
+}
+
+/// The nodes of a shared volume find one another in its database.
+fn shared(dir: VolumeDir, fleet: FleetOptions) -> Result<Source> {
+    if fleet.join.is_some() || fleet.zone.is_some() || fleet.xdp.is_some() {
+        return Err(Failure::usage("--join, --zone and --xdp have no effect on a shared volume")
+            .why("its nodes find one another in the database")
+            .next("leave them out; --listen ADDRESS:PORT says where this node is reached"));
+    }
+    Ok(Source::in_folder(dir, fleet))
 }
 
 fn no_fleet() -> Failure {

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::error::{Failure, Result};
-use api::status::Mode;
 use clap::builder::NonEmptyStringValueParser;
 use gateway::server::{Bound, Options, Server, check_name};
 use node::mount::Mount;
@@ -162,7 +161,7 @@ impl Opened {
             match from {
                 Content::Own(source) => {
                     let mount = Mount::open(source, &NodeOptions::writing("serve over S3"))?;
-                    made.push(buckets::made(name, mount.filesystem(), None, mount.mode() != Mode::Exclusive));
+                    made.push(buckets::made(name, mount.filesystem(), None, !mount.mode().writes()));
                     self.mounts.push(mount);
                 }
                 Content::Foreign(text) => {

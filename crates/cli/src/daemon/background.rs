@@ -144,8 +144,10 @@ fn command(plan: &Plan) -> Result<Command> {
     }
     command.args(every_words(&plan.every));
     command.args(plan.take_over.then_some("--take-over"));
-    if let Source::Published(tree) = &plan.source {
-        command.args(tree_words(tree));
+    match &plan.source {
+        Source::Published(tree) => drop(command.args(tree_words(tree))),
+        Source::Shared(_, fleet) => drop(command.args(args::fleet::to_args(fleet))),
+        _ => {}
     }
     command.args(["--trace-rate", &plan.shown.trace_rate.to_string()]);
     Ok(command)
