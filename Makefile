@@ -140,6 +140,11 @@ test-crash: build ## 200 rounds of kill -9 at random points, power cuts, and the
 test-upload: build ## 100 rounds of kill -9 while uploads are under way to an S3 server that throttles and cuts
 	$(call at_length,upload)
 
+.PHONY: test-shared
+test-shared: build ## Shared volumes: histories of names under faults, ROUNDS=300 of each kind; needs root; SEED=N
+	@scripts/bootstrap test
+	COVEY_ROUNDS="$(or $(ROUNDS),300)" $(if $(SEED),COVEY_SEED="$(SEED)") $(call at_length,shared)
+
 .PHONY: test-fleet
 test-fleet: build ## Fleets in network namespaces: each fault alone, then ROUNDS=1000 random ones; needs root; SEED=N
 	@scripts/bootstrap test-fleet

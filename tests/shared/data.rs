@@ -1,0 +1,155 @@
+//! Bytes between nodes: close-to-open, appends, and what is on one node only.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::MetadataExt;
+
+use covey_tests::{Need, Rng, requires, say};
+
+use crate::requires_server;
+use crate::rig::Shared;
+
+#[test]
+fn what_one_node_closes_the_other_reads() {
+    requires!(Need::Covey);
+    let shared = Shared::new(requires_server!(), 2);
+    let mut rng = Rng::new(1);
+    // Inline, in a shared pack, in packs of their own, over the end of a page.
+    for (n, len) in [0, 1, 511, 512, 513, 4096, 100_000, 1 << 20, 5 << 20].into_iter().enumerate() {
+        let (writer, reader) = (n % 2, 1 - n % 2);
+        let name = format!("file{n}");
+        let bytes = rng.bytes(len);
+        fs::write(shared.path(writer, &name), &bytes).unwrap();
+        assert!(fs::read(shared.path(reader, &name)).unwrap() == bytes, "{len} bytes");
+        // Written over by the other, in the middle and at the end.
+        let mut bytes = bytes;
+        let patch = rng.bytes(1000);
+        let at = len / 2;
+        let mut file = OpenOptions::new().write(true).open(shared.path(reader, &name)).unwrap();
+        file.seek(SeekFrom::Start(at as u64)).unwrap();
+        file.write_all(&patch).unwrap();
+        drop(file);
+        bytes.resize(len.max(at + 1000), 0);
+        bytes[at..at + 1000].copy_from_slice(&patch);
+        assert!(fs::read(shared.path(writer, &name)).unwrap() == bytes, "{len} bytes, written over");
+        fs::File::options().write(true).open(shared.path(writer, &name)).unwrap().set_len(7).unwrap();
+        assert_eq!(fs::metadata(shared.path(reader, &name)).unwrap().len(), 7);
+        assert!(fs::read(shared.path(reader, &name)).unwrap() == bytes[..7], "{len} bytes, cut");
+    }
+}
+
+#[test]
+fn attributes_and_links_are_the_same_on_all_nodes() {
+    requires!(Need::Covey);
+    let shared = Shared::new(requires_server!(), 2);
+    let [a, b] = [0, 1].map(|node| shared.path(node, "dir/file"));
+    fs::create_dir(shared.path(0, "dir")).unwrap();
+    fs::write(&a, "1").unwrap();
+    fs::hard_link(&b, shared.path(1, "dir/other")).unwrap();
+    fs::set_permissions(&b, std::os::unix::fs::PermissionsExt::from_mode(0o640)).unwrap();
+    let (left, right) = (fs::metadata(&a).unwrap(), fs::metadata(&b).unwrap());
+    let about =
+        |meta: &fs::Metadata| (meta.ino(), meta.mode(), meta.nlink(), meta.mtime_nsec(), meta.ctime_nsec());
+    assert_eq!((about(&left), left.nlink(), left.mode() & 0o777), (about(&right), 2, 0o640));
+    let dirs = [0, 1].map(|node| fs::metadata(shared.path(node, "dir")).unwrap());
+    assert_eq!(about(&dirs[0]), about(&dirs[1]));
+    fs::rename(shared.path(1, "dir"), shared.path(1, "moved")).unwrap();
+    assert!(!shared.path(0, "dir").exists() && shared.path(0, "moved/other").exists());
+    fs::remove_dir_all(shared.path(0, "moved")).unwrap();
+    assert_eq!(fs::read_dir(shared.path(1, "")).unwrap().count(), 0);
+}
+
+/// A list that gives user 1000 these permissions besides the usual ones.
+fn acl(permissions: u16) -> Vec<u8> {
+    const NOBODY: u32 = u32::MAX;
+    let entries =
+        [(1, 7, NOBODY), (2, permissions, 1000), (4, 5, NOBODY), (0x10, 7, NOBODY), (0x20, 5, NOBODY)];
+    let mut list = 2u32.to_le_bytes().to_vec();
+    for (tag, permissions, id) in entries {
+        list.extend(u16::to_le_bytes(tag));
+        list.extend(u16::to_le_bytes(permissions));
+        list.extend(u32::to_le_bytes(id));
+    }
+    list
+}
+
+/// A node that had created a file in a directory remembered the directory's default ACL, and gave it to new
+/// files after another node had changed it.
+#[test]
+fn regression_new_files_inherit_the_default_acl_of_now() {
+    use rustix::fs::{XattrFlags, getxattr, setxattr};
+    const DEFAULT: &str = "system.posix_acl_default";
+    requires!(Need::Covey);
+    let shared = Shared::new(requires_server!(), 2);
+    let [here, there] = [0, 1].map(|node| shared.path(node, "dir"));
+    fs::create_dir(&here).unwrap();
+    for (n, permissions) in [7, 0, 5].into_iter().enumerate() {
+        setxattr(&here, DEFAULT, &acl(permissions), XattrFlags::empty()).unwrap();
+        let path = there.join(format!("file{n}"));
+        fs::write(&path, "").unwrap();
+        let mut list = [0; 64];
+        let len = getxattr(&path, "system.posix_acl_access", &mut list).unwrap();
+        let entry = |at: usize| u16::from_le_bytes([list[at], list[at + 1]]);
+        assert_eq!((len, entry(12), entry(14)), (44, 2, permissions), "file{n}");
+    }
+}
+
+/// O_APPEND by two clients on each of three nodes: every record is there once and whole.
+#[test]
+fn appended_records_are_all_there_once_and_whole() {
+    requires!(Need::Covey);
+    let shared = Shared::new(requires_server!(), 3);
+    const RECORDS: usize = 40;
+    std::thread::scope(|scope| {
+        for client in 0..6 {
+            let path = shared.path(client % 3, "log");
+            scope.spawn(move || {
+                let mut file = OpenOptions::new().append(true).create(true).open(path).unwrap();
+                for n in 0..RECORDS {
+                    // Some records are larger than what is kept in the names.
+                    let line = format!("{client} {n} {}\n", "x".repeat(n * 37 % 400));
+                    file.write_all(line.as_bytes()).unwrap();
+                }
+            });
+        }
+    });
+    let text = fs::read_to_string(shared.path(0, "log")).unwrap();
+    assert_eq!(text, fs::read_to_string(shared.path(2, "log")).unwrap());
+    let mut next = [0; 6];
+    for line in text.lines() {
+        let mut fields = line.split(' ');
+        let mut number = || fields.next().unwrap().parse::<usize>().unwrap();
+        let (client, n) = (number(), number());
+        assert_eq!(n, next[client], "the records of a client are in order: {line}");
+        assert_eq!(fields.next().unwrap(), "x".repeat(n * 37 % 400));
+        next[client] += 1;
+    }
+    assert_eq!(next, [RECORDS; 6]);
+}
+
+#[test]
+fn an_open_file_without_a_name_lives_on_another_node() {
+    requires!(Need::Covey);
+    let shared = Shared::new(requires_server!(), 2);
+    fs::write(shared.path(0, "file"), vec![7; 300_000]).unwrap();
+    let mut open = File::open(shared.path(1, "file")).unwrap();
+    fs::remove_file(shared.path(0, "file")).unwrap();
+    assert!(!shared.path(1, "file").exists());
+    // Longer than it takes to delete an inode that nobody holds.
+    std::thread::sleep(std::time::Duration::from_secs(35));
+    let mut bytes = Vec::new();
+    open.read_to_end(&mut bytes).unwrap();
+    assert!(bytes == vec![7; 300_000]);
+    drop(open);
+    let inodes = || {
+        let text =
+            shared.server.sql("select count(*) from covey_kv where substring(k from 1 for 1) = '\\x01'");
+        text.parse::<u32>().unwrap()
+    };
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(90);
+    while inodes() > 1 {
+        assert!(std::time::Instant::now() < end, "the inode should be deleted: {}", inodes());
+        std::thread::sleep(std::time::Duration::from_millis(500));
+    }
+    say(format_args!("deleted once it was closed"));
+}

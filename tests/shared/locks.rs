@@ -1,0 +1,288 @@
+//! Locks on files, across nodes that are mounted with `-o locks=fleet`.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use covey_tests::{Need, requires, say};
+
+use crate::requires_server;
+use crate::rig::{Server, Shared};
+
+const SOON: Duration = Duration::from_secs(60);
+const FLEET: &[&str] = &["-o", "locks=fleet"];
+const STYLES: [&str; 3] = ["posix", "ofd", "flock"];
+
+/// What every script begins with: `take(f, style, wait)`.
+const TAKE: &str = "
+import fcntl, struct, sys, os
+def take(f, style, wait):
+    if style == 'flock':
+        return fcntl.flock(f, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    if style == 'posix':
+        return fcntl.lockf(f, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    fcntl.fcntl(f, 38 if wait else 37, struct.pack('hhqqi4x', fcntl.F_WRLCK, 0, 0, 0, 0))
+def say(*what):
+    print(*what, flush=True)
+";
+
+fn shared(server: Server) -> Shared {
+    let shared = Shared::with(server, 2, FLEET);
+    fs::write(shared.path(0, "file"), "0").unwrap();
+    shared
+}
+
+/// A Python program; it prints lines, and ends when its input does.
+struct Python {
+    child: Child,
+    lines: BufReader<ChildStdout>,
+}
+
+impl Python {
+    fn new(script: &str, args: &[&str], path: &Path) -> Python {
+        let mut python = Command::new("python3");
+        python.args(["-S", "-E", "-c", &format!("{TAKE}{script}")]).args(args).arg(path).current_dir("/");
+        python.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
+        let mut child = python.spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap());
+        Python { child, lines }
+    }
+
+    /// Takes the lock, says so, and keeps it.
+    fn holder(style: &str, path: &Path) -> Python {
+        let script = "
+f = open(sys.argv[2], 'r+b')
+say('begun')
+take(f, sys.argv[1], True)
+say('locked')
+sys.stdin.read()
+";
+        let mut python = Python::new(script, &[style], path);
+        assert_eq!(python.line(), "begun");
+        python
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.lines.read_line(&mut line).unwrap();
+        line.trim().to_owned()
+    }
+
+    fn signal(&self, signal: i32) {
+        // SAFETY: it sends a signal to a child of this process that has not been waited for.
+        assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
+    }
+
+    fn end(mut self) {
+        drop(self.child.stdin.take());
+        assert!(self.child.wait().unwrap().success());
+    }
+
+    fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+fn open(path: &Path) -> File {
+    OpenOptions::new().read(true).write(true).open(path).unwrap()
+}
+
+fn set(file: &File, style: &str, kind: i32) -> Result<(), i32> {
+    let mut range =
+        libc::flock { l_type: kind as i16, l_whence: libc::SEEK_SET as i16, l_start: 0, l_len: 0, l_pid: 0 };
+    let command = if style == "ofd" { libc::F_OFD_SETLK } else { libc::F_SETLK };
+    let operation = if kind == libc::F_UNLCK { libc::LOCK_UN } else { libc::LOCK_EX | libc::LOCK_NB };
+    let result = match style {
+        // SAFETY: the descriptor is open. The call takes numbers only.
+        "flock" => unsafe { libc::flock(file.as_raw_fd(), operation) },
+        // SAFETY: the descriptor is open, and `range` is a flock that lives through the call.
+        _ => unsafe { libc::fcntl(file.as_raw_fd(), command, &raw mut range) },
+    };
+    if result == 0 { Ok(()) } else { Err(std::io::Error::last_os_error().raw_os_error().unwrap()) }
+}
+
+fn try_lock(file: &File, style: &str) -> Result<(), i32> {
+    set(file, style, libc::F_WRLCK)
+}
+
+fn unlock(file: &File, style: &str) {
+    set(file, style, libc::F_UNLCK).unwrap();
+}
+
+/// How long it took until the lock was free.
+fn until_locked(file: &File, style: &str) -> Duration {
+    let began = Instant::now();
+    while let Err(errno) = try_lock(file, style) {
+        assert!(errno == libc::EAGAIN && began.elapsed() < SOON, "error {errno}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    began.elapsed()
+}
+
+#[test]
+fn locks_exclude_across_nodes_and_a_waiter_gets_them() {
+    requires!(Need::Covey, Need::PythonSqlite);
+    let shared = shared(requires_server!());
+    let mine = open(&shared.path(0, "file"));
+    for style in STYLES {
+        try_lock(&mine, style).unwrap();
+        let there = open(&shared.path(1, "file"));
+        assert_eq!(try_lock(&there, style), Err(libc::EAGAIN), "{style}");
+        drop(there);
+        let mut waits = Python::holder(style, &shared.path(1, "file"));
+        std::thread::sleep(Duration::from_millis(500));
+        let began = Instant::now();
+        unlock(&mine, style);
+        assert_eq!(waits.line(), "locked");
+        let took = began.elapsed();
+        say(format_args!("{style}: granted {took:?} after the other node unlocked"));
+        assert!(took < Duration::from_secs(5));
+        assert_eq!(try_lock(&mine, style), Err(libc::EAGAIN), "{style}");
+        waits.end();
+        until_locked(&mine, style);
+        unlock(&mine, style);
+    }
+    // A killed program holds nothing, and a signal interrupts one that waits.
+    for style in STYLES {
+        let mut holds = Python::holder(style, &shared.path(1, "file"));
+        assert_eq!(holds.line(), "locked");
+        assert_eq!(try_lock(&mine, style), Err(libc::EAGAIN));
+        let waits = Python::holder(style, &shared.path(0, "file"));
+        std::thread::sleep(Duration::from_millis(300));
+        waits.signal(libc::SIGTERM);
+        let began = Instant::now();
+        let mut child = waits.child;
+        assert!(!child.wait().unwrap().success());
+        assert!(began.elapsed() < Duration::from_secs(5), "{style}: {:?}", began.elapsed());
+        holds.kill();
+        let took = until_locked(&mine, style);
+        say(format_args!("{style}: free {took:?} after its holder was killed"));
+        unlock(&mine, style);
+    }
+    let began = Instant::now();
+    const PAIRS: u32 = 300;
+    for _ in 0..PAIRS {
+        try_lock(&mine, "posix").unwrap();
+        unlock(&mine, "posix");
+    }
+    say(format_args!("lock and unlock of an uncontended range: {:?}", began.elapsed() / PAIRS));
+}
+
+#[test]
+fn locks_of_a_killed_node_end_with_its_session() {
+    requires!(Need::Covey, Need::PythonSqlite);
+    let mut shared = shared(requires_server!());
+    let path = shared.path(1, "file");
+    let mut holds = Python::holder("posix", &path);
+    assert_eq!(holds.line(), "locked");
+    shared.nodes[1].kill();
+    let mine = open(&shared.path(0, "file"));
+    assert_eq!(try_lock(&mine, "posix"), Err(libc::EAGAIN), "its session lasts");
+    let took = until_locked(&mine, "posix");
+    say(format_args!("free {took:?} after its node was killed"));
+    assert!(took < Duration::from_secs(20));
+    holds.kill();
+    unlock(&mine, "posix");
+    shared.nodes[1].try_mount(FLEET).unwrap();
+    let mut holds = Python::holder("posix", &path);
+    assert_eq!(holds.line(), "locked");
+    shared.nodes[1].kill();
+    shared.nodes[1].try_mount(FLEET).unwrap();
+    let took = until_locked(&mine, "posix");
+    say(format_args!("free {took:?} after its node had mounted again"));
+    assert!(took < Duration::from_secs(5));
+    holds.kill();
+}
+
+#[test]
+fn a_counter_under_a_lock_is_exact() {
+    requires!(Need::Covey, Need::PythonSqlite);
+    let shared = shared(requires_server!());
+    let script = "
+f = os.open(sys.argv[2], os.O_RDWR)
+for n in range(50):
+    take(f, sys.argv[1], True)
+    value = int(os.pread(f, 20, 0))
+    os.pwrite(f, b'%d' % (value + 1), 0)
+    if sys.argv[1] == 'flock': fcntl.flock(f, fcntl.LOCK_UN)
+    else: fcntl.lockf(f, fcntl.LOCK_UN)
+say('done')
+";
+    for style in ["posix", "flock"] {
+        fs::write(shared.path(0, "file"), "0").unwrap();
+        let began = Instant::now();
+        let mut all: Vec<Python> =
+            (0..4).map(|n| Python::new(script, &[style], &shared.path(n % 2, "file"))).collect();
+        all.iter_mut().for_each(|python| assert_eq!(python.line(), "done"));
+        say(format_args!("{style}: 200 increments by 4 processes on 2 nodes in {:?}", began.elapsed()));
+        all.into_iter().for_each(Python::end);
+        assert_eq!(fs::read_to_string(shared.path(1, "file")).unwrap(), "200", "{style}");
+    }
+}
+
+#[test]
+fn sqlite_writes_on_two_nodes() {
+    requires!(Need::Covey, Need::PythonSqlite);
+    let shared = shared(requires_server!());
+    let script = "
+import sqlite3
+db = sqlite3.connect(sys.argv[2], timeout=120)
+db.execute('pragma journal_mode=delete')
+for n in range(50):
+    db.execute('insert into work values (?, ?)', (sys.argv[1], n))
+    db.commit()
+db.close()
+say('done')
+";
+    let make = "
+import sqlite3
+db = sqlite3.connect(sys.argv[1])
+db.execute('create table work (who, n)')
+db.commit()
+say('made')
+";
+    let mut python = Python::new(make, &[], &shared.path(0, "db"));
+    assert_eq!(python.line(), "made");
+    python.end();
+    let began = Instant::now();
+    let mut all: Vec<Python> =
+        (0..2).map(|n| Python::new(script, &[["a", "b"][n]], &shared.path(n, "db"))).collect();
+    all.iter_mut().for_each(|python| assert_eq!(python.line(), "done"));
+    say(format_args!("100 transactions by 2 nodes in {:?}", began.elapsed()));
+    all.into_iter().for_each(Python::end);
+    let check = "
+import sqlite3
+db = sqlite3.connect(sys.argv[1])
+say(db.execute('select count(*), count(distinct who || n) from work').fetchone())
+say(db.execute('pragma integrity_check').fetchone())
+";
+    for node in 0..2 {
+        let mut python = Python::new(check, &[], &shared.path(node, "db"));
+        assert_eq!(python.line(), "(100, 100)", "on node {node}");
+        assert_eq!(python.line(), "('ok',)", "on node {node}");
+        python.end();
+    }
+}
+
+#[test]
+fn only_a_shared_volume_has_locks_of_the_fleet() {
+    requires!(Need::Covey);
+    let server = requires_server!();
+    let shared = Shared::new(server, 2);
+    // By default each machine has its own locks.
+    fs::write(shared.path(0, "file"), "").unwrap();
+    let [here, there] = [0, 1].map(|node| open(&shared.path(node, "file")));
+    try_lock(&here, "flock").unwrap();
+    try_lock(&there, "flock").unwrap();
+    let place = shared.folder.path().join("own");
+    fs::create_dir(&place).unwrap();
+    let mut refused = covey_tests::program::covey();
+    let said = refused.args(["mount", "mem:"]).arg(&place).args(FLEET).output().unwrap();
+    let text = String::from_utf8_lossy(&said.stderr).into_owned();
+    assert!(!said.status.success() && text.contains("shared volumes"), "{text}");
+    std::io::stdout().flush().unwrap();
+}

@@ -1,0 +1,15 @@
+//! Shared volumes: many nodes write one tree, with its names in a real PostgreSQL server.
+//!
+//! The nodes are real daemons with real mounts on this machine. What they see is checked by a history checker
+//! ([`checker`]), and by what a program may rely on: a name is there for all when it is there for one, and a
+//! file that was closed on one node is read whole on another. `make test-shared` runs the long form.
+
+mod checker;
+mod data;
+mod faults;
+mod locks;
+mod names;
+mod refusals;
+mod rig;
+mod weather;
+mod work;

@@ -1,0 +1,84 @@
+//! What cannot work is refused in one line that says what to do, and leaves nothing behind.
+
+use std::time::Duration;
+
+use covey_tests::program::{covey, run};
+use covey_tests::{Need, requires};
+
+use crate::requires_server;
+use crate::rig::Shared;
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+#[test]
+fn mistakes_are_named() {
+    requires!(Need::Covey);
+    let mut shared = Shared::new(requires_server!(), 1);
+    let address = shared.address.clone();
+    let folder = shared.folder.path().to_owned();
+    let origin = format!("file:{}", folder.join("second").display());
+    let said = |args: &[&str]| {
+        let done = run(covey().args(args), LIMIT);
+        assert!(!done.status.success(), "{args:?}");
+        let text = format!("{}{}", done.stdout, done.stderr);
+        assert!(!text.contains("panicked"), "{text}");
+        text
+    };
+    // A name that is in use. Neither the volume nor the new origin is touched.
+    assert!(said(&["format", &address, "--origin", &origin]).contains("already"));
+    assert!(!folder.join("second").join("covey-origin").exists());
+    assert!(said(&["format", &address]).contains("needs an origin"));
+    let other = address.replace("volume=work", "volume=other");
+    assert!(said(&["mount", &other, "/mnt"]).contains("has no volume other"));
+    // An origin that belongs to another volume: the name is free again afterwards.
+    let taken = format!("file:{}", folder.join("origin").display());
+    said(&["format", &other, "--origin", &taken]);
+    assert!(said(&["mount", &other, "/mnt"]).contains("has no volume other"));
+    let nowhere = address.replace("/covey?", "/nowhere?");
+    assert!(said(&["mount", &nowhere, "/mnt"]).contains("nowhere"));
+    let password = address.replace("covey@", "covey:secret@");
+    let text = said(&["mount", &password, "/mnt"]);
+    assert!(text.contains("PGPASSFILE") && !text.contains("secret@"), "{text}");
+    // The same folder twice.
+    let node = shared.nodes[0].folder.to_str().unwrap().to_owned();
+    let mnt = folder.join("second-mnt");
+    std::fs::create_dir(&mnt).unwrap();
+    let mnt = mnt.to_str().unwrap();
+    assert!(said(&["mount", &address, mnt, "--cache", &node]).contains("in use"));
+    for command in ["fsck", "gc"] {
+        assert!(said(&[command, &node]).contains("next"), "{command}");
+    }
+    shared.nodes[0].unmount();
+    for command in ["fsck", "gc", "publish"] {
+        let mut args = vec![command, &node];
+        args.extend((command == "publish").then_some("name"));
+        assert!(said(&args).contains("shared volume"), "{command}");
+    }
+    assert!(said(&["mount", "-o", "frozen", &address, mnt, "--cache", &node]).contains("frozen"));
+    shared.server.down();
+    let text = said(&["mount", &address, mnt, "--cache", &node]);
+    assert!(text.contains("database"), "{text}");
+    shared.server.up();
+    shared.nodes[0].mount();
+}
+
+/// A copy of a node's folder is another node: it has its own number, and does not pose as the first.
+#[test]
+fn a_copied_folder_is_another_node() {
+    requires!(Need::Covey);
+    let mut shared = Shared::new(requires_server!(), 1);
+    std::fs::write(shared.path(0, "file"), vec![5; 50_000]).unwrap();
+    shared.nodes[0].kill();
+    let copy = shared.folder.path().join("node1");
+    let status = std::process::Command::new("cp").arg("-a").arg(&shared.nodes[0].folder).arg(&copy).status();
+    assert!(status.unwrap().success());
+    shared.nodes[0].mount();
+    shared.add();
+    assert!(std::fs::read(shared.path(1, "file")).unwrap() == vec![5; 50_000]);
+    std::fs::write(shared.path(1, "other"), "1").unwrap();
+    assert_eq!(std::fs::read_to_string(shared.path(0, "other")).unwrap(), "1");
+    let done = run(covey().args(["sessions", "--json"]).arg(&shared.nodes[0].mountpoint), LIMIT);
+    let numbers: Vec<i64> =
+        done.json().as_array().unwrap().iter().map(|row| row["number"].as_i64().unwrap()).collect();
+    assert_eq!(numbers, [1, 2]);
+}

@@ -1,0 +1,180 @@
+//! A database, and nodes that mount one shared volume.
+
+#[allow(dead_code, reason = "each test program uses its part")]
+#[path = "../../crates/meta/tests/support/server.rs"]
+mod server;
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use covey_tests::proc;
+use covey_tests::program::{covey, run_ok, wait};
+
+pub use server::{Relay, Server};
+
+/// The longest time for a mount, an unmount or a daemon's end.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Ends the test early if there is no PostgreSQL.
+#[macro_export]
+macro_rules! requires_server {
+    () => {
+        match $crate::rig::Server::start() {
+            Some(server) => server,
+            None => {
+                covey_tests::say(format_args!("skipped: lacks PostgreSQL's server"));
+                return;
+            }
+        }
+    };
+}
+
+/// A shared volume and its nodes.
+pub struct Shared {
+    pub nodes: Vec<Node>,
+    pub address: String,
+    pub folder: tempfile::TempDir,
+    pub server: Server,
+    more: Vec<&'static str>,
+}
+
+impl Shared {
+    /// A new volume, mounted by `nodes` nodes.
+    pub fn new(server: Server, nodes: usize) -> Shared {
+        Shared::with(server, nodes, &[])
+    }
+
+    /// The same, mounted with more arguments.
+    pub fn with(server: Server, nodes: usize, more: &[&'static str]) -> Shared {
+        let port = server.port();
+        Shared::made(server, port, nodes, more)
+    }
+
+    /// The same with the database behind this port of 127.0.0.1.
+    pub fn through(server: Server, port: u16, nodes: usize) -> Shared {
+        Shared::made(server, port, nodes, &[])
+    }
+
+    fn made(server: Server, port: u16, nodes: usize, more: &[&'static str]) -> Shared {
+        let folder = covey_tests::scratch();
+        let address = format!("postgres://covey@127.0.0.1:{port}/covey?volume=work&sslmode=disable");
+        let origin = format!("file:{}", folder.path().join("origin").display());
+        run_ok(covey().args(["format", &address, "--origin", &origin]), PATIENCE);
+        let more = more.to_vec();
+        let mut shared = Shared { nodes: Vec::new(), address, folder, server, more };
+        (0..nodes).for_each(|_| shared.add());
+        shared
+    }
+
+    /// Mounts the volume on one more node.
+    pub fn add(&mut self) {
+        self.add_in(self.folder.path().join(format!("node{}", self.nodes.len())));
+    }
+
+    /// The same for a node that keeps what belongs to it in this folder.
+    pub fn add_in(&mut self, folder: PathBuf) {
+        let mountpoint = self.folder.path().join(format!("mnt{}", self.nodes.len()));
+        std::fs::create_dir_all(&mountpoint).unwrap();
+        let mut node = Node { mountpoint, folder, address: self.address.clone(), daemon: None };
+        node.try_mount(&self.more).unwrap_or_else(|said| panic!("covey mount: {said}"));
+        self.nodes.push(node);
+    }
+
+    /// A path on a node.
+    pub fn path(&self, node: usize, path: &str) -> PathBuf {
+        self.nodes[node].mountpoint.join(path)
+    }
+}
+
+/// A node: its folder, and its mount.
+pub struct Node {
+    pub mountpoint: PathBuf,
+    pub folder: PathBuf,
+    address: String,
+    daemon: Option<Child>,
+}
+
+impl Node {
+    /// Mounts the volume.
+    pub fn mount(&mut self) {
+        self.try_mount(&[]).unwrap_or_else(|said| panic!("covey mount: {said}"));
+    }
+
+    /// The same with more arguments. What the program printed, if it does not mount.
+    pub fn try_mount(&mut self, more: &[&str]) -> Result<(), String> {
+        let log = self.log_path();
+        let mut command = covey();
+        command.arg("mount").arg(&self.address).arg(&self.mountpoint);
+        command.arg("--cache").arg(&self.folder).args(more);
+        let file = std::fs::OpenOptions::new().create(true).append(true).open(&log).unwrap();
+        command.stdin(Stdio::null()).current_dir("/").stdout(file.try_clone().unwrap()).stderr(file);
+        let mut daemon = command.spawn().unwrap();
+        let end = Instant::now() + PATIENCE;
+        while !proc::is_fuse_mount(&self.mountpoint) {
+            if daemon.try_wait().unwrap().is_some() || Instant::now() > end {
+                daemon.kill().ok();
+                daemon.wait().ok();
+                return Err(self.log());
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        self.daemon = Some(daemon);
+        std::fs::metadata(&self.mountpoint).map(drop).map_err(|error| error.to_string())
+    }
+
+    fn log_path(&self) -> PathBuf {
+        self.mountpoint.with_extension("log")
+    }
+
+    /// What its daemons printed.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.log_path()).unwrap_or_default()
+    }
+
+    /// Kills the daemon and takes the dead mount away.
+    pub fn kill(&mut self) {
+        if let Some(mut daemon) = self.daemon.take() {
+            daemon.kill().ok();
+            daemon.wait().ok();
+        }
+        detach(&self.mountpoint);
+    }
+
+    /// Stops the daemon, or lets it go on.
+    pub fn freeze(&self, on: bool) {
+        let pid = self.daemon.as_ref().map_or(0, Child::id) as i32;
+        let signal = if on { libc::SIGSTOP } else { libc::SIGCONT };
+        // SAFETY: it sends a signal to a child of this process that has not been waited for.
+        assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
+    }
+
+    /// Unmounts in good order.
+    pub fn unmount(&mut self) {
+        run_ok(covey().arg("umount").arg(&self.mountpoint), PATIENCE);
+        if let Some(mut daemon) = self.daemon.take() {
+            wait(&mut daemon, PATIENCE).expect("the daemon should end");
+        }
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if self.daemon.is_some() {
+            self.freeze(false);
+            let mut umount = covey();
+            umount.arg("umount").arg(&self.mountpoint).stdout(Stdio::null()).stderr(Stdio::null());
+            let ended = umount.status().is_ok_and(|status| status.success());
+            if ended && let Some(daemon) = &mut self.daemon {
+                wait(daemon, Duration::from_secs(20));
+            }
+        }
+        self.kill();
+    }
+}
+
+fn detach(path: &Path) {
+    if proc::is_fuse_mount(path) {
+        Command::new("umount").arg("-l").arg(path).status().ok();
+    }
+}
