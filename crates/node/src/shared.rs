@@ -113,11 +113,6 @@ impl Shared {
         self.keeper.start(weak).map_err(|error| Failure::io("cannot start a thread", &error))
     }
 
-    /// The database.
-    pub fn names(&self) -> &Arc<Postgres> {
-        &self.names
-    }
-
     /// Leaves the volume.
     pub fn close(&self) {
         self.keeper.stop();

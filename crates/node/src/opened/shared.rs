@@ -51,11 +51,6 @@ impl Node {
             shared: Some(shared),
         })
     }
-
-    /// This node's part of a shared volume, if this is one.
-    pub fn shared(&self) -> Option<&Shared> {
-        self.shared.as_ref()
-    }
 }
 
 type OpenedVolume = (Arc<Volume>, Option<crate::remote_side::RemoteSide>);
