@@ -294,3 +294,39 @@ fn tls_is_used_as_the_address_says() {
     let found = line(open("localhost", "sslmode=verify-full"));
     assert!(found.contains("certificate"), "{found}");
 }
+
+/// Of several servers in an address, the one that accepts writes is used, wherever it stands.
+#[test]
+fn the_server_that_accepts_writes_is_used() {
+    let (Some(primary), Some(standby)) = (Server::start(), Server::start()) else { return };
+    let volume = primary.volume();
+    standby.down();
+    standby.make_standby();
+    standby.up();
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let at = |ports: &[u16]| {
+        let hosts: Vec<String> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
+        let (hosts, name) = (hosts.join(","), &volume.volume);
+        Target::parse(&format!("postgres://covey@{hosts}/covey?volume={name}&sslmode=disable")).unwrap()
+    };
+    let (first, second) = (primary.port(), standby.port());
+    for ports in [&[first, second][..], &[second, first], &[nobody, second, first]] {
+        let store = Postgres::open(&at(ports), Options::default()).unwrap();
+        store.commit(put("a", "1")).unwrap();
+        let checked = Postgres::check(&at(ports), &Options::default());
+        let line = |text: &str| checked.iter().find(|checked| checked.line.contains(text));
+        assert!(line("can take over").is_some() && line("accepts writes").is_some(), "{checked:?}");
+        assert!(checked.iter().all(|checked| checked.level != Level::Bad), "{checked:?}");
+    }
+    let found = line(Postgres::open(&at(&[nobody, second]), Options::default()));
+    assert!(found.contains("no server accepts writes") && found.contains("read-only standby"), "{found}");
+    // A store moves to the server that accepts writes now, and uses no connection to the other one any more.
+    let store = Postgres::open(&at(&[first, second]), Options::default()).unwrap();
+    primary.down();
+    let begun = std::time::Instant::now();
+    let patience = Options::default().patience;
+    assert!(store.get(&key("a")).is_err() && begun.elapsed() < patience * 2);
+    standby.promote();
+    let missing = line(Postgres::open(&at(&[first, second]), Options::default()));
+    assert!(missing.contains("has no volume"), "the other server has other data: {missing}");
+}

@@ -209,10 +209,12 @@ fn no_secret(why: &str) -> Failure {
 
 /// The address of this machine on the way to the database: the other nodes most likely reach it there.
 fn way_to(target: &Target) -> IpAddr {
-    let way = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).and_then(|socket| {
+    let way = |server: Target| {
+        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
         // Nothing is sent.
-        socket.connect((target.host.as_str(), target.port))?;
-        Ok(socket.local_addr()?.ip())
-    });
-    way.unwrap_or(Ipv4Addr::LOCALHOST.into())
+        socket.connect((server.host.as_str(), server.port))?;
+        Ok::<_, std::io::Error>(socket.local_addr()?.ip())
+    };
+    let found = target.servers().into_iter().find_map(|server| way(server).ok());
+    found.unwrap_or(Ipv4Addr::LOCALHOST.into())
 }

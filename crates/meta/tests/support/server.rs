@@ -21,6 +21,7 @@ const ACCESS: &str = "local all all trust
 host all locked 127.0.0.1/32 scram-sha-256
 host all barred 127.0.0.1/32 reject
 host all all 127.0.0.1/32 trust
+host replication all 127.0.0.1/32 trust
 ";
 const KEEPER: &str = r#"trap "" INT TERM HUP
 cat >/dev/null
@@ -70,16 +71,8 @@ impl Server {
             println!("skipped: PostgreSQL's server is not installed (apt-get install postgresql)");
             return None;
         };
-        let dir = tempfile::Builder::new().prefix("covey-pg-").tempdir_in("/tmp").unwrap().keep();
-        fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)).unwrap();
-        if let (true, Some((user, group))) = (is_root, postgres_ids()) {
-            chown(&dir, Some(user), Some(group)).unwrap();
-        }
-        let mut keeper = Command::new("sh");
-        keeper.args(["-c", KEEPER, "keeper"]).arg(&dir).stdin(Stdio::piped());
-        let keeper = keeper.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let server = Server { bin, dir, port, keeper, volumes: AtomicU64::new(0) };
+        let server = Server::unborn(bin);
+        let port = server.port;
         let data = server.dir.join("data");
         server.tool(
             "initdb",
@@ -100,6 +93,56 @@ impl Server {
         );
         admin("create database covey; grant connect on database covey to locked");
         Some(server)
+    }
+
+    /// A server without data, and its keeper.
+    fn unborn(bin: PathBuf) -> Server {
+        let dir = tempfile::Builder::new().prefix("covey-pg-").tempdir_in("/tmp").unwrap().keep();
+        fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)).unwrap();
+        if let (true, Some((user, group))) = (rustix::process::geteuid().is_root(), postgres_ids()) {
+            chown(&dir, Some(user), Some(group)).unwrap();
+        }
+        let mut keeper = Command::new("sh");
+        keeper.args(["-c", KEEPER, "keeper"]).arg(&dir).stdin(Stdio::piped());
+        let keeper = keeper.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        Server { bin, dir, port, keeper, volumes: AtomicU64::new(0) }
+    }
+
+    /// A synchronous standby of this server, which follows it.
+    pub fn standby(&self) -> Server {
+        let standby = Server::unborn(self.bin.clone());
+        let data = standby.dir.join("data");
+        let port = self.port.to_string();
+        let from = ["-h", "127.0.0.1", "-p", &port, "-U", "covey", "-D", path(&data)];
+        standby.tool("pg_basebackup", &[&from[..], &["-R", "-X", "stream", "-c", "fast", "-N"]].concat());
+        let settings =
+            format!("port = {}\nunix_socket_directories = '{}'\n", standby.port, standby.dir.display());
+        let mut file = fs::OpenOptions::new().append(true).open(data.join("postgresql.conf")).unwrap();
+        file.write_all(settings.as_bytes()).unwrap();
+        standby.up();
+        self.sql("alter system set synchronous_standby_names = '*'; select pg_reload_conf()");
+        let is_synchronous = "select count(*) from pg_stat_replication where sync_state = 'sync'";
+        for _ in 0..600 {
+            if self.sql(is_synchronous) == "1" {
+                return standby;
+            }
+            thread::sleep(Duration::from_millis(100));
+        }
+        panic!("the standby does not follow");
+    }
+
+    /// Makes a standby the primary.
+    pub fn promote(&self) {
+        assert_eq!(self.sql("select pg_promote(true, 60)"), "t");
+    }
+
+    /// Kills the server with SIGKILL. Its processes end by themselves when it is gone.
+    pub fn kill(&self) {
+        let file = fs::read_to_string(self.dir.join("data/postmaster.pid")).unwrap();
+        let pid = file.lines().next().unwrap().trim().parse().unwrap();
+        let pid = rustix::process::Pid::from_raw(pid).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
     }
 
     fn command(&self, tool: &str) -> Command {

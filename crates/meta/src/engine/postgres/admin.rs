@@ -100,10 +100,10 @@ impl Postgres {
     pub fn open(target: &Target, options: Options) -> Result<Postgres, SetupError> {
         let door = door(target, &options)?;
         let (mut link, _) = connect(&door, options.patience)?;
-        let found = run(&mut link, target, options.patience, async |client| find(client, target).await)??;
+        let found = run(&mut link, options.patience, async |client| find(client, target).await)??;
         let stale = "delete from covey_done where volume = $1 and number < 0 \
             and at < clock_timestamp() - interval '1 day'";
-        run(&mut link, target, options.patience, async |client| {
+        run(&mut link, options.patience, async |client| {
             client.execute_typed(stale, &[(&found.id, Type::INT4)]).await
         })?;
         let own = -1 - (base::random::u64() >> 2) as i64;
@@ -121,9 +121,9 @@ impl Postgres {
         let (door, limit) = (door(target, options)?, options.patience);
         let (mut link, server) = connect(&door, limit)?;
         if !server.has_tables {
-            make_tables(&mut link, target, limit)?;
+            make_tables(&mut link, limit)?;
         }
-        match run(&mut link, target, limit, async |client| find(client, target).await)? {
+        match run(&mut link, limit, async |client| find(client, target).await)? {
             Ok(volume) if volume.uuid == uuid => return Ok(()),
             Ok(_) => return Err(exists(target)),
             Err(SetupError::Missing(why)) if why.contains("has tables of version") => {
@@ -133,7 +133,7 @@ impl Postgres {
         }
         let add = "insert into covey_volume(name, uuid) values($1, $2) on conflict do nothing";
         let (name, id): (&str, &[u8]) = (&target.volume, &uuid);
-        let added = run(&mut link, target, limit, async |client| {
+        let added = run(&mut link, limit, async |client| {
             client.execute_typed(add, &[(&name, Type::TEXT), (&id, Type::BYTEA)]).await
         })?;
         if added == 0 { Err(exists(target)) } else { Ok(()) }
@@ -146,14 +146,14 @@ impl Postgres {
     pub fn remove(target: &Target, options: &Options) -> Result<(), SetupError> {
         let (door, limit) = (door(target, options)?, options.patience);
         let (mut link, _) = connect(&door, limit)?;
-        let volume = run(&mut link, target, limit, async |client| find(client, target).await)??;
+        let volume = run(&mut link, limit, async |client| find(client, target).await)??;
         // The number is the server's, so it may stand in the text.
         let id = volume.id;
         let all = format!(
             "delete from covey_volume where id = {id}; delete from covey_session where volume = {id}; \
              delete from covey_done where volume = {id}; delete from covey_kv where volume = {id}"
         );
-        run(&mut link, target, Duration::from_secs(3600), async |client| client.batch_execute(&all).await)
+        run(&mut link, Duration::from_secs(3600), async |client| client.batch_execute(&all).await)
     }
 }
 
@@ -172,8 +172,8 @@ pub(super) fn door(target: &Target, options: &Options) -> Result<Door, SetupErro
 /// Connects to a server that can be used.
 fn connect(door: &Door, limit: Duration) -> Result<(Link, Server), SetupError> {
     let mut link = Link::open(door, limit).map_err(Failure::into_store)?;
-    let server = run(&mut link, &door.target, limit, async |client| Server::ask(client).await)?;
-    match server.mistake(&door.target) {
+    let server = run(&mut link, limit, async |client| Server::ask(client).await)?;
+    match server.mistake(&link.target) {
         None => Ok((link, server)),
         Some(line) => Err(StoreError::Unavailable(line).into()),
     }
@@ -181,21 +181,20 @@ fn connect(door: &Door, limit: Duration) -> Result<(Link, Server), SetupError> {
 
 pub(super) fn run<T>(
     link: &mut Link,
-    target: &Target,
     limit: Duration,
     work: impl AsyncFnOnce(&Client) -> Result<T, Error>,
 ) -> Result<T, SetupError> {
-    Ok(link.run(target, limit, work).map_err(Failure::into_store)?)
+    Ok(link.run(limit, work).map_err(Failure::into_store)?)
 }
 
 /// Creates the tables. If another node does so at the same time, one of the two fails and finds them.
-fn make_tables(link: &mut Link, target: &Target, limit: Duration) -> Result<(), SetupError> {
+fn make_tables(link: &mut Link, limit: Duration) -> Result<(), SetupError> {
     let mut race = 0;
     loop {
         race += 1;
-        let made = link.run(target, limit, async |client| client.batch_execute(SCHEMA).await);
+        let made = link.run(limit, async |client| client.batch_execute(SCHEMA).await);
         let Err(failure) = made else { return Ok(()) };
-        let found = run(link, target, limit, async |client| Server::ask(client).await)?;
+        let found = run(link, limit, async |client| Server::ask(client).await)?;
         if found.has_tables {
             return Ok(());
         }

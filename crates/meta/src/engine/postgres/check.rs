@@ -6,7 +6,7 @@ use tokio_postgres::types::{ToSql, Type};
 
 use super::admin::{Server, door, find, run};
 use super::errors::Failure;
-use super::link::Link;
+use super::link::{Door, Link};
 use super::{Options, Postgres, SetupError, Target, VERSION};
 
 /// So many round trips are measured.
@@ -76,16 +76,17 @@ impl Postgres {
             Ok(link) => link,
             Err(error) => return vec![bad("connection", &error.into())],
         };
-        let mut found = vec![good("connection", format!("connected to {}", target.server()))];
+        let mut found = vec![good("connection", format!("connected to {}", link.target.server()))];
+        found.extend(standbys(&door, &link, limit));
         let mut note = |what: &'static str, result: Result<Checked, SetupError>| match result {
             Ok(checked) => found.push(checked),
             Err(error) => found.push(bad(what, &error)),
         };
-        note("server", server(&mut link, target, limit));
+        note("server", server(&mut link, limit));
         note("volume", volume(&mut link, target, limit));
-        note("latency", latency(&mut link, target, limit));
-        note("clock", clock(&mut link, target, limit));
-        match load(&mut link, target, limit) {
+        note("latency", latency(&mut link, limit));
+        note("clock", clock(&mut link, limit));
+        match load(&mut link, limit) {
             Ok(load) => load.into_iter().for_each(|checked| note(checked.what, Ok(checked))),
             Err(error) => note("connections", Err(error)),
         }
@@ -93,24 +94,44 @@ impl Postgres {
     }
 }
 
-fn server(link: &mut Link, target: &Target, limit: Duration) -> Result<Checked, SetupError> {
-    let server = run(link, target, limit, async |client| Server::ask(client).await)?;
-    Ok(match server.mistake(target) {
+/// The servers of the address that are not in use: each must be there to take over.
+fn standbys(door: &Door, used: &Link, limit: Duration) -> Vec<Checked> {
+    let mut found = Vec::new();
+    for (index, target) in door.servers().iter().enumerate().filter(|(_, target)| **target != used.target) {
+        let asked = Link::open_at(door, index, limit).map_err(Failure::into_store).map_err(SetupError::from);
+        let asked =
+            asked.and_then(|mut link| run(&mut link, limit, async |client| Server::ask(client).await));
+        let (level, says) = match asked {
+            Ok(server) if server.is_standby => (Level::Good, "follows, and can take over".to_owned()),
+            Ok(_) => (
+                Level::Bad,
+                "accepts writes too; only one server may: stop the one that does not follow".to_owned(),
+            ),
+            Err(error) => (Level::Warning, format!("cannot take over: {error}")),
+        };
+        found.push(Checked { what: "connection", level, line: format!("{}: {says}", target.server()) });
+    }
+    found
+}
+
+fn server(link: &mut Link, limit: Duration) -> Result<Checked, SetupError> {
+    let server = run(link, limit, async |client| Server::ask(client).await)?;
+    Ok(match server.mistake(&link.target) {
         Some(line) => Checked { what: "server", level: Level::Bad, line },
         None => good("server", format!("PostgreSQL {}, accepts writes", server.version / 10_000)),
     })
 }
 
 fn volume(link: &mut Link, target: &Target, limit: Duration) -> Result<Checked, SetupError> {
-    run(link, target, limit, async |client| find(client, target).await)??;
+    run(link, limit, async |client| find(client, target).await)??;
     Ok(good("volume", format!("the volume {} is there, tables of version {VERSION}", target.volume)))
 }
 
-fn latency(link: &mut Link, target: &Target, limit: Duration) -> Result<Checked, SetupError> {
+fn latency(link: &mut Link, limit: Duration) -> Result<Checked, SetupError> {
     let mut times = Vec::with_capacity(PINGS);
     for _ in 0..PINGS {
         let begun = base::time::monotonic();
-        run(link, target, limit, async |client| client.query_typed("select 1", &[]).await)?;
+        run(link, limit, async |client| client.query_typed("select 1", &[]).await)?;
         times.push(begun.elapsed());
     }
     times.sort();
@@ -119,10 +140,10 @@ fn latency(link: &mut Link, target: &Target, limit: Duration) -> Result<Checked,
     Ok(judged("latency", median <= SLOW, line, "every change takes at least one; use a nearer server"))
 }
 
-fn clock(link: &mut Link, target: &Target, limit: Duration) -> Result<Checked, SetupError> {
+fn clock(link: &mut Link, limit: Duration) -> Result<Checked, SetupError> {
     let text = "select (extract(epoch from clock_timestamp()) * 1000)::bigint";
     let before = base::time::now();
-    let theirs: i64 = run(link, target, limit, async |client| {
+    let theirs: i64 = run(link, limit, async |client| {
         client.query_typed_one(text, &[] as &[(&(dyn ToSql + Sync), Type)]).await?.try_get(0)
     })?;
     let ours = (before.as_nanos() / 2 + base::time::now().as_nanos() / 2) / 1_000_000;
@@ -131,8 +152,8 @@ fn clock(link: &mut Link, target: &Target, limit: Duration) -> Result<Checked, S
     Ok(judged("clock", apart.abs() <= CLOCK_MAX_MS, line, "synchronize both clocks (NTP)"))
 }
 
-fn load(link: &mut Link, target: &Target, limit: Duration) -> Result<Vec<Checked>, SetupError> {
-    let [used, most, dead, live]: [i64; 4] = run(link, target, limit, async |client| {
+fn load(link: &mut Link, limit: Duration) -> Result<Vec<Checked>, SetupError> {
+    let [used, most, dead, live]: [i64; 4] = run(link, limit, async |client| {
         let row = client.query_typed_one(LOAD, &[]).await?;
         Ok([row.try_get(0)?, row.try_get(1)?, row.try_get(2)?, row.try_get(3)?])
     })?;

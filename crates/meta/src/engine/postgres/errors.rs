@@ -34,6 +34,18 @@ impl Failure {
         }
     }
 
+    /// Why none of several servers can be used. If one of them may serve later, all are tried again.
+    pub(super) fn of_all(failures: Vec<Failure>) -> Failure {
+        let may_pass = failures.iter().any(|failure| !matches!(failure, Failure::Store(_)));
+        let line = |failure: Failure| match failure.into_store() {
+            StoreError::Unavailable(why) => why,
+            error => error.to_string(),
+        };
+        let why = failures.into_iter().map(line).collect::<Vec<_>>().join("; and ");
+        let why = format!("no server accepts writes: {why}");
+        if may_pass { Failure::Lost(why) } else { Failure::refused(why) }
+    }
+
     /// Whether another client may have created the same tables at the same time.
     pub(super) fn is_race(&self) -> bool {
         match self {

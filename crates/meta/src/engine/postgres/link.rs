@@ -9,6 +9,7 @@
 
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -25,10 +26,17 @@ const CLOSE: Duration = Duration::from_millis(100);
 /// How long it may take to tell the server that an answer is not needed any more.
 const CANCEL: Duration = Duration::from_millis(500);
 
+/// Whether a server refuses changes.
+const READ_ONLY: &str = "select pg_is_in_recovery() or current_setting('transaction_read_only')::bool";
+
 /// How to reach a database.
 pub(super) struct Door {
     /// Its address.
     pub(super) target: Target,
+    /// Its servers, each as an address of its own.
+    servers: Vec<Target>,
+    /// The server that was found to accept writes last.
+    chosen: AtomicUsize,
     secrets: Secrets,
     tls: Tls,
 }
@@ -37,11 +45,15 @@ impl Door {
     /// Reads the certificates that the address names.
     pub(super) fn new(target: Target, secrets: Secrets) -> Result<Door, Failure> {
         let tls = Tls::new(&target).map_err(Failure::refused)?;
-        Ok(Door { target, secrets, tls })
+        Ok(Door { servers: target.servers(), chosen: AtomicUsize::new(0), target, secrets, tls })
     }
 
-    fn config(&self, limit: Duration) -> Result<Config, Failure> {
-        let target = &self.target;
+    /// Its servers, each as an address of its own.
+    pub(super) fn servers(&self) -> &[Target] {
+        &self.servers
+    }
+
+    fn config(&self, target: &Target, limit: Duration) -> Result<Config, Failure> {
         let mut config = Config::new();
         config.host(&target.host).port(target.port).user(&target.user).dbname(&target.database);
         config.application_name("covey").connect_timeout(limit).tcp_user_timeout(limit);
@@ -63,6 +75,10 @@ type Running = Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>;
 
 /// An open connection.
 pub(super) struct Link {
+    /// The server.
+    pub(super) target: Target,
+    /// Its place among the servers of the address.
+    server: usize,
     /// Gone only while this is dropped.
     runtime: Option<Runtime>,
     client: Option<Client>,
@@ -72,15 +88,58 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// Connects, within a time limit.
+    /// Connects to the server that accepts writes, within a time limit. A single server is taken as it is.
     pub(super) fn open(door: &Door, limit: Duration) -> Result<Link, Failure> {
-        let config = door.config(limit)?;
+        let count = door.servers.len();
+        if count == 1 {
+            return Link::open_at(door, 0, limit);
+        }
+        let (first, end) = (door.chosen.load(Ordering::Acquire), base::time::monotonic() + limit);
+        let mut failures = Vec::new();
+        for step in 0..count {
+            let server = (first + step) % count;
+            // A server that does not answer leaves time for the others.
+            let left = end.saturating_duration_since(base::time::monotonic());
+            let share = left / u32::try_from(count - step).unwrap_or(1);
+            match Link::open_writable(door, server, share) {
+                Ok(link) => {
+                    door.chosen.store(server, Ordering::Release);
+                    return Ok(link);
+                }
+                Err(failure) => failures.push(failure),
+            }
+        }
+        Err(Failure::of_all(failures))
+    }
+
+    fn open_writable(door: &Door, server: usize, limit: Duration) -> Result<Link, Failure> {
+        let mut link = Link::open_at(door, server, limit)?;
+        let is_read_only: bool =
+            link.run(limit, async |client| client.query_typed_one(READ_ONLY, &[]).await?.try_get(0))?;
+        match is_read_only {
+            false => Ok(link),
+            true => Err(Failure::Lost(format!("the server {} is a read-only standby", link.target.server()))),
+        }
+    }
+
+    /// Whether another server was found to accept writes since this connection was made. Then this one may
+    /// not do so any more, and may show what was.
+    pub(super) fn is_outdated(&self, door: &Door) -> bool {
+        self.server != door.chosen.load(Ordering::Acquire)
+    }
+
+    /// Connects to one of the servers, whether it accepts writes or not.
+    pub(super) fn open_at(door: &Door, server: usize, limit: Duration) -> Result<Link, Failure> {
+        let target = door.servers.get(server).unwrap_or(&door.target);
+        let config = door.config(target, limit)?;
         let runtime = Builder::new_current_thread().enable_all().build();
         let runtime = runtime
             .map_err(|error| Failure::refused(format!("this machine refuses a connection: {error}")))?;
         let connecting = async { tokio::time::timeout(limit, config.connect(door.tls.clone())).await };
         match runtime.block_on(connecting) {
             Ok(Ok((client, running))) => Ok(Link {
+                target: target.clone(),
+                server,
                 runtime: Some(runtime),
                 client: Some(client),
                 running: Some(Box::pin(running)),
@@ -90,8 +149,8 @@ impl Link {
                 // The look-up of a name cannot be stopped; it must not hold up this thread.
                 runtime.shutdown_background();
                 Err(match failed {
-                    Ok(Err(error)) => explain(&door.target, &error),
-                    _ => late(&door.target, limit),
+                    Ok(Err(error)) => explain(target, &error),
+                    _ => late(target, limit),
                 })
             }
         }
@@ -100,10 +159,10 @@ impl Link {
     /// Makes a request, within a time limit. After `Lost` the connection is of no use.
     pub(super) fn run<T>(
         &mut self,
-        target: &Target,
         limit: Duration,
         work: impl AsyncFnOnce(&Client) -> Result<T, Error>,
     ) -> Result<T, Failure> {
+        let target = &self.target;
         let (Some(runtime), Some(client)) = (&self.runtime, &self.client) else {
             return Err(closed(target));
         };
@@ -131,8 +190,9 @@ impl Link {
             },
             Ok(Err(error)) => Err(explain(target, &error)),
             Err(_) => {
+                let failure = late(target, limit);
                 self.cancel();
-                Err(late(target, limit))
+                Err(failure)
             }
         }
     }

@@ -67,7 +67,7 @@ impl Pool {
     pub(super) fn last<T>(&self, limit: Duration, work: impl AsyncFnOnce(&Client) -> Result<T, Error>) {
         let mut free = self.free.lock();
         if let Some(link) = free.iter_mut().rev().find_map(|lane| lane.link.as_mut()) {
-            let _ = link.run(&self.door.target, limit, work);
+            let _ = link.run(limit, work);
         }
     }
 
@@ -142,11 +142,14 @@ impl Taken<'_> {
         let Some(lane) = &mut self.lane else {
             return Err(Failure::refused("the lane is in use elsewhere"));
         };
+        if lane.link.as_ref().is_some_and(|link| link.is_outdated(door)) {
+            lane.link = None;
+        }
         let link = match &mut lane.link {
             Some(link) => link,
             none => none.insert(Link::open(door, left)?),
         };
-        let done = link.run(&door.target, left, work);
+        let done = link.run(left, work);
         if matches!(done, Err(Failure::Lost(_))) {
             lane.link = None;
         }

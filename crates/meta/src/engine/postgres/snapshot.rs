@@ -15,12 +15,12 @@ use crate::store::{Snapshot, StoreError, Value};
 
 /// A statement after `begin` fixes the moment.
 const BEGIN: &str = "begin isolation level repeatable read read only; select 1 from covey_schema";
-/// So many rows are fetched at a time.
+/// So many rows are fetched at first, and so many at a time after that.
+const PAGE_FIRST: i64 = 1_024;
 const PAGE: i64 = 4_096;
 
 /// See the module.
 pub(super) struct PgSnapshot {
-    target: super::Target,
     volume: i32,
     link: Mutex<Link>,
     /// The limit of each request.
@@ -31,15 +31,15 @@ impl PgSnapshot {
     /// A snapshot of what the database holds now.
     pub(super) fn take(door: &Door, volume: i32, limit: Duration) -> Result<PgSnapshot, super::Failure> {
         let mut link = Link::open(door, limit)?;
-        link.run(&door.target, limit, async |client| client.batch_execute(BEGIN).await)?;
-        Ok(PgSnapshot { target: door.target.clone(), volume, link: Mutex::new(link), limit })
+        link.run(limit, async |client| client.batch_execute(BEGIN).await)?;
+        Ok(PgSnapshot { volume, link: Mutex::new(link), limit })
     }
 }
 
 impl Snapshot for PgSnapshot {
     fn get(&self, key: &Key) -> Result<Option<Value>, StoreError> {
         let key = key.as_bytes();
-        let row = self.link.lock().run(&self.target, self.limit, async |client| {
+        let row = self.link.lock().run(self.limit, async |client| {
             client.query_typed_opt(GET, &[(&self.volume, Type::INT4), (&key, Type::BYTEA)]).await
         });
         let row = row.map_err(super::Failure::into_store)?;
@@ -48,14 +48,16 @@ impl Snapshot for PgSnapshot {
 
     fn each(&self, range: &KeyRange, each: &mut dyn FnMut(&[u8], &[u8]) -> bool) -> Result<(), StoreError> {
         let (mut from, end) = (range.start.clone(), range.end.as_bytes());
+        // The caller may want only a few.
+        let mut page = PAGE_FIRST;
         while from.as_bytes() < end {
             let start = from.as_bytes();
-            let rows = self.link.lock().run(&self.target, self.limit, async |client| {
+            let rows = self.link.lock().run(self.limit, async |client| {
                 let args: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 4] = [
                     (&self.volume, Type::INT4),
                     (&start, Type::BYTEA),
                     (&end, Type::BYTEA),
-                    (&PAGE, Type::INT8),
+                    (&page, Type::INT8),
                 ];
                 client.query_typed(SCAN, &args).await
             });
@@ -66,8 +68,9 @@ impl Snapshot for PgSnapshot {
                     return Ok(());
                 }
             }
-            let Some(last) = rows.last().filter(|_| rows.len() as i64 == PAGE) else { break };
+            let Some(last) = rows.last().filter(|_| rows.len() as i64 == page) else { break };
             from = Key::from_bytes(last.try_get(0).map_err(unread)?).successor();
+            page = PAGE;
         }
         Ok(())
     }

@@ -1,8 +1,11 @@
 //! Where a volume's names are: the address of a database, and the volume's name in it.
 //!
 //! ```text
-//!   postgres://USER@HOST[:PORT]/DATABASE?volume=NAME[&sslmode=MODE][&sslrootcert=FILE]
+//!   postgres://USER@HOST[:PORT][,HOST[:PORT]...]/DATABASE?volume=NAME[&sslmode=MODE][&sslrootcert=FILE]
 //! ```
+//!
+//! Several servers are a primary and its standbys, in any order. The one that accepts writes is used, as with
+//! `target_session_attrs=read-write` of PostgreSQL's own programs.
 //!
 //! `HOST` may be a folder with a Unix socket, written with `%2F` for `/`. The address holds no password,
 //! because other users of the machine can read a program's arguments. [`super::Secrets`] finds the password.
@@ -55,6 +58,8 @@ pub struct Target {
     pub host: String,
     /// The server's port.
     pub port: u16,
+    /// Further servers, one of which may accept writes instead: host and port.
+    pub more: Vec<(String, u16)>,
     /// The database.
     pub database: String,
     /// The volume's name: 1 to 64 of `A-Z a-z 0-9 . _ -`.
@@ -88,11 +93,14 @@ impl Target {
             ));
         }
         let (server, database) = rest.split_once('/').unwrap_or((rest, ""));
-        let (host, port) = host_and_port(server)?;
+        let mut servers = server.split(',').map(host_and_port);
+        let (host, port) = servers.next().unwrap_or_else(|| Ok((String::new(), PORT)))?;
+        let more = servers.collect::<Result<Vec<_>, _>>()?;
         let mut target = Target {
             user: decoded(user)?,
             host,
             port,
+            more,
             database: decoded(database)?,
             volume: String::new(),
             tls: TlsMode::default(),
@@ -116,6 +124,13 @@ impl Target {
                 })?;
             }
             "sslrootcert" => self.root_cert = Some(value.into()),
+            // What is always meant.
+            "target_session_attrs" if matches!(value.as_str(), "read-write" | "primary") => {}
+            "target_session_attrs" => {
+                return Err(bad(&format!(
+                    "target_session_attrs={value} gives a server that may refuse writes; write read-write, or leave it out"
+                )));
+            }
             "password" => {
                 return Err(bad(
                     "it holds a password, which other users could read in the list of processes; take it out and use PGPASSFILE, PGPASSWORD or COVEY_PG_PASSWORD",
@@ -134,7 +149,7 @@ impl Target {
         if self.user.is_empty() {
             return Err(bad("name the database's user: postgres://USER@HOST/DATABASE?volume=NAME"));
         }
-        if self.host.is_empty() {
+        if self.hosts().any(str::is_empty) {
             return Err(bad("name the server: postgres://USER@HOST/DATABASE?volume=NAME"));
         }
         if self.database.is_empty() {
@@ -153,7 +168,9 @@ impl Target {
         if self.root_cert.is_some() && self.tls != TlsMode::VerifyFull {
             return Err(bad("sslrootcert needs sslmode=verify-full, which checks the server's certificate"));
         }
-        if self.host.starts_with('/') && matches!(self.tls, TlsMode::Require | TlsMode::VerifyFull) {
+        if self.hosts().any(|host| host.starts_with('/'))
+            && matches!(self.tls, TlsMode::Require | TlsMode::VerifyFull)
+        {
             return Err(bad(&format!(
                 "sslmode={} needs a server's name: a Unix socket has no TLS",
                 self.tls.word()
@@ -162,17 +179,29 @@ impl Target {
         Ok(self)
     }
 
-    /// The server, for messages: `host:port`.
+    fn hosts(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(self.host.as_str()).chain(self.more.iter().map(|(host, _)| host.as_str()))
+    }
+
+    /// Each server as an address of its own, in their order.
+    pub fn servers(&self) -> Vec<Target> {
+        let one = |(host, port): (String, u16)| Target { host, port, more: Vec::new(), ..self.clone() };
+        std::iter::once((self.host.clone(), self.port)).chain(self.more.iter().cloned()).map(one).collect()
+    }
+
+    /// The server, for messages: `host:port`, or several.
     pub(super) fn server(&self) -> String {
-        format!("{}:{}", self.host, self.port)
+        let more = self.more.iter().map(|(host, port)| format!(", {host}:{port}"));
+        format!("{}:{}", self.host, self.port) + &more.collect::<String>()
     }
 }
 
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let host = if self.host.contains(':') { format!("[{}]", self.host) } else { encoded(&self.host) };
         let (user, database) = (encoded(&self.user), encoded(&self.database));
-        write!(f, "postgres://{user}@{host}:{}/{database}?volume={}", self.port, self.volume)?;
+        write!(f, "postgres://{user}@{}", shown(&self.host, self.port))?;
+        self.more.iter().try_for_each(|(host, port)| write!(f, ",{}", shown(host, *port)))?;
+        write!(f, "/{database}?volume={}", self.volume)?;
         if self.tls != TlsMode::default() {
             write!(f, "&sslmode={}", self.tls.word())?;
         }
@@ -181,6 +210,11 @@ impl fmt::Display for Target {
             None => Ok(()),
         }
     }
+}
+
+fn shown(host: &str, port: u16) -> String {
+    let host = if host.contains(':') { format!("[{host}]") } else { encoded(host) };
+    format!("{host}:{port}")
 }
 
 fn bad(why: &str) -> SetupError {
@@ -195,9 +229,6 @@ fn host_and_port(text: &str) -> Result<(String, u16), SetupError> {
             None => (decoded(text)?, None),
         },
     };
-    if host.contains(',') {
-        return Err(bad("it names several servers; name the one that accepts writes"));
-    }
     let Some(port) = port else { return Ok((host, PORT)) };
     // The message does not show it: it may be a part of a password with a `?` in it.
     let number = port.parse::<u16>().ok().filter(|port| *port > 0);
@@ -246,9 +277,13 @@ mod tests {
     fn addresses_are_read_and_written() {
         let target = Target::parse("postgres://me@db.example/names?volume=a-1").unwrap();
         assert_eq!((target.host.as_str(), target.port, target.tls), ("db.example", 5432, TlsMode::Prefer));
+        let two = Target::parse("postgres://me@a,b:7/n?volume=v&target_session_attrs=read-write").unwrap();
+        let servers: Vec<String> = two.servers().iter().map(Target::server).collect();
+        assert_eq!((servers, two.server()), (vec!["a:5432".into(), "b:7".into()], "a:5432, b:7".to_owned()));
         for text in [
             "postgres://me@db.example:5432/names?volume=a-1",
             "postgres://me@[::1]:7/names?volume=a&sslmode=verify-full&sslrootcert=%2Fetc%2Fca.pem",
+            "postgres://u@a:5432,b:5433,[::1]:7/d?volume=a",
             "postgres://m%40e@%2Frun%2Fpostgresql:5432/a%20b?volume=A.b_c&sslmode=disable",
         ] {
             assert_eq!(Target::parse(text).unwrap().to_string(), text);
@@ -267,7 +302,10 @@ mod tests {
             ("postgres://u@h/d?volume=a%20b", "letters, digits"),
             (&name, "1 to 64"),
             ("postgres://u@h:0/d?volume=a", "from 1 to 65535"),
-            ("postgres://u@h,i/d?volume=a", "several servers"),
+            ("postgres://u@h,/d?volume=a", "name the server"),
+            ("postgres://u@h,i:x/d?volume=a", "from 1 to 65535"),
+            ("postgres://u@h,i/d?volume=a&target_session_attrs=any", "may refuse writes"),
+            ("postgres://u@h,%2Frun/d?volume=a&sslmode=require", "Unix socket"),
             ("postgres://u@h/d?volume=a&sslmode=verify-ca", "none of disable, prefer"),
             ("postgres://u@h/d?volume=a&sslrootcert=/x", "needs sslmode=verify-full"),
             ("postgres://u@%2Frun/d?volume=a&sslmode=require", "Unix socket"),
