@@ -292,6 +292,11 @@ impl Node {
         self.volume.sync().map_err(|errno| errno_failure("cannot make the volume durable", errno))
     }
 
+    /// This node's part of a shared volume, if it is one.
+    pub(crate) fn shared(&self) -> Option<&Shared> {
+        self.shared.as_ref()
+    }
+
     /// The remote side, if the origin is remote.
     pub fn remote_side(&self) -> Option<&RemoteSide> {
         self.remote_side.as_deref()

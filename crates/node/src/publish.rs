@@ -2,7 +2,10 @@
 //!
 //! The owner signs published trees. The claim ([`crate::claim`]) says which folder may write. A publication
 //! checks the claim right before it replaces the root, and makes a new claim at the same time. So a folder
-//! that is restored to an earlier state is recognized as old.
+//! that is restored to an earlier state is recognized as old. In a shared volume the database says which node
+//! may write ([`shared`]).
+
+pub(crate) mod shared;
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -22,7 +25,6 @@ use crate::claim::Writer;
 use crate::errno::errno_failure;
 use crate::opened::Node;
 use crate::publisher::{Publisher, check_name, check_owner, failure, not_published, place_of, volume_id};
-use crate::refused::not_shared;
 use crate::volume_dir::VolumeDir;
 
 /// How long the origin may take to receive everything.
@@ -55,12 +57,14 @@ pub struct Wanted {
 impl Node {
     /// Publishes a folder of the volume.
     pub fn publish(&self, wanted: &Wanted, tick: &mut dyn FnMut(Tick) -> bool) -> Result<PublishSummary> {
-        self.dir().map_or(Ok(()), |dir| not_shared(dir, "publish"))?;
+        check_name(&wanted.name)?;
+        check_keep(wanted.keep)?;
+        if let Some(shared) = self.shared() {
+            return self.publish_shared(shared, wanted, tick);
+        }
         let started = base::time::monotonic();
         let Wanted { path, name, afresh, keep } = wanted;
         let (path, name) = (path.as_path(), name.as_str());
-        check_name(name)?;
-        check_keep(*keep)?;
         let failed = |error: TreeError| failure(format!("cannot publish {}", self.name()), error);
         self.dir().ok_or_else(|| no_volume(self))?;
         let scope = self.scope(path)?;
@@ -77,7 +81,7 @@ impl Node {
         })?;
         publication.hold(name, &mut selection.packs().iter().map(|pack| pack.blob)).map_err(fs_failed)?;
         let rows = Selected::new(publication.rows(), &selection);
-        self.put_root(name, *afresh, &signed, &rows, started, tick)
+        self.put_root(name, *afresh, &signed, &rows, started, &|| self.before_root(), tick)
     }
 
     /// Publishes rows that are not the volume's own.
@@ -91,23 +95,28 @@ impl Node {
         check_name(&wanted.name)?;
         check_keep(wanted.keep)?;
         let signed = self.as_publisher(&wanted.name, wanted.keep)?;
-        self.put_root(&wanted.name, wanted.afresh, &signed, rows, started, tick)
+        self.put_root(&wanted.name, wanted.afresh, &signed, rows, started, &|| self.before_root(), tick)
     }
 
     /// Makes sure that the volume may publish in its origin.
     fn as_publisher(&self, name: &str, keep: Option<u32>) -> Result<Signed> {
         let dir = self.dir().ok_or_else(|| no_volume(self))?;
         self.writer().map_or(Ok(()), Writer::verify)?;
-        let me = publisher(dir, name, keep)?;
+        let (me, note) = match dir.format().names.clone() {
+            Some(address) => (shared::identity(&*self.store(), name, keep)?, address),
+            None => (publisher(dir, name, keep)?, place_of(dir)),
+        };
         let (kept, signer, volume) = (me.kept(name), me.signer()?, volume_id(dir));
         let owner = me.owner().unwrap_or_default();
-        let claim = Owner { volume, owner, generation: 1, note: place_of(dir), keys: vec![signer.key()] };
+        let claim = Owner { volume, owner, generation: 1, note, keys: vec![signer.key()] };
         let failed = |error: TreeError| failure(format!("cannot publish {}", self.name()), error);
         tree::publish::claim(&*self.volume().parts().origin, claim).map_err(failed)?;
         Ok(Signed { kept, signer, volume })
     }
 
-    /// Writes the tree of these rows, and then its root.
+    /// Writes the tree of these rows, and then its root. `before_root` is called when everything is in the
+    /// origin.
+    #[allow(clippy::too_many_arguments, reason = "each is a different thing, and there are two callers")]
     fn put_root(
         &self,
         name: &str,
@@ -115,6 +124,7 @@ impl Node {
         signed: &Signed,
         rows: &dyn Content,
         started: Instant,
+        before_root: &dyn Fn() -> Result<()>,
         tick: &mut dyn FnMut(Tick) -> bool,
     ) -> Result<PublishSummary> {
         let failed = |error: TreeError| failure(format!("cannot publish {}", self.name()), error);
@@ -131,7 +141,7 @@ impl Node {
             keep: signed.kept > 1,
             hold: &mut |blob| self.volume().hold(name, &mut std::iter::once(blob)).map_err(tree_error),
             before_root: &mut || {
-                self.before_root().map_err(|failure| {
+                before_root().map_err(|failure| {
                     refused = Some(failure);
                     TreeError::Stopped
                 })
@@ -184,7 +194,10 @@ impl Node {
         let failed = |error: TreeError| failure(format!("cannot unpublish {name}"), error);
         let origin = self.volume().parts().origin.clone();
         self.before_root()?;
-        check_owner(dir, &*origin)?;
+        match self.shared() {
+            Some(_) => self.check_shared_owner()?,
+            None => check_owner(dir, &*origin)?,
+        }
         tree::history::prune(&*origin, name, 0).map_err(failed)?;
         let was = root::remove(&*origin, name).map_err(failed)?;
         let held = self.volume().holders().map_err(|error| failed(tree_error(error)))?;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   VOLUME/publisher.json   the identity of this volume's folder, and its signing key
-//!                           (created by its first publication)
+//!                           (created by its first publication; of a shared volume, a row in its database)
 //!   origin: owner           who publishes there, and which keys have signed published trees
 //! ```
 
@@ -40,19 +40,35 @@ impl Publisher {
 
     /// Creates a new identity and stores it in the volume's folder.
     pub fn make(dir: &VolumeDir) -> Result<Publisher> {
+        let made = Publisher::fresh();
+        made.write(dir)?;
+        Ok(made)
+    }
+
+    /// A new identity.
+    pub fn fresh() -> Publisher {
         crate::secrets::keep_from_dumps();
         let mut seed = [0; 32];
         base::random::fill(&mut seed);
-        let made = Publisher { owner: hex(&base::random::id16()), secret: hex(&seed), keep: BTreeMap::new() };
-        made.write(dir)?;
-        Ok(made)
+        Publisher { owner: hex(&base::random::id16()), secret: hex(&seed), keep: BTreeMap::new() }
+    }
+
+    /// An identity as it is stored. It holds a secret.
+    pub fn to_text(&self) -> String {
+        serde_json::to_string(self).unwrap_or_default() + "\n"
+    }
+
+    /// Reads a stored identity. None if it is damaged.
+    pub fn from_text(text: &[u8]) -> Option<Publisher> {
+        let found: Option<Publisher> = serde_json::from_slice(text).ok();
+        found.filter(|found| found.owner().is_some() && from_hex::<32>(&found.secret).is_some())
     }
 
     /// Stores it durably.
     fn write(&self, dir: &VolumeDir) -> Result<()> {
         let file = Publisher::file(dir);
         let new = file.with_extension("json.new");
-        let text = serde_json::to_string(self).unwrap_or_default() + "\n";
+        let text = self.to_text();
         let write = || {
             match fs::remove_file(&new) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -74,22 +90,26 @@ impl Publisher {
 
     /// Sets how many are kept, for this and later publications.
     pub fn keep(&mut self, dir: &VolumeDir, name: &str, count: u32) -> Result<()> {
+        if self.set_keep(name, count) { self.write(dir) } else { Ok(()) }
+    }
+
+    /// The same without storing it. Returns whether this changes anything.
+    pub fn set_keep(&mut self, name: &str, count: u32) -> bool {
         if self.kept(name) == count {
-            return Ok(());
+            return false;
         }
         match count {
             1 => self.keep.remove(name),
             _ => self.keep.insert(name.to_owned(), count),
         };
-        self.write(dir)
+        true
     }
 
     /// The identity of this folder, if it has ever published.
     pub fn of(dir: &VolumeDir) -> Result<Option<Publisher>> {
         let file = Publisher::file(dir);
         let Some(text) = crate::secrets::read(&file)? else { return Ok(None) };
-        let found: Option<Publisher> = serde_json::from_slice(&text).ok();
-        match found.filter(|found| found.owner().is_some() && from_hex::<32>(&found.secret).is_some()) {
+        match Publisher::from_text(&text) {
             Some(found) => Ok(Some(found)),
             // The file holds a secret, so no part of it is shown.
             None => Err(Failure::new("damaged", format!("{} cannot be understood", file.display()))
@@ -137,11 +157,15 @@ pub fn check_owner(dir: &VolumeDir, origin: &dyn Origin) -> Result<()> {
         }
     };
     let me = Publisher::of(dir)?.and_then(|me| me.owner());
+    check_is(&found, me, dir)
+}
+
+/// Refuses if the owner of an origin is not `me`.
+pub fn check_is(found: &Owner, me: Option<[u8; 16]>, dir: &VolumeDir) -> Result<()> {
     if me == Some(found.owner) {
         return Ok(());
     }
-    let volume = volume_id(dir);
-    Err(not_owner(tree::publish::not_owner(&found, volume)))
+    Err(not_owner(tree::publish::not_owner(found, volume_id(dir))))
 }
 
 fn not_owner(what: String) -> Failure {

@@ -27,6 +27,13 @@ pub fn no_fleet(name: &str) -> Failure {
         .next("mount a published tree with --join HOST:PORT, or begin a fleet with --listen ADDRESS:PORT")
 }
 
+/// The mount is read-only.
+pub fn read_only(does: &str) -> Failure {
+    Failure::new("read-only", format!("covey {does} needs a mount that may write"))
+        .why("this one was mounted with -o ro")
+        .next("use a mount of the volume without -o ro")
+}
+
 /// What cannot be done to a shared volume yet.
 ///
 /// # Errors

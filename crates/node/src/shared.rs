@@ -29,7 +29,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use ::fs::api::Locks;
-use ::fs::shared::{NODE_MAX, Sharing};
+use ::fs::shared::{NODE_MAX, Others, Sharing};
 use ::fs::volume::Volume;
 use api::error::{Context, Failure, Result};
 use blob::PackStore;
@@ -99,6 +99,16 @@ impl Shared {
     /// The store for the volume.
     pub fn store(&self, packs: Arc<dyn PackStore>) -> Arc<dyn MetaStore> {
         Arc::new(SharedStore::new(self.names.clone(), packs, self.term.clone()))
+    }
+
+    /// Where bytes of other nodes' packs are read, and which sessions last.
+    pub fn others(&self) -> Arc<dyn Others> {
+        self.peers.clone()
+    }
+
+    /// This node's number in the volume.
+    pub fn number(&self) -> u32 {
+        self.number
     }
 
     /// What the volume must know of other nodes.

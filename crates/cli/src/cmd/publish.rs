@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use api::answers::PublishSummary;
 use api::control::Request;
-use api::error::Result;
+use api::error::{Failure, Result};
 use api::text::{bytes, count};
 use node::control;
 use node::opened::Node;
 use node::options::NodeOptions;
 use node::publish::Wanted;
 use node::publisher::check_name;
+use node::shared::making;
 
 use crate::cmd::clone::show;
 use crate::target::{Target, resolve};
@@ -47,6 +48,10 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: &Args, term: Term) -> Result<u8> {
     check_name(&args.name)?;
+    if making::is_address(&args.volume) {
+        return Err(Failure::usage("a shared volume is published by a node that has it mounted")
+            .next("name a mount of it: covey publish MOUNTPOINT NAME"));
+    }
     let mut progress = term.progress("publish");
     let summary: PublishSummary = match resolve(&args.volume)? {
         Target::Mounted(place) => {

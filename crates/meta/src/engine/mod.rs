@@ -3,12 +3,14 @@
 //! - [`memory`]: an ordered set in memory, for in-memory volumes and for tests.
 //! - [`sqlite`]: the default on disk. The journal stands in front of it.
 //! - [`postgres`]: a database that several nodes share. Nothing stands in front of it.
+//! - [`moment`]: what a shared volume held at one moment, for a check or a publication. It takes no commits.
 //!
 //! [`resolve`] is the part that all engines and the journal share. It turns a conditional commit and the rows
 //! that it depends on into the list of rows to write. So an engine decides only where rows are and in which
 //! order commits happen.
 
 pub mod memory;
+pub mod moment;
 pub mod postgres;
 pub mod sqlite;
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use api::error::{Failure, Result};
 use api::status::Mode;
+use base::Deadline;
 use fs::volume::{Options, Volume};
 use parking_lot::Mutex;
 
@@ -13,6 +14,7 @@ use crate::fleet::options::FleetOptions;
 use crate::limits;
 use crate::options::NodeOptions;
 use crate::refused::open_failure;
+use crate::remote_side::ORIGIN_ASKED;
 use crate::shared::Shared;
 use crate::volume_dir::VolumeDir;
 
@@ -33,7 +35,7 @@ impl Node {
         let is_pending =
             move |blob: &base::BlobId| uploads.as_ref().is_some_and(|side| side.is_pending(blob));
         shared.start(&volume, Arc::new(is_pending)).inspect_err(|_| shared.close())?;
-        Ok(Node {
+        let node = Node {
             name: dir.path().display().to_string(),
             dir: Some(dir.clone()),
             volume,
@@ -49,7 +51,14 @@ impl Node {
             writer: None,
             watch: Mutex::default(),
             shared: Some(shared),
-        })
+        };
+        if node.mode.writes() {
+            // Once for each mount. The origin may be slow, and the mount does not need it.
+            Deadline::after(ORIGIN_ASKED).scope(|| node.check_shared_owner()).inspect_err(|_| {
+                let _ = node.close();
+            })?;
+        }
+        Ok(node)
     }
 }
 
