@@ -14,11 +14,13 @@
 //! - [`making`]: a new volume, and the folder of a node that mounts it for the first time.
 //! - [`listed`]: what the database says of a volume, without joining it.
 //! - [`peers`]: bytes between nodes.
+//! - [`restoring`]: a new volume of a published tree.
 //! - [`session`]: joins, renews in time, joins again, leaves.
 
 pub mod listed;
 pub mod making;
 mod peers;
+pub mod restoring;
 mod session;
 
 use std::fs::{self, File};
@@ -148,7 +150,7 @@ pub fn setup_failure(error: SetupError) -> Failure {
 /// The database must hold the names of this folder's volume, and not of another one.
 fn check_id(dir: &VolumeDir, target: &Target, names: &Postgres) -> Result<()> {
     if making::hex(&names.uuid()) == dir.format().id {
-        return Ok(());
+        return making::check_life(dir, &making::life(&secret_row(names)?));
     }
     Err(Failure::new("another-volume", format!("{} belongs to another volume", dir.path().display()))
         .why(format!("{} is now the name of a volume with another id", target.volume))
@@ -206,11 +208,14 @@ fn listen(
 }
 
 fn secret_of(names: &Arc<Postgres>) -> Result<Secret> {
-    let names: Arc<dyn MetaStore> = names.clone();
-    let row = meta::Names::new(names).volume_row(ROW_SECRET);
+    Secret::from_text(&secret_row(names)?).map_err(|error| no_secret(&error.to_string()))
+}
+
+/// The secret as it is stored. Empty if there is none.
+fn secret_row(names: &Postgres) -> Result<String> {
+    let row = names.get(&meta::Key::volume(ROW_SECRET));
     let row = row.map_err(|error| setup_failure(error.into()))?;
-    let text = row.as_deref().and_then(|row| std::str::from_utf8(row).ok());
-    Secret::from_text(text.unwrap_or_default()).map_err(|error| no_secret(&error.to_string()))
+    Ok(String::from_utf8_lossy(row.as_deref().unwrap_or_default()).into_owned())
 }
 
 fn no_secret(why: &str) -> Failure {

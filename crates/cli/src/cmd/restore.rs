@@ -4,6 +4,8 @@
 //! the new volume claims the origin, and the old one notices that within seconds. If the old volume was not
 //! seen to end, the command waits ([`SETTLE`]). If it is not certain that the old volume is gone, the user
 //! must confirm it.
+//!
+//! The new volume is a folder, or a shared volume with its names in a database ([`restoring`]).
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,6 +21,7 @@ use node::opened;
 use node::origins;
 use node::publisher;
 use node::publisher::{Publisher, host};
+use node::shared::{making, restoring};
 use node::volume_dir::VolumeDir;
 use origin::Access;
 use origin::claim::{Kind, SETTLE};
@@ -32,7 +35,8 @@ use crate::term::Term;
 /// Makes a writable volume of a published tree, after the old one is gone
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Examples:\n  covey restore file:/backup/blobs@latest /srv/volume\n  covey restore --take-over file:/backup/blobs@nightly /srv/volume\n\n\
+    after_help = "Examples:\n  covey restore file:/backup/blobs@latest /srv/volume\n  covey restore --take-over file:/backup/blobs@nightly /srv/volume\n  \
+    covey restore s3://bucket/work@nightly 'postgres://covey@db/covey?volume=work'      a shared volume, after its database was lost\n\n\
     The new volume uses the same origin and no byte is copied. It becomes the origin's owner: the old volume, should it still be\n\
     there, can only be read from then on."
 )]
@@ -40,7 +44,8 @@ pub struct Args {
     /// What was published: ORIGIN@NAME
     #[arg(value_name = "ORIGIN@NAME")]
     tree: String,
-    /// The new volume's folder: empty, or not there yet
+    /// The new volume's folder: empty, or not there yet; or postgres://USER@HOST/DATABASE?volume=NAME for a
+    /// shared volume
     volume: PathBuf,
     /// The old volume is not in use any more, though that cannot be seen from here
     #[arg(long)]
@@ -91,17 +96,26 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     }
     let mut progress = term.progress("restore");
     let mut tick = |tick: Tick| crate::cmd::clone::show(&mut progress, &tick);
-    let restore = Restore { named: &named, root: &root, origin: &origin, owner, wait: !gone };
     let mut done = (0, 0);
     let id = hex(&root.volume);
-    let home = origins::sized(&args.volume, named.home.clone())?;
-    let dir = VolumeDir::create_as(&args.volume, &id, home, |dir| {
-        done = restore.fill(dir, &mut tick)?;
-        Ok(())
-    })?;
+    let volume = if making::is_address(&args.volume) {
+        let (named, root, origin) = (&named, &root, &origin);
+        let restore = restoring::Restore { named, root, origin, owner, wait: !gone };
+        let restored = restore.make(&args.volume, &mut tick)?;
+        done = (restored.rows, restored.generation);
+        PathBuf::from(restored.made.names)
+    } else {
+        let restore = Restore { named: &named, root: &root, origin: &origin, owner, wait: !gone };
+        let home = origins::sized(&args.volume, named.home.clone())?;
+        let dir = VolumeDir::create_as(&args.volume, &id, home, |dir| {
+            done = restore.fill(dir, &mut tick)?;
+            Ok(())
+        })?;
+        dir.path().to_owned()
+    };
     progress.done();
     let outcome = Outcome {
-        volume: dir.path().to_owned(),
+        volume,
         id,
         origin: named.home.origin.clone(),
         name: root.name.clone(),
@@ -126,9 +140,12 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     Ok(0)
 }
 
-/// Whether the old volume is certainly gone: its folder was on this machine and no longer exists. If the
-/// volume is in use here, this is an error.
+/// Whether the old volume is certainly gone: its folder was on this machine and no longer exists, or its
+/// database answers and does not have it. If the volume is in use, this is an error.
 fn is_gone(owner: &Owner, origin: &Arc<dyn Origin>) -> Result<bool> {
+    if let Some(gone) = restoring::is_gone(owner)? {
+        return Ok(gone);
+    }
     let Some((machine, folder)) = owner.note.split_once(':') else { return Ok(false) };
     if machine != host() {
         return Ok(false);

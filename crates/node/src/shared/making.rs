@@ -1,10 +1,12 @@
 //! A new shared volume, and the folder of a node that mounts one for the first time.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ::fs::volume::{FormatRequest, Volume};
-use api::error::{Failure, Result};
+use api::error::{Context, Failure, Result};
+use blob::sums::Sums;
 use meta::engine::postgres::{Options, Postgres, Target};
 use meta::{MetaStore, Names};
 use net::secret::Secret;
@@ -41,7 +43,8 @@ pub fn is_address(text: &Path) -> bool {
     text.to_str().is_some_and(Target::is_meant)
 }
 
-fn target_of(text: &Path) -> Result<Target> {
+/// Reads the address of a shared volume.
+pub(super) fn target_of(text: &Path) -> Result<Target> {
     Target::parse(text.to_str().unwrap_or_default()).map_err(setup_failure)
 }
 
@@ -70,15 +73,25 @@ fn fill(target: &Target, id: [u8; 16], home: &Home) -> Result<()> {
 
 fn fill_names(target: &Target, id: [u8; 16], home: &Home) -> Result<()> {
     let names = Postgres::open(target, Options::default()).map_err(setup_failure)?;
-    let mut rows = vec![
-        (ROW_ORIGIN.to_owned(), home.origin.clone().into_bytes()),
-        (ROW_SECRET.to_owned(), Secret::generate_text().into_bytes()),
-    ];
-    rows.extend(home.endpoint.clone().map(|text| (ROW_ENDPOINT.to_owned(), text.into_bytes())));
-    rows.extend(home.region.clone().map(|text| (ROW_REGION.to_owned(), text.into_bytes())));
+    let mut rows = place_rows(home);
+    rows.push((ROW_SECRET.to_owned(), Secret::generate_text().into_bytes()));
     let request = FormatRequest { id: Some(id), rows, ..format_request() };
     let parts = memory_parts_over(Arc::new(names));
     Volume::format(&parts, &request).map_err(|error| open_failure(Path::new(&target.to_string()), error))
+}
+
+/// The rows that say where the blobs are.
+pub(super) fn place_rows(home: &Home) -> Vec<(String, Vec<u8>)> {
+    let mut rows = vec![(ROW_ORIGIN.to_owned(), home.origin.clone().into_bytes())];
+    rows.extend(home.endpoint.clone().map(|text| (ROW_ENDPOINT.to_owned(), text.into_bytes())));
+    rows.extend(home.region.clone().map(|text| (ROW_REGION.to_owned(), text.into_bytes())));
+    rows
+}
+
+/// Whether the volume was made to the end.
+pub(super) fn is_complete(store: &Arc<dyn MetaStore>) -> Result<bool> {
+    let row = Names::new(store.clone()).volume_row(ROW_ORIGIN);
+    Ok(row.map_err(|error| setup_failure(error.into()))?.is_some())
 }
 
 /// The folder of this node for a shared volume: the named one, or the default one of this user. It is made if
@@ -88,27 +101,63 @@ pub fn node_folder(text: &Path, named: Option<&Path>) -> Result<VolumeDir> {
     let names = Arc::new(Postgres::open(&target, Options::default()).map_err(setup_failure)?);
     let id = hex(&names.uuid());
     let path = named.map_or_else(|| default_folder(&id), Path::to_owned);
-    if path.join("covey.json").exists() {
-        let dir = VolumeDir::open(&path)?;
-        if dir.format().id == id {
-            return dir.with_names(target.to_string());
-        }
-        return Err(Failure::new("another-volume", format!("{} belongs to another volume", path.display()))
-            .next("name another folder: --cache DIR"));
-    }
     let names: Arc<dyn MetaStore> = names;
     let names = Names::new(names);
     let row = |name: &str| -> Result<Option<String>> {
         let row = names.volume_row(name).map_err(|error| setup_failure(error.into()))?;
         Ok(row.map(|row| String::from_utf8_lossy(&row).into_owned()))
     };
-    let origin = row(ROW_ORIGIN)?.ok_or_else(|| {
+    let (origin, secret) = row(ROW_ORIGIN)?.zip(row(ROW_SECRET)?).ok_or_else(|| {
         Failure::new("damaged", format!("the volume {} has no origin", target.volume))
-            .why("its format was interrupted")
-            .next("remove it from the database, and format it again")
+            .why("its format or its restore was interrupted")
+            .next("run that command again, with the same name or another one")
     })?;
+    let life = life(&secret);
+    if path.join("covey.json").exists() {
+        let dir = VolumeDir::open(&path)?;
+        if dir.format().id == id {
+            check_life(&dir, &life)?;
+            return dir.with_names(target.to_string());
+        }
+        return Err(Failure::new("another-volume", format!("{} belongs to another volume", path.display()))
+            .next("name another folder: --cache DIR"));
+    }
     let home = Home { origin, endpoint: row(ROW_ENDPOINT)?, region: row(ROW_REGION)?, cache_size: None };
-    VolumeDir::create_node(&path, &id, home, target.to_string())
+    let dir = VolumeDir::create_node(&path, &id, home, target.to_string())?;
+    check_life(&dir, &life)?;
+    Ok(dir)
+}
+
+/// Tells a volume from the one that it was restored from: each has its own secret.
+pub(super) fn life(secret: &str) -> String {
+    Sums::of(secret.as_bytes()).id().to_string()
+}
+
+/// A restored volume has the id of the volume that it was. A folder that holds bytes of that one, which only
+/// it can read, is not used for the restored one: it would remove them.
+pub(super) fn check_life(dir: &VolumeDir, life: &str) -> Result<()> {
+    let file = dir.path().join("life");
+    match fs::read_to_string(&file) {
+        Ok(known) if known.trim() == life => return Ok(()),
+        Ok(_) if holds_bytes(dir) => {
+            let shown = dir.path().display();
+            return Err(Failure::new(
+                "another-volume",
+                format!("{shown} holds bytes of the volume as it was before it was restored"),
+            )
+            .why("they are not in the origin, and the restored volume does not know them")
+            .next("mount with another folder: --cache DIR")
+            .next(format!("to give these bytes up, remove {shown}")));
+        }
+        _ => {}
+    }
+    fs::write(&file, format!("{life}\n")).at("write", &file)
+}
+
+/// Whether a folder has packs that are no blobs, or blobs that are not uploaded.
+fn holds_bytes(dir: &VolumeDir) -> bool {
+    let has_packs = fs::read_dir(dir.open_packs()).is_ok_and(|mut entries| entries.next().is_some());
+    has_packs || dir.not_uploaded().0 > 0
 }
 
 fn default_folder(id: &str) -> PathBuf {
