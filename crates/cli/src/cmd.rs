@@ -23,6 +23,7 @@ pub mod import;
 pub mod index;
 pub mod info;
 pub mod lend;
+pub mod locks;
 pub mod ls;
 pub mod mount;
 pub mod origin;

@@ -82,6 +82,26 @@ pub fn resolve_volume(text: &Path) -> Result<Target> {
     if is_volume(text)? { in_volume(text, Path::new("")) } else { resolve(text) }
 }
 
+/// The address of the names of a shared volume: `place` is that address, a mount of the volume, or a node's
+/// folder. None for volumes that are not shared.
+pub fn names_of(place: &Path) -> Result<Option<String>> {
+    if node::shared::making::is_address(place) {
+        return Ok(Some(place.to_string_lossy().into_owned()));
+    }
+    let dir = match resolve_volume(place)? {
+        Target::Mounted(place) => VolumeDir::open(Path::new(&place.mount.source)).ok(),
+        Target::Closed { dir, .. } => Some(dir),
+    };
+    Ok(dir.and_then(|dir| dir.format().names.clone()))
+}
+
+/// The failure for a command that is for shared volumes only.
+pub fn not_shared(place: &Path) -> Failure {
+    Failure::new("not-shared", format!("{} is no shared volume", place.display()))
+        .why("one process uses it at a time")
+        .next("covey format postgres://USER@HOST/DATABASE?volume=NAME --origin URL makes a shared one")
+}
+
 /// Whether this is the folder of a volume. A Covey mount is never one, whatever files it shows.
 pub fn is_volume(path: &Path) -> Result<bool> {
     let mount = mounts::at(path)?;

@@ -31,8 +31,7 @@ use crate::packs::seal::is_damage;
 use crate::volume::{OpenError, Parts, Volume};
 
 pub use finding::{FileRange, Finding, RANGES_MAX};
-use lost::path_of;
-pub use lost::{Lost, lost};
+pub use lost::{Lost, lost, path_of};
 
 /// How thoroughly blobs are checked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -12,11 +12,13 @@
 //! The names are in the database, with all that another node needs to know of the volume ([`making`]).
 //!
 //! - [`making`]: a new volume, and the folder of a node that mounts it for the first time.
+//! - [`checking`]: a check of the names, and the locks that nodes hold.
 //! - [`listed`]: what the database says of a volume, without joining it.
 //! - [`peers`]: bytes between nodes.
 //! - [`restoring`]: a new volume of a published tree.
 //! - [`session`]: joins, renews in time, joins again, leaves.
 
+pub mod checking;
 pub mod listed;
 pub mod making;
 mod peers;

@@ -1,5 +1,7 @@
 //! `covey fsck`: looks for damage, and repairs it on request.
 
+mod shared;
+
 use std::path::PathBuf;
 
 use api::error::{Failure, Result};
@@ -15,19 +17,20 @@ use node::opened::{self, Bare};
 use node::volume_dir::VolumeDir;
 use serde::Serialize;
 
-use crate::target::{Target, resolve_volume};
+use crate::target::{Target, names_of, resolve_volume};
 use crate::term::{Progress, Term};
 
 /// Checks a volume that is not mounted, and repairs it when asked
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  covey fsck /srv/volume\n  covey fsck --quick /srv/volume       names only, and whether all blobs are there\n  \
-    covey fsck --repair /srv/volume\n  covey fsck --salvage /srv/volume     a damaged log: keep a copy, bring in what is in front of the damage\n\nEvery blob is read and compared with its name, so a check takes as long as reading the volume.\n\
+    covey fsck --repair /srv/volume\n  covey fsck --salvage /srv/volume     a damaged log: keep a copy, bring in what is in front of the damage\n  \
+    covey fsck 'postgres://covey@db/covey?volume=work'     the names of a shared volume, while its nodes use it\n\nEvery blob is read and compared with its name, so a check takes as long as reading the volume.\n\
     What is lost is never replaced by zeros: reads of it go on to fail, and the files are listed.\n\n\
     Exit status: 0 sound, or mended; 1 damage found; 2 wrong usage."
 )]
 pub struct Args {
-    /// The volume's folder
+    /// The volume's folder; of a shared volume: a mount of it, or postgres://USER@HOST/DATABASE?volume=NAME
     volume: PathBuf,
     /// Mend what can be mended: counts, links, lost names, blobs that are nobody's
     #[arg(long)]
@@ -96,6 +99,9 @@ struct Outcome {
 
 /// Runs the command.
 pub fn run(args: &Args, term: Term) -> Result<u8> {
+    if let Some(address) = names_of(&args.volume)? {
+        return shared::run(args, &address, term);
+    }
     let dir = closed(&args.volume)?;
     let writes = args.repair || args.salvage;
     let copy = args.salvage.then(|| copy_of_log(&dir));
@@ -315,6 +321,9 @@ fn text(outcome: &Outcome, args: &Args) -> String {
     );
     let mended = outcome.findings.iter().filter(|found| found.repaired).count();
     let notes = outcome.findings.iter().filter(|found| found.harmless && !found.repaired).count();
+    if node::shared::making::is_address(&outcome.volume) {
+        return shared_text(outcome);
+    }
     let mut text = match (outcome.sound, mended) {
         (true, 0) => format!("{shown} is sound ({size})."),
         (true, _) => format!("{shown} is sound now: {mended} mended ({size})."),
@@ -340,4 +349,21 @@ fn text(outcome: &Outcome, args: &Args) -> String {
             "\nWhat is left cannot be mended: bring those files, or the volume's folder, back from a backup.";
     }
     text
+}
+
+fn shared_text(outcome: &Outcome) -> String {
+    let shown = outcome.volume.display();
+    let size = format!(
+        "{} inodes, {} packs, in {}; blobs were not read",
+        count(outcome.inodes),
+        count(outcome.blobs),
+        span(outcome.seconds)
+    );
+    match outcome.sound {
+        true => format!("The names of {shown} are sound ({size})."),
+        false => format!(
+            "The names of {shown} are damaged: {} findings ({size}).\nRestore the database from a backup, or a published tree: covey restore ORIGIN@NAME postgres://...",
+            outcome.damage_left
+        ),
+    }
 }

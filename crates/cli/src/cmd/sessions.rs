@@ -1,12 +1,12 @@
 //! `covey sessions`: lists the nodes of a shared volume, as its database knows them.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use api::error::{Failure, Result};
+use api::error::Result;
 use node::shared::listed::{self, SessionRow};
 
 use crate::table::Table;
-use crate::target::{Target, resolve_volume};
+use crate::target::{names_of, not_shared};
 use crate::term::Term;
 
 /// Shows which nodes use a shared volume
@@ -25,26 +25,10 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args, term: Term) -> Result<u8> {
-    let mut rows = listed::sessions(&address(&args.place)?)?;
+    let mut rows = listed::sessions(&names_of(&args.place)?.ok_or_else(|| not_shared(&args.place))?)?;
     rows.retain(|row| args.all || row.alive);
     term.result(&rows, || table(&rows));
     Ok(0)
-}
-
-/// The address of the volume's names.
-fn address(place: &Path) -> Result<String> {
-    if node::shared::making::is_address(place) {
-        return Ok(place.to_string_lossy().into_owned());
-    }
-    let dir = match resolve_volume(place)? {
-        Target::Mounted(place) => node::volume_dir::VolumeDir::open(Path::new(&place.mount.source)).ok(),
-        Target::Closed { dir, .. } => Some(dir),
-    };
-    dir.and_then(|dir| dir.format().names.clone()).ok_or_else(|| {
-        Failure::new("not-shared", format!("{} is no shared volume", place.display()))
-            .why("one process uses it at a time")
-            .next("covey format postgres://USER@HOST/DATABASE?volume=NAME --origin URL makes a shared one")
-    })
 }
 
 fn table(rows: &[SessionRow]) -> String {

@@ -133,7 +133,10 @@ fn ranges(names: &Names, damage: &Damage) -> Result<Vec<FileRange>, Error> {
 }
 
 /// A path of an inode, as far up as its rows lead. The root's path is empty.
-pub(super) fn path_of(names: &Names, ino: Ino) -> Result<Option<String>, Error> {
+///
+/// # Errors
+/// The names cannot be read.
+pub fn path_of(names: &Names, ino: Ino) -> Result<Option<String>, Error> {
     let (mut path, mut at) = (String::new(), ino);
     for _ in 0..DEEPEST {
         if at == Ino::ROOT {
