@@ -47,18 +47,19 @@ impl Shared {
 
     /// The same, mounted with more arguments.
     pub fn with(server: Server, nodes: usize, more: &[&'static str]) -> Shared {
-        let port = server.port();
-        Shared::made(server, port, nodes, more)
+        let hosts = format!("127.0.0.1:{}", server.port());
+        Shared::made(server, &hosts, nodes, more)
     }
 
     /// The same with the database behind this port of 127.0.0.1.
     pub fn through(server: Server, port: u16, nodes: usize) -> Shared {
-        Shared::made(server, port, nodes, &[])
+        Shared::made(server, &format!("127.0.0.1:{port}"), nodes, &[])
     }
 
-    fn made(server: Server, port: u16, nodes: usize, more: &[&'static str]) -> Shared {
+    /// The same with the database at one of these servers, `HOST:PORT,HOST:PORT`.
+    pub fn made(server: Server, hosts: &str, nodes: usize, more: &[&'static str]) -> Shared {
         let folder = covey_tests::scratch();
-        let address = format!("postgres://covey@127.0.0.1:{port}/covey?volume=work&sslmode=disable");
+        let address = format!("postgres://covey@{hosts}/covey?volume=work&sslmode=disable");
         let origin = format!("file:{}", folder.path().join("origin").display());
         run_ok(covey().args(["format", &address, "--origin", &origin]), PATIENCE);
         let more = more.to_vec();
@@ -79,6 +80,21 @@ impl Shared {
         let mut node = Node { mountpoint, folder, address: self.address.clone(), daemon: None };
         node.try_mount(&self.more).unwrap_or_else(|said| panic!("covey mount: {said}"));
         self.nodes.push(node);
+    }
+
+    /// The volume's origin.
+    pub fn origin(&self) -> String {
+        format!("file:{}", self.folder.path().join("origin").display())
+    }
+
+    /// A node of another volume, mounted at `mnt-NAME`.
+    pub fn add_of(&self, address: &str, name: &str) -> Node {
+        let at = |what: &str| self.folder.path().join(format!("{what}-{name}"));
+        std::fs::create_dir_all(at("mnt")).unwrap();
+        let mut node =
+            Node { mountpoint: at("mnt"), folder: at("node"), address: address.to_owned(), daemon: None };
+        node.mount();
+        node
     }
 
     /// A path on a node.

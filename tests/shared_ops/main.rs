@@ -1,0 +1,13 @@
+//! Operating shared volumes: publishing, restoring, checking, locks, and databases that fail over.
+//!
+//! The nodes are real daemons with real mounts on this machine, and the databases are real servers. What a
+//! program may rely on is tested by `tests/shared`.
+
+mod checks;
+mod failover;
+mod mistakes;
+mod publish;
+mod restore;
+#[allow(dead_code, unused_imports, reason = "each test program uses its part")]
+#[path = "../shared/rig.rs"]
+mod rig;
