@@ -193,6 +193,7 @@ impl Node {
         let dir = self.dir().ok_or_else(|| no_volume(self))?;
         let failed = |error: TreeError| failure(format!("cannot unpublish {name}"), error);
         let origin = self.volume().parts().origin.clone();
+        let _turn = self.shared().map(|shared| self.turn(shared)).transpose()?;
         self.before_root()?;
         match self.shared() {
             Some(_) => self.check_shared_owner()?,

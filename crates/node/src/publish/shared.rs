@@ -74,6 +74,14 @@ impl Node {
         self.put_root(name, *afresh, &signed, &content, started, &|| turn.check(), tick)
     }
 
+    /// Waits until no node publishes. From then on none does, until the returned value is dropped.
+    pub(super) fn turn(&self, shared: &Shared) -> Result<impl Drop + use<>> {
+        if !self.mode().writes() {
+            return Err(read_only("unpublish"));
+        }
+        Turn::take(&self.store(), shared, &mut |_| true)
+    }
+
     /// Fails if another volume owns the origin by now. A published tree of this volume was restored then.
     pub(crate) fn check_shared_owner(&self) -> Result<()> {
         let Some(dir) = self.dir() else { return Ok(()) };
@@ -130,7 +138,8 @@ pub(super) fn identity(store: &dyn MetaStore, name: &str, keep: Option<u32>) -> 
         let expect = row.map_or(Expect::Absent, Expect::Is);
         let puts = vec![(key.clone(), Value::from(me.to_text().as_bytes()))];
         match store.commit(Commit { checks: vec![(key.clone(), expect)], puts, ..Commit::default() }) {
-            Ok(()) => return Ok(me),
+            // The origin's record of its owner must not outlive this row.
+            Ok(()) => return store.flush().map(|()| me).map_err(no_identity),
             // Another node did the same.
             Err(CommitError::Conflict { .. }) => {}
             Err(CommitError::Store(error)) => return Err(no_identity(error)),
@@ -200,7 +209,7 @@ impl Turn {
         let checks = vec![(key.clone(), before.map_or(Expect::Absent, Expect::Is))];
         let puts = vec![(key, self.row.clone())];
         match self.store.commit(Commit { checks, puts, ..Commit::default() }) {
-            Ok(()) => Ok(true),
+            Ok(()) => self.store.flush().map(|()| true),
             Err(CommitError::Conflict { .. }) => Ok(false),
             Err(CommitError::Store(error)) => Err(error),
         }

@@ -149,7 +149,12 @@ impl Taken<'_> {
             Some(link) => link,
             none => none.insert(Link::open(door, left)?),
         };
-        let done = link.run(left, work);
+        let mut done = link.run(left, work);
+        if link.is_outdated(door) {
+            // Another lane has moved to another server meanwhile. What this one says may be old.
+            let server = link.target.server();
+            done = Err(Failure::Lost(format!("the server {server} was given up for another one")));
+        }
         if matches!(done, Err(Failure::Lost(_))) {
             lane.link = None;
         }
