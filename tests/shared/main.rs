@@ -10,6 +10,7 @@ mod faults;
 mod locks;
 mod names;
 mod refusals;
+#[allow(dead_code, reason = "each test program uses its part")]
 mod rig;
 mod weather;
 mod work;

@@ -59,9 +59,21 @@ impl Shared {
     /// The same with the database at one of these servers, `HOST:PORT,HOST:PORT`.
     pub fn made(server: Server, hosts: &str, nodes: usize, more: &[&'static str]) -> Shared {
         let folder = covey_tests::scratch();
-        let address = format!("postgres://covey@{hosts}/covey?volume=work&sslmode=disable");
         let origin = format!("file:{}", folder.path().join("origin").display());
-        run_ok(covey().args(["format", &address, "--origin", &origin]), PATIENCE);
+        Shared::stored(server, folder, hosts, nodes, more, &[&origin])
+    }
+
+    /// The same with this origin, and arguments that say how it is reached.
+    pub fn stored(
+        server: Server,
+        folder: tempfile::TempDir,
+        hosts: &str,
+        nodes: usize,
+        more: &[&'static str],
+        origin: &[&str],
+    ) -> Shared {
+        let address = format!("postgres://covey@{hosts}/covey?volume=work&sslmode=disable");
+        run_ok(covey().args(["format", &address, "--origin"]).args(origin), PATIENCE);
         let more = more.to_vec();
         let mut shared = Shared { nodes: Vec::new(), address, folder, server, more };
         (0..nodes).for_each(|_| shared.add());

@@ -120,6 +120,54 @@ fn a_promoted_standby_has_all_that_was_acknowledged() {
     assert!(doctor.stdout.contains("cannot take over"), "{doctor:?}");
 }
 
+/// Lets a server go on when the test ends, also if it fails.
+struct Frozen<'a>(&'a Server);
+
+impl Drop for Frozen<'_> {
+    fn drop(&mut self) {
+        self.0.freeze(false);
+    }
+}
+
+/// The primary hangs, and its standby is promoted. When the old primary goes on, it still takes connections,
+/// and shows what was. No node asks it any more.
+#[test]
+fn a_primary_that_hung_is_not_asked_any_more() {
+    requires!(Need::Covey);
+    let primary = requires_server!();
+    let standby = primary.standby();
+    let hosts = format!("127.0.0.1:{},127.0.0.1:{}", primary.port(), standby.port());
+    let shared = Shared::made(primary, &hosts, 2, &[]);
+    // Several connections of each node.
+    let look = |name: &str| {
+        std::thread::scope(|scope| {
+            for thread in 0..24 {
+                let path = shared.path(thread % 2, name);
+                scope.spawn(move || assert!(path.exists(), "{}", path.display()));
+            }
+        });
+    };
+    fs::write(shared.path(0, "before"), "1").unwrap();
+    look("before");
+    let frozen = Frozen(&shared.server);
+    shared.server.freeze(true);
+    standby.promote();
+    let end = Instant::now() + LIMIT;
+    for node in 0..2 {
+        while let Err(error) = fs::write(shared.path(node, &format!("after{node}")), "1") {
+            assert!(Instant::now() < end, "node {node} does not use the promoted server: {error}");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+    drop(frozen);
+    for n in 0..10 {
+        let name = format!("new{n}");
+        fs::write(shared.path(n % 2, &name), "1").unwrap();
+        look(&name);
+    }
+    ["before", "after0", "after1"].iter().for_each(|name| look(name));
+}
+
 /// A pooler in transaction mode, with fewer connections than the nodes have. It ends with this.
 struct Pooler {
     child: Child,

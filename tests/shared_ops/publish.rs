@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use covey_tests::program::{covey, run, run_ok, wait};
+use covey_tests::program::{covey, environment, run, run_ok, wait};
 use covey_tests::{Need, Rng, proc, requires, say, tree};
 
 use crate::requires_server;
@@ -38,13 +38,15 @@ pub struct Published {
 impl Published {
     /// Mounts `ORIGIN@NAME`, and accepts the key that signed it: a restored volume has another one.
     pub fn mount(tree: &str, mountpoint: PathBuf) -> Published {
+        let key = key(tree, &[]);
+        Published::mount_with(tree, mountpoint, &["--key", &key])
+    }
+
+    /// The same with these arguments.
+    pub fn mount_with(tree: &str, mountpoint: PathBuf, more: &[&str]) -> Published {
         fs::create_dir_all(&mountpoint).unwrap();
         let mut command = covey();
-        command
-            .args(["mount", tree, "--key", &key(tree)])
-            .arg(&mountpoint)
-            .stdin(Stdio::null())
-            .current_dir("/");
+        command.args(["mount", tree]).args(more).arg(&mountpoint).stdin(Stdio::null()).current_dir("/");
         command.stdout(Stdio::null());
         let mut published = Published { daemon: command.spawn().unwrap(), mountpoint };
         let end = Instant::now() + LIMIT;
@@ -58,9 +60,9 @@ impl Published {
 }
 
 /// The key that signed `ORIGIN@NAME`.
-pub fn key(tree: &str) -> String {
+pub fn key(tree: &str, reach: &[&str]) -> String {
     let (origin, name) = tree.rsplit_once('@').unwrap();
-    let list = run_ok(covey().args(["published", "--json", origin]), LIMIT).json();
+    let list = run_ok(covey().args(["published", "--json", origin]).args(reach), LIMIT).json();
     let row = list.as_array().unwrap().iter().find(|row| row["name"] == name).unwrap();
     row["key"].as_str().unwrap().to_owned()
 }
@@ -89,7 +91,7 @@ pub fn publish(node: &Path, name: &str) -> serde_json::Value {
 #[test]
 fn any_node_publishes_what_all_have_written() {
     requires!(Need::Covey);
-    let shared = Shared::new(requires_server!(), 3);
+    let mut shared = Shared::new(requires_server!(), 3);
     fill(&shared.path(0, ""), 1);
     fill(&shared.path(1, "second"), 2);
     let done = publish(&shared.path(2, ""), "nightly");
@@ -127,6 +129,10 @@ fn any_node_publishes_what_all_have_written() {
     run_ok(covey().args(["unpublish"]).arg(shared.path(2, "")).arg("folder"), LIMIT);
     let list = run_ok(covey().args(["published", "--json"]).arg(shared.path(1, "")), LIMIT).json();
     assert_eq!(list.as_array().unwrap().len(), 1, "{list}");
+    // A node that is not mounted publishes too: the command joins with its folder.
+    shared.nodes[2].unmount();
+    let closed = publish(&shared.nodes[2].folder.clone(), "closed");
+    assert_eq!(closed["sequence"].as_u64(), Some(1));
 }
 
 /// A published tree can be read by everybody that can read the origin. The secret by which nodes know each
@@ -261,4 +267,46 @@ fn a_shared_mount_publishes_again_and_again() {
             std::thread::sleep(Duration::from_millis(100));
         }
     }
+}
+
+/// The same with an object store: the bytes of other nodes come from the store, or from a node that has not
+/// uploaded them yet. The volume is restored from there.
+#[test]
+fn a_tree_in_an_object_store_is_published_and_restored() {
+    requires!(Need::Covey);
+    environment(s3server::environment());
+    let (server, store) = (requires_server!(), s3server::Server::start());
+    let (folder, hosts) = (covey_tests::scratch(), format!("127.0.0.1:{}", server.port()));
+    let (origin, endpoint) = (format!("s3://{}/work", s3server::BUCKET), store.endpoint());
+    let reach = ["--endpoint", &endpoint];
+    let mut shared = Shared::stored(
+        server,
+        folder,
+        &hosts,
+        2,
+        &["-o", "fsync=local"],
+        &[&[&*origin], &reach[..]].concat(),
+    );
+    fill(&shared.path(0, ""), 1);
+    fill(&shared.path(1, "second"), 2);
+    publish(&shared.path(1, ""), "nightly");
+    fill(&shared.path(0, "third"), 3);
+    publish(&shared.path(1, ""), "nightly");
+    let tree = format!("{origin}@nightly");
+    let at = |name: &str| shared.folder.path().join(name);
+    let cache = at("cache").display().to_string();
+    let published = Published::mount_with(&tree, at("tree"), &["--cache", &cache, reach[0], reach[1]]);
+    same(&shared.path(0, ""), &published.mountpoint);
+    // Nothing is read from the nodes any more.
+    let address = shared.address.replace("volume=work", "volume=other");
+    let kept = at("kept");
+    run_ok(std::process::Command::new("cp").arg("-a").arg(&published.mountpoint).arg(&kept), LIMIT);
+    shared.nodes.iter_mut().for_each(|node| node.kill());
+    let sql = "update covey_session set expires = clock_timestamp()";
+    shared.server.sql(sql);
+    run_ok(covey().args(["restore", "--take-over", &tree, &address]).args(reach), LIMIT);
+    let node = shared.add_of(&address, "other");
+    same(&kept, &node.mountpoint);
+    fill(&node.mountpoint.join("fourth"), 4);
+    publish(&node.mountpoint, "nightly");
 }

@@ -104,7 +104,7 @@ fn volumes_of_one_node_and_of_many_become_each_other() {
         publish(&node.mountpoint, "second");
     }
     let (second, back) = (tree("second"), text("back"));
-    run_ok(covey().args(["restore", "--take-over", "--key", &key(&second), &second, &back]), LIMIT);
+    run_ok(covey().args(["restore", "--take-over", "--key", &key(&second, &[]), &second, &back]), LIMIT);
     let done = run(covey().args(["fsck", &text("back")]), LIMIT);
     assert!(done.status.success(), "{done:?}");
     run_ok(covey().args(["export", &format!("{}:/more", text("back")), &text("exported")]), LIMIT);

@@ -26,6 +26,7 @@ host replication all 127.0.0.1/32 trust
 const KEEPER: &str = r#"trap "" INT TERM HUP
 cat >/dev/null
 pid=$(head -n 1 "$1/data/postmaster.pid" 2>/dev/null)
+[ -z "$pid" ] || kill -CONT "$pid" $(cat "/proc/$pid/task/$pid/children") 2>/dev/null
 [ -z "$pid" ] || kill -QUIT "$pid" 2>/dev/null
 for _ in $(seq 100); do [ -e "$1/data/postmaster.pid" ] && kill -0 "$pid" 2>/dev/null || break; sleep 0.05; done
 rm -rf "$1""#;
@@ -139,10 +140,26 @@ impl Server {
 
     /// Kills the server with SIGKILL. Its processes end by themselves when it is gone.
     pub fn kill(&self) {
+        rustix::process::kill_process(self.pid(), rustix::process::Signal::KILL).unwrap();
+    }
+
+    /// Stops all of its processes, or lets them go on.
+    pub fn freeze(&self, on: bool) {
+        use rustix::process::{Pid, Signal, kill_process};
+        let signal = if on { Signal::STOP } else { Signal::CONT };
+        let pid = self.pid();
+        // It starts no process while it is stopped.
+        kill_process(pid, signal).unwrap();
+        let number = pid.as_raw_nonzero();
+        let children = fs::read_to_string(format!("/proc/{number}/task/{number}/children")).unwrap();
+        for child in children.split_whitespace().filter_map(|child| Pid::from_raw(child.parse().ok()?)) {
+            kill_process(child, signal).ok();
+        }
+    }
+
+    fn pid(&self) -> rustix::process::Pid {
         let file = fs::read_to_string(self.dir.join("data/postmaster.pid")).unwrap();
-        let pid = file.lines().next().unwrap().trim().parse().unwrap();
-        let pid = rustix::process::Pid::from_raw(pid).unwrap();
-        rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+        rustix::process::Pid::from_raw(file.lines().next().unwrap().trim().parse().unwrap()).unwrap()
     }
 
     fn command(&self, tool: &str) -> Command {
