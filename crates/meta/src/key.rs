@@ -22,6 +22,9 @@
 //! | `14 object:20` | in a published tree: an object of a foreign bucket ([`crate::record::ForeignRow`]) |
 //! | `15 ino:8 node:4` | in a shared volume: the node holds this inode without a name |
 //! | `16 ino:8` | in a shared volume: the locks on the file |
+//! | `17 ino:8` | in a shared volume: which nodes have a lease on this directory or file ([`crate::lease`]) |
+//! | `18 node:4 epoch:8` | in a shared volume: the number of the last batch that a session wrote |
+//! | `19 ino:8` | in a shared volume: a node wants the lease on this, and cannot reach its holder |
 //!
 //! **Why directory entries contain a hash.** A mount without OPENDIR has no handle that could keep a
 //! listing's position. So a position must be a number from which a listing can be resumed without any state.
@@ -83,6 +86,12 @@ pub mod tags {
     pub const HOLD: u8 = 0x15;
     /// Locks on a file of a shared volume.
     pub const LOCK: u8 = 0x16;
+    /// Leases of nodes of a shared volume.
+    pub const LEASE: u8 = 0x17;
+    /// Batches that sessions of a shared volume wrote.
+    pub const BATCH: u8 = 0x18;
+    /// Leases of a shared volume that a node wants and cannot ask for.
+    pub const WISH: u8 = 0x19;
 }
 
 /// Lower positions are not entries: 0 is the start of a listing, 1 follows `.`, 2 follows `..`.
@@ -398,6 +407,27 @@ impl Key {
     pub fn as_lock(&self) -> Option<Ino> {
         (self.tag() == tags::LOCK && self.0.len() == 9).then_some(())?;
         self.number_at(1).map(Ino)
+    }
+
+    /// Which nodes have a lease on a directory or file of a shared volume.
+    pub fn lease(unit: Ino) -> Key {
+        build!(tags::LEASE, &unit.0.to_be_bytes())
+    }
+
+    /// A node wants the lease on this, and cannot reach its holder.
+    pub fn wish(unit: Ino) -> Key {
+        build!(tags::WISH, &unit.0.to_be_bytes())
+    }
+
+    /// The number of the last batch that a session of a shared volume wrote.
+    pub fn batch(node: u32, epoch: u64) -> Key {
+        build!(tags::BATCH, &node.to_be_bytes(), &epoch.to_be_bytes())
+    }
+
+    /// The node and epoch of a [`Key::batch`]; none for other keys.
+    pub fn as_batch(&self) -> Option<(u32, u64)> {
+        (self.tag() == tags::BATCH && self.0.len() == 13).then_some(())?;
+        Some((self.page_at(1)?, self.number_at(5)?))
     }
 
     /// Every row of one kind: the first byte of its key.

@@ -10,14 +10,15 @@
 //!                engines; journal (overlay + redo log) stands in front of SQLite
 //! ```
 //!
-//! [`shared`] is what a node of a shared volume puts in front of an engine. [`key`] and [`record`] define the
-//! bytes of a row. docs/FORMAT.md describes them. [`audit`] checks that the rows agree with one another, for
-//! `covey fsck`.
+//! [`shared`] and [`lease`] are what a node of a shared volume puts in front of an engine. [`key`] and
+//! [`record`] define the bytes of a row. docs/FORMAT.md describes them. [`audit`] checks that the rows agree
+//! with one another, for `covey fsck`.
 
 pub mod audit;
 pub mod engine;
 pub mod journal;
 pub mod key;
+pub mod lease;
 pub mod names;
 pub mod plan;
 pub mod record;

@@ -314,6 +314,11 @@ impl Names {
         self.store.is_at_hand(key)
     }
 
+    /// Whether a row can be changed without waiting for another machine.
+    pub fn is_changeable(&self, key: &Key) -> bool {
+        self.store.is_changeable(key)
+    }
+
     /// The extents of a page of a file. An absent page is a hole.
     ///
     /// # Errors

@@ -16,7 +16,7 @@ use base::PackNo;
 use blob::{BlobError, PackStore};
 
 use crate::key::{Key, KeyRange};
-use crate::store::{Commit, CommitError, Linked, MetaStore, Rows, Snapshot, StoreError, Value};
+use crate::store::{Commit, CommitError, Linked, Looked, MetaStore, Rows, Snapshot, StoreError, Value};
 
 /// Until when a node's session lasts for certain, by this node's own clock.
 #[derive(Debug)]
@@ -49,6 +49,12 @@ impl Term {
     pub fn lasts(&self) -> bool {
         let now = base::time::monotonic().saturating_duration_since(self.start).as_micros();
         now < u128::from(self.until.load(Ordering::Acquire))
+    }
+
+    /// How long the session lasts for certain.
+    pub fn left(&self) -> Duration {
+        let now = base::time::monotonic().saturating_duration_since(self.start);
+        Duration::from_micros(self.until.load(Ordering::Acquire)).saturating_sub(now)
     }
 
     /// # Errors
@@ -119,6 +125,10 @@ impl MetaStore for SharedStore {
 
     fn scan(&self, range: &KeyRange, limit: usize) -> Result<Rows, StoreError> {
         self.fenced(|| self.engine.scan(range, limit))
+    }
+
+    fn look(&self, keys: &[Key], ranges: &[KeyRange], limit: usize) -> Result<Looked, StoreError> {
+        self.fenced(|| self.engine.look(keys, ranges, limit))
     }
 
     fn commit(&self, mut commit: Commit) -> Result<(), CommitError> {

@@ -134,6 +134,15 @@ pub trait Snapshot: Send {
 /// Rows of a scan, in key order.
 pub type Rows = Vec<(Key, Value)>;
 
+/// The result of [`MetaStore::look`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Looked {
+    /// The rows, in the order of their keys.
+    pub rows: Vec<Option<Value>>,
+    /// The rows of each range.
+    pub ranges: Vec<Rows>,
+}
+
 /// The result of [`MetaStore::get_linked`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Linked {
@@ -162,6 +171,12 @@ pub trait MetaStore: Send + Sync {
     /// Whether [`get`](MetaStore::get) would return without waiting for another machine. This call itself
     /// does not block.
     fn is_at_hand(&self, key: &Key) -> bool;
+
+    /// Whether a commit that writes this row would return without waiting for another machine. This call
+    /// itself does not block.
+    fn is_changeable(&self, key: &Key) -> bool {
+        self.is_at_hand(key)
+    }
 
     /// Several rows as of one moment, in the order of `keys`.
     ///
@@ -192,6 +207,25 @@ pub trait MetaStore: Send + Sync {
     /// See [`StoreError`].
     fn scan(&self, range: &KeyRange, limit: usize) -> Result<Rows, StoreError>;
 
+    /// Several rows, and at most `limit` rows of each of these ranges, in their order. An engine on another
+    /// machine gives all of it in one round trip, as of one moment.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    fn look(&self, keys: &[Key], ranges: &[KeyRange], limit: usize) -> Result<Looked, StoreError> {
+        let rows = self.get_many(keys)?;
+        let ranges = ranges.iter().map(|range| self.scan(range, limit)).collect::<Result<_, _>>()?;
+        Ok(Looked { rows, ranges })
+    }
+
+    /// Reads ahead what is asked of these directories next, if the store is on another machine.
+    ///
+    /// # Errors
+    /// See [`StoreError`]. Nothing depends on it.
+    fn prefetch(&self, _: &[base::Ino]) -> Result<(), StoreError> {
+        Ok(())
+    }
+
     /// Applies a change whose checks hold.
     ///
     /// # Errors
@@ -203,6 +237,12 @@ pub trait MetaStore: Send + Sync {
     /// # Errors
     /// See [`StoreError`]. It is then unknown what is durable.
     fn flush(&self) -> Result<(), StoreError>;
+
+    /// Whether acknowledged changes of an inode were lost since this was asked last: the session in which
+    /// they were made has ended.
+    fn take_lost(&self, _: base::Ino) -> bool {
+        false
+    }
 
     /// The rows as of now, for a long read: everything committed before this call, and a prefix of what is
     /// committed during it. Commits continue.

@@ -203,6 +203,22 @@ fn maxima_only_rise() {
 }
 
 #[test]
+fn a_look_is_rows_and_ranges() {
+    each_store(|name, store| {
+        for k in ["a1", "a2", "a3", "b1", "c1"] {
+            store.commit(put(k, k)).unwrap();
+        }
+        let ranges = [range("b", "c"), range("a", "b"), range("x", "y"), range("a2", "c2")];
+        let keys = [key("c1"), key("none"), key("a1")];
+        let looked = store.look(&keys, &ranges, 2).unwrap();
+        assert_eq!(looked.rows, store.get_many(&keys).unwrap(), "{name}");
+        let scans: Vec<_> = ranges.iter().map(|range| store.scan(range, 2).unwrap()).collect();
+        assert_eq!(looked.ranges, scans, "{name}");
+        assert_eq!(store.look(&[], &[], 9).unwrap(), Default::default(), "{name}");
+    });
+}
+
+#[test]
 fn scans_are_ordered_and_limited() {
     each_store(|name, store| {
         for n in (0..100u8).rev() {

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test program uses its part")]
 
+pub mod script;
 pub mod server;
 
 use std::collections::BTreeMap;

@@ -65,7 +65,9 @@ use parking_lot::RwLock;
 use tokio_postgres::types::{ToSql, Type};
 
 use crate::key::{Key, KeyRange};
-use crate::store::{Commit, CommitError, Linked, MetaStore, Rows, Snapshot, StoreError, Value, linked_keys};
+use crate::store::{
+    Commit, CommitError, Linked, Looked, MetaStore, Rows, Snapshot, StoreError, Value, linked_keys,
+};
 use commit::{Id, Request, outcome, unread};
 use errors::Failure;
 use pool::Pool;
@@ -89,6 +91,10 @@ const GET_LINKED: &str = "select k, v from covey_kv where volume = $1 and k = an
     select r.k, r.v from covey_kv e, unnest($4) t(tag), covey_kv r where e.volume = $1 and e.k = $3 \
     and r.volume = $1 and r.k = t.tag || substring(e.v from 1 for 8)";
 const SCAN: &str = "select k, v from covey_kv where volume = $1 and k >= $2 and k < $3 order by k limit $4";
+
+const LOOK: &str = "select 0::bigint, k, v from covey_kv where volume = $1 and k = any($2) union all \
+    select r.n, t.k, t.v from unnest($3, $4) with ordinality r(f, u, n), lateral (\
+    select k, v from covey_kv where volume = $1 and k >= r.f and k < r.u order by k limit $5) t";
 
 /// Why a volume in a database cannot be created, opened or checked.
 #[derive(Debug, thiserror::Error)]
@@ -221,6 +227,34 @@ impl MetaStore for Postgres {
             })?;
         }
         Ok(rows)
+    }
+
+    fn look(&self, keys: &[Key], ranges: &[KeyRange], limit: usize) -> Result<Looked, StoreError> {
+        let list: Vec<&[u8]> = keys.iter().map(Key::as_bytes).collect();
+        let starts: Vec<&[u8]> = ranges.iter().map(|range| range.start.as_bytes()).collect();
+        let ends: Vec<&[u8]> = ranges.iter().map(|range| range.end.as_bytes()).collect();
+        let limit = limit.min(SCAN_MAX) as i64;
+        let args: [(&(dyn ToSql + Sync), Type); 5] = [
+            (&self.volume, Type::INT4),
+            (&list, Type::BYTEA_ARRAY),
+            (&starts, Type::BYTEA_ARRAY),
+            (&ends, Type::BYTEA_ARRAY),
+            (&limit, Type::INT8),
+        ];
+        let rows = self.pool.ask(async |client| client.query_typed(LOOK, &args).await)?;
+        let mut singles: HashMap<Key, Value> = HashMap::new();
+        let mut found = vec![Rows::new(); ranges.len()];
+        for row in &rows {
+            let number: i64 = row.try_get(0).map_err(unread)?;
+            let key = Key::from_bytes(row.try_get(1).map_err(unread)?);
+            let value = Value::from(row.try_get::<_, &[u8]>(2).map_err(unread)?);
+            match usize::try_from(number - 1).ok().and_then(|number| found.get_mut(number)) {
+                Some(rows) => rows.push((key, value)),
+                None => _ = singles.insert(key, value),
+            }
+        }
+        found.iter_mut().for_each(|rows| rows.sort_unstable_by(|(a, _), (b, _)| a.cmp(b)));
+        Ok(Looked { rows: keys.iter().map(|key| singles.get(key).cloned()).collect(), ranges: found })
     }
 
     fn commit(&self, commit: Commit) -> Result<(), CommitError> {

@@ -1,0 +1,191 @@
+//! How this node gets a lease: it replaces the lease row by one that names it, after the nodes that stand in
+//! the way have given theirs back.
+
+use std::time::{Duration, Instant};
+
+use base::Ino;
+
+use super::fetch::{Loaded, NAMES_MAX, Seen};
+use super::row::{Holder, Mode, Row};
+use super::state::{State, Unit};
+use super::{Core, PATIENCE, TURN, not_joined};
+use crate::key::Key;
+use crate::plan::nothing;
+use crate::store::{Commit, CommitError, Expect, StoreError, Value};
+
+/// How long this node waits before it asks a node again that does not give its lease back.
+const AGAIN: Duration = Duration::from_millis(200);
+
+/// How many failures are remembered for threads that waited too.
+const FAILED_MAX: usize = 1000;
+
+/// A lease row that names this node.
+pub(super) struct Got {
+    pub mode: Mode,
+    pub seq: u64,
+    pub lease: Value,
+    /// The rows of the unit, if they are known.
+    pub seen: Option<Seen>,
+}
+
+impl Core {
+    /// Gets a lease, or waits for another thread that does. The caller looks again.
+    pub(super) fn acquire(&self, unit: Ino, mode: Mode, began: Instant) -> Result<(), StoreError> {
+        let (sessions, before) = {
+            let mut state = self.state.lock();
+            if let Some((when, why)) = state.failed.get(&unit)
+                && *when > began
+            {
+                return Err(StoreError::Unavailable(why.clone()));
+            }
+            let is_waiting = state.wanted.contains_key(&unit);
+            match state.units.get(&unit) {
+                _ if is_waiting => return self.wait(&mut state),
+                Some(held) if held.leaving || held.busy => return self.wait(&mut state),
+                Some(held) if held.mode >= mode => return Ok(()),
+                _ => {}
+            }
+            state.wanted.insert(unit, 0);
+            (state.sessions, state.units.get(&unit).map(|held| (held.seq, held.lease.clone())))
+        };
+        let asked = base::time::monotonic();
+        let keeps = before.as_ref().map(|(seq, _)| *seq);
+        let mut got = self.obtain(unit, mode, before.map(|(_, lease)| lease));
+        // A lease for reading that grew keeps what was read under it.
+        let is_new = |state: &State| keeps.is_none() || state.units.get(&unit).map(|held| held.seq) != keeps;
+        let is_fresh = got.is_ok() && is_new(&self.state.lock());
+        let loaded = match &mut got {
+            Ok(got) if is_fresh => self.load_one(unit, got.seen.take()),
+            _ => Ok(Loaded::default()),
+        };
+        let mut state = self.state.lock();
+        let recalled = state.wanted.remove(&unit).unwrap_or(0);
+        self.changed.notify_all();
+        let (got, loaded) = match (got, loaded) {
+            (Ok(got), Ok(loaded)) => (got, loaded),
+            (Err(error), _) | (_, Err(error)) => {
+                if state.failed.len() >= FAILED_MAX {
+                    state.failed.clear();
+                }
+                state.failed.insert(unit, (base::time::monotonic(), error.to_string()));
+                return Err(error);
+            }
+        };
+        if state.sessions != sessions || got.seq <= recalled {
+            return Ok(());
+        }
+        if is_new(&state) {
+            if !is_fresh {
+                // What was remembered has been given back meanwhile.
+                return Ok(());
+            }
+            let mut held = Unit::new(got.mode, got.seq, got.lease);
+            held.cost = held.since.saturating_duration_since(asked);
+            state.units.insert(unit, held);
+            loaded.install(&mut state, unit);
+        } else if let Some(held) = state.units.get_mut(&unit) {
+            (held.mode, held.seq, held.lease) = (got.mode, got.seq, got.lease);
+            (held.since, held.used) = (base::time::monotonic(), false);
+        }
+        Ok(())
+    }
+
+    fn wait(&self, state: &mut parking_lot::MutexGuard<'_, State>) -> Result<(), StoreError> {
+        self.changed.wait_for(state, TURN);
+        Ok(())
+    }
+
+    fn load_one(&self, unit: Ino, seen: Option<Seen>) -> Result<Loaded, StoreError> {
+        let seen = match seen {
+            Some(seen) => Some(seen),
+            None => self.look_at(&[unit], NAMES_MAX)?.pop(),
+        };
+        let loaded = self.load(seen.map(|seen| (unit, seen)).into_iter().collect())?.pop();
+        Ok(loaded.map(|(_, loaded)| loaded).unwrap_or_default())
+    }
+
+    /// Replaces the lease row. `lease`: how this node last saw it, if it has a lease already.
+    fn obtain(&self, unit: Ino, mode: Mode, lease: Option<Value>) -> Result<Got, StoreError> {
+        let (key, mut shared) = (Key::lease(unit), false);
+        // What is seen before the lease is taken is still so afterwards, if nobody had a lease that forbids
+        // this one.
+        let mut seen = match lease {
+            Some(_) => None,
+            None => self.look_at(&[unit], NAMES_MAX)?.pop(),
+        };
+        let mut lease = lease.or_else(|| seen.as_ref().and_then(Seen::lease));
+        loop {
+            let me = self.nodes.me().ok_or_else(not_joined)?;
+            let mut row = lease.as_deref().and_then(Row::decode);
+            if let Some(row) = row.as_mut().filter(|row| !row.admits(mode, me)) {
+                seen = None;
+                for holder in std::mem::take(&mut row.holders) {
+                    shared |= holder.node != me.node && self.take_back(holder, unit, row.seq)?;
+                }
+            }
+            // Where this node has just taken a lease for reading from another node, both want to read.
+            let next = Row::joined(row.as_ref(), me, mode == Mode::Read && shared);
+            let new = next.encode();
+            let commit = Commit {
+                checks: vec![(key.clone(), lease.map_or(Expect::Absent, Expect::Is))],
+                puts: vec![(key.clone(), new.clone())],
+                ..Commit::default()
+            };
+            match self.inner.commit(commit) {
+                Ok(()) => return Ok(Got { mode: next.mode, seq: next.seq, lease: new, seen }),
+                Err(CommitError::Conflict { rows, .. }) => {
+                    seen = None;
+                    lease = rows.into_iter().find(|(other, _)| *other == key).and_then(|(_, value)| value);
+                }
+                Err(CommitError::Store(error)) => return Err(error),
+            }
+        }
+    }
+
+    /// Makes another node give back its lease, or waits until its session has ended. Returns whether that
+    /// node is alive.
+    fn take_back(&self, holder: Holder, unit: Ino, seq: u64) -> Result<bool, StoreError> {
+        let mut wishes = false;
+        let done = self.wait_for(holder, unit, seq, &mut wishes);
+        if wishes {
+            // If it stays, a node gives back a lease that nobody wants.
+            let _ = self.change(Commit { dels: vec![Key::wish(unit)], ..Commit::default() });
+        }
+        done
+    }
+
+    fn wait_for(&self, holder: Holder, unit: Ino, seq: u64, wishes: &mut bool) -> Result<bool, StoreError> {
+        let began = base::time::monotonic();
+        loop {
+            self.term.check()?;
+            let Err(why) = self.nodes.recall(holder.node, unit, seq) else { return Ok(true) };
+            if !self.nodes.alive()?.contains(&holder) {
+                return Ok(false);
+            }
+            // It may be that only the way to it is cut. Then it hears by the database.
+            if !*wishes {
+                *wishes = true;
+                self.change(Commit { puts: vec![(Key::wish(unit), nothing())], ..Commit::default() })?;
+            }
+            if self
+                .inner
+                .get(&Key::lease(unit))?
+                .as_deref()
+                .and_then(Row::decode)
+                .is_none_or(|row| row.seq != seq)
+            {
+                return Ok(true);
+            }
+            if began.elapsed() > PATIENCE {
+                return Err(StoreError::Unavailable(format!(
+                    "the node {} does not give back its lease: {why}",
+                    holder.node
+                )));
+            }
+            if self.state.lock().stopping {
+                return Err(StoreError::Unavailable("the volume is being closed".to_owned()));
+            }
+            std::thread::sleep(AGAIN);
+        }
+    }
+}

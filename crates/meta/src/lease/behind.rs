@@ -1,0 +1,202 @@
+//! Writes acknowledged changes to the engine, a little later and in batches.
+//!
+//! A batch is one commit. It checks the leases under which its changes were made, and it counts the batches
+//! of the session in a row of its own. So a batch whose answer was lost is recognised when it is sent again.
+
+use std::time::{Duration, Instant};
+
+use super::queue::{Batch, Queue};
+use super::row::Holder;
+use super::{Core, TURN};
+use crate::key::Key;
+use crate::record::{decode_u64, encode_u64};
+use crate::store::{CommitError, Expect, StoreError};
+
+/// How long a batch waits for further changes.
+const GATHER: Duration = Duration::from_millis(20);
+/// The pause before a batch is sent again.
+const AGAIN: Duration = Duration::from_millis(50);
+/// How many rows may wait.
+const ROWS_MAX: usize = 20_000;
+/// How long a change may wait before later ones wait for it. So an outage of the database delays programs,
+/// and endangers no more than what they did in this time.
+const AGE_MAX: Duration = Duration::from_secs(1);
+/// How many lost inodes are told to fsync.
+const LOST_MAX: usize = 1 << 16;
+
+/// Whether so much is waiting that changes must wait.
+pub(super) fn is_late(queue: &Queue) -> bool {
+    queue.rows() > ROWS_MAX || queue.oldest.is_some_and(|oldest| oldest.elapsed() > AGE_MAX)
+}
+
+/// What became of a batch.
+enum Sent {
+    Done,
+    /// Its session, or one of its leases, has ended.
+    Lost,
+}
+
+impl Core {
+    /// Waits until there is space for a change.
+    pub(super) fn admit(&self) -> Result<(), StoreError> {
+        let mut state = self.state.lock();
+        while is_late(&state.queue) && !state.stopping {
+            self.term.check()?;
+            state.queue.hurry = true;
+            self.work.notify_one();
+            self.changed.wait_for(&mut state, TURN);
+        }
+        Ok(())
+    }
+
+    /// Waits until all changes so far are in the engine.
+    pub(super) fn drain_all(&self) -> Result<(), StoreError> {
+        let last = self.state.lock().queue.last();
+        self.drain(last, base::time::monotonic() + super::PATIENCE)
+    }
+
+    /// Waits until the batches up to this one are in the engine.
+    pub(super) fn drain(&self, batch: u64, until: Instant) -> Result<(), StoreError> {
+        let mut state = self.state.lock();
+        let sessions = state.sessions;
+        while state.queue.done < batch {
+            if state.sessions != sessions {
+                return Err(StoreError::Fenced(
+                    "the session ended before the changes were stored".to_owned(),
+                ));
+            }
+            if state.stopping || base::time::monotonic() > until {
+                return Err(StoreError::Unavailable("the changes could not be stored in time".to_owned()));
+            }
+            state.queue.hurry = true;
+            self.work.notify_one();
+            self.changed.wait_for(&mut state, TURN);
+        }
+        Ok(())
+    }
+
+    /// The thread that writes.
+    pub(super) fn write_behind(&self) {
+        let mut written: Option<(Holder, u64)> = None;
+        loop {
+            let (number, batch, sessions, oldest) = {
+                let mut state = self.state.lock();
+                while state.queue.filling.is_empty() && !state.stopping {
+                    self.work.wait(&mut state);
+                }
+                let full = |queue: &Queue| queue.hurry || queue.filling.rows() > ROWS_MAX / 2;
+                let until = base::time::monotonic() + GATHER;
+                while !full(&state.queue) && !state.stopping {
+                    if self.work.wait_until(&mut state, until).timed_out() {
+                        break;
+                    }
+                }
+                if state.stopping {
+                    return;
+                }
+                let sessions = state.sessions;
+                let (number, batch) = state.queue.take();
+                (number, batch, sessions, base::time::monotonic())
+            };
+            let sent = self.send(&batch, sessions, &mut written);
+            let mut state = self.state.lock();
+            state.queue.flying = 0;
+            match sent {
+                Some(Sent::Done) => {
+                    state.queue.done = number;
+                    // What is being filled is at most as old as the moment at which this batch was taken.
+                    state.queue.oldest = Some(oldest).filter(|_| !state.queue.filling.is_empty());
+                }
+                Some(Sent::Lost) if state.sessions == sessions => {
+                    drop(state);
+                    self.lose(Some(&batch));
+                    continue;
+                }
+                Some(Sent::Lost) => note_lost(&mut state.lost, &batch),
+                None => return,
+            }
+            self.changed.notify_all();
+        }
+    }
+
+    /// Sends a batch until it is known what became of it. `None`: this node is being closed.
+    fn send(&self, batch: &Batch, sessions: u64, written: &mut Option<(Holder, u64)>) -> Option<Sent> {
+        loop {
+            {
+                let state = self.state.lock();
+                if state.sessions != sessions {
+                    return Some(Sent::Lost);
+                }
+                if state.stopping {
+                    return None;
+                }
+            }
+            let Some(me) = self.nodes.me() else { return Some(Sent::Lost) };
+            let last = written.filter(|(holder, _)| *holder == me).map_or(0, |(_, last)| last);
+            let key = Key::batch(me.node, me.epoch);
+            let mut commit = batch.commit();
+            let before = if last == 0 { Expect::Absent } else { Expect::Is(encode_u64(last)) };
+            commit.checks.push((key.clone(), before));
+            commit.puts.push((key.clone(), encode_u64(last + 1)));
+            match self.inner.commit(commit) {
+                Ok(()) => {
+                    *written = Some((me, last + 1));
+                    return Some(Sent::Done);
+                }
+                Err(CommitError::Conflict { rows, .. }) => {
+                    let row = rows.iter().find(|(other, _)| *other == key);
+                    let is_there = row.and_then(|(_, value)| decode_u64(value.as_deref()).ok());
+                    if is_there != Some(last + 1) {
+                        return Some(Sent::Lost);
+                    }
+                    // An earlier attempt was applied, and its answer was lost.
+                    *written = Some((me, last + 1));
+                    return Some(Sent::Done);
+                }
+                Err(CommitError::Store(_)) => {
+                    let mut state = self.state.lock();
+                    if state.sessions == sessions && !state.stopping {
+                        self.changed.wait_for(&mut state, AGAIN);
+                    }
+                }
+            }
+        }
+    }
+
+    /// See [`super::Leases::session_ended`].
+    pub(super) fn session_ended(&self) {
+        self.lose(None);
+    }
+
+    /// Forgets everything, and notes whose changes are lost.
+    fn lose(&self, batch: Option<&Batch>) {
+        let mut state = self.state.lock();
+        let (_, waiting) = state.queue.take();
+        let before = state.lost.len();
+        for batch in batch.into_iter().chain([&waiting]) {
+            note_lost(&mut state.lost, batch);
+        }
+        let lost = state.lost.len() - before;
+        let told = state.units.values_mut().flat_map(|unit| std::mem::take(&mut unit.told)).collect();
+        state.forget_all();
+        state.queue.done = state.queue.current - 1;
+        (state.queue.flying, state.queue.oldest) = (0, None);
+        self.changed.notify_all();
+        drop(state);
+        if lost > 0 {
+            self.nodes.report(&format!(
+                "the last changes of {lost} files and folders are lost: the session ended before they were stored"
+            ));
+        }
+        // If that fails, the kernel forgets by itself: what it keeps has a time that ends with the session.
+        self.kernel_forgets(&told);
+    }
+}
+
+fn note_lost(lost: &mut hashbrown::HashSet<base::Ino>, batch: &Batch) {
+    for ino in batch.inodes() {
+        if lost.len() < LOST_MAX {
+            lost.insert(ino);
+        }
+    }
+}

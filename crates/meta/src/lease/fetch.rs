@@ -1,0 +1,159 @@
+//! Reads rows from the engine, to remember them under a lease.
+
+use base::Ino;
+use hashbrown::HashMap;
+
+use super::Core;
+use super::state::{Home, State, home_of};
+use crate::key::{Key, KeyRange, tags};
+use crate::record::{Dentry, InodeRecord};
+use crate::store::{Rows, StoreError, Value};
+
+/// A directory with more names than this is not remembered whole: its names are read one by one.
+pub(super) const NAMES_MAX: usize = 9_999;
+/// A file with more rows of extents than this is not remembered whole.
+const PAGES_MAX: usize = 4_096;
+/// How many files' inodes are read with their directories.
+const FILES: usize = 10_000;
+/// Rows of a unit that are looked at before its lease is taken, its lease row first.
+const ROWS: usize = 5;
+
+fn rows_of(unit: Ino) -> [Key; ROWS] {
+    [Key::lease(unit), Key::inode(unit), Key::dir_changed(unit), Key::subdirs(unit), Key::orphan(unit)]
+}
+
+/// What a unit was seen to be.
+pub(super) struct Seen {
+    /// The lease row, then the unit's own rows.
+    rows: Vec<Option<Value>>,
+    list: Rows,
+    /// The list has all its names.
+    is_whole: bool,
+}
+
+impl Seen {
+    /// Whether all its names were seen.
+    pub fn is_whole(&self) -> bool {
+        self.is_whole
+    }
+
+    /// The lease row.
+    pub fn lease(&self) -> Option<Value> {
+        self.rows.first().cloned().flatten()
+    }
+}
+
+/// What is read with a new lease.
+#[derive(Default)]
+pub(super) struct Loaded {
+    rows: Vec<(Key, Option<Value>)>,
+    has_names: bool,
+}
+
+impl Loaded {
+    /// Remembers it.
+    pub fn install(self, state: &mut State, unit: Ino) {
+        for (key, value) in self.rows {
+            if let (tags::DENTRY, Some(value)) = (key.tag(), &value) {
+                state.hint_name(unit, value);
+            }
+            state.install(unit, key, value);
+        }
+        if let Some(held) = state.units.get_mut(&unit) {
+            held.has_names |= self.has_names;
+        }
+    }
+}
+
+impl Core {
+    /// Looks at the lease row of each unit, at its own rows, and at its names.
+    pub(super) fn look_at(&self, units: &[Ino], names: usize) -> Result<Vec<Seen>, StoreError> {
+        let keys: Vec<Key> = units.iter().flat_map(|unit| rows_of(*unit)).collect();
+        let ranges: Vec<KeyRange> = units.iter().map(|unit| Key::dentries(*unit, 0)).collect();
+        let looked = self.inner.look(&keys, &ranges, names + 1)?;
+        let own = looked.rows.chunks(ROWS).map(<[_]>::to_vec);
+        let seen =
+            |(rows, list): (Vec<Option<Value>>, Rows)| Seen { rows, is_whole: list.len() <= names, list };
+        Ok(own.zip(looked.ranges).map(seen).collect())
+    }
+
+    /// Makes of what was seen what is remembered: of a directory its own rows, its names, and the inodes of
+    /// its files. Call it when this node has the leases.
+    pub(super) fn load(&self, units: Vec<(Ino, Seen)>) -> Result<Vec<(Ino, Loaded)>, StoreError> {
+        let file = |value: &Value| Dentry::decode(value).ok().filter(|dentry| !dentry.is_dir());
+        let of_all = units.iter().filter(|(_, seen)| seen.is_whole).flat_map(|(_, seen)| &seen.list);
+        let files = of_all.filter_map(|(_, value)| Some(Key::inode(file(value)?.ino)));
+        let files: Vec<Key> = files.take(FILES).collect();
+        let values = if files.is_empty() { Vec::new() } else { self.inner.get_many(&files)? };
+        let mut inodes: HashMap<Key, Option<Value>> = files.into_iter().zip(values).collect();
+        let loaded = units.into_iter().map(|(unit, seen)| {
+            let is_dir = seen.rows.get(1).and_then(Option::as_deref).map(InodeRecord::decode);
+            let is_dir = is_dir.is_some_and(|record| record.is_ok_and(|record| record.is_dir()));
+            // Of a file, its record alone says whether it belongs to this unit.
+            let own = if is_dir { ROWS } else { 2 };
+            let mut rows: Vec<_> = rows_of(unit).into_iter().zip(seen.rows).take(own).skip(1).collect();
+            let has_names = is_dir && seen.is_whole;
+            for (key, value) in seen.list.into_iter().filter(|_| has_names) {
+                if let Some(dentry) = file(&value)
+                    && let Some(inode) = inodes.remove(&Key::inode(dentry.ino))
+                {
+                    rows.push((Key::inode(dentry.ino), inode));
+                }
+                rows.push((key, Some(value)));
+            }
+            (unit, Loaded { rows, has_names })
+        });
+        Ok(loaded.collect())
+    }
+
+    /// Reads rows of a unit.
+    pub(super) fn fetch(&self, unit: Ino, keys: Vec<Key>) -> Result<(), StoreError> {
+        let mark = self.marks(&mut self.state.lock(), &[unit]);
+        let values = self.inner.get_many(&keys)?;
+        let mut state = self.state.lock();
+        if self.marks(&mut state, &[unit]) == mark {
+            keys.into_iter().zip(values).for_each(|(key, value)| state.install(unit, key, value));
+        }
+        Ok(())
+    }
+
+    /// Reads all rows of an inode that belongs to a unit.
+    pub(super) fn fetch_whole(&self, unit: Ino, ino: Ino) -> Result<(), StoreError> {
+        let mark = self.marks(&mut self.state.lock(), &[unit]);
+        let pages = self.inner.scan(&Key::extents_from(ino, 0), PAGES_MAX + 1)?;
+        let large = pages.len() > PAGES_MAX;
+        let single = [Key::inline(ino), Key::orphan(ino), Key::dir_changed(ino), Key::subdirs(ino)];
+        let values = self.inner.get_many(&single)?;
+        let xattrs: Rows = self.inner.scan(&xattrs(ino), usize::MAX)?;
+        let mut state = self.state.lock();
+        if self.marks(&mut state, &[unit]) != mark {
+            return Ok(());
+        }
+        if !large {
+            let many = pages.into_iter().chain(xattrs).map(|(key, value)| (key, Some(value)));
+            let all = many.chain(single.into_iter().zip(values));
+            all.for_each(|(key, value)| state.install(unit, key, value));
+        }
+        if let Some(home) = state.homes.get_mut(&ino).filter(|home| home.unit == unit) {
+            *home = Home { whole: !large, large, ..*home };
+        }
+        Ok(())
+    }
+
+    /// Finds which units inodes belong to. It may be wrong by the time it is used: the record is read again
+    /// under the lease.
+    pub(super) fn find_homes(&self, inos: &[Ino]) -> Result<(), StoreError> {
+        let keys: Vec<Key> = inos.iter().map(|ino| Key::inode(*ino)).collect();
+        let values = self.inner.get_many(&keys)?;
+        let mut state = self.state.lock();
+        for (ino, value) in inos.iter().zip(values) {
+            let record = value.as_deref().map(InodeRecord::decode).and_then(Result::ok);
+            state.hint(*ino, home_of(*ino, record.as_ref()));
+        }
+        Ok(())
+    }
+}
+
+fn xattrs(ino: Ino) -> KeyRange {
+    Key::xattrs(ino)
+}

@@ -1,0 +1,456 @@
+//! Leases: what a node of a shared volume may answer and change in memory.
+//!
+//! ```text
+//!   Names ──► Leases ──► SharedStore ──► engine
+//!               │  rows under leases          lease rows, batches of changes
+//!               └── Nodes: the other nodes, which give leases back when they are asked
+//! ```
+//!
+//! Without a lease every look at a name is a round trip to the database. With one, this node knows that no
+//! other node changes the rows, so it answers reads from memory. With a lease for writing it also decides
+//! changes in memory, acknowledges them, and writes them to the engine a little later, in batches. So a
+//! directory that only one node uses is as fast as on an exclusive mount.
+//!
+//! - **What a lease covers** is a unit ([`state`]): a directory with its names and its files, or one inode
+//!   that several directories name.
+//! - **Who has a lease** is a row of the engine ([`row`]), which changes by conditional commits
+//!   ([`acquire`]). A directory that this node makes is leased to it by the commit that makes it.
+//! - **A node that needs a lease of another node asks it** ([`recall`]). The holder stops using it, writes
+//!   back, makes its kernel forget, and answers. A holder that does not answer is waited for until its
+//!   session has ended.
+//! - **Nothing depends on a lease alone.** Each batch checks the lease rows of its units. A node that was
+//!   stopped for long finds them changed, and its batch is refused. It answers nothing once its session may
+//!   have ended ([`Term`](crate::shared::Term)).
+//! - **Changes that no lease covers** (a commit that checks the row of a pack) are decided by the engine,
+//!   while the units wait.
+//! - **What is acknowledged and not in a batch yet is lost if the process dies**, as the page cache is lost
+//!   when a machine dies. [`MetaStore::flush`] waits until it is in the engine. What the end of a session
+//!   makes of acknowledged changes is told once to fsync(2) of the file ([`MetaStore::take_lost`]).
+//!
+//! Leases for parts of a tree that are recalled by the next user are known as delegations in NFSv4 (RFC 8881,
+//! 10.2), and as capabilities in Ceph.
+
+mod acquire;
+mod behind;
+mod change;
+mod fetch;
+mod prefetch;
+mod promise;
+mod queue;
+mod recall;
+mod row;
+mod state;
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use base::Ino;
+use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
+
+use crate::key::{Key, KeyRange, tags};
+use crate::shared::Term;
+use crate::store::{Commit, CommitError, Linked, MetaStore, Rows, Snapshot, StoreError, Value, linked_keys};
+use change::{conflict, is_covered, is_of_inode};
+pub use promise::{KernelCache, Promise};
+pub use row::{Holder, Mode};
+use state::{Need, State};
+
+/// How long an operation waits for leases in total. Longer than a session lasts, so that the lease of a dead
+/// node is taken over before.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a thread waits for another one before it looks again.
+const TURN: Duration = Duration::from_millis(100);
+
+/// The other nodes of a volume.
+pub trait Nodes: Send + Sync {
+    /// This node's session. `None`: it has not joined.
+    fn me(&self) -> Option<Holder>;
+
+    /// The sessions that have not ended.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    fn alive(&self) -> Result<Vec<Holder>, StoreError>;
+
+    /// Asks a node to give back its lease on a unit. Returns when it has.
+    ///
+    /// # Errors
+    /// A sentence: it does not answer, or cannot give the lease back now.
+    fn recall(&self, node: u32, unit: Ino, seq: u64) -> Result<(), String>;
+
+    /// A line for the log.
+    fn report(&self, line: &str);
+}
+
+/// The leases of this node. See the [module](self).
+pub struct Leases {
+    core: Arc<Core>,
+    thread: Mutex<Vec<JoinHandle<()>>>,
+}
+
+struct Core {
+    inner: Arc<dyn MetaStore>,
+    term: Arc<Term>,
+    nodes: Arc<dyn Nodes>,
+    state: Mutex<State>,
+    /// Something has changed for which a thread may wait.
+    changed: Condvar,
+    /// There is something to write.
+    work: Condvar,
+    /// Replies that permit the kernel to keep something are sent under this lock.
+    replies: RwLock<()>,
+    kernel: RwLock<Option<Arc<dyn KernelCache>>>,
+}
+
+impl Leases {
+    /// Leases in front of the store of one node, whose session lasts for `term`.
+    ///
+    /// # Errors
+    /// The system cannot start a thread.
+    pub fn start(
+        inner: Arc<dyn MetaStore>,
+        term: Arc<Term>,
+        nodes: Arc<dyn Nodes>,
+    ) -> std::io::Result<Arc<Leases>> {
+        let core = Arc::new(Core {
+            inner,
+            term,
+            nodes,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            work: Condvar::new(),
+            replies: RwLock::new(()),
+            kernel: RwLock::default(),
+        });
+        let (behind, tidier) = (core.clone(), core.clone());
+        let threads = vec![
+            base::thread::spawn("covey-behind", move || behind.write_behind())?,
+            base::thread::spawn("covey-leases", move || tidier.tidy())?,
+        ];
+        Ok(Arc::new(Leases { core, thread: Mutex::new(threads) }))
+    }
+
+    /// Gives a lease back to another node, which saw the lease row with this `seq`. Returns when this node
+    /// uses the lease no longer.
+    ///
+    /// # Errors
+    /// Its changes could not be written back in time. Nothing is given back then.
+    pub fn recall(&self, unit: Ino, seq: u64) -> Result<(), StoreError> {
+        self.core.recall(unit, seq)
+    }
+
+    /// This node's session has ended: nothing that it remembers may be used any more. Call it before the node
+    /// joins again.
+    pub fn session_ended(&self) {
+        self.core.session_ended();
+    }
+
+    /// Writes everything back and ends the threads.
+    ///
+    /// # Errors
+    /// Not everything could be written within `patience`.
+    pub fn close(&self, patience: Duration) -> Result<(), StoreError> {
+        let last = self.core.state.lock().queue.last();
+        let done = self.core.drain(last, base::time::monotonic() + patience);
+        self.stop();
+        done
+    }
+
+    fn stop(&self) {
+        self.core.state.lock().stopping = true;
+        self.core.changed.notify_all();
+        self.core.work.notify_all();
+        for thread in self.thread.lock().drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Leases {
+    /// Like a kill: what is not written yet is lost.
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl Core {
+    /// Looks at what is remembered, and gets what is missing, until the look finds all.
+    fn with<T>(&self, mut look: impl FnMut(&mut State) -> Result<T, Need>) -> Result<T, StoreError> {
+        let began = base::time::monotonic();
+        loop {
+            self.term.check()?;
+            let found = look(&mut self.state.lock());
+            match found {
+                Ok(found) => {
+                    self.term.check()?;
+                    return Ok(found);
+                }
+                Err(need) => self.meet(need, began)?,
+            }
+        }
+    }
+
+    /// Gets what is missing.
+    fn meet(&self, need: Need, began: Instant) -> Result<(), StoreError> {
+        if began.elapsed() > PATIENCE {
+            let why = "the leases for this operation could not be had in time";
+            return Err(StoreError::Unavailable(why.to_owned()));
+        }
+        match need {
+            Need::Lease(unit, mode) => self.acquire(unit, mode, began),
+            Need::Turn => {
+                let mut state = self.state.lock();
+                if !state.stopping {
+                    self.changed.wait_for(&mut state, TURN);
+                }
+                Ok(())
+            }
+            Need::Homes(inos) => self.find_homes(&inos),
+            Need::Rows(unit, keys) => self.fetch(unit, keys),
+            Need::Whole(unit, ino) => self.fetch_whole(unit, ino),
+            Need::Engine(_) => Err(StoreError::Damaged("a row without a lease was looked for".to_owned())),
+        }
+    }
+
+    /// Reads from the engine, while this node has the leases of these units, and after its own changes.
+    fn through<T>(
+        &self,
+        units: &[Ino],
+        ask: impl Fn(&dyn MetaStore) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        loop {
+            let marks = self.with(|state| {
+                units.iter().try_for_each(|unit| state.held(*unit, Mode::Read).map(drop))?;
+                Ok(self.marks(state, units))
+            })?;
+            self.drain_all()?;
+            let answer = ask(&*self.inner)?;
+            if self.marks(&mut self.state.lock(), units) == marks {
+                return Ok(answer);
+            }
+        }
+    }
+
+    fn marks(&self, state: &mut State, units: &[Ino]) -> (u64, Vec<Option<u64>>) {
+        let seq = |unit: &Ino| state.units.get(unit).filter(|held| !held.leaving).map(|held| held.seq);
+        (state.sessions, units.iter().map(seq).collect())
+    }
+
+    /// Decides a commit in memory, or by the engine if leases do not cover all that it rests on.
+    fn commit(&self, commit: &Commit) -> Result<(), CommitError> {
+        let began = base::time::monotonic();
+        loop {
+            self.term.check()?;
+            self.admit()?;
+            let me = self.nodes.me().ok_or_else(not_joined)?;
+            let mut state = self.state.lock();
+            let need = match self.decide(&mut state, commit, me) {
+                Ok(Decided::Done) => return Ok(()),
+                Ok(Decided::Refused(failed)) => return Err(conflict(failed)),
+                Ok(Decided::ByEngine(survey)) => match self.commit_foreign(state, commit, &survey, me) {
+                    Ok(true) => return Ok(()),
+                    Ok(false) => continue,
+                    Err(error) => return Err(error),
+                },
+                Err(need) => need,
+            };
+            drop(state);
+            self.meet(need, began)?;
+        }
+    }
+
+    fn decide(&self, state: &mut State, commit: &Commit, me: Holder) -> Result<Decided, Need> {
+        let survey = state.survey(commit)?;
+        state.know_counters(commit, &survey)?;
+        if survey.is_foreign {
+            return Ok(Decided::ByEngine(survey));
+        }
+        if let Err(failed) = state.verify(commit, &survey)? {
+            return Ok(Decided::Refused(failed));
+        }
+        let (leases, checks) = (state.leases_of(&survey.writes), state.checks_of_read(commit));
+        let made = state.apply(commit, &survey, me);
+        let (batch, now) = (state.queue.current, base::time::monotonic());
+        state.queue.filling.add(commit, leases, checks);
+        for ino in made {
+            let State { units, queue, .. } = &mut *state;
+            units.get(&ino).iter().for_each(|unit| queue.filling.make(ino, unit));
+        }
+        for unit in survey.writes.iter().chain(&survey.reads).chain(survey.born.values()) {
+            state.units.get_mut(unit).into_iter().for_each(|unit| (unit.batch, unit.last) = (batch, now));
+        }
+        if state.queue.oldest.is_none() {
+            state.queue.oldest = Some(now);
+            self.work.notify_one();
+        }
+        Ok(Decided::Done)
+    }
+
+    /// A commit that the engine decides. Meanwhile nothing else happens in its units. False: look again.
+    fn commit_foreign(
+        &self,
+        mut state: MutexGuard<'_, State>,
+        commit: &Commit,
+        survey: &change::Survey,
+        me: Holder,
+    ) -> Result<bool, CommitError> {
+        let units: Vec<Ino> = survey.writes.union(&survey.reads).copied().collect();
+        let leases = state.leases_of(&survey.writes);
+        let (sessions, last) = (state.sessions, state.queue.last());
+        units.iter().for_each(|unit| state.units.get_mut(unit).into_iter().for_each(|unit| unit.busy = true));
+        drop(state);
+        let mut whole = commit.clone();
+        let checks = leases.iter().map(|(unit, lease)| (Key::lease(*unit), crate::Expect::Is(lease.clone())));
+        whole.checks.extend(checks);
+        let patience = base::time::monotonic() + PATIENCE;
+        let done =
+            self.drain(last, patience).map_err(CommitError::from).and_then(|()| self.inner.commit(whole));
+        let mut state = self.state.lock();
+        for unit in &units {
+            state.units.get_mut(unit).into_iter().for_each(|unit| unit.busy = false);
+        }
+        self.changed.notify_all();
+        if state.sessions != sessions {
+            // It was decided by the engine alone, and nothing is remembered of it.
+            return done.map(|()| true);
+        }
+        match done {
+            Ok(()) => {
+                let mut survey = change::Survey {
+                    born: survey.born.clone(),
+                    moved: survey.moved.clone(),
+                    ..Default::default()
+                };
+                survey.born.retain(|ino, home| ino != home);
+                state.apply(commit, &survey, me);
+                Ok(true)
+            }
+            Err(CommitError::Conflict { rows, .. })
+                if rows.iter().any(|(key, _)| key.tag() == tags::LEASE) =>
+            {
+                units.iter().for_each(|unit| _ = state.forget(*unit));
+                Ok(false)
+            }
+            Err(CommitError::Conflict { rows, not_empty }) => Err(CommitError::Conflict { rows, not_empty }),
+            Err(error) => {
+                // It is unknown whether it was applied.
+                let left = units.iter().filter_map(|unit| state.forget(*unit));
+                let told = left.flat_map(|unit| unit.told).collect();
+                state.recalls += 1;
+                drop(state);
+                self.kernel_forgets(&told);
+                Err(error)
+            }
+        }
+    }
+}
+
+/// What became of a commit.
+enum Decided {
+    Done,
+    Refused(change::Failed),
+    ByEngine(change::Survey),
+}
+
+fn not_joined() -> StoreError {
+    StoreError::Fenced("this node has not joined the volume".to_owned())
+}
+
+impl MetaStore for Leases {
+    fn get(&self, key: &Key) -> Result<Option<Value>, StoreError> {
+        if is_of_inode(key) {
+            return self.core.with(|state| state.value(key));
+        }
+        if key.tag() == tags::PACK_LIVE {
+            self.core.drain_all()?;
+        }
+        self.core.inner.get(key)
+    }
+
+    fn is_at_hand(&self, key: &Key) -> bool {
+        is_of_inode(key) && self.core.term.lasts() && self.core.state.lock().value(key).is_ok()
+    }
+
+    fn is_changeable(&self, key: &Key) -> bool {
+        if !is_of_inode(key) || !self.core.term.lasts() {
+            return false;
+        }
+        let mut state = self.core.state.lock();
+        if behind::is_late(&state.queue) {
+            return false;
+        }
+        let Ok(Some(unit)) = state.unit_of(key) else { return false };
+        state.held(unit, Mode::Write).is_ok()
+    }
+
+    fn get_many(&self, keys: &[Key]) -> Result<Vec<Option<Value>>, StoreError> {
+        let (covered, others): (Vec<Key>, Vec<Key>) = keys.iter().cloned().partition(is_of_inode);
+        if others.is_empty() {
+            return self.core.with(|state| state.values(keys));
+        }
+        if others.iter().any(|key| key.tag() == tags::PACK_LIVE) {
+            self.core.drain_all()?;
+        }
+        let mut others = self.core.inner.get_many(&others)?.into_iter();
+        let mut covered = self.core.with(|state| state.values(&covered))?.into_iter();
+        let next = |key: &Key| if is_of_inode(key) { covered.next() } else { others.next() }.flatten();
+        Ok(keys.iter().map(next).collect())
+    }
+
+    fn get_linked(&self, from: &Key, also: &[Key], tags: &[u8]) -> Result<Linked, StoreError> {
+        let parent = Ino(from.number().unwrap_or_default());
+        self.core.with(|state| {
+            let first = state.value(from)?;
+            let also = state.values(also)?;
+            let linked = match &first {
+                Some(value) => {
+                    state.hint_name(parent, value);
+                    state.values(&linked_keys(value, tags))?
+                }
+                None => vec![None; tags.len()],
+            };
+            Ok(Linked { from: first, also, linked })
+        })
+    }
+
+    fn scan(&self, range: &KeyRange, limit: usize) -> Result<Rows, StoreError> {
+        let found = self.core.with(|state| match state.range(range, limit) {
+            Ok(rows) => Ok(Ok(rows)),
+            Err(Need::Engine(units)) => Ok(Err(units)),
+            Err(need) => Err(need),
+        })?;
+        match found {
+            Ok(rows) => Ok(rows),
+            // Which inodes have no name is asked before each renewal of the session, so it must not wait for
+            // changes that are under way.
+            Err(_) if matches!(range.start.tag(), tags::ORPHAN | tags::HOLD | tags::LOCK | tags::BATCH) => {
+                self.core.inner.scan(range, limit)
+            }
+            Err(units) => self.core.through(&units, |engine| engine.scan(range, limit)),
+        }
+    }
+
+    fn prefetch(&self, dirs: &[Ino]) -> Result<(), StoreError> {
+        self.core.prefetch(dirs)
+    }
+
+    fn commit(&self, commit: Commit) -> Result<(), CommitError> {
+        if is_covered(&commit) { self.core.commit(&commit) } else { self.core.inner.commit(commit) }
+    }
+
+    /// Everything that was acknowledged is in the engine when this returns.
+    fn flush(&self) -> Result<(), StoreError> {
+        self.core.drain_all()?;
+        self.core.inner.flush()
+    }
+
+    fn take_lost(&self, ino: Ino) -> bool {
+        self.core.state.lock().lost.remove(&ino)
+    }
+
+    fn snapshot(&self) -> Result<Box<dyn Snapshot>, StoreError> {
+        self.core.drain_all()?;
+        self.core.inner.snapshot()
+    }
+}

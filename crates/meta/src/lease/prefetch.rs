@@ -1,0 +1,87 @@
+//! Takes the leases of several directories at once, before they are asked for.
+//!
+//! A program that lists a directory mostly goes on to the directories in it. So their leases, their names and
+//! the inodes of their files are had together, in three round trips for many directories. What another node
+//! has a lease for is left out: it is asked when it is needed.
+
+use base::Ino;
+
+use super::Core;
+use super::acquire::Got;
+use super::row::{Mode, Row};
+use super::state::Unit;
+use crate::key::Key;
+use crate::store::{Commit, CommitError, Expect, StoreError};
+
+/// How many directories are had together.
+const AT_ONCE: usize = 64;
+/// Directories with more names are not prefetched.
+const NAMES: usize = 1_000;
+
+impl Core {
+    /// See [`crate::MetaStore::prefetch`].
+    pub(super) fn prefetch(&self, dirs: &[Ino]) -> Result<(), StoreError> {
+        dirs.chunks(AT_ONCE).try_for_each(|dirs| self.prefetch_some(dirs))
+    }
+
+    fn prefetch_some(&self, dirs: &[Ino]) -> Result<(), StoreError> {
+        self.term.check()?;
+        let (dirs, sessions) = {
+            let mut state = self.state.lock();
+            let is_new = |dir: &&Ino| !state.units.contains_key(*dir) && !state.wanted.contains_key(*dir);
+            let dirs: Vec<Ino> = dirs.iter().filter(is_new).copied().collect();
+            dirs.iter().for_each(|dir| _ = state.wanted.insert(*dir, 0));
+            (dirs, state.sessions)
+        };
+        if dirs.is_empty() {
+            return Ok(());
+        }
+        let got = self.take_free(&dirs).and_then(|mut got| {
+            let seen = got.iter_mut().filter_map(|(dir, got)| Some((*dir, got.seen.take()?)));
+            let seen = seen.collect();
+            Ok((got, self.load(seen)?))
+        });
+        let mut state = self.state.lock();
+        let recalled: Vec<u64> = dirs.iter().map(|dir| state.wanted.remove(dir).unwrap_or(0)).collect();
+        self.changed.notify_all();
+        let (got, loaded) = got?;
+        if state.sessions != sessions {
+            return Ok(());
+        }
+        for (dir, got) in got {
+            let at = dirs.iter().position(|other| *other == dir);
+            if at.and_then(|at| recalled.get(at)).is_some_and(|recalled| got.seq > *recalled) {
+                let mut unit = Unit::new(got.mode, got.seq, got.lease);
+                // Nothing waits for it.
+                unit.used = true;
+                state.units.insert(dir, unit);
+            }
+        }
+        loaded.into_iter().for_each(|(dir, loaded)| loaded.install(&mut state, dir));
+        Ok(())
+    }
+
+    /// Takes the leases that no other node must give back.
+    fn take_free(&self, dirs: &[Ino]) -> Result<Vec<(Ino, Got)>, StoreError> {
+        let me = self.nodes.me().ok_or_else(super::not_joined)?;
+        let (mut commit, mut got) = (Commit::default(), Vec::new());
+        for (dir, seen) in dirs.iter().zip(self.look_at(dirs, NAMES)?) {
+            let before = seen.lease();
+            let row = before.as_deref().and_then(Row::decode);
+            if row.as_ref().is_some_and(|row| !row.admits(Mode::Read, me)) || !seen.is_whole() {
+                continue;
+            }
+            let next = Row::joined(row.as_ref(), me, false);
+            let lease = next.encode();
+            commit.checks.push((Key::lease(*dir), before.map_or(Expect::Absent, Expect::Is)));
+            commit.puts.push((Key::lease(*dir), lease.clone()));
+            got.push((*dir, Got { mode: next.mode, seq: next.seq, lease, seen: Some(seen) }));
+        }
+        match self.inner.commit(commit) {
+            Ok(()) => Ok(got),
+            // Another node was faster with one of them.
+            Err(CommitError::Conflict { .. }) => Ok(Vec::new()),
+            Err(CommitError::Store(error)) => Err(error),
+        }
+    }
+}

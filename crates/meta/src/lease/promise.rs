@@ -1,0 +1,107 @@
+//! What the kernel may keep under a lease, and how it is made to forget.
+//!
+//! The kernel keeps the attributes of an inode as long as this node's session lasts for certain. When the
+//! lease is given back, it is told to drop them. That call takes no lock which a program could hold while it
+//! waits for this process.
+//!
+//! The kernel keeps names for a moment only ([`NAMES`]), and giving a lease back waits until the moment is
+//! over. To drop a name the kernel needs the lock of its directory. If a program holds that lock while it
+//! waits for this process, and this process is killed, it could never end.
+//!
+//! **A reply and a recall.** A reply must not reach the kernel after the recall that forbids it. So the
+//! caller notes how many recalls there were before it reads ([`Leases::mark`]). The reply is sent under a
+//! lock, and permits nothing if there was a recall since ([`Leases::deliver`]). A recall takes the lock once
+//! before it tells the kernel.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::Ino;
+use hashbrown::HashSet;
+
+use super::{Core, Leases};
+
+/// How long the kernel keeps names.
+const NAMES: Duration = Duration::from_millis(100);
+/// How long after a reply a name may still be in use: the kernel counts in ticks, from when it reads the
+/// reply.
+const NAMES_END: Duration = Duration::from_millis(200);
+/// Names are kept only under a lease that no other node wanted for this long.
+const STEADY: Duration = Duration::from_millis(300);
+
+/// What a reply says of an inode, and how long the kernel may keep it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Promise {
+    /// The inode whose attributes it has. 0: none.
+    pub ino: Ino,
+    /// The directory of which it has a name, or the absence of one. 0: none.
+    pub parent: Ino,
+    /// How long the attributes may be kept.
+    pub attributes: Duration,
+    /// How long the name, or its absence, may be kept.
+    pub name: Duration,
+}
+
+impl Promise {
+    /// Of an inode, under a name in a directory. It permits nothing yet.
+    pub fn of(ino: Ino, parent: Ino) -> Promise {
+        Promise { ino, parent, attributes: Duration::ZERO, name: Duration::ZERO }
+    }
+}
+
+/// The kernel, which keeps what replies permit.
+pub trait KernelCache: Send + Sync {
+    /// Drops the attributes of these inodes, before it returns. All replies that were sent before count.
+    /// False: it could not be done in time.
+    fn forget(&self, inos: &[Ino]) -> bool;
+}
+
+impl Leases {
+    /// Call this before what a reply says is read.
+    pub fn mark(&self) -> u64 {
+        self.core.state.lock().recalls
+    }
+
+    /// Sends a reply that was read after `mark`, with what the kernel may keep of it.
+    pub fn deliver<T>(&self, mark: u64, promises: &mut [Promise], send: impl FnOnce(&[Promise]) -> T) -> T {
+        let _reply = self.core.replies.read();
+        self.core.promise(mark, promises);
+        send(promises)
+    }
+
+    /// The kernel that must forget from now on.
+    pub fn serve(&self, kernel: Arc<dyn KernelCache>) {
+        *self.core.kernel.write() = Some(kernel);
+    }
+}
+
+impl Core {
+    fn promise(&self, mark: u64, promises: &mut [Promise]) {
+        let left = self.term.left();
+        let mut state = self.state.lock();
+        if state.recalls != mark || left.is_zero() {
+            return;
+        }
+        let now = base::time::monotonic();
+        for promise in promises {
+            let home = state.homes.get(&promise.ino).map(|home| home.unit);
+            if let Some(held) = home.and_then(|home| state.units.get_mut(&home)).filter(|held| !held.leaving)
+            {
+                held.told.insert(promise.ino);
+                promise.attributes = left;
+            }
+            let held = state.units.get_mut(&promise.parent).filter(|held| !held.leaving);
+            if let Some(held) = held.filter(|held| now.saturating_duration_since(held.since) > STEADY) {
+                held.names_until = Some(now + NAMES_END);
+                promise.name = NAMES;
+            }
+        }
+    }
+
+    /// Makes the kernel forget. False: it could not be done in time.
+    pub(super) fn kernel_forgets(&self, inos: &HashSet<Ino>) -> bool {
+        let kernel = self.kernel.read().clone();
+        let inos: Vec<Ino> = inos.iter().copied().collect();
+        inos.is_empty() || kernel.is_none_or(|kernel| kernel.forget(&inos))
+    }
+}

@@ -1,0 +1,231 @@
+//! How this node gives a lease back: because another node asks for it, or to save memory.
+
+use std::time::{Duration, Instant};
+
+use base::Ino;
+
+use super::row::{Holder, Row};
+use super::state::Unit;
+use super::{Core, TURN};
+use crate::key::{Key, tags};
+use crate::store::{Commit, CommitError, Expect, StoreError, Value};
+
+/// A lease that this node has just got is kept until it was used, but no longer than this.
+const UNUSED: Duration = Duration::from_millis(50);
+/// A lease that is in use is kept for as long as it took to get it, within these bounds. So several
+/// operations share its cost.
+const BUSY: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(200)];
+/// It is no longer in use if no operation has come for this long.
+const QUIET: Duration = Duration::from_micros(500);
+/// How long changes may take to be written back for another node.
+const PATIENCE: Duration = Duration::from_secs(8);
+/// How often this node looks for what it no longer needs.
+const EVERY: Duration = Duration::from_secs(1);
+/// How often this node looks for wishes of nodes that cannot reach it.
+const WISHES: Duration = Duration::from_secs(3);
+/// How many rows are remembered: some 200 bytes each.
+const ROWS_MAX: usize = 400_000;
+
+impl Core {
+    /// See [`super::Leases::recall`].
+    pub(super) fn recall(&self, unit: Ino, seq: u64) -> Result<(), StoreError> {
+        let until = base::time::monotonic() + PATIENCE;
+        let mut state = self.state.lock();
+        loop {
+            if let Some(recalled) = state.wanted.get_mut(&unit) {
+                *recalled = (*recalled).max(seq);
+            }
+            let now = base::time::monotonic();
+            let pause = match state.units.get_mut(&unit) {
+                None => return Ok(()),
+                // The other node has seen an older row, and will see that.
+                Some(held) if held.seq > seq => return Ok(()),
+                Some(held) if held.leaving || held.busy => TURN,
+                Some(held) => match keeps_for(held, now) {
+                    Some(pause) => pause,
+                    None => break held.leaving = true,
+                },
+            };
+            if now > until {
+                return Err(StoreError::Unavailable("the lease is in use".to_owned()));
+            }
+            self.changed.wait_for(&mut state, pause);
+        }
+        drop(state);
+        self.stop_using(unit, until)?;
+        self.forget(unit);
+        Ok(())
+    }
+
+    /// Stops using a lease that is marked as leaving: writes back, and makes the kernel forget.
+    fn stop_using(&self, unit: Ino, until: Instant) -> Result<(), StoreError> {
+        let (batch, names) = {
+            let mut state = self.state.lock();
+            state.recalls += 1;
+            let Some(held) = state.units.get(&unit) else { return Ok(()) };
+            (held.batch, held.names_until)
+        };
+        let done = self.drain(batch, until).and_then(|()| {
+            // Replies that permit the kernel to keep something have been sent by now.
+            drop(self.replies.write());
+            let told = self.state.lock().units.get(&unit).map(|held| held.told.clone());
+            let why = "this node's kernel does not give up the lease yet";
+            let forgets = self.kernel_forgets(&told.unwrap_or_default());
+            forgets.then_some(()).ok_or_else(|| StoreError::Unavailable(why.to_owned()))
+        });
+        if done.is_err() {
+            // It is used again.
+            let mut state = self.state.lock();
+            state.units.get_mut(&unit).into_iter().for_each(|held| held.leaving = false);
+            self.changed.notify_all();
+            return done;
+        }
+        if let Some(left) = names.map(|names| names.saturating_duration_since(base::time::monotonic())) {
+            std::thread::sleep(left);
+        }
+        Ok(())
+    }
+
+    fn forget(&self, unit: Ino) {
+        self.state.lock().forget(unit);
+        self.changed.notify_all();
+    }
+
+    /// Gives back the leases that other nodes want and cannot ask for, because the way between them is cut.
+    fn grant_wishes(&self) -> Result<(), StoreError> {
+        for (key, _) in self.inner.scan(&Key::kind(tags::WISH), usize::MAX)? {
+            let unit = Ino(key.number().unwrap_or_default());
+            let row = self.inner.get(&Key::lease(unit))?;
+            let held = {
+                let mut state = self.state.lock();
+                if state.wanted.contains_key(&unit) {
+                    continue;
+                }
+                match state.units.get_mut(&unit) {
+                    Some(held) if held.leaving || held.busy => continue,
+                    Some(held) => {
+                        held.leaving = true;
+                        true
+                    }
+                    None => false,
+                }
+            };
+            let is_given = if held { self.give_up(unit) } else { self.leave_row(unit, row, false)? };
+            if is_given {
+                // The node that wishes it still says so again.
+                self.change(Commit { dels: vec![key], ..Commit::default() })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes this node from a lease row, which was seen as `row`. `tries`: also from a later one. Returns
+    /// whether the row named this node and does not any more.
+    fn leave_row(&self, unit: Ino, mut row: Option<Value>, tries: bool) -> Result<bool, StoreError> {
+        let Some(me) = self.nodes.me() else { return Ok(false) };
+        loop {
+            let Some(seen) = row.as_deref().and_then(Row::decode) else { return Ok(false) };
+            let holders: Vec<Holder> =
+                seen.holders.iter().filter(|holder| holder.node != me.node).copied().collect();
+            if holders.len() == seen.holders.len() {
+                return Ok(false);
+            }
+            let checks = vec![(Key::lease(unit), Expect::Is(row.unwrap_or_default()))];
+            let mut commit = Commit { checks, ..Commit::default() };
+            if holders.is_empty() {
+                commit.dels.push(Key::lease(unit));
+            } else {
+                let rest = Row { mode: seen.mode, seq: Row::next_seq(Some(&seen)), holders };
+                commit.puts.push((Key::lease(unit), rest.encode()));
+            }
+            match self.inner.commit(commit) {
+                Ok(()) => return Ok(true),
+                Err(CommitError::Conflict { .. }) if !tries => return Ok(false),
+                Err(CommitError::Conflict { rows, .. }) => {
+                    row = rows.into_iter().next().and_then(|(_, row)| row)
+                }
+                Err(CommitError::Store(error)) => return Err(error),
+            }
+        }
+    }
+
+    /// A commit that checks nothing.
+    pub(super) fn change(&self, commit: Commit) -> Result<(), StoreError> {
+        match self.inner.commit(commit) {
+            Ok(()) | Err(CommitError::Conflict { .. }) => Ok(()),
+            Err(CommitError::Store(error)) => Err(error),
+        }
+    }
+
+    /// The thread that gives back leases that are no longer needed, or take too much memory.
+    pub(super) fn tidy(&self) {
+        let mut looked = base::time::monotonic();
+        loop {
+            let mut state = self.state.lock();
+            if !state.stopping {
+                self.changed.wait_for(&mut state, EVERY);
+            }
+            if state.stopping {
+                return;
+            }
+            let mut leaving = Vec::new();
+            for unit in std::mem::take(&mut state.dead) {
+                if let Some(held) = state.units.get_mut(&unit).filter(|held| !held.leaving && !held.busy) {
+                    held.leaving = true;
+                    leaving.push(unit);
+                }
+            }
+            let mut rows: usize = state.units.values().map(|unit| unit.rows.len() + 1).sum();
+            let mut units: Vec<(Instant, Ino, usize)> = match rows > ROWS_MAX {
+                true => {
+                    state.units.iter().map(|(ino, unit)| (unit.last, *ino, unit.rows.len() + 1)).collect()
+                }
+                false => Vec::new(),
+            };
+            units.sort_unstable();
+            for (_, ino, has) in units {
+                if rows <= ROWS_MAX / 4 * 3 {
+                    break;
+                }
+                if let Some(held) = state.units.get_mut(&ino).filter(|held| !held.leaving && !held.busy) {
+                    held.leaving = true;
+                    leaving.push(ino);
+                    rows -= has;
+                }
+            }
+            drop(state);
+            leaving.into_iter().for_each(|unit| _ = self.give_up(unit));
+            let now = base::time::monotonic();
+            if self.term.lasts() && now.saturating_duration_since(looked) > WISHES {
+                looked = now;
+                // If the database cannot be asked, there is another time.
+                let _ = self.grant_wishes();
+            }
+            std::thread::sleep(EVERY / 10);
+        }
+    }
+
+    /// Gives a lease back that nobody asked for, with its row. Call it when it is marked as leaving. Returns
+    /// whether it was given back.
+    fn give_up(&self, unit: Ino) -> bool {
+        if self.stop_using(unit, base::time::monotonic() + PATIENCE).is_err() {
+            return false;
+        }
+        let lease = self.state.lock().units.get(&unit).map(|held| held.lease.clone());
+        // If the row stays, the next node asks this one, which has it no longer.
+        let is_given = self.leave_row(unit, lease, true).unwrap_or(false);
+        self.forget(unit);
+        is_given
+    }
+}
+
+/// How long this node keeps a lease although another one wants it.
+fn keeps_for(held: &Unit, now: Instant) -> Option<Duration> {
+    let age = now.saturating_duration_since(held.since);
+    let quiet = now.saturating_duration_since(held.last);
+    if !held.used && age < UNUSED {
+        return Some(Duration::from_millis(1));
+    }
+    let busy = held.cost.clamp(BUSY[0], BUSY[1]);
+    (held.used && age < busy && quiet < QUIET).then_some(QUIET)
+}

@@ -1,0 +1,354 @@
+//! What this node remembers under its leases.
+//!
+//! A [`Unit`] is what one lease covers: a directory (its own rows, its names, and the rows of those of its
+//! children that are no directories and have one name), or, for every other inode, that inode alone. The
+//! record of an inode says which unit it belongs to ([`home_of`]). So its rows are trusted only if its record
+//! was read under the lease of that unit, and says so.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use base::Ino;
+use hashbrown::{HashMap, HashSet};
+
+use super::queue::Queue;
+use super::row::Mode;
+use crate::key::{Key, KeyRange, tags};
+use crate::record::{Dentry, InodeRecord, mode};
+use crate::store::{Rows, Value};
+
+/// Guesses of one generation.
+const HINTS: usize = 1 << 16;
+
+/// What is missing for an answer from memory.
+#[derive(Debug)]
+pub(super) enum Need {
+    /// A lease.
+    Lease(Ino, Mode),
+    /// Another thread is about to change the unit: look again when it has.
+    Turn,
+    /// Which units these inodes belong to.
+    Homes(Vec<Ino>),
+    /// Rows of a unit.
+    Rows(Ino, Vec<Key>),
+    /// All rows of an inode of a unit.
+    Whole(Ino, Ino),
+    /// These rows are not remembered: ask the engine, under the leases of these units.
+    Engine(Vec<Ino>),
+}
+
+/// A lease that this node has, and what it remembers under it.
+pub(super) struct Unit {
+    pub mode: Mode,
+    pub seq: u64,
+    /// The lease row.
+    pub lease: Value,
+    /// Rows that were read or written. `None`: it is absent.
+    pub rows: BTreeMap<Key, Option<Value>>,
+    /// All names of the directory are in `rows`.
+    pub has_names: bool,
+    /// The lease is being given back.
+    pub leaving: bool,
+    /// A commit to the engine is under way.
+    pub busy: bool,
+    /// When this node got the lease.
+    pub since: Instant,
+    /// How long it took to get it.
+    pub cost: Duration,
+    /// An operation has used it.
+    pub used: bool,
+    /// When an operation used it last.
+    pub last: Instant,
+    /// The last batch that holds a change of it.
+    pub batch: u64,
+    /// Inodes whose attributes the kernel may keep.
+    pub told: HashSet<Ino>,
+    /// Until when the kernel may keep names of the directory.
+    pub names_until: Option<Instant>,
+}
+
+impl Unit {
+    pub fn new(mode: Mode, seq: u64, lease: Value) -> Unit {
+        let now = base::time::monotonic();
+        Unit {
+            mode,
+            seq,
+            lease,
+            rows: BTreeMap::new(),
+            has_names: false,
+            leaving: false,
+            busy: false,
+            since: now,
+            cost: Duration::ZERO,
+            used: false,
+            last: now,
+            batch: 0,
+            told: HashSet::new(),
+            names_until: None,
+        }
+    }
+}
+
+/// Where an inode's rows are remembered.
+#[derive(Clone, Copy)]
+pub(super) struct Home {
+    pub unit: Ino,
+    /// Rows that are not remembered are absent.
+    pub whole: bool,
+    /// There are too many rows to remember all of them.
+    pub large: bool,
+}
+
+/// The unit of an inode. `None`: there is no such inode, or it is a directory without a name.
+pub(super) fn home_of(ino: Ino, record: Option<&InodeRecord>) -> Ino {
+    match record {
+        Some(record) if !record.is_dir() && record.parent != Ino(0) => record.parent,
+        _ => ino,
+    }
+}
+
+/// Everything that is remembered.
+#[derive(Default)]
+pub(super) struct State {
+    pub units: HashMap<Ino, Unit>,
+    pub homes: HashMap<Ino, Home>,
+    hints: [HashMap<Ino, Ino>; 2],
+    /// Leases that are being asked for, with the highest `seq` that was recalled meanwhile.
+    pub wanted: HashMap<Ino, u64>,
+    /// Leases that could not be had, with the moment and the reason. Threads that waited for them fail too.
+    pub failed: HashMap<Ino, (Instant, String)>,
+    /// Units of inodes that are no more: their lease rows are to be removed.
+    pub dead: Vec<Ino>,
+    pub queue: Queue,
+    /// How many sessions have ended.
+    pub sessions: u64,
+    /// How many leases were recalled.
+    pub recalls: u64,
+    /// Inodes whose acknowledged changes were lost with a session.
+    pub lost: HashSet<Ino>,
+    pub stopping: bool,
+}
+
+impl State {
+    /// Guesses which unit an inode belongs to.
+    pub fn hint(&mut self, ino: Ino, unit: Ino) {
+        if self.hints[0].len() >= HINTS {
+            self.hints[1] = std::mem::take(&mut self.hints[0]);
+        }
+        self.hints[0].insert(ino, unit);
+    }
+
+    /// The same from a name.
+    pub fn hint_name(&mut self, parent: Ino, value: &[u8]) {
+        if let Ok(dentry) = Dentry::decode(value)
+            && !self.homes.contains_key(&dentry.ino)
+            && self.hinted(dentry.ino).is_none()
+        {
+            self.hint(dentry.ino, if dentry.is_dir() { dentry.ino } else { parent });
+        }
+    }
+
+    fn hinted(&self, ino: Ino) -> Option<Ino> {
+        self.hints.iter().find_map(|hints| hints.get(&ino)).copied()
+    }
+
+    /// The unit that an inode belongs to, as far as is known.
+    pub fn home(&self, ino: Ino) -> Result<Ino, Need> {
+        self.homes
+            .get(&ino)
+            .map(|home| home.unit)
+            .or_else(|| self.hinted(ino))
+            .ok_or_else(|| Need::Homes(vec![ino]))
+    }
+
+    /// The unit that a row belongs to. `None`: leases do not cover it.
+    pub fn unit_of(&self, key: &Key) -> Result<Option<Ino>, Need> {
+        let Some(number) = key.number() else { return Ok(None) };
+        match key.tag() {
+            tags::DENTRY => Ok(Some(Ino(number))),
+            tags::DIR_CHANGED | tags::SUBDIRS => Ok(Some(self.home(Ino(number)).unwrap_or(Ino(number)))),
+            tags::INODE | tags::EXTENTS | tags::INLINE | tags::XATTR | tags::ORPHAN => {
+                self.home(Ino(number)).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// A unit whose lease permits this.
+    pub fn held(&mut self, unit: Ino, mode: Mode) -> Result<&mut Unit, Need> {
+        match self.units.get_mut(&unit) {
+            Some(held) if held.leaving || held.busy => Err(Need::Turn),
+            Some(held) if held.mode >= mode => {
+                (held.used, held.last) = (true, base::time::monotonic());
+                Ok(held)
+            }
+            _ => Err(Need::Lease(unit, mode)),
+        }
+    }
+
+    /// A row that leases cover.
+    pub fn value(&mut self, key: &Key) -> Result<Option<Value>, Need> {
+        let Some(unit) = self.unit_of(key)? else { return Err(Need::Engine(Vec::new())) };
+        let held = self.held(unit, Mode::Read)?;
+        if let Some(value) = held.rows.get(key) {
+            return Ok(value.clone());
+        }
+        if key.tag() == tags::DENTRY && held.has_names {
+            return Ok(None);
+        }
+        if key.tag() != tags::DENTRY && key.tag() != tags::INODE && self.is_absent(unit, key)? {
+            return Ok(None);
+        }
+        Err(Need::Rows(unit, vec![key.clone()]))
+    }
+
+    /// Several rows. What is missing for them is asked for together.
+    pub fn values(&mut self, keys: &[Key]) -> Result<Vec<Option<Value>>, Need> {
+        let (mut values, mut need) = (Vec::with_capacity(keys.len()), None);
+        for key in keys {
+            match (self.value(key), &mut need) {
+                (Ok(value), _) => values.push(value),
+                (Err(first), None) => need = Some(first),
+                (Err(Need::Rows(unit, rows)), Some(Need::Rows(other, all))) if unit == *other => {
+                    all.extend(rows.into_iter().filter(|key| !all.contains(key)).collect::<Vec<_>>());
+                }
+                (Err(Need::Homes(inos)), Some(Need::Homes(all))) => all.extend(inos),
+                (Err(_), Some(_)) => {}
+            }
+        }
+        need.map_or(Ok(values), Err)
+    }
+
+    /// Whether a row that is not remembered is known to be absent, by what the inode's record says.
+    fn is_absent(&self, unit: Ino, key: &Key) -> Result<bool, Need> {
+        let ino = Ino(key.number().unwrap_or_default());
+        let inode = Key::inode(ino);
+        let Some(home) = self.homes.get(&ino).filter(|home| home.unit == unit) else {
+            // Without the record it is not known whether the inode belongs to this unit.
+            return Err(Need::Rows(unit, vec![inode]));
+        };
+        if home.whole {
+            return Ok(true);
+        }
+        let row = self.units.get(&unit).and_then(|unit| unit.rows.get(&inode)).cloned().flatten();
+        let Some(record) = row.and_then(|row| InodeRecord::decode(&row).ok()) else { return Ok(false) };
+        Ok(match key.tag() {
+            tags::EXTENTS => !record.is_file() || record.stored == 0 || record.has(InodeRecord::INLINE),
+            tags::INLINE => !record.has(InodeRecord::INLINE) && record.kind() != mode::S_IFLNK,
+            tags::XATTR => !record.has(InodeRecord::HAS_XATTRS),
+            tags::ORPHAN => record.is_dir() || record.nlink > 0,
+            tags::DIR_CHANGED | tags::SUBDIRS => !record.is_dir(),
+            _ => false,
+        })
+    }
+
+    /// At most `limit` rows of a range.
+    pub fn range(&mut self, range: &KeyRange, limit: usize) -> Result<Rows, Need> {
+        let Some((tag, ino)) = one_inode(range) else { return Err(Need::Engine(Vec::new())) };
+        let unit = match tag {
+            tags::DENTRY => {
+                let held = self.held(ino, Mode::Read)?;
+                if !held.has_names {
+                    return Err(Need::Engine(vec![ino]));
+                }
+                ino
+            }
+            tags::EXTENTS | tags::XATTR => {
+                let unit = self.home(ino)?;
+                self.held(unit, Mode::Read)?;
+                if !self.is_absent(unit, &range.start)? {
+                    let large = self.homes.get(&ino).is_some_and(|home| home.large);
+                    return Err(if large { Need::Engine(vec![unit]) } else { Need::Whole(unit, ino) });
+                }
+                unit
+            }
+            _ => return Err(Need::Engine(Vec::new())),
+        };
+        let rows = &self.units.get(&unit).ok_or(Need::Turn)?.rows;
+        let there = rows.range(range.start.clone()..range.end.clone());
+        let found = there.filter_map(|(key, value)| Some((key.clone(), value.clone()?)));
+        let found: Rows = found.take(limit).collect();
+        if tag == tags::DENTRY {
+            found.iter().for_each(|(_, value)| self.hint_name(ino, value));
+        }
+        Ok(found)
+    }
+
+    /// Remembers a row that was read under the lease of a unit. A row of an inode that belongs to another
+    /// unit is not remembered.
+    pub fn install(&mut self, unit: Ino, key: Key, value: Option<Value>) {
+        if key.tag() == tags::INODE {
+            let ino = Ino(key.number().unwrap_or_default());
+            if self.homes.get(&ino).is_some_and(|home| home.unit != unit) {
+                // It is in another unit of this node, and the engine may not know it yet.
+                return;
+            }
+            let record = value.as_deref().map(InodeRecord::decode).and_then(Result::ok);
+            let home = home_of(ino, record.as_ref());
+            if home != unit {
+                self.hint(ino, home);
+                return;
+            }
+            self.homes.entry(ino).or_insert(Home { unit, whole: false, large: false }).unit = unit;
+        }
+        let Some(held) = self.units.get_mut(&unit) else { return };
+        // What was written here since is newer.
+        held.rows.entry(key).or_insert(value);
+    }
+
+    /// Forgets a unit.
+    pub fn forget(&mut self, unit: Ino) -> Option<Unit> {
+        let held = self.units.remove(&unit)?;
+        for key in held.rows.keys().filter(|key| key.tag() == tags::INODE) {
+            let ino = Ino(key.number().unwrap_or_default());
+            if self.homes.get(&ino).is_some_and(|home| home.unit == unit) {
+                self.homes.remove(&ino);
+                self.hint(ino, unit);
+            }
+        }
+        Some(held)
+    }
+
+    /// Forgets everything: the session has ended.
+    pub fn forget_all(&mut self) {
+        self.sessions += 1;
+        self.recalls += 1;
+        self.units.clear();
+        self.homes.clear();
+        self.hints = Default::default();
+    }
+}
+
+/// The kind of row and the inode, if a range covers rows of one inode only.
+fn one_inode(range: &KeyRange) -> Option<(u8, Ino)> {
+    let (tag, first, last) = (range.start.tag(), range.start.number()?, range.end.number()?);
+    let ends_there = last == first || last == first.checked_add(1)? && range.end.as_bytes().len() == 9;
+    (range.end.tag() == tag && ends_there).then_some((tag, Ino(first)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_of_one_inode_is_recognised() {
+        let ino = Ino(7);
+        for (range, of) in [
+            (Key::dentries(ino, 0), Some((tags::DENTRY, ino))),
+            (Key::dentries(ino, 99), Some((tags::DENTRY, ino))),
+            (
+                KeyRange { start: Key::dentries(ino, 5).start, end: Key::dentries(ino, 6).start },
+                Some((tags::DENTRY, ino)),
+            ),
+            (Key::xattrs(ino), Some((tags::XATTR, ino))),
+            (Key::extents_from(ino, 3), Some((tags::EXTENTS, ino))),
+            (Key::all_extents_from(ino, 3), None),
+            (Key::orphans(), None),
+            (Key::kind(tags::VOLUME), None),
+        ] {
+            assert_eq!(one_inode(&range), of, "{range:?}");
+        }
+        let two = KeyRange { start: Key::dentries(ino, 0).start, end: Key::dentries(Ino(8), 5).start };
+        assert_eq!(one_inode(&two), None);
+    }
+}

@@ -1,0 +1,459 @@
+//! Leases: several nodes over one engine behave as one, whatever is in memory, on its way, lost or late.
+
+extern crate covey_meta as meta;
+
+mod support;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use base::{Ino, Timestamp};
+use meta::engine::Memory;
+use meta::key::{KeyRange, tags};
+use meta::lease::{Holder, KernelCache, Leases, Nodes, Promise};
+use meta::plan::op::{Make, RenameMode, SetAttrs};
+use meta::plan::{Ctx, Op, Refusal};
+use meta::record::mode;
+use meta::shared::Term;
+use meta::store::{CommitError, Rows, StoreError};
+use meta::{Commit, Key, MetaStore, Names, NamesError, Value};
+use parking_lot::Mutex;
+use support::script::{Script, all, check};
+
+/// An engine that counts round trips, and may lose answers or be away.
+#[derive(Default)]
+struct Far {
+    memory: Memory,
+    trips: AtomicU64,
+    away: AtomicBool,
+    /// Every so many commits the answer is lost after the commit was applied.
+    lose: AtomicU64,
+    commits: AtomicU64,
+}
+
+fn unavailable() -> StoreError {
+    StoreError::Unavailable("it is away".to_owned())
+}
+
+impl Far {
+    fn one(&self) -> Result<&Memory, StoreError> {
+        self.trips.fetch_add(1, Ordering::SeqCst);
+        if self.away.load(Ordering::SeqCst) { Err(unavailable()) } else { Ok(&self.memory) }
+    }
+}
+
+impl MetaStore for Far {
+    fn get(&self, key: &Key) -> Result<Option<Value>, StoreError> {
+        self.one()?.get(key)
+    }
+
+    fn is_at_hand(&self, _: &Key) -> bool {
+        false
+    }
+
+    fn get_many(&self, keys: &[Key]) -> Result<Vec<Option<Value>>, StoreError> {
+        self.one()?.get_many(keys)
+    }
+
+    fn scan(&self, range: &KeyRange, limit: usize) -> Result<Rows, StoreError> {
+        self.one()?.scan(range, limit)
+    }
+
+    fn commit(&self, commit: Commit) -> Result<(), CommitError> {
+        let is_batch = commit.puts.iter().any(|(key, _)| key.tag() == tags::BATCH);
+        self.one()?.commit(commit)?;
+        let number = self.commits.fetch_add(1, Ordering::SeqCst);
+        match self.lose.load(Ordering::SeqCst) {
+            every if every > 0 && number.is_multiple_of(every) && is_batch => Err(unavailable().into()),
+            _ => Ok(()),
+        }
+    }
+
+    fn flush(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+}
+
+/// The nodes of a volume, which reach one another directly.
+#[derive(Default)]
+struct Fleet {
+    leases: Mutex<Vec<Weak<Leases>>>,
+    epochs: Mutex<Vec<u64>>,
+    alive: Mutex<Vec<Holder>>,
+    deaf: Mutex<Vec<u32>>,
+    recalls: AtomicU64,
+}
+
+struct Place(Arc<Fleet>, u32);
+
+impl Nodes for Place {
+    fn me(&self) -> Option<Holder> {
+        Some(Holder { node: self.1, epoch: self.0.epochs.lock()[self.1 as usize] })
+    }
+
+    fn alive(&self) -> Result<Vec<Holder>, StoreError> {
+        Ok(self.0.alive.lock().clone())
+    }
+
+    fn recall(&self, node: u32, unit: Ino, seq: u64) -> Result<(), String> {
+        self.0.recalls.fetch_add(1, Ordering::SeqCst);
+        if self.0.deaf.lock().contains(&node) {
+            return Err("it does not answer".to_owned());
+        }
+        let other = self.0.leases.lock().get(node as usize).and_then(Weak::upgrade);
+        other.ok_or("it is gone")?.recall(unit, seq).map_err(|error| error.to_string())
+    }
+
+    fn report(&self, line: &str) {
+        println!("{line}");
+    }
+}
+
+struct World {
+    engine: Arc<Far>,
+    fleet: Arc<Fleet>,
+    leases: Vec<Arc<Leases>>,
+    terms: Vec<Arc<Term>>,
+}
+
+const LONG: Duration = Duration::from_secs(3600);
+
+impl World {
+    fn new(nodes: u32) -> World {
+        let (engine, fleet) = (Arc::new(Far::default()), Arc::new(Fleet::default()));
+        let (mut leases, mut terms) = (Vec::new(), Vec::new());
+        for node in 0..nodes {
+            let term = Arc::new(Term::default());
+            term.extend(base::time::monotonic(), LONG);
+            fleet.epochs.lock().push(1);
+            fleet.alive.lock().push(Holder { node, epoch: 1 });
+            let place = Arc::new(Place(fleet.clone(), node));
+            let one = Leases::start(engine.clone(), term.clone(), place).unwrap();
+            fleet.leases.lock().push(Arc::downgrade(&one));
+            leases.push(one);
+            terms.push(term);
+        }
+        World { engine, fleet, leases, terms }
+    }
+
+    fn formatted(nodes: u32) -> World {
+        let world = World::new(nodes);
+        let names = Names::new(world.engine.clone());
+        names.run(&Op::Format { rows: &[("format", vec![1])] }, &ctx()).unwrap();
+        world
+    }
+
+    fn names(&self, node: usize) -> Names {
+        Names::far(self.leases[node].clone())
+    }
+
+    /// The rows that an exclusive volume has too.
+    fn rows(&self) -> Vec<(Key, Value)> {
+        self.leases.iter().for_each(|leases| leases.flush().unwrap());
+        let mut rows = all(&self.engine.memory);
+        rows.retain(|(key, _)| !matches!(key.tag(), tags::LEASE | tags::BATCH | tags::WISH));
+        rows
+    }
+
+    /// Node `number` dies: it answers nothing, and its session has ended.
+    fn end(&self, node: u32) {
+        self.terms[node as usize].end();
+        self.fleet.deaf.lock().push(node);
+        self.fleet.alive.lock().retain(|holder| holder.node != node);
+    }
+
+    /// It joins again, under the next epoch.
+    fn again(&self, node: u32) {
+        self.leases[node as usize].session_ended();
+        self.fleet.epochs.lock()[node as usize] += 1;
+        let epoch = self.fleet.epochs.lock()[node as usize];
+        self.fleet.alive.lock().push(Holder { node, epoch });
+        self.fleet.deaf.lock().retain(|other| *other != node);
+        self.terms[node as usize].extend(base::time::monotonic(), LONG);
+    }
+}
+
+fn ctx() -> Ctx {
+    Ctx { now: Timestamp(1_000_000), uid: 0, gid: 0 }
+}
+
+fn make(names: &Names, parent: Ino, name: &str, ino: u64, kind: u32) -> Result<(), NamesError> {
+    let make = Make { ino: Ino(ino), mode: kind | 0o755, umask: 0, rdev: 0, target: b"" };
+    names.run(&Op::Create { parent, name: name.as_bytes(), make }, &ctx()).map(drop)
+}
+
+fn file(names: &Names, name: &str, ino: u64) {
+    make(names, Ino::ROOT, name, ino, mode::S_IFREG).unwrap();
+}
+
+fn is_there(names: &Names, name: &str) -> bool {
+    names.entry(Ino::ROOT, name.as_bytes()).unwrap().inode.is_some()
+}
+
+#[test]
+fn nodes_that_take_turns_leave_the_rows_of_one() {
+    for seed in 1..6 {
+        let alone = Arc::new(Memory::new());
+        let mut expected = Script::new(vec![Names::new(alone.clone())], seed);
+        expected.play();
+        for nodes in [1, 3] {
+            let world = World::new(nodes);
+            world.engine.lose.store(if seed % 2 == 0 { 3 } else { 0 }, Ordering::SeqCst);
+            let mut script = Script::new((0..nodes as usize).map(|node| world.names(node)).collect(), seed);
+            script.play();
+            let differs = script.refused.iter().zip(&expected.refused).position(|(one, other)| one != other);
+            assert_eq!(differs, None, "seed {seed}, {nodes} nodes");
+            let rows = world.rows();
+            assert_eq!(rows, all(&*alone), "seed {seed}, {nodes} nodes");
+            check(&world.engine.memory);
+        }
+    }
+}
+
+#[test]
+fn a_directory_that_one_node_uses_costs_no_round_trips() {
+    let world = World::formatted(2);
+    let names = world.names(0);
+    make(&names, Ino::ROOT, "dir", 2, mode::S_IFDIR).unwrap();
+    let before = world.engine.trips.load(Ordering::SeqCst);
+    for n in 0..1000 {
+        let name = format!("file {n}");
+        make(&names, Ino(2), &name, 10 + n, mode::S_IFREG).unwrap();
+        assert!(names.entry(Ino(2), name.as_bytes()).unwrap().inode.is_some());
+        assert!(names.entry(Ino(2), b"another").unwrap().inode.is_none());
+        names
+            .run(
+                &Op::SetAttr { ino: Ino(10 + n), set: SetAttrs { perm: Some(0o600), ..SetAttrs::default() } },
+                &ctx(),
+            )
+            .unwrap();
+    }
+    assert_eq!(names.readdir(Ino(2), 0, 5000).unwrap().len(), 1000);
+    let trips = world.engine.trips.load(Ordering::SeqCst) - before;
+    assert!(trips < 60, "{trips} round trips, which only batches take");
+    assert_eq!(world.names(1).readdir(Ino(2), 0, 5000).unwrap().len(), 1000);
+}
+
+#[test]
+fn readers_share_a_lease() {
+    let world = World::formatted(3);
+    file(&world.names(0), "a", 2);
+    (0..3).for_each(|node| assert!(is_there(&world.names(node), "a")));
+    (0..3).for_each(|node| assert!(is_there(&world.names(node), "a")));
+    let (trips, recalls) =
+        (world.engine.trips.load(Ordering::SeqCst), world.fleet.recalls.load(Ordering::SeqCst));
+    for _ in 0..100 {
+        (0..3).for_each(|node| assert!(is_there(&world.names(node), "a")));
+    }
+    assert_eq!(world.engine.trips.load(Ordering::SeqCst), trips, "all answer from memory");
+    assert_eq!(world.fleet.recalls.load(Ordering::SeqCst), recalls);
+    world.names(1).run(&Op::Unlink { parent: Ino::ROOT, name: b"a" }, &ctx()).unwrap();
+    (0..3).for_each(|node| assert!(!is_there(&world.names(node), "a"), "node {node}"));
+}
+
+/// Each name is made by one node only, and every node sees at once what another one has done.
+#[test]
+fn names_are_made_once_and_seen_at_once() {
+    let world = Arc::new(World::formatted(3));
+    let (next, made) = (Arc::new(AtomicU64::new(2)), Arc::new(AtomicU64::new(0)));
+    std::thread::scope(|scope| {
+        for node in 0..6 {
+            let (world, next, made) = (world.clone(), next.clone(), made.clone());
+            scope.spawn(move || {
+                let names = world.names(node % 3);
+                for n in 0..60 {
+                    let ino = next.fetch_add(1, Ordering::SeqCst);
+                    let name = format!("{n}");
+                    match make(&names, Ino::ROOT, &name, ino, mode::S_IFREG) {
+                        Ok(()) => _ = made.fetch_add(1, Ordering::SeqCst),
+                        Err(NamesError::Refused(Refusal::Exists)) => {}
+                        Err(error) => panic!("{error}"),
+                    }
+                    assert!(is_there(&names, &name));
+                    assert!(is_there(&world.names((node + 1) % 3), &name));
+                }
+            });
+        }
+    });
+    assert_eq!(made.load(Ordering::SeqCst), 60);
+    world.rows();
+    check(&world.engine.memory);
+}
+
+/// Directories are moved and files are moved between them by all nodes at once.
+#[test]
+fn moves_between_units_lose_nothing() {
+    let world = Arc::new(World::formatted(3));
+    let first = world.names(0);
+    for n in 0..4u64 {
+        make(&first, Ino::ROOT, &format!("dir {n}"), 10 + n, mode::S_IFDIR).unwrap();
+        make(&first, Ino(10 + n), &format!("file {n}"), 20 + n, mode::S_IFREG).unwrap();
+    }
+    std::thread::scope(|scope| {
+        for node in 0..3u64 {
+            let world = world.clone();
+            scope.spawn(move || {
+                let names = world.names(node as usize);
+                let mut dice = support::Dice(node + 7);
+                for _ in 0..150 {
+                    let (parent, to) = (Ino(10 + dice.below(4)), Ino(10 + dice.below(4)));
+                    let name = format!("file {}", dice.below(4));
+                    let (name, mode) = (name.as_bytes(), RenameMode::NoReplace);
+                    let op = match dice.below(3) {
+                        0 => Op::Link { ino: Ino(20 + dice.below(4)), parent: to, name },
+                        1 => Op::Unlink { parent, name },
+                        _ => Op::Rename { parent, name, to, to_name: name, mode },
+                    };
+                    match names.run(&op, &ctx()) {
+                        Ok(_) | Err(NamesError::Refused(_)) => {}
+                        Err(error) => panic!("{op:?}: {error}"),
+                    }
+                }
+            });
+        }
+    });
+    world.rows();
+    check(&world.engine.memory);
+}
+
+#[test]
+fn the_lease_of_a_dead_node_is_taken_over() {
+    let world = World::formatted(2);
+    file(&world.names(0), "kept", 2);
+    world.leases[0].flush().unwrap();
+    world.engine.away.store(true, Ordering::SeqCst);
+    file(&world.names(0), "lost", 3);
+    world.end(0);
+    world.engine.away.store(false, Ordering::SeqCst);
+    let other = world.names(1);
+    assert!(is_there(&other, "kept"));
+    file(&other, "lost", 4);
+    world.again(0);
+    let names = world.names(0);
+    assert_eq!(names.entry(Ino::ROOT, b"lost").unwrap().inode.unwrap().0, Ino(4));
+    world.rows();
+    check(&world.engine.memory);
+}
+
+/// A batch that is late: its node was stopped, and another one has its lease by now.
+#[test]
+fn regression_a_late_batch_changes_nothing() {
+    let world = World::formatted(2);
+    file(&world.names(0), "kept", 2);
+    world.leases[0].flush().unwrap();
+    world.engine.away.store(true, Ordering::SeqCst);
+    file(&world.names(0), "late", 3);
+    // The batch is not fenced by its epoch here: the lease row alone must stop it.
+    world.fleet.deaf.lock().push(0);
+    world.fleet.alive.lock().clear();
+    world.engine.away.store(false, Ordering::SeqCst);
+    let other = world.names(1);
+    if !is_there(&other, "late") {
+        assert!(world.leases[0].flush().is_err() || !is_there(&other, "late"));
+        assert!(!is_there(&other, "late"));
+        assert!(world.leases[0].take_lost(Ino(3)), "fsync of the file must fail");
+        assert!(!world.leases[0].take_lost(Ino(3)), "once");
+    }
+}
+
+#[test]
+fn nothing_is_answered_after_the_term() {
+    let world = World::formatted(1);
+    file(&world.names(0), "a", 2);
+    assert!(is_there(&world.names(0), "a"));
+    world.terms[0].end();
+    assert!(matches!(world.names(0).entry(Ino::ROOT, b"a"), Err(StoreError::Fenced(_))));
+    let failed = make(&world.names(0), Ino::ROOT, "b", 3, mode::S_IFREG);
+    assert!(matches!(failed, Err(NamesError::Store(StoreError::Fenced(_)))));
+    assert!(!world.leases[0].is_at_hand(&Key::inode(Ino::ROOT)));
+}
+
+/// The way between two nodes is cut, and both reach the engine.
+#[test]
+fn a_holder_that_cannot_be_asked_hears_by_the_engine() {
+    let world = World::formatted(2);
+    file(&world.names(0), "a", 2);
+    world.fleet.deaf.lock().push(0);
+    let other = world.names(1);
+    assert!(is_there(&other, "a"));
+    file(&other, "b", 3);
+    assert!(is_there(&world.names(0), "b"), "the other direction works");
+    world.rows();
+    let wishes = world.engine.memory.scan(&Key::kind(tags::WISH), 9).unwrap();
+    assert!(wishes.is_empty(), "{wishes:?}");
+}
+
+/// What takes too much memory, or is no more, leaves no lease row.
+#[test]
+fn a_removed_directory_leaves_no_lease_row() {
+    let world = World::formatted(1);
+    let names = world.names(0);
+    make(&names, Ino::ROOT, "dir", 2, mode::S_IFDIR).unwrap();
+    world.leases[0].flush().unwrap();
+    let row = || world.engine.memory.get(&Key::lease(Ino(2))).unwrap();
+    assert!(row().is_some());
+    names.run(&Op::Rmdir { parent: Ino::ROOT, name: b"dir" }, &ctx()).unwrap();
+    world.leases[0].flush().unwrap();
+    names.run(&Op::ReapShared { ino: Ino(2) }, &ctx()).unwrap();
+    let end = base::time::monotonic() + Duration::from_secs(20);
+    while row().is_some() {
+        assert!(base::time::monotonic() < end, "the row stays");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// While the engine is away, little is acknowledged that is not stored.
+#[test]
+fn an_outage_stops_changes_before_they_are_many() {
+    let world = World::formatted(1);
+    let names = world.names(0);
+    file(&names, "first", 2);
+    world.leases[0].flush().unwrap();
+    world.engine.away.store(true, Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            for n in 0..5000 {
+                file(&names, &format!("{n}"), 10 + n);
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        std::thread::sleep(Duration::from_millis(1500));
+        assert!(!waiting.is_finished());
+        world.engine.away.store(false, Ordering::SeqCst);
+        waiting.join().unwrap();
+    });
+    assert_eq!(world.rows().iter().filter(|(key, _)| key.tag() == tags::DENTRY).count(), 5001);
+}
+
+#[derive(Default)]
+struct Kernel(Mutex<Vec<Ino>>);
+
+impl KernelCache for Kernel {
+    fn forget(&self, inos: &[Ino]) -> bool {
+        self.0.lock().extend(inos);
+        true
+    }
+}
+
+#[test]
+fn the_kernel_forgets_before_another_node_changes() {
+    let world = World::formatted(2);
+    let kernel = Arc::new(Kernel::default());
+    world.leases[0].serve(kernel.clone());
+    file(&world.names(0), "a", 2);
+    world.leases[0].flush().unwrap();
+    assert!(is_there(&world.names(0), "a"));
+    let told = |mark| {
+        let mut promises = [Promise::of(Ino(2), Ino::ROOT)];
+        world.leases[0].deliver(mark, &mut promises, |_| {});
+        promises[0].attributes
+    };
+    let mark = world.leases[0].mark();
+    assert!(told(mark) > Duration::from_secs(1));
+    let chmod = SetAttrs { perm: Some(0o600), ..SetAttrs::default() };
+    world.names(1).run(&Op::SetAttr { ino: Ino(2), set: chmod }, &ctx()).unwrap();
+    assert_eq!(*kernel.0.lock(), [Ino(2)]);
+    assert_eq!(told(mark), Duration::ZERO, "a reply that was read before the recall promises nothing");
+    assert_eq!(told(world.leases[0].mark()), Duration::ZERO, "the other node has the lease");
+}
