@@ -13,6 +13,7 @@
 
 mod pack;
 mod payload;
+mod recall;
 mod roll;
 #[cfg(test)]
 mod tests;
@@ -27,6 +28,7 @@ pub use payload::{
     decode_answers, decode_ask, decode_filled, decode_listed, decode_notes, encode_answers, encode_ask,
     encode_listed, encode_notes,
 };
+pub use recall::RecallAsk;
 pub(crate) use roll::ROLL_MAX;
 pub use roll::{decode_roll, encode_roll};
 
@@ -80,6 +82,8 @@ pub enum Type {
     Pack = 26,
     /// The bytes, or why there are none.
     PackPart = 27,
+    /// "Give back your lease on this."
+    Recall = 28,
     /// "Send me this."
     Get = 32,
     /// A blob's sums.
@@ -110,7 +114,7 @@ impl Type {
         use Type::*;
         let all = [
             Hello, Challenge, Proof, Welcome, Refuse, Ask, Answers, Notes, Done, List, Listed, Fill, Filled,
-            Members, Roll, Pack, PackPart, Get, Sums, Data, Error, Cancel, Suspect, Ping, Pong, Bye,
+            Members, Roll, Pack, PackPart, Recall, Get, Sums, Data, Error, Cancel, Suspect, Ping, Pong, Bye,
         ];
         let (mut table, mut at) = ([None; Type::Bye as usize + 1], 0);
         while at < all.len() {
@@ -130,7 +134,7 @@ impl Type {
             Type::Ask => 1024,
             Type::Answers => 1024,
             Type::Notes => 16 << 10,
-            Type::List | Type::Pack => 16,
+            Type::List | Type::Pack | Type::Recall => 16,
             Type::Listed | Type::Roll | Type::PackPart => SMALL_MAX,
             Type::Filled => 1,
             Type::Members => 16,

@@ -189,6 +189,7 @@ proptest! {
         let _ = decode_roll(&bytes);
         let _ = decode_filled(&bytes);
         let _ = ListAsk::decode(&bytes);
+        let _ = RecallAsk::decode(&bytes);
         let _ = Get::decode(&bytes);
         let _ = Texted::<ErrorKind>::decode(&bytes);
         let _ = Texted::<Refusal>::decode(&bytes);

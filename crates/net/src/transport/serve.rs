@@ -36,10 +36,10 @@ use super::flows::Flow;
 use super::job::Job;
 use super::link::Link;
 use super::outbox::Outbox;
-use super::service::{Content, Filled, Unfilled};
+use super::service::{Content, Filled, Service, Unfilled};
 use super::slice::{Slice, slice_end};
 use super::{Shared, suspicions};
-use crate::frame::{self, ErrorKind, Get, HEADER, Header, ListAsk, PackAsk, Texted, Type};
+use crate::frame::{self, ErrorKind, Get, HEADER, Header, ListAsk, PackAsk, RecallAsk, Texted, Type};
 use crate::frame::{PART, WITH_SUMS};
 use crate::hello::{Class, Other};
 use crate::id::NodeId;
@@ -257,7 +257,16 @@ impl Serving {
                 let ask = ListAsk::decode(payload).map_err(bad)?;
                 self.list(request, ask);
             }
-            Type::Pack => self.pack(request, PackAsk::decode(payload).map_err(bad)?),
+            Type::Pack => {
+                let ask = PackAsk::decode(payload).map_err(bad)?;
+                self.answer_slowly(request, Type::PackPart, move |service| Ok(service.pack(ask)?.encode()));
+            }
+            Type::Recall => {
+                let ask = RecallAsk::decode(payload).map_err(bad)?;
+                self.answer_slowly(request, Type::Done, move |service| {
+                    service.recall(ask).map(|()| Vec::new())
+                });
+            }
             Type::Fill => self.fill(request, payload)?,
             Type::Members => {
                 let after = <[u8; 16]>::try_from(payload)
@@ -310,15 +319,20 @@ impl Serving {
         });
     }
 
-    /// Reads bytes of a pack. A helper thread does it, because it waits for a disk.
-    fn pack(&mut self, request: u32, ask: PackAsk) {
+    /// Answers a request on a helper thread, because the answer may take long.
+    fn answer_slowly(
+        &mut self,
+        request: u32,
+        kind: Type,
+        work: impl FnOnce(&dyn Service) -> Result<Vec<u8>, String> + Send + 'static,
+    ) {
         let (finished, bell) = (Arc::clone(&self.finished), Arc::clone(&self.bell));
         let service = Arc::clone(&self.shared.service);
         self.slow_began();
         tokio::task::spawn_blocking(move || {
-            let part = service.pack(ask);
-            finished.lock().end(|frames| match part {
-                Ok(part) => frame::put(frames, Type::PackPart, request, &part.encode()),
+            let done = work(&*service);
+            finished.lock().end(|frames| match done {
+                Ok(payload) => frame::put(frames, kind, request, &payload),
                 Err(text) => {
                     let payload = Texted { kind: ErrorKind::Failed, text }.encode();
                     frame::put(frames, Type::Error, request, &payload);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use base::BlobId;
 
-use crate::frame::{PackAsk, PackPart};
+use crate::frame::{PackAsk, PackPart, RecallAsk};
 use crate::id::{NodeId, Seen};
 use crate::message::{Answer, Ask, Note};
 use crate::seam::Held;
@@ -96,9 +96,9 @@ pub enum CopyState {
 /// Called once, on any thread, with the result of [`Service::fill`].
 pub type Then = Box<dyn FnOnce(Result<Filled, Unfilled>) + Send>;
 
-/// What a node does for other nodes. All methods but [`Service::list`], [`Service::pack`] and
-/// [`Service::suspect`] are called on the threads that serve connections and must be quick: no waiting for a
-/// network, or for anything that may take longer than opening a file.
+/// What a node does for other nodes. All methods but [`Service::list`], [`Service::pack`],
+/// [`Service::recall`] and [`Service::suspect`] are called on the threads that serve connections and must be
+/// quick: no waiting for a network, or for anything that may take longer than opening a file.
 pub trait Service: Send + Sync {
     /// "Where do I get these?": one answer for each blob, in their order.
     fn ask(&self, from: NodeId, ask: Ask) -> Vec<Answer>;
@@ -135,6 +135,14 @@ pub trait Service: Send + Sync {
     /// The bytes cannot be read.
     fn pack(&self, _: PackAsk) -> Result<PackPart, String> {
         Ok(PackPart::Gone)
+    }
+
+    /// Gives back a lease. May take long. The error is a sentence.
+    ///
+    /// # Errors
+    /// This node cannot give it back now.
+    fn recall(&self, _: RecallAsk) -> Result<(), String> {
+        Ok(())
     }
 
     /// At most `most` blobs that are here and match the prefix. May take long.
