@@ -13,6 +13,7 @@
 //! expires: the filesystem can resume from it without any state.
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
 use base::{Ino, Timestamp};
 pub use blob::completion::{FetchTask, Start};
@@ -20,6 +21,7 @@ pub use blob::completion::{FetchTask, Start};
 use crate::errno::Errno;
 pub use crate::locks::{Lock, LockAnswer, LockKind, LockOwner, LockRange, LockStyle, LockWait, Locks};
 pub use crate::read_plan::ReadPlan;
+pub use meta::lease::{KernelCache, Leases, Promise};
 
 /// The result of every method.
 pub type Result<T> = std::result::Result<T, Errno>;
@@ -317,12 +319,28 @@ pub enum Coherence {
     Frozen,
     /// All changes come through this mount.
     Exclusive,
-    /// Other machines change the tree too. The kernel caches no names, attributes and listings. Written bytes
-    /// reach the filesystem before write(2) returns, or, if they were written through a shared mapping,
-    /// before close(2) returns. The kernel drops a file's pages at each open, and whenever a request shows
-    /// another size or modification time than before. So every change of contents must give the file a
-    /// modification time that it never had: two writes within one tick of the clock too.
+    /// Other machines change the tree too. The kernel caches no listings, and names and attributes only as
+    /// far as [`Filesystem::leases`] permits. Written bytes reach the filesystem before write(2) returns, or,
+    /// if they were written through a shared mapping, before close(2) returns. The kernel drops a file's
+    /// pages at each open, and whenever a request shows another size or modification time than before. So
+    /// every change of contents must give the file a modification time that it never had: two writes within
+    /// one tick of the clock too.
     Shared,
+}
+
+/// A part of the names, as far as [`Filesystem::is_at_hand`] needs to know it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part<'a> {
+    /// A name in a directory, and what it stands for.
+    Name(Ino, &'a [u8]),
+    /// An inode's attributes.
+    Inode(Ino),
+    /// Where the byte at this offset of a file is.
+    Byte(Ino, u64),
+    /// An extended attribute of an inode.
+    Xattr(Ino, &'a [u8]),
+    /// The target of a symbolic link.
+    Target(Ino),
 }
 
 /// A filesystem that can be mounted. Errors are error numbers, as the kernel returns them to the program.
@@ -337,6 +355,17 @@ pub trait Filesystem: Send + Sync {
     /// Whether this request would wait for more than memory and the local page cache.
     fn would_wait(&self, request: Waiting) -> bool {
         false
+    }
+
+    /// Whether these parts of a shared tree can be looked at, or changed, without waiting for another
+    /// machine. Never waits itself.
+    fn is_at_hand(&self, parts: &[Part<'_>], change: bool) -> bool {
+        false
+    }
+
+    /// What decides how long the kernel may keep what replies say. `None`: the kind of mount does.
+    fn leases(&self) -> Option<Arc<Leases>> {
+        None
     }
 
     /// Looks up what a read needs, once, and says whether the read would wait. Never waits itself. Errors are

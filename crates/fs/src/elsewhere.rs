@@ -1,13 +1,17 @@
 //! Bytes of packs in a shared volume: reads of other nodes' packs, and answers to other nodes.
 
-use base::{PackNo, Timestamp};
-use blob::BlobError;
-use meta::PackRow;
-use meta::plan::Op;
+use std::sync::atomic::Ordering;
 
+use base::{Ino, PackNo, Timestamp};
+use blob::BlobError;
+use meta::plan::Op;
+use meta::{Key, PackRow};
+
+use crate::api::Part;
 use crate::bytes::{gone, may_have_moved};
 use crate::errno::Error;
 use crate::packs::table::Place;
+use crate::page::page_of;
 use crate::shared::{FromOwner, Sharing, owner};
 use crate::volume::{Core, Volume};
 
@@ -30,6 +34,9 @@ impl Core {
     /// the kernels of other nodes see by it that the contents are new. The clock moves in ticks, and two
     /// machines' clocks differ a little.
     pub(crate) fn after_what_was_seen(&self, op: &Op<'_>, now: Timestamp) -> Result<Timestamp, Error> {
+        // What is done later bears no earlier time.
+        let latest = Timestamp(self.latest.load(Ordering::Acquire).into());
+        let now = if latest.0 - now.0 < CLOSE { now.max(latest) } else { now };
         let (Op::Write { ino, .. }
         | Op::SetAttr { ino, .. }
         | Op::Punch { ino, .. }
@@ -39,7 +46,38 @@ impl Core {
         };
         let before = self.names.inode_seen(ino)?.map_or(Timestamp(0), |record| record.mtime);
         let is_close = before >= now && before.0 - now.0 < CLOSE;
-        Ok(if is_close { Timestamp(before.0 + 1) } else { now })
+        if !is_close {
+            return Ok(now);
+        }
+        let after = Timestamp(before.0 + 1);
+        self.latest.fetch_max(after.as_nanos(), Ordering::AcqRel);
+        Ok(after)
+    }
+
+    /// Whether a part of the names can be looked at, or changed, without asking another machine.
+    pub(crate) fn is_part_here(&self, part: &Part<'_>, change: bool) -> bool {
+        let row = |key: &Key| self.names.is_at_hand(key);
+        let inode = |ino: Ino| {
+            let key = Key::inode(ino);
+            row(&key) && (!change || self.names.is_changeable(&key))
+        };
+        match *part {
+            Part::Inode(ino) => inode(ino),
+            Part::Byte(ino, offset) => inode(ino) && row(&Key::extents(ino, page_of(offset).0)),
+            Part::Xattr(ino, name) => inode(ino) && row(&Key::xattr(ino, name)),
+            Part::Target(ino) => inode(ino) && row(&Key::inline(ino)),
+            Part::Name(dir, name) => {
+                let key = Key::dentry(dir, name);
+                if !inode(dir) || !row(&key) {
+                    return false;
+                }
+                match self.names.lookup(dir, name) {
+                    Ok(Some(child)) => inode(child.ino) && (!child.is_dir() || row(&Key::subdirs(child.ino))),
+                    Ok(None) => true,
+                    Err(_) => false,
+                }
+            }
+        }
     }
 
     /// Reads a range of another node's pack.

@@ -10,6 +10,7 @@
 //! reference to an inode that has no name.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use base::Ino;
 use hashbrown::{HashMap, HashSet};
@@ -96,6 +97,11 @@ impl Refs {
     /// [`Refs::forget`] reports them later. The rest can be collected.
     pub(crate) fn unheld(&self, inos: &mut Vec<Ino>) {
         let _gate = self.gate.write();
+        self.remember_held(inos);
+    }
+
+    /// Call it with the gate closed.
+    fn remember_held(&self, inos: &mut Vec<Ino>) {
         let mut nameless = self.nameless.lock();
         inos.retain(|ino| {
             let held = self.shard(*ino).lock().contains_key(&ino.0);
@@ -105,6 +111,15 @@ impl Refs {
             !held
         });
         self.nameless_count.store(nameless.len() as u64, Ordering::Release);
+    }
+
+    /// The same, unless lookups are in progress for as long as `at_most`. Returns whether it was done.
+    pub(crate) fn unheld_within(&self, inos: &mut Vec<Ino>, at_most: Duration) -> bool {
+        let gate = self.gate.try_write_for(at_most);
+        if gate.is_some() {
+            self.remember_held(inos);
+        }
+        gate.is_some()
     }
 
     /// Drops all references. Returns the inodes without a name that were held.

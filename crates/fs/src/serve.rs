@@ -10,9 +10,9 @@ use blob::completion::{Arrival, Missed};
 use meta::store::StoreError;
 
 use crate::api::{
-    Allocate, Answer, Attr, Caller, Coherence, DirEntry, Entry, Filesystem, Lock, LockAnswer, LockOwner,
-    LockStyle, LockWait, Locks, NewNode, ReadPlan, RenameMode, Result, Seek, SetAttr, Start, StatFs, Touched,
-    Waiting, XattrMode,
+    Allocate, Answer, Attr, Caller, Coherence, DirEntry, Entry, Filesystem, Leases, Lock, LockAnswer,
+    LockOwner, LockStyle, LockWait, Locks, NewNode, Part, ReadPlan, RenameMode, Result, Seek, SetAttr, Start,
+    StatFs, Touched, Waiting, XattrMode,
 };
 use crate::errno::{Errno, Error};
 use crate::ops::write::How;
@@ -70,6 +70,14 @@ impl Filesystem for Volume {
 
     fn would_wait(&self, request: Waiting) -> bool {
         self.core.would_wait(request)
+    }
+
+    fn is_at_hand(&self, parts: &[Part<'_>], change: bool) -> bool {
+        self.core.options.shared.is_some() && parts.iter().all(|part| self.core.is_part_here(part, change))
+    }
+
+    fn leases(&self) -> Option<Arc<Leases>> {
+        self.core.options.shared.as_ref()?.leases.clone()
     }
 
     fn plan_read(&self, ino: Ino, offset: u64, len: u32) -> ReadPlan {

@@ -4,8 +4,9 @@
 //!
 //! - **A pack belongs to the node that writes it.** Its number says which node that is ([`owner`]). Only the
 //!   owner has its bytes until they are in the origin, so other nodes read them from the owner.
-//! - **Nothing is remembered that another node can change.** A read looks up the names again. Of the pack
-//!   table, only packs that are in the origin are remembered.
+//! - **Nothing is remembered that another node can change.** A read looks up the names again: in memory where
+//!   this node has a lease ([`meta::lease`]), in the database otherwise. Of the pack table, only packs that
+//!   are in the origin are remembered.
 //! - **Equal bytes are not searched for**, packs are not compacted, and blobs are not deleted. Each of these
 //!   decides about packs that other nodes may be about to refer to.
 //! - **Locks are rows too**, if the mount asks for that: see `shared/locks.rs`.
@@ -21,6 +22,7 @@ use std::time::Duration;
 
 use base::PackNo;
 use blob::BlobError;
+use meta::lease::Leases;
 use meta::store::StoreError;
 
 use crate::api::Locks;
@@ -51,6 +53,9 @@ pub struct Sharing {
     pub lease: Duration,
     /// Where locks on files are decided.
     pub locks: Locks,
+    /// What lets this node answer and change names in memory. Without them, each look at a name is one at the
+    /// database, and the kernel keeps nothing.
+    pub leases: Option<Arc<Leases>>,
 }
 
 /// A session of a node. A node that joins again has another epoch, and no epoch comes twice.

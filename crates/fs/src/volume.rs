@@ -22,7 +22,7 @@
 //! compact), one reaps inodes. All end in [`Volume::close`], and when the volume is dropped.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -262,6 +262,8 @@ pub(crate) struct Core {
     pub(crate) resealing: Mutex<HashSet<PackNo>>,
     /// Packs with lower numbers existed when the volume was opened.
     pub(crate) first_pack: AtomicU64,
+    /// In a shared volume: the latest time that was given ahead of the clock, in nanoseconds.
+    pub(crate) latest: AtomicI64,
 }
 
 impl Volume {
@@ -338,6 +340,7 @@ impl Volume {
             publishing: Publishing::default(),
             resealing: Mutex::default(),
             first_pack: AtomicU64::new(0),
+            latest: AtomicI64::new(0),
             options,
         });
         let volume = Volume { core: core.clone(), threads: Mutex::default() };

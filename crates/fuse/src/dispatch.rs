@@ -12,7 +12,9 @@ use std::time::Duration;
 
 use base::Ino;
 use fs::Errno;
-use fs::api::{FetchTask, Fetched, Filesystem, Lock, LockKind, ReadPlan, Start, Touched, Waiting};
+use fs::api::{
+    FetchTask, Fetched, Filesystem, Leases, Lock, LockKind, Part, ReadPlan, Start, Touched, Waiting,
+};
 
 use crate::Log;
 use crate::abi::header::Header;
@@ -26,6 +28,7 @@ use crate::execute::{self, Done};
 use crate::late::Wait;
 use crate::notify::{self, Notifier};
 use crate::pending_flush::PendingFlushes;
+use crate::promises;
 use crate::shared::SharedMount;
 use crate::watch::{Outcome, Span, Watch};
 
@@ -137,13 +140,14 @@ impl Dispatcher {
             self.0.watch.suspend(span);
             return;
         }
+        let mark = self.mark();
         let result = self.run(&header, &op, plan.as_ref(), room);
         self.note_flushes(&header, &op, &result);
         let answered = self.0.watch.answering(span);
         if wants_reply(header.opcode) {
             invalidate_mode(&result, &**sink);
             let sent = match &result {
-                Ok(done) => sink.reply(header.unique, 0, &room[..done.len]),
+                Ok(done) => self.deliver(mark, done, room, |body| sink.reply(header.unique, 0, body)),
                 Err(error) => sink.reply(header.unique, -error.0, &[]),
             };
             if sent.is_err() {
@@ -165,10 +169,33 @@ impl Dispatcher {
         }
     }
 
+    fn leases(&self) -> Option<&Arc<Leases>> {
+        self.0.shared.as_deref().and_then(SharedMount::leases)
+    }
+
+    /// Call this before an operation whose reply the kernel may keep.
+    fn mark(&self) -> u64 {
+        self.leases().map_or(0, |leases| leases.mark())
+    }
+
+    /// Sends the body of a reply, with what the kernel may keep of it.
+    fn deliver<T>(&self, mark: u64, done: &Done, room: &mut [u8], send: impl FnOnce(&[u8]) -> T) -> T {
+        let body = &mut room[..done.len];
+        match self.leases() {
+            Some(leases) => promises::deliver(leases, mark, &done.keeps, body, send),
+            None => send(body),
+        }
+    }
+
     /// Looks a read's names up. If this panics, the read panics too, and is answered there.
     fn plan(&self, header: &Header, op: &Op<'_>) -> Option<ReadPlan> {
         let Op::Read { offset, len } = *op else { return None };
         catch_unwind(AssertUnwindSafe(|| self.0.fs.plan_read(header.ino, offset, len))).ok()
+    }
+
+    fn is_at_hand(&self, parts: &[Part<'_>], change: bool) -> bool {
+        // The same panic occurs again when the request is served, and is answered there.
+        catch_unwind(AssertUnwindSafe(|| self.0.fs.is_at_hand(parts, change))).unwrap_or(true)
     }
 
     /// Calls the filesystem. A panic becomes EIO and a line in the log.
@@ -208,8 +235,11 @@ impl Dispatcher {
             Some(_) => op.waiting_shared(header.ino),
             None => op.waiting(header.ino),
         };
+        let parts = self.0.shared.as_ref().and_then(|_| op.parts(header.ino));
         let waits = |waiting| match (waiting, plan) {
             (Waiting::Read { .. }, plan) => plan.is_some_and(|plan| plan.waits),
+            _ if parts.as_ref().is_some_and(|(parts, change)| !self.is_at_hand(parts, *change)) => true,
+            (Waiting::Look | Waiting::Change, _) if parts.is_some() => false,
             // The same panic occurs again when the request is served, and is answered there.
             _ => catch_unwind(AssertUnwindSafe(|| self.0.fs.would_wait(waiting))).unwrap_or(false),
         };
@@ -274,6 +304,7 @@ impl Dispatcher {
             (Op::Seek { .. }, Some(dirty)) => Some(dirty.push(sink, header.ino)),
             _ => None,
         };
+        let mark = self.mark();
         let result = pending.deadline().scope(|| self.run(&header, &op, None, room));
         self.note_flushes(&header, &op, &result);
         let answered = self.0.watch.answering(span);
@@ -281,7 +312,7 @@ impl Dispatcher {
         self.0.pending_table.remove(pending);
         let delivered = pending.claim()
             && match &result {
-                Ok(done) => pending.answer(0, &room[..done.len]),
+                Ok(done) => self.deliver(mark, done, room, |body| pending.answer(0, body)),
                 Err(error) => pending.answer(-error.0, &[]),
             };
         if pending.is_served() {

@@ -9,10 +9,11 @@ use fs::{Errno, api};
 use crate::abi::header::Header;
 use crate::abi::ops::{Op, forget_pairs};
 use crate::abi::{Put, out};
+use crate::promises::Keep;
 use crate::shared::SharedMount;
 
 /// The result of an operation, and what remains to be done for it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Done {
     /// Bytes of the reply's body.
     pub len: usize,
@@ -26,6 +27,8 @@ pub struct Done {
     pub locked: Option<Lock>,
     /// Files whose change time the kernel sets when it has the reply. It then sends this time in a SETATTR.
     pub touched: Touched,
+    /// What the kernel may keep of the reply, if leases permit it.
+    pub keeps: Vec<Keep>,
 }
 
 fn read(
@@ -67,8 +70,7 @@ pub fn run(
     room: &mut [u8],
 ) -> api::Result<Done> {
     let mut put = Put::new(room);
-    let (mut mode_changed, mut touched) = (None, Touched::default());
-    let fleeting = || shared.is_some() || fs.fleeting();
+    let (mut mode_changed, mut touched, mut keeps) = (None, Touched::default(), Vec::new());
     let referenced = match *op {
         Op::Read { offset, len } => {
             let count = read(fs, header.ino, offset, plan, put.room(len as usize))?;
@@ -80,25 +82,8 @@ pub fn run(
             out::written(&mut put, data.len() as u32)?;
             None
         }
-        Op::Lookup { name } => match fs.lookup(header.ino, name) {
-            Ok(found) => Some(entry(&mut put, &found, shared)?),
-            Err(Errno::ENOENT) => {
-                out::no_entry(&mut put, fleeting())?;
-                None
-            }
-            Err(error) => return Err(error),
-        },
-        Op::Getattr | Op::Setattr(_) => {
-            let attr = match op {
-                Op::Setattr(set) => fs.setattr(&header.caller, header.ino, set)?,
-                _ => fs.getattr(header.ino)?,
-            };
-            out::attributes(&mut put, &attr, fleeting())?;
-            None
-        }
-        Op::Readdir { position, room, plus } => {
-            listing(fs, header.ino, position, room as usize, plus, &mut put)?;
-            None
+        Op::Lookup { .. } | Op::Getattr | Op::Setattr(_) | Op::Readdir { .. } => {
+            show(fs, shared, header, op, &mut put, &mut keeps)?
         }
         Op::Fallocate { .. } | Op::CopyRange { .. } => {
             let (changed, dropped) = change_data(fs, header, op, &mut put)?;
@@ -111,6 +96,10 @@ pub fn run(
         }
         _ => match create(fs, header, op)? {
             Some(found) => {
+                if shared.is_some() {
+                    let named = !matches!(op, Op::Tmpfile { .. });
+                    keeps.push(Keep::entry(0, found.node, if named { header.ino } else { Ino(0) }));
+                }
                 let referenced = entry(&mut put, &found, shared)?;
                 open_created(shared, op, &mut put)?;
                 if let Op::Link { .. } = op
@@ -126,7 +115,48 @@ pub fn run(
             }
         },
     };
-    Ok(Done { len: put.len(), referenced, mode_changed, locked: None, touched })
+    Ok(Done { len: put.len(), referenced, mode_changed, locked: None, touched, keeps })
+}
+
+/// The operations whose replies say what an inode, a name or a directory is. Returns the inode to which the
+/// reply refers.
+fn show(
+    fs: &dyn Filesystem,
+    shared: Option<&SharedMount>,
+    header: &Header,
+    op: &Op<'_>,
+    put: &mut Put<'_>,
+    keeps: &mut Vec<Keep>,
+) -> api::Result<Option<Ino>> {
+    let fleeting = || shared.is_some() || fs.fleeting();
+    // Without leases the times of a reply are final.
+    let mut keep = |keep: Keep| shared.iter().for_each(|_| keeps.push(keep));
+    match *op {
+        Op::Lookup { name } => match fs.lookup(header.ino, name) {
+            Ok(found) => {
+                keep(Keep::entry(0, found.node, header.ino));
+                return entry(put, &found, shared).map(Some);
+            }
+            Err(Errno::ENOENT) => {
+                keep(Keep::entry(0, Ino(0), header.ino));
+                out::no_entry(put, fleeting())?;
+            }
+            Err(error) => return Err(error),
+        },
+        Op::Readdir { position, room, plus } => {
+            let whole = Listing { ino: header.ino, position, room: room as usize, plus };
+            listing(fs, shared.is_some(), &whole, put, &mut keep)?;
+        }
+        _ => {
+            let attr = match op {
+                Op::Setattr(set) => fs.setattr(&header.caller, header.ino, set)?,
+                _ => fs.getattr(header.ino)?,
+            };
+            keep(Keep::attributes(0, header.ino));
+            out::attributes(put, &attr, fleeting())?;
+        }
+    }
+    Ok(None)
 }
 
 /// The operations other than WRITE that change data. Returns which inode they changed, and whether its set-id
@@ -285,15 +315,23 @@ fn sized(put: &mut Put<'_>, value: &[u8], room: u32) -> api::Result<()> {
     }
 }
 
-fn listing(
-    fs: &dyn Filesystem,
+/// A READDIR or READDIRPLUS.
+struct Listing {
     ino: Ino,
     position: u64,
     room: usize,
     plus: bool,
+}
+
+fn listing(
+    fs: &dyn Filesystem,
+    shared: bool,
+    listing: &Listing,
     put: &mut Put<'_>,
+    keep: &mut impl FnMut(Keep),
 ) -> api::Result<()> {
-    let room = room.min(put.left());
+    let Listing { ino, position, plus, .. } = *listing;
+    let room = listing.room.min(put.left());
     let mut failed = None;
     let mut verdict = |fits: api::Result<bool>| match fits {
         Ok(true) => ControlFlow::Continue(()),
@@ -305,7 +343,13 @@ fn listing(
     };
     if plus {
         fs.readdir_plus(ino, position, &mut |line, found| {
-            verdict(out::dirent_plus(put, room, &line, found))
+            let at = put.len();
+            let found = found.map(|found| Entry { fleeting: found.fleeting || shared, ..*found });
+            let fits = out::dirent_plus(put, room, &line, found.as_ref());
+            if let (Ok(true), Some(found)) = (&fits, found) {
+                keep(Keep::entry(at, found.node, ino));
+            }
+            verdict(fits)
         })?;
     } else {
         fs.readdir(ino, position, &mut |line| verdict(out::dirent(put, room, &line)))?;

@@ -20,6 +20,7 @@
 //! - [`counts`]: how many requests arrived. [`watch`]: how long they took, and in which phase.
 //! - [`pending_flush`]: clears writeback errors that a killed program leaves behind.
 //! - [`abi`]: the bytes, and [`abi::opcodes::OPCODES`], the table of opcodes that are served.
+//! - [`promises`]: how long the kernel may keep what replies of a shared mount say.
 //! - [`null`]: a filesystem that does nothing, the lower bound in measurements.
 //!
 //! **Few requests make the mount fast.** OPEN, OPENDIR, FLUSH and CREATE are answered ENOSYS. The kernel then
@@ -41,6 +42,7 @@ pub mod mount;
 pub mod notify;
 pub mod null;
 pub mod pending_flush;
+pub mod promises;
 pub mod seek;
 pub mod session;
 pub mod shared;

@@ -28,6 +28,7 @@ use crate::dispatch::{Dispatcher, Parts, PushDirty, late_line};
 use crate::mount::{self, Mount, MountError, MountFlags, Unmount, UnmountError};
 use crate::notify::Notifier;
 use crate::pending_flush::PendingFlushes;
+use crate::promises::{Kernel, OnTheWay};
 use crate::seek::ThroughMount;
 use crate::shared::SharedMount;
 use crate::uring::{self, Fallback, Host, Rings, Transport};
@@ -180,7 +181,7 @@ impl Session {
         let agreed = handshake(&device, &wishes)?;
         // A kernel without these flags keeps locks to itself, and FLUSH must be refused as ever.
         let locks = agreed.has(flag::POSIX_LOCKS | flag::FLOCK_LOCKS);
-        let shared = shared.then(|| Arc::new(SharedMount::new(locks)));
+        let shared = shared.then(|| Arc::new(SharedMount::new(locks, fs.leases())));
         let how = How { agreed, writable, shared };
         let mut session = start(fs, Arc::clone(&guard.0), device, how, fallback, &options)?;
         std::mem::forget(guard);
@@ -377,6 +378,7 @@ fn start(
         watch: Arc::clone(&watch),
         log: Arc::clone(&options.log),
     });
+    let leases = fs.leases();
     let shared = Arc::new(Shared {
         fs,
         mount,
@@ -394,6 +396,10 @@ fn start(
         ended: Mutex::new(None),
         changed: Condvar::new(),
     });
+    if let Some(leases) = leases {
+        let sink: Arc<dyn Sink> = Arc::clone(&device) as _;
+        leases.serve(Arc::new(Kernel { sink, replies: Arc::downgrade(&shared) }));
+    }
     let fallback = fallback.filter(|_| agreed.has(flag::OVER_IO_URING));
     let warnings = fallback.and_then(|fallback| start_rings(&shared, &device, fallback, options.yields));
     let warnings = warnings.into_iter().collect();
@@ -490,6 +496,12 @@ impl Host for Shared {
             let _ = base::thread::spawn("fuse-cut", cut);
         }
         self.leave();
+    }
+}
+
+impl OnTheWay for Shared {
+    fn settle(&self, at_most: Duration) -> bool {
+        self.rings.get().is_none_or(|rings| rings.settle(at_most))
     }
 }
 

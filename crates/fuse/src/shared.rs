@@ -1,8 +1,8 @@
 //! What a mount does differently when other machines change the tree too ([`Coherence::Shared`]).
 //!
-//! **The kernel keeps nothing.** Names, the absence of names, and attributes have a lifetime of 0, so each
-//! use of a path asks. Listings are not cached: OPENDIR is answered, because a kernel whose OPENDIR is
-//! refused caches listings.
+//! **The kernel keeps what leases permit** (`promises.rs`). Without a lease, names, the absence of names, and
+//! attributes have a lifetime of 0, so each use of a path asks. Listings are not cached: OPENDIR is answered,
+//! because a kernel whose OPENDIR is refused caches listings.
 //!
 //! **Data is close-to-open, and better.** OPEN is answered here, without the filesystem, and the kernel drops
 //! the file's pages at each open. Before each read(2) of cached pages it asks for the attributes, and drops
@@ -25,7 +25,10 @@
 //! [`Coherence::Shared`]: fs::api::Coherence::Shared
 //! [`Filesystem::append`]: fs::api::Filesystem::append
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use fs::api::Leases;
 
 use crate::abi::opcodes::Mounted;
 use crate::abi::out::open;
@@ -36,12 +39,20 @@ use crate::locks::LockRequests;
 pub struct SharedMount {
     last_handle: AtomicU64,
     locks: Option<LockRequests>,
+    leases: Option<Arc<Leases>>,
 }
 
 impl SharedMount {
-    /// A mount without open files. `locks`: locks reach the filesystem.
-    pub fn new(locks: bool) -> SharedMount {
-        SharedMount { last_handle: AtomicU64::new(0), locks: locks.then(LockRequests::default) }
+    /// A mount without open files. `locks`: locks reach the filesystem. `leases`: see [`Filesystem::leases`].
+    ///
+    /// [`Filesystem::leases`]: fs::api::Filesystem::leases
+    pub fn new(locks: bool, leases: Option<Arc<Leases>>) -> SharedMount {
+        SharedMount { last_handle: AtomicU64::new(0), locks: locks.then(LockRequests::default), leases }
+    }
+
+    /// What decides how long the kernel may keep what replies say.
+    pub(crate) fn leases(&self) -> Option<&Arc<Leases>> {
+        self.leases.as_ref()
     }
 
     /// What kind of mount it is, for the table of opcodes.

@@ -31,6 +31,7 @@ use std::io;
 use std::str::FromStr;
 use std::sync::mpsc;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 pub(crate) use self::ring::Fallback;
 use self::ring::{Mailbox, Ring};
@@ -178,6 +179,11 @@ impl Rings {
             }
         }
         Ok(rings)
+    }
+
+    /// Waits until the kernel has all replies that were given to the rings so far.
+    pub(crate) fn settle(&self, at_most: Duration) -> bool {
+        self.mailboxes.iter().all(|mailbox| mailbox.settle(at_most))
     }
 
     /// Ends all rings, because the mount is gone.

@@ -3,9 +3,9 @@
 //! ```text
 //!   FOLDER/covey.json ── names: postgres://...      FOLDER/node ── this node's id
 //!
-//!   Volume ──► SharedStore (fence, bytes before names) ──► PostgreSQL
-//!      │
-//!      └── bytes of other nodes' packs ──► peers.rs ──► the node that writes them
+//!   Volume ──► Leases ──► SharedStore (fence, bytes before names) ──► PostgreSQL
+//!      │          └── leases of other nodes ───┐
+//!      └── bytes of other nodes' packs ────────┴─► peers.rs ──► the other nodes
 //! ```
 //!
 //! The folder holds what belongs to this node: its open packs, its cache, and what it has not uploaded yet.
@@ -14,7 +14,7 @@
 //! - [`making`]: a new volume, and the folder of a node that mounts it for the first time.
 //! - [`checking`]: a check of the names, and the locks that nodes hold.
 //! - [`listed`]: what the database says of a volume, without joining it.
-//! - [`peers`]: bytes between nodes.
+//! - [`peers`]: bytes and leases between nodes.
 //! - [`restoring`]: a new volume of a published tree.
 //! - [`session`]: joins, renews in time, joins again, leaves.
 
@@ -39,6 +39,7 @@ use api::error::{Context, Failure, Result};
 use blob::PackStore;
 use meta::MetaStore;
 use meta::engine::postgres::{Options, Postgres, SetupError, Target};
+use meta::lease::Leases;
 use meta::shared::{SharedStore, Term};
 use net::hello::Identity;
 use net::id::{NodeId, Role};
@@ -54,6 +55,8 @@ use session::Keeper;
 
 /// How long a session lasts without being renewed.
 pub const LEASE: Duration = Duration::from_secs(15);
+/// How long closing waits for changes that are not in the database yet.
+const CLOSE: Duration = Duration::from_secs(10);
 /// The row with the secret by which nodes of the volume know one another.
 const ROW_SECRET: &str = "secret";
 
@@ -101,8 +104,13 @@ impl Shared {
     }
 
     /// The store for the volume.
-    pub fn store(&self, packs: Arc<dyn PackStore>) -> Arc<dyn MetaStore> {
-        Arc::new(SharedStore::new(self.names.clone(), packs, self.term.clone()))
+    pub fn store(&self, packs: Arc<dyn PackStore>) -> Result<Arc<Leases>> {
+        let store = SharedStore::new(self.names.clone(), packs, self.term.clone());
+        let leases = Leases::start(Arc::new(store), self.term.clone(), self.peers.clone())
+            .map_err(|error| Failure::io("cannot start a thread", &error))?;
+        self.keeper.guard(leases.clone());
+        self.server.lend(&leases);
+        Ok(leases)
     }
 
     /// Where bytes of other nodes' packs are read, and which sessions last.
@@ -115,9 +123,10 @@ impl Shared {
         self.number
     }
 
-    /// What the volume must know of other nodes.
+    /// What the volume must know of other nodes, after [`Shared::store`].
     pub fn sharing(&self, locks: Locks) -> Sharing {
-        Sharing { node: self.number, others: self.peers.clone(), lease: LEASE, locks }
+        let leases = self.keeper.leases();
+        Sharing { node: self.number, others: self.peers.clone(), lease: LEASE, locks, leases }
     }
 
     /// Begins to serve other nodes, and to renew the session.
@@ -129,6 +138,9 @@ impl Shared {
 
     /// Leaves the volume.
     pub fn close(&self) {
+        if let Some(Err(error)) = self.keeper.leases().map(|leases| leases.close(CLOSE)) {
+            log::warn(&format!("the last changes could not be stored in the database: {error}"));
+        }
         self.keeper.stop();
         self.net.close();
         if let Err(error) = self.names.leave() {
@@ -203,7 +215,7 @@ fn listen(
         tls: fleet.tls.load()?,
         listen: Some(fleet.listen.unwrap_or_else(|| SocketAddr::new(way_to(target), 0))),
         verify: fleet.verify,
-        limits: Limits { threads: 1, helpers: 8, ..Limits::default() },
+        limits: Limits { threads: 1, helpers: 32, ..Limits::default() },
     };
     Net::start(options, server, log::sink())
         .map_err(|error| Failure::new("no-fleet", "other nodes cannot be served").why(error.to_string()))

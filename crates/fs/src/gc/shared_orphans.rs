@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   every node, before it renews its session:     its hold rows say which nameless inodes it refers to
-//!   one node, the one with the lowest number:     deletes the inodes that nobody holds
+//!   the node that has the lease, or, later, the node with the lowest number:
+//!                                                 deletes the inodes that nobody holds
 //! ```
 //!
 //! A session that is alive was renewed less than one lease ago, and its hold rows were written before that.
@@ -23,8 +24,12 @@ use crate::errno::Error;
 use crate::shared::Sharing;
 use crate::volume::{Core, Volume};
 
+/// How much longer the first node waits for the node that has the lease.
+const LATE: u32 = 4;
 /// Rows read at a time.
 const BATCH: usize = 4096;
+/// How long lookups in progress may delay a renewal.
+const FIND: Duration = Duration::from_millis(500);
 /// How often the thread looks whether it should end.
 const LOOK: Duration = Duration::from_millis(250);
 
@@ -43,7 +48,11 @@ impl Core {
     fn note_held(&self, sharing: &Sharing) -> Result<(), StoreError> {
         let orphans = self.all_orphans()?;
         let mut unheld = orphans.clone();
-        self.refs.unheld(&mut unheld);
+        if !self.refs.unheld_within(&mut unheld, FIND) {
+            // A lookup waits for another node, and the renewal must not wait for it. Whatever it finds counts
+            // as held.
+            unheld.clear();
+        }
         let unheld: HashSet<Ino> = unheld.into_iter().collect();
         let held: HashSet<Ino> = orphans.into_iter().filter(|ino| !unheld.contains(ino)).collect();
         let said: HashSet<Ino> = self
@@ -68,6 +77,7 @@ impl Core {
         self.remove_holds(over.collect())
     }
 
+    /// Removes rows of nodes that no longer need them.
     fn remove_holds(&self, dels: Vec<Key>) -> Result<(), StoreError> {
         if dels.is_empty() {
             return Ok(());
@@ -119,19 +129,20 @@ impl Core {
 
     fn reap_round(&self, sharing: &Sharing, since: &mut HashMap<Ino, Instant>) -> Result<(), Error> {
         let alive: Vec<u32> = sharing.others.alive()?.iter().map(|session| session.node).collect();
-        if alive.iter().min() != Some(&sharing.node) {
-            since.clear();
-            return Ok(());
+        let is_first = alive.iter().min() == Some(&sharing.node);
+        if is_first {
+            let dead = self.all_holds()?.into_iter().filter(|(_, node)| !alive.contains(node));
+            self.remove_holds(dead.map(|(ino, node)| Key::hold(ino, node)).collect())?;
+            self.sweep_locks(sharing)?;
+            self.remove_batches(sharing)?;
         }
-        let dead = self.all_holds()?.into_iter().filter(|(_, node)| !alive.contains(node));
-        self.remove_holds(dead.map(|(ino, node)| Key::hold(ino, node)).collect())?;
-        self.sweep_locks(sharing)?;
         let (orphans, now) = (self.all_orphans()?, time::monotonic());
         let there: HashSet<Ino> = orphans.iter().copied().collect();
         since.retain(|ino, _| there.contains(ino));
         for ino in orphans {
             let first = *since.entry(ino).or_insert(now);
-            if now.saturating_duration_since(first) < 2 * sharing.lease {
+            let age = now.saturating_duration_since(first);
+            if age < 2 * sharing.lease || !self.reaps(sharing, ino, is_first, age) {
                 continue;
             }
             if self.stopping() {
@@ -146,6 +157,23 @@ impl Core {
             }
         }
         Ok(())
+    }
+
+    /// Whether this node deletes an inode that nobody holds. The node that has the lease does it, because any
+    /// other would take the lease away from it. The first node deletes what nobody else does.
+    fn reaps(&self, sharing: &Sharing, ino: Ino, is_first: bool, age: Duration) -> bool {
+        let late = if sharing.leases.is_some() { LATE } else { 1 };
+        self.names.is_changeable(&Key::inode(ino)) || is_first && age >= 2 * late * sharing.lease
+    }
+
+    /// Removes what sessions that have ended said of the batches that they wrote.
+    fn remove_batches(&self, sharing: &Sharing) -> Result<(), Error> {
+        let alive: HashSet<(u32, u64)> =
+            sharing.others.alive()?.iter().map(|session| (session.node, session.epoch)).collect();
+        let rows = self.parts.store.scan(&Key::kind(tags::BATCH), usize::MAX)?;
+        let ended = |key: &Key| key.as_batch().is_some_and(|session| !alive.contains(&session));
+        let dels = rows.into_iter().map(|(key, _)| key).filter(ended).collect();
+        Ok(self.remove_holds(dels)?)
     }
 
     /// The operation that deletes an inode without a name.

@@ -9,11 +9,12 @@
 use std::ops::ControlFlow;
 
 use base::Ino;
+use hashbrown::HashMap;
 use meta::Key;
 use meta::names::Listed;
 use meta::record::InodeRecord;
 
-use crate::api::{DirEntry, Entry, FileKind};
+use crate::api::{DirEntry, Entry, FileKind, Part};
 use crate::errno::{Errno, Error};
 use crate::volume::Core;
 
@@ -91,6 +92,8 @@ impl Core {
             let next = if follows { found.position } else { found.position + 1 };
             let record = records.next().flatten();
             let entry = match record {
+                // Its attributes cost round trips. A program that wants them looks it up.
+                None if plus && self.is_shared() && found.dentry.is_dir() => None,
                 Some(record) if !is_gone(&record) => {
                     self.hints.named(&found.name, found.dentry.ino);
                     Some(self.entry_of(found.dentry.ino, &record)?)
@@ -112,8 +115,17 @@ impl Core {
     /// The inodes of a batch, read together. A directory's counts and times are in further rows.
     fn records_of(&self, batch: &[Listed]) -> Result<Vec<Option<InodeRecord>>, Error> {
         if self.is_shared() {
-            let inos: Vec<Ino> = batch.iter().map(|name| name.dentry.ino).collect();
-            return Ok(self.names.attrs(&inos)?);
+            // The directories among them have leases of their own.
+            let dirs: Vec<Ino> =
+                batch.iter().filter(|name| name.dentry.is_dir()).map(|name| name.dentry.ino).collect();
+            // Nothing depends on it.
+            let _ = self.parts.store.prefetch(&dirs);
+            let is_here = |name: &&Listed| {
+                !name.dentry.is_dir() || self.is_part_here(&Part::Inode(name.dentry.ino), false)
+            };
+            let inos: Vec<Ino> = batch.iter().filter(is_here).map(|name| name.dentry.ino).collect();
+            let known: HashMap<Ino, _> = inos.iter().copied().zip(self.names.attrs(&inos)?).collect();
+            return Ok(batch.iter().map(|name| known.get(&name.dentry.ino).copied().flatten()).collect());
         }
         let keys: Vec<Key> = batch.iter().map(|name| Key::inode(name.dentry.ino)).collect();
         let rows = self.parts.store.get_many(&keys)?;

@@ -116,8 +116,11 @@ impl Core {
         if !self.is_row_here(&Key::inode(ino)) {
             return Looked::Elsewhere;
         }
-        let Ok(record) = self.file(ino) else { return Looked::Failed };
         let (page, at) = page_of(offset);
+        if self.is_shared() {
+            return self.look_up_shared(ino, page, at, len);
+        }
+        let Ok(record) = self.file(ino) else { return Looked::Failed };
         if record.has(InodeRecord::INLINE) {
             let names = FoundNames { record, inline: None, page, extents: ExtentPage::new() };
             return match self.is_row_here(&Key::inline(ino)) {
@@ -143,6 +146,23 @@ impl Core {
         }
         let extents = first.unwrap_or_default();
         Looked::Found { names: FoundNames { record, inline: None, page, extents }, is_remote }
+    }
+
+    /// The same in a shared volume: the names of one page, as of one moment.
+    fn look_up_shared(&self, ino: Ino, page: u32, at: u32, len: u32) -> Looked {
+        let rows = [Key::inline(ino), Key::extents(ino, page)];
+        if u64::from(at) + u64::from(len) > u64::from(BLOB_MAX)
+            || !rows.iter().all(|row| self.is_row_here(row))
+        {
+            return Looked::Elsewhere;
+        }
+        let Ok(Some(found)) = self.names.file_page(ino, page) else { return Looked::Failed };
+        let FilePage { record, inline, extents } = found;
+        if !record.is_file() {
+            return Looked::Failed;
+        }
+        let Some(is_remote) = self.is_range_remote(&extents, at..at + len) else { return Looked::Elsewhere };
+        Looked::Found { names: FoundNames { record, inline, page, extents }, is_remote }
     }
 
     /// Whether a byte of this range of a page is on no disk of this machine. False where that cannot be told:

@@ -9,6 +9,7 @@ use std::time::Duration;
 use base::phase::{self, Phase};
 use base::{Ino, time};
 use blob::BlobError;
+use meta::store::StoreError;
 
 use crate::errno::Error;
 use crate::gc::fresh::When;
@@ -20,6 +21,10 @@ const RESEALING: Duration = Duration::from_millis(20);
 impl Core {
     pub(crate) fn fsync(&self, ino: Ino) -> Result<(), Error> {
         self.sync()?;
+        if self.parts.store.take_lost(ino) {
+            let why = format!("changes of {ino:?} were lost: this node could not reach the database in time");
+            return Err(StoreError::Fenced(why).into());
+        }
         self.fresh.synced(ino);
         Ok(())
     }

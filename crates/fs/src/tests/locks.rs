@@ -104,6 +104,7 @@ impl Two {
                 others: others[at].clone(),
                 lease: Duration::from_millis(200),
                 locks: Locks::Fleet,
+                leases: None,
             };
             let options = Options { names_local: false, shared: Some(sharing), ..world.options() };
             Arc::new(Volume::open(parts.clone(), options).unwrap())

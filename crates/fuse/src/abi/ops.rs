@@ -3,8 +3,8 @@
 use base::{Ino, Timestamp};
 use fs::Errno;
 use fs::api::{
-    Allocate, FileKind, LockKind, LockRange, LockStyle, NewNode, RenameMode, Seek, SetAttr, SetTime, Waiting,
-    XattrMode,
+    Allocate, FileKind, LockKind, LockRange, LockStyle, NewNode, Part, RenameMode, Seek, SetAttr, SetTime,
+    Waiting, XattrMode,
 };
 
 use super::Take;
@@ -248,6 +248,29 @@ impl<'a> Op<'a> {
             | Op::Listxattr { .. } => Some(Waiting::Look),
             _ => None,
         }
+    }
+
+    /// What it looks at and whether it changes that, on a shared mount. `None`: that is not known in advance,
+    /// and [`Op::waiting_shared`] decides.
+    pub fn parts(&self, ino: Ino) -> Option<(Vec<Part<'a>>, bool)> {
+        Some(match *self {
+            Op::Lookup { name } => (vec![Part::Name(ino, name)], false),
+            Op::Getattr => (vec![Part::Inode(ino)], false),
+            Op::Readlink => (vec![Part::Target(ino)], false),
+            Op::Getxattr { name, .. } => (vec![Part::Xattr(ino, name)], false),
+            Op::Write { offset, .. } => (vec![Part::Byte(ino, offset)], true),
+            Op::Setattr(_) => (vec![Part::Inode(ino)], true),
+            Op::Mknod { name, .. }
+            | Op::Create { name, .. }
+            | Op::Mkdir { name, .. }
+            | Op::Symlink { name, .. }
+            | Op::Unlink { name }
+            | Op::Rmdir { name } => (vec![Part::Name(ino, name)], true),
+            Op::Rename { name, to, to_name, .. } if to == ino => {
+                (vec![Part::Name(ino, name), Part::Name(to, to_name)], true)
+            }
+            _ => return None,
+        })
     }
 
     /// The same on a shared mount, where more has to wait for other machines.

@@ -1,12 +1,13 @@
 //! The bodies of replies.
 
 use fs::Errno;
-use fs::api::{Attr, DirEntry, Entry, Lock, LockKind, StatFs};
+use fs::api::{Attr, DirEntry, Entry, Lock, LockKind, Promise, StatFs};
 
 use super::Put;
 
 /// "For ever", in seconds: 136 years. Nothing that the kernel caches of an exclusive or frozen mount can
-/// become wrong without passing through the kernel itself. On a shared mount everything is fleeting.
+/// become wrong without passing through the kernel itself. On a shared mount everything is fleeting, unless a
+/// lease permits more ([`keep`]).
 pub const FOREVER: u64 = u32::MAX as u64;
 
 /// Length of an entry, in bytes.
@@ -51,6 +52,24 @@ pub fn entry(put: &mut Put<'_>, entry: &Entry) -> Done {
     put.u64(time(entry.fleeting))?;
     put.u64(0)?;
     attr(put, &entry.attr)
+}
+
+/// Fills in how long the kernel may keep an entry, or attributes, that stand at this place in a reply.
+pub fn keep(body: &mut [u8], at: usize, is_entry: bool, promise: &Promise) {
+    let Some(place) = body.get_mut(at..) else { return };
+    let mut put = |at: usize, bytes: &[u8]| {
+        place.get_mut(at..at + bytes.len()).into_iter().for_each(|place| place.copy_from_slice(bytes));
+    };
+    let (name, attributes) = (promise.name, promise.attributes);
+    if is_entry {
+        put(16, &name.as_secs().to_ne_bytes());
+        put(24, &attributes.as_secs().to_ne_bytes());
+        put(32, &name.subsec_nanos().to_ne_bytes());
+        put(36, &attributes.subsec_nanos().to_ne_bytes());
+    } else {
+        put(0, &attributes.as_secs().to_ne_bytes());
+        put(8, &attributes.subsec_nanos().to_ne_bytes());
+    }
 }
 
 /// A missing name: an entry whose inode is 0. The kernel keeps it for ever, or not at all.

@@ -176,7 +176,7 @@ fn the_table_says_what_the_dispatcher_does() {
 fn a_shared_mount_does_what_its_tables_say() {
     for locks in [false, true] {
         let answer = |line: &opcodes::Opcode| {
-            let shared = Some(Arc::new(SharedMount::new(locks)));
+            let shared = Some(Arc::new(SharedMount::new(locks, None)));
             let answers = answers_of(shared, line.number, &arguments(line.number));
             assert_eq!(answers.len(), 1, "{}", line.name);
             answers[0].1

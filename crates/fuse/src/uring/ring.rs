@@ -9,14 +9,14 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::sync::Arc;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::thread::{JoinHandle, ThreadId};
 use std::time::Duration;
 
 use io_uring::types::{Fixed, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 use super::entry::{Body, Entry, Region};
 use super::yielding::Yielder;
@@ -144,6 +144,10 @@ pub(super) struct Mailbox {
     closed: AtomicBool,
     unused: AtomicBool,
     owner: OnceLock<ThreadId>,
+    /// How often it was asked whether all replies have been submitted, and up to which question they have.
+    asked: AtomicU64,
+    settled: Mutex<u64>,
+    settles: Condvar,
 }
 
 impl Mailbox {
@@ -161,6 +165,9 @@ impl Mailbox {
             closed: AtomicBool::new(false),
             unused: AtomicBool::new(false),
             owner: OnceLock::new(),
+            asked: AtomicU64::new(0),
+            settled: Mutex::default(),
+            settles: Condvar::new(),
         })
     }
 
@@ -170,6 +177,22 @@ impl Mailbox {
         if self.owner.get() != Some(&std::thread::current().id()) {
             self.wake();
         }
+    }
+
+    /// Waits until the replies that were left so far have been submitted to the kernel. False: that takes
+    /// longer.
+    pub(super) fn settle(&self, at_most: Duration) -> bool {
+        let question = self.asked.fetch_add(1, Ordering::AcqRel) + 1;
+        self.wake();
+        let mut settled = self.settled.lock();
+        let waits = |settled: &mut u64| *settled < question && !self.is_closed();
+        !self.settles.wait_while_for(&mut settled, waits, at_most).timed_out()
+    }
+
+    /// All replies that were left before this question have been submitted.
+    fn settle_up_to(&self, question: u64) {
+        *self.settled.lock() = question;
+        self.settles.notify_all();
     }
 
     /// Ends the ring.
@@ -297,6 +320,7 @@ impl Ring {
     ) -> io::Result<()> {
         let mut scratch = PageBuf::for_reply();
         let mut batch = Vec::with_capacity(self.with_kernel.len());
+        let mut settled = 0;
         let end = loop {
             std::mem::swap(&mut batch, &mut self.completions);
             let mut lost = None;
@@ -313,7 +337,12 @@ impl Ring {
                     self.serve(mark as usize, scratch.bytes(), &mut serve);
                 }
             }
+            let question = self.mailbox.asked.load(Ordering::Acquire);
             let answered = self.commit();
+            if question != settled && self.uring.submit().is_ok() {
+                settled = question;
+                self.mailbox.settle_up_to(question);
+            }
             if let Some(error) = lost {
                 match error.raw_os_error() {
                     Some(libc::ENOTCONN | libc::ECONNABORTED | libc::ECANCELED) => break Ok(()),

@@ -120,7 +120,7 @@ pub fn shared_parts(
         spec => (spec.open(access).map_err(origin_failure)?, None),
     };
     let packs = open_packs(dir, &origin, remote_side.as_ref())?;
-    Ok((parts(shared.store(packs.clone()), packs, origin), remote_side))
+    Ok((parts(shared.store(packs.clone())?, packs, origin), remote_side))
 }
 
 fn with_journal(

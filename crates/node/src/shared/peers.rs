@@ -1,5 +1,5 @@
-//! Bytes between the nodes of a shared volume. What a node has written, and not uploaded yet, only it can
-//! send.
+//! What the nodes of a shared volume ask of one another: bytes that are not uploaded yet, which only their
+//! writer can send, and leases.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -8,20 +8,24 @@ use std::time::{Duration, Instant};
 
 use ::fs::shared::{FromOwner, Others, SessionId, owner};
 use ::fs::volume::Volume;
-use base::{BlobId, PackNo};
+use base::{BlobId, Ino, PackNo};
 use blob::BlobError;
 use meta::engine::postgres::{Postgres, SessionRow};
+use meta::lease::{Holder, Leases, Nodes};
 use meta::store::StoreError;
-use net::frame::{PACK_MAX, PackAsk, PackPart};
+use net::frame::{PACK_MAX, PackAsk, PackPart, RecallAsk};
 use net::id::NodeId;
 use net::message::{Answer, Ask, Note};
 use net::transport::{Content, CopyState, Fail, Listed, Net, Peer, Prefix, Service};
 use parking_lot::{Mutex, RwLock};
 
 use super::IsPending;
+use crate::log;
 
 /// How long another node may take to send bytes of a pack.
 pub(super) const WAIT: Duration = Duration::from_secs(10);
+/// How long another node may take to give back a lease. After that it is asked again, by the database too.
+const RECALL: Duration = Duration::from_secs(4);
 /// How long the list of sessions is used before it is read again.
 const KNOWN: Duration = Duration::from_secs(1);
 
@@ -122,15 +126,47 @@ impl Others for Peers {
     }
 }
 
-/// Sends bytes of this node's packs to other nodes.
+impl Nodes for Peers {
+    fn me(&self) -> Option<Holder> {
+        let session = self.names.session()?;
+        Some(Holder { node: session.number.try_into().ok()?, epoch: session.epoch.try_into().ok()? })
+    }
+
+    fn alive(&self) -> Result<Vec<Holder>, StoreError> {
+        let sessions = Others::alive(self)?;
+        Ok(sessions.iter().map(|session| Holder { node: session.node, epoch: session.epoch }).collect())
+    }
+
+    fn recall(&self, node: u32, unit: Ino, seq: u64) -> Result<(), String> {
+        let (_, peer) = self.find(node).map_err(|error| error.to_string())?;
+        let done = self.net.recall(peer, &RecallAsk { unit, seq }, RECALL.min(self.wait)).wait();
+        done.map_err(|fail| {
+            // It may have joined again, at another address.
+            *self.known.lock() = None;
+            fail.to_string()
+        })
+    }
+
+    fn report(&self, line: &str) {
+        log::warn(line);
+    }
+}
+
+/// Sends bytes of this node's packs to other nodes, and gives leases back.
 #[derive(Default)]
 pub(super) struct PackServer {
     served: RwLock<Option<(Weak<Volume>, IsPending)>>,
+    leases: RwLock<Option<Weak<Leases>>>,
 }
 
 impl PackServer {
     pub(super) fn serve(&self, volume: Weak<Volume>, is_pending: IsPending) {
         *self.served.write() = Some((volume, is_pending));
+    }
+
+    /// Gives leases back from now on.
+    pub(super) fn lend(&self, leases: &Arc<Leases>) {
+        *self.leases.write() = Some(Arc::downgrade(leases));
     }
 }
 
@@ -146,6 +182,12 @@ impl Service for PackServer {
             FromOwner::InOrigin => Ok(PackPart::InOrigin),
             FromOwner::Gone => Ok(PackPart::Gone),
         }
+    }
+
+    fn recall(&self, ask: RecallAsk) -> Result<(), String> {
+        let leases = self.leases.read().as_ref().and_then(Weak::upgrade);
+        // Without leases there is nothing to give back.
+        leases.map_or(Ok(()), |leases| leases.recall(ask.unit, ask.seq).map_err(|error| error.to_string()))
     }
 
     // Blobs come from the origin: the nodes of a shared volume do not track them yet.

@@ -5,7 +5,7 @@
 //! consider it gone, whatever its clock says.
 //!
 //! After an outage, or after the process was stopped for long, the session may have ended. What was not
-//! committed until then was refused, and the programs got errors. Nothing of it is remembered, so the node
+//! committed until then is lost, and fsync(2) of the files says so. Nothing of it is remembered, so the node
 //! just joins again.
 
 use std::sync::{Arc, Weak};
@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use ::fs::volume::Volume;
 use meta::engine::postgres::{Join, Postgres, Session};
+use meta::lease::Leases;
 use meta::shared::Term;
 use meta::store::StoreError;
 use net::id::NodeId;
@@ -34,13 +35,25 @@ pub(super) struct Keeper {
     term: Arc<Term>,
     node: NodeId,
     address: String,
+    leases: Mutex<Option<Arc<Leases>>>,
     stop: Mutex<bool>,
     stopped: Condvar,
 }
 
 impl Keeper {
     pub(super) fn new(names: Arc<Postgres>, term: Arc<Term>, node: NodeId, address: String) -> Keeper {
-        Keeper { names, term, node, address, stop: Mutex::new(false), stopped: Condvar::new() }
+        let (leases, stop, stopped) = (Mutex::new(None), Mutex::new(false), Condvar::new());
+        Keeper { names, term, node, address, leases, stop, stopped }
+    }
+
+    /// The leases, which end with the session.
+    pub(super) fn guard(&self, leases: Arc<Leases>) {
+        *self.leases.lock() = Some(leases);
+    }
+
+    /// The same again.
+    pub(super) fn leases(&self) -> Option<Arc<Leases>> {
+        self.leases.lock().clone()
     }
 
     /// Joins the volume.
@@ -123,6 +136,8 @@ impl Keeper {
             }
             Err(StoreError::Fenced(_)) => {
                 self.term.end();
+                // Nothing that was remembered may be used in the next session.
+                self.leases().iter().for_each(|leases| leases.session_ended());
                 self.join(false)?;
                 log::warn("the session had ended; this node has joined again");
                 volume.joined_again();

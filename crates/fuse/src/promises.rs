@@ -1,0 +1,88 @@
+//! How long the kernel may keep what a reply says, on a shared mount whose filesystem has leases.
+//!
+//! A reply is written with times of 0. [`Keep`] says where the times are, and of which inode and name. Just
+//! before the reply is sent, the leases decide, and the times are filled in.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use base::Ino;
+use fs::api::{KernelCache, Leases, Promise};
+
+use crate::abi::out;
+use crate::channel::Sink;
+use crate::notify;
+
+/// How long replies on their way to the kernel are waited for.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// What a reply says that the kernel could keep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Keep {
+    /// Where it is in the reply's body.
+    pub at: usize,
+    /// Whether it is an entry, or attributes alone.
+    pub is_entry: bool,
+    /// The inode, and the directory that names it.
+    pub promise: Promise,
+}
+
+impl Keep {
+    /// An entry: a name in `parent` (0: none) for an inode. Inode 0: the absence of the name.
+    pub fn entry(at: usize, ino: Ino, parent: Ino) -> Keep {
+        Keep { at, is_entry: true, promise: Promise::of(ino, parent) }
+    }
+
+    /// Attributes.
+    pub fn attributes(at: usize, ino: Ino) -> Keep {
+        Keep { at, is_entry: false, promise: Promise::of(ino, Ino(0)) }
+    }
+}
+
+/// Sends a reply that says this, of an operation that began when the leases said `mark`.
+pub fn deliver<T>(
+    leases: &Leases,
+    mark: u64,
+    keeps: &[Keep],
+    body: &mut [u8],
+    send: impl FnOnce(&[u8]) -> T,
+) -> T {
+    if keeps.is_empty() {
+        return send(body);
+    }
+    let mut promises: Vec<Promise> = keeps.iter().map(|keep| keep.promise).collect();
+    leases.deliver(mark, &mut promises, |promises| {
+        for (keep, promise) in keeps.iter().zip(promises) {
+            out::keep(body, keep.at, keep.is_entry, promise);
+        }
+        send(body)
+    })
+}
+
+/// Replies that have been sent and may not have reached the kernel.
+pub(crate) trait OnTheWay: Send + Sync {
+    /// Waits until the kernel has all replies that were sent so far. False: that takes longer.
+    fn settle(&self, at_most: Duration) -> bool;
+}
+
+/// The kernel of a mount.
+pub(crate) struct Kernel<T: OnTheWay> {
+    pub(crate) sink: Arc<dyn Sink>,
+    pub(crate) replies: Weak<T>,
+}
+
+impl<T: OnTheWay> KernelCache for Kernel<T> {
+    fn forget(&self, inos: &[Ino]) -> bool {
+        // Without a session there is no kernel left that could keep anything.
+        let Some(replies) = self.replies.upgrade() else { return true };
+        if !replies.settle(PATIENCE) {
+            return false;
+        }
+        for ino in inos {
+            // This takes no lock of the kernel for which a program could hold it. It fails if the kernel does
+            // not know the inode.
+            let _ = notify::inval_inode(&*self.sink, *ino, -1, 0);
+        }
+        true
+    }
+}
