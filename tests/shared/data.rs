@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 
 use covey_tests::{Need, Rng, requires, say};
 
@@ -35,6 +35,62 @@ fn what_one_node_closes_the_other_reads() {
         fs::File::options().write(true).open(shared.path(writer, &name)).unwrap().set_len(7).unwrap();
         assert_eq!(fs::metadata(shared.path(reader, &name)).unwrap().len(), 7);
         assert!(fs::read(shared.path(reader, &name)).unwrap() == bytes[..7], "{len} bytes, cut");
+    }
+}
+
+/// The kernel of a node keeps names, and their absence, for a moment. Another node's change is seen at once.
+#[test]
+fn names_that_a_kernel_keeps_are_seen_to_change() {
+    requires!(Need::Covey);
+    let shared = Shared::new(requires_server!(), 2);
+    fs::create_dir(shared.path(0, "dir")).unwrap();
+    for round in 0..12 {
+        let (node, other) = (round % 2, 1 - round % 2);
+        let path = |node: usize, name: &str| shared.path(node, &format!("dir/{name}{round}"));
+        fs::write(path(node, "old"), "1").unwrap();
+        // Long enough for the node to be alone in the folder, as its leases see it.
+        for _ in 0..50 {
+            assert!(fs::metadata(path(node, "new")).is_err() && fs::metadata(path(node, "old")).is_ok());
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        fs::rename(path(other, "old"), path(other, "new")).unwrap();
+        assert!(fs::metadata(path(node, "old")).is_err(), "round {round}: the old name is there");
+        assert!(fs::metadata(path(node, "new")).is_ok(), "round {round}: the new name is not there");
+    }
+}
+
+/// Both nodes have the file open. Whatever one has written, cut or chmodded, the other sees.
+#[test]
+fn an_open_file_is_the_same_on_both_nodes() {
+    requires!(Need::Covey);
+    let shared = Shared::new(requires_server!(), 2);
+    fs::write(shared.path(0, "file"), "").unwrap();
+    let open =
+        |node: usize| OpenOptions::new().read(true).write(true).open(shared.path(node, "file")).unwrap();
+    let files = [open(0), open(1)];
+    let (mut rng, mut model) = (Rng::new(7), Vec::new());
+    for step in 0..300 {
+        let (one, other) = (rng.below(2) as usize, rng.below(2) as usize);
+        let (at, len) = (rng.below(70_000) as usize, 1 + rng.below(9_000) as usize);
+        match rng.below(8) {
+            0 => {
+                files[one].set_len(at as u64).unwrap();
+                model.resize(at, 0);
+            }
+            1..4 => {
+                let bytes = rng.bytes(len);
+                files[one].write_all_at(&bytes, at as u64).unwrap();
+                model.resize(model.len().max(at + len), 0);
+                model[at..at + len].copy_from_slice(&bytes);
+            }
+            _ => {
+                let mut bytes = vec![0; len];
+                let got = files[other].read_at(&mut bytes, at as u64).unwrap();
+                let there = model.get(at..).unwrap_or_default();
+                assert!(bytes[..got] == there[..len.min(there.len())], "step {step}: {at} {len}");
+            }
+        }
+        assert_eq!(files[other].metadata().unwrap().len(), model.len() as u64, "step {step}");
     }
 }
 

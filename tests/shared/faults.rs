@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use covey_tests::{Need, requires, say, seeds};
 
-use crate::names::round;
+use crate::names::{round, round_where};
 use crate::requires_server;
 use crate::rig::{Relay, Shared};
 
@@ -39,7 +39,7 @@ fn names_are_linearizable_while_a_node_is_killed() {
     for seed in seeds(100, rounds()) {
         let folders = folders(&shared, seed);
         let victim = (seed % 3) as usize;
-        round(&folders, 6, 16, seed, || {
+        round_where(&folders, 6, 16, seed, true, || {
             std::thread::sleep(Duration::from_millis(20 + seed * 37 % 200));
             shared.nodes[victim].kill();
         });
@@ -107,7 +107,7 @@ fn a_stopped_node_shows_nothing_old() {
     assert_eq!(fs::read_to_string(shared.path(0, "file")).unwrap(), "again");
 }
 
-/// What a node had acknowledged, and not uploaded, is there again when the node is.
+/// What a node had stored, and not uploaded, is there again when the node is.
 #[test]
 fn a_killed_node_comes_back_with_its_bytes() {
     requires!(Need::Covey);
@@ -115,6 +115,8 @@ fn a_killed_node_comes_back_with_its_bytes() {
     for n in 0..20 {
         fs::write(shared.path(1, &format!("file{n}")), vec![n; 20_000]).unwrap();
     }
+    // What another node has seen is stored.
+    assert_eq!(fs::read_dir(shared.path(0, "")).unwrap().count(), 20);
     shared.nodes[1].kill();
     assert_eq!(fs::read_dir(shared.path(0, "")).unwrap().count(), 20);
     let missing = (0..20).filter(|n| fs::read(shared.path(0, &format!("file{n}"))).is_err()).count();

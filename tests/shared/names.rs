@@ -157,17 +157,29 @@ fn random(rng: &mut Rng, client: usize, id: u32) -> Op {
 /// One client per folder and more: each does `count` operations. `work` runs meanwhile. Panics if the history
 /// is not linearizable, or if no operation had a result.
 pub fn round(folders: &[PathBuf], clients: usize, count: usize, seed: u64, work: impl FnOnce()) {
+    round_where(folders, clients, count, seed, false, work);
+}
+
+/// The same. `durable`: a result counts only when fsync(2) has returned after it, because a node is killed.
+pub fn round_where(
+    folders: &[PathBuf],
+    clients: usize,
+    count: usize,
+    seed: u64,
+    durable: bool,
+    work: impl FnOnce(),
+) {
     let start = Instant::now();
     let now = || start.elapsed().as_nanos() as u64;
     let client = |client: usize| {
         // By the open folder: after the node was killed, its path leads to the folder below the mount.
-        let open = File::open(&folders[client % folders.len()]).unwrap();
+        let Ok(open) = File::open(&folders[client % folders.len()]) else { return Vec::new() };
         let folder = &PathBuf::from(format!("/proc/self/fd/{}", open.as_raw_fd()));
         let mut rng = Rng::new(seed.wrapping_mul(1_000_003).wrapping_add(client as u64));
         let mut one = |n: usize| {
             let op = random(&mut rng, client, (client * 1_000 + n) as u32);
             let called = now();
-            let seen = act(folder, &op);
+            let seen = act(folder, &op).filter(|_| !durable || open.sync_all().is_ok());
             // A read without a result says nothing.
             let returned = seen.map(|seen| (now(), seen));
             Event { op, called, returned }

@@ -62,6 +62,7 @@ fn a_copied_folder_is_another_node() {
     requires!(Need::Covey);
     let mut shared = Shared::new(requires_server!(), 1);
     std::fs::write(shared.path(0, "file"), vec![5; 50_000]).unwrap();
+    std::fs::File::open(shared.path(0, "file")).unwrap().sync_all().unwrap();
     shared.nodes[0].kill();
     let copy = shared.folder.path().join("node1");
     let status = std::process::Command::new("cp").arg("-a").arg(&shared.nodes[0].folder).arg(&copy).status();

@@ -52,13 +52,13 @@ fn wait_for_entries(folder: &Path, count: usize) {
     }
 }
 
-/// What tar had finished when the daemon was killed is there, whole. Only the file that it was at may lack
+/// What tar had unpacked is there and whole, but for its last moments. Only the file that it was at may lack
 /// bytes.
 #[test]
 fn what_tar_unpacked_survives_a_kill_of_its_node() {
     requires!(Need::Covey, Need::Program("tar"), Need::Program("diff"));
     let mut shared = Shared::new(requires_server!(), 2);
-    let (tree, archive) = archive(&shared, 12);
+    let (tree, archive) = archive(&shared, 100);
     let into = shared.path(0, "into");
     let mut tar = unpack(&archive, &into).stderr(Stdio::null()).spawn().unwrap();
     wait_for_entries(&shared.path(1, "into"), 60);
@@ -102,7 +102,10 @@ fn a_database_that_is_down_for_long_gives_errors_and_no_hang() {
     let shared = Shared::new(requires_server!(), 2);
     for node in 0..2 {
         fs::write(shared.path(node, &format!("file{node}")), "before").unwrap();
+        fs::File::open(shared.path(node, &format!("file{node}"))).unwrap().sync_all().unwrap();
     }
+    // The second node has a lease on the folder. It goes on until its session may have ended.
+    fs::metadata(shared.path(1, "file0")).unwrap();
     shared.server.down();
     std::thread::scope(|scope| {
         let check = |what: &'static str, done: std::io::Result<()>, began: Instant| {
@@ -120,6 +123,8 @@ fn a_database_that_is_down_for_long_gives_errors_and_no_hang() {
             let began = Instant::now();
             check("create", fs::write(a.join("new"), "new"), began);
         });
+        fs::metadata(right.join("file0")).expect("the lease is as good as before");
+        std::thread::sleep(Duration::from_secs(14));
         scope.spawn(move || {
             let began = Instant::now();
             check("remove", fs::remove_file(right.join("file0")), began);
@@ -139,6 +144,21 @@ fn a_database_that_is_down_for_long_gives_errors_and_no_hang() {
         for file in ["file0", "file1"] {
             assert_eq!(fs::read_to_string(shared.path(node, file)).unwrap(), "before");
         }
+    }
+}
+
+/// The nodes reach the database and not each other. They go on, slowly.
+#[test]
+fn nodes_that_cannot_reach_each_other_share_names() {
+    requires!(Need::Covey);
+    // Nothing listens on this port: the first node is told to others under a wrong address.
+    let shared = Shared::with(requires_server!(), 2, &["--advertise", "127.0.0.1:1"]);
+    for round in 0..3 {
+        let (node, other) = (round % 2, 1 - round % 2);
+        fs::create_dir(shared.path(node, &format!("dir{round}"))).unwrap();
+        let began = Instant::now();
+        assert!(fs::metadata(shared.path(other, &format!("dir{round}"))).unwrap().is_dir());
+        say(format_args!("seen after {:?}", began.elapsed()));
     }
 }
 
