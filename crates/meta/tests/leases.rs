@@ -30,6 +30,8 @@ struct Far {
     /// Every so many commits the answer is lost after the commit was applied.
     lose: AtomicU64,
     commits: AtomicU64,
+    /// Each round trip takes so many microseconds.
+    delay: AtomicU64,
 }
 
 fn unavailable() -> StoreError {
@@ -39,6 +41,7 @@ fn unavailable() -> StoreError {
 impl Far {
     fn one(&self) -> Result<&Memory, StoreError> {
         self.trips.fetch_add(1, Ordering::SeqCst);
+        std::thread::sleep(Duration::from_micros(self.delay.load(Ordering::SeqCst)));
         if self.away.load(Ordering::SeqCst) { Err(unavailable()) } else { Ok(&self.memory) }
     }
 }
@@ -277,6 +280,27 @@ fn names_are_made_once_and_seen_at_once() {
         }
     });
     assert_eq!(made.load(Ordering::SeqCst), 60);
+    world.rows();
+    check(&world.engine.memory);
+}
+
+/// A node that has got a lease uses it before it gives it back, however many others want it.
+#[test]
+fn regression_nodes_in_one_directory_get_on() {
+    let world = Arc::new(World::formatted(4));
+    world.engine.delay.store(1000, Ordering::SeqCst);
+    let before = world.engine.trips.load(Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        for node in 0..4u64 {
+            let world = world.clone();
+            scope.spawn(move || {
+                let names = world.names(node as usize);
+                (0..40).for_each(|n| file(&names, &format!("{node} {n}"), 10 + node * 100 + n));
+            });
+        }
+    });
+    let trips = world.engine.trips.load(Ordering::SeqCst) - before;
+    assert!(trips < 1000, "{trips} round trips for 160 files: leases went back unused");
     world.rows();
     check(&world.engine.memory);
 }

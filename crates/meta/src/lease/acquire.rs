@@ -7,7 +7,7 @@ use base::Ino;
 
 use super::fetch::{Loaded, NAMES_MAX, Seen};
 use super::row::{Holder, Mode, Row};
-use super::state::{State, Unit};
+use super::state::{State, Unit, Wanted};
 use super::{Core, PATIENCE, TURN, not_joined};
 use crate::key::Key;
 use crate::plan::nothing;
@@ -45,7 +45,7 @@ impl Core {
                 Some(held) if held.mode >= mode => return Ok(()),
                 _ => {}
             }
-            state.wanted.insert(unit, 0);
+            state.wanted.insert(unit, Wanted::default());
             (state.sessions, state.units.get(&unit).map(|held| (held.seq, held.lease.clone())))
         };
         let asked = base::time::monotonic();
@@ -59,7 +59,7 @@ impl Core {
             _ => Ok(Loaded::default()),
         };
         let mut state = self.state.lock();
-        let recalled = state.wanted.remove(&unit).unwrap_or(0);
+        let recalled = state.wanted.remove(&unit).map_or(0, |wanted| wanted.recalled);
         self.changed.notify_all();
         let (got, loaded) = match (got, loaded) {
             (Ok(got), Ok(loaded)) => (got, loaded),
@@ -93,6 +93,11 @@ impl Core {
     fn wait(&self, state: &mut parking_lot::MutexGuard<'_, State>) -> Result<(), StoreError> {
         self.changed.wait_for(state, TURN);
         Ok(())
+    }
+
+    /// The lease row names this node now. From here on a recall of it waits until the lease was used.
+    pub(super) fn won(&self, unit: Ino, seq: u64) {
+        self.state.lock().wanted.get_mut(&unit).into_iter().for_each(|wanted| wanted.won = Some(seq));
     }
 
     fn load_one(&self, unit: Ino, seen: Option<Seen>) -> Result<Loaded, StoreError> {
@@ -132,7 +137,10 @@ impl Core {
                 ..Commit::default()
             };
             match self.inner.commit(commit) {
-                Ok(()) => return Ok(Got { mode: next.mode, seq: next.seq, lease: new, seen }),
+                Ok(()) => {
+                    self.won(unit, next.seq);
+                    return Ok(Got { mode: next.mode, seq: next.seq, lease: new, seen });
+                }
                 Err(CommitError::Conflict { rows, .. }) => {
                     seen = None;
                     lease = rows.into_iter().find(|(other, _)| *other == key).and_then(|(_, value)| value);

@@ -9,7 +9,7 @@ use base::Ino;
 use super::Core;
 use super::acquire::Got;
 use super::row::{Mode, Row};
-use super::state::Unit;
+use super::state::{Unit, Wanted};
 use crate::key::Key;
 use crate::store::{Commit, CommitError, Expect, StoreError};
 
@@ -30,7 +30,7 @@ impl Core {
             let mut state = self.state.lock();
             let is_new = |dir: &&Ino| !state.units.contains_key(*dir) && !state.wanted.contains_key(*dir);
             let dirs: Vec<Ino> = dirs.iter().filter(is_new).copied().collect();
-            dirs.iter().for_each(|dir| _ = state.wanted.insert(*dir, 0));
+            dirs.iter().for_each(|dir| _ = state.wanted.insert(*dir, Wanted::default()));
             (dirs, state.sessions)
         };
         if dirs.is_empty() {
@@ -42,7 +42,8 @@ impl Core {
             Ok((got, self.load(seen)?))
         });
         let mut state = self.state.lock();
-        let recalled: Vec<u64> = dirs.iter().map(|dir| state.wanted.remove(dir).unwrap_or(0)).collect();
+        let recalled = |dir: &Ino| state.wanted.remove(dir).map_or(0, |wanted| wanted.recalled);
+        let recalled: Vec<u64> = dirs.iter().map(recalled).collect();
         self.changed.notify_all();
         let (got, loaded) = got?;
         if state.sessions != sessions {
@@ -78,7 +79,10 @@ impl Core {
             got.push((*dir, Got { mode: next.mode, seq: next.seq, lease, seen: Some(seen) }));
         }
         match self.inner.commit(commit) {
-            Ok(()) => Ok(got),
+            Ok(()) => {
+                got.iter().for_each(|(dir, got)| self.won(*dir, got.seq));
+                Ok(got)
+            }
             // Another node was faster with one of them.
             Err(CommitError::Conflict { .. }) => Ok(Vec::new()),
             Err(CommitError::Store(error)) => Err(error),

@@ -32,11 +32,16 @@ impl Core {
         let until = base::time::monotonic() + PATIENCE;
         let mut state = self.state.lock();
         loop {
-            if let Some(recalled) = state.wanted.get_mut(&unit) {
-                *recalled = (*recalled).max(seq);
-            }
             let now = base::time::monotonic();
+            let wanted = state.wanted.get_mut(&unit);
+            // This node got the lease just now and reads the rows. If it gave the lease back unused, and the
+            // next node did the same, none would ever get on.
+            let is_new = wanted.as_ref().is_some_and(|wanted| wanted.won.is_some_and(|won| won <= seq));
+            if !is_new {
+                wanted.into_iter().for_each(|wanted| wanted.recalled = wanted.recalled.max(seq));
+            }
             let pause = match state.units.get_mut(&unit) {
+                _ if is_new => TURN,
                 None => return Ok(()),
                 // The other node has seen an older row, and will see that.
                 Some(held) if held.seq > seq => return Ok(()),

@@ -89,6 +89,15 @@ impl Unit {
     }
 }
 
+/// A lease that is being asked for.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Wanted {
+    /// The highest `seq` that another node asked for meanwhile.
+    pub recalled: u64,
+    /// The `seq` of the row that names this node, when it does. What is left is to read the unit's rows.
+    pub won: Option<u64>,
+}
+
 /// Where an inode's rows are remembered.
 #[derive(Clone, Copy)]
 pub(super) struct Home {
@@ -113,8 +122,8 @@ pub(super) struct State {
     pub units: HashMap<Ino, Unit>,
     pub homes: HashMap<Ino, Home>,
     hints: [HashMap<Ino, Ino>; 2],
-    /// Leases that are being asked for, with the highest `seq` that was recalled meanwhile.
-    pub wanted: HashMap<Ino, u64>,
+    /// Leases that are being asked for.
+    pub wanted: HashMap<Ino, Wanted>,
     /// Leases that could not be had, with the moment and the reason. Threads that waited for them fail too.
     pub failed: HashMap<Ino, (Instant, String)>,
     /// Units of inodes that are no more: their lease rows are to be removed.

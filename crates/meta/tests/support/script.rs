@@ -65,7 +65,6 @@ impl Script {
             Err(NamesError::Refused(refusal)) => Some(refusal),
             Err(NamesError::Store(error)) => panic!("{op:?}: {error}"),
         };
-        eprintln!("OP {} {op:?} {refused:?}", self.refused.len());
         self.refused.push(refused);
         if self.nodes.len() > 1 && matches!(op, Op::Create { .. } | Op::CloneInode { .. }) {
             // A node learns of another one's inode by its name, when the other one has stored both.
