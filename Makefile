@@ -314,6 +314,15 @@ bench-python: build wheel minio ## From Python: one column of many Parquet files
 		--store "$(CARGO_TARGET_DIR)/release/examples/serve-s3" \
 		--results "bench/results/$(shell date -u +%Y-%m-%d)-python" $(BENCH_ARGS)
 
+# The bytes go to MINIO=, or to the one that `make minio` built; without either to a folder.
+.PHONY: bench-shared
+bench-shared: build ## Shared volumes: a database 0, 1 and 5 ms away, beside a volume of one node; needs root; JUICEFS=path
+	@scripts/bootstrap bench-shared
+	@scripts/workload-sources "$(or $(MIRRORS),$(cache)/workloads)" nginx python
+	scripts/keep-switch python3 bench/shared.py --covey "$(program)" --mirrors "$(or $(MIRRORS),$(cache)/workloads)" \
+		$(if $(minio_program),--minio "$(minio_program)") $(if $(JUICEFS),--juicefs "$(JUICEFS)") \
+		--results "bench/results/$(shell date -u +%Y-%m-%d)-shared" $(BENCH_ARGS)
+
 .PHONY: bench-fleet
 bench-fleet: bench-build ## P3, P4, P5, P7: nodes in network namespaces; PART=flash|scale|tiers|start for one of them
 	@scripts/bootstrap bench-fleet

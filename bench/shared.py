@@ -1,0 +1,373 @@
+#!/usr/bin/env python3
+"""Shared volumes: what a database at a distance costs, beside a volume of one node and beside JuiceFS.
+
+    make bench-shared                          Covey; an hour or more
+    make bench-shared JUICEFS=path             and JuiceFS, with its names in the same server
+    make bench-shared BENCH_ARGS="--quick"     small sizes, under four minutes
+    make bench-shared BENCH_ARGS="--only ping,memory --rounds 5"
+
+The names are in a PostgreSQL of its own, with fsync. A relay in front of it adds a round trip of 0, 1 or 5 ms; what
+Covey's nodes say to each other goes through such relays too. The bytes are in a MinIO (MINIO=path), otherwise in a
+folder, without a delay. All nodes are mounts on this machine: what several nodes do at a time is also limited by
+its processors. The volume of one node has the same kind of origin. Works on several systems are done in turns. A
+step that reaches the time limit is cut, and its ratio is then a bound. JuiceFS runs with its defaults. Needs root.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import pathlib
+import platform
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+
+import shared_works as works
+from access import run
+from shared_setup import Covey, Juicefs, Origin, Postgres, Relay
+
+FIGURES = ("private", "directories", "one", "ping", "list")
+
+
+class Tree:
+    """Sources as a git repository and as an archive."""
+
+    def __init__(self, mirrors, name, scratch):
+        self.name, self.git, self.tar = name, mirrors / f"{name}.git", scratch / f"{name}.tar"
+        run("git", "-c", "safe.directory=*", "-C", self.git, "archive", "-o", self.tar, "HEAD")
+        listed = run("tar", "tf", self.tar).splitlines()
+        self.entries = len(listed)
+        self.files = len({part.rstrip("/") for part in listed})
+
+
+class Bench:
+    """The servers, and what was found."""
+
+    def __init__(self, args, scratch):
+        self.args, self.scratch, self.covey, self.juicefs = args, scratch, args.covey, args.juicefs
+        self.covey_options, self.juicefs_options = args.covey_options.split(), args.juicefs_options.split()
+        self.log = scratch / "step.log"
+        self.relays, self.round_trips, self.peaks = {}, {}, {"covey": [], "juicefs": []}
+        self.failures, self.complaints, self.volumes, self.open = [], [], 0, []
+        self.postgres = self.origin = None
+
+    def start(self):
+        self.postgres = Postgres(self.scratch)
+        self.origin = Origin(self.args.minio, self.scratch)
+        direct = self.postgres.round_trip(self.postgres.port)
+        for ms in (0, 1, 5):
+            self.relays[ms] = Relay(self.postgres.port, ms)
+            self.round_trips[ms] = self.postgres.round_trip(self.relays[ms].port)
+        self.round_trips["direct"] = direct
+        print(f"select 1: {direct:.2f} ms without the relay; " + self.said_trips(), flush=True)
+
+    def said_trips(self):
+        return ", ".join(f"{self.round_trips[ms]:.2f} ms through the relay of {ms} ms" for ms in self.relays)
+
+    def port(self, ms):
+        return self.relays[ms].port
+
+    def systems(self):
+        return ["covey", "juicefs"] if self.juicefs else ["covey"]
+
+    def volume(self, system, shared=True):
+        """A new one. It is ended with the figure."""
+        self.volumes += 1
+        name = f"{system}{self.volumes}"
+        made = Juicefs(self, name) if system == "juicefs" else Covey(self, name, shared)
+        self.open.append(made)
+        return made
+
+    def note_end(self, system, mount):
+        """Ends a mount, and keeps its peak of memory and its complaints."""
+        if mount.process.poll() is not None and not os.path.ismount(mount.at):
+            if mount.process.returncode != 0:
+                self.failures.append(f"{mount.at.name} of {system}: the daemon ended with {mount.process.returncode}")
+            return
+        self.peaks[system].append(mount.peak())
+        if not mount.end():
+            self.failures.append(f"{system}: umount had to be forced: {mount.log.read_text(errors='replace')[-300:].strip()}")
+        if system == "covey":
+            self.complaints += mount.complaints()[:5]
+
+    def end_volumes(self):
+        while self.open:
+            volume = self.open.pop()
+            try:
+                volume.end()
+            finally:
+                shutil.rmtree(volume.folder, ignore_errors=True)
+
+    def end(self):
+        for what in (self, *self.relays.values(), self.postgres, self.origin):
+            try:
+                what.end_volumes() if what is self else what and what.end()
+            except Exception as error:
+                print(f"at the end: {error}", file=sys.stderr)
+
+
+def private(bench):
+    """One node in directories of its own: every step in every place."""
+    delays = (0, 1) if bench.args.quick else (0, 1, 5)
+    places = {"exclusive": bench.volume("covey", shared=False).mount(0)}
+    for system in bench.systems():
+        for ms in delays:
+            if not (bench.args.quick and system == "juicefs" and ms == 0):
+                places[f"{system} {ms} ms"] = bench.volume(system).mount(ms)
+    rows = {}
+    for turn in range(bench.args.rounds):
+        for name in list(places)[::1 if turn % 2 else -1]:
+            if turn and name.startswith("juicefs"):
+                continue
+            print(f"  {name}, round {turn + 1}", flush=True)
+            done = works.private(places[name], bench.tree, bench.build, bench.args.limit, bench.log)
+            for what, row in done.items():
+                rows.setdefault(what, {}).setdefault(name, []).append(row)
+    return rows
+
+
+def directories(bench):
+    """Files made by four nodes in directories of their own, and by one node alone. Also with fsync of each."""
+    rows = {}
+    for ms in (1,) if bench.args.quick else (0, 1, 5):
+        for system in bench.systems():
+            volume = bench.volume(system)
+            mounts = [volume.mount(ms) for _ in range(4)]
+            for sync in (False, True):
+                for turn in range(bench.args.rounds):
+                    folders = [mount.at / f"own{number}-{turn}-{sync}" for number, mount in enumerate(mounts)]
+                    for folder in folders:
+                        folder.mkdir()
+                    row = rows.setdefault(f"{system} {ms} ms" + ", fsync" * sync, {"one": [], "four": []})
+                    row["one"].append(works.create(folders[:1], bench.args.seconds, sync=sync))
+                    row["four"].append(works.create(folders, bench.args.seconds, sync=sync))
+            bench.end_volumes()
+    return rows
+
+
+def one(bench):
+    """Files made by four nodes in one directory."""
+    rows = {}
+    for ms in (1,) if bench.args.quick else (0, 1, 5):
+        for system in bench.systems():
+            volume = bench.volume(system)
+            mounts = [volume.mount(ms) for _ in range(4)]
+            for turn in range(bench.args.rounds):
+                (mounts[0].at / f"all{turn}").mkdir()
+                folders = [mount.at / f"all{turn}" for mount in mounts]
+                rows.setdefault(f"{system} {ms} ms", []).append(works.create(folders, bench.args.seconds))
+            bench.end_volumes()
+    return rows
+
+
+def ping(bench):
+    """One node writes and closes a file, another opens and reads it."""
+    rows = {}
+    for ms in (0, 1, 5):
+        for system in bench.systems():
+            volume = bench.volume(system)
+            writer, reader = volume.mount(ms), volume.mount(ms)
+            rounds = 50 if bench.args.quick else 300
+            rows[f"{system} {ms} ms"] = works.ping(writer.at, reader.at, rounds, bench.args.limit, bench.log)
+            bench.end_volumes()
+    return rows
+
+
+def listed(bench):
+    """`ls -lR` on a fresh node of a volume that nobody else mounts."""
+    rows, files = {}, 20_000 if bench.args.quick else 100_000
+    for system in bench.systems():
+        volume = bench.volume(system)
+        maker = volume.mount(0)
+        works.fill(maker.at, files, max(bench.args.limit, 120), bench.log)
+        bench.note_end(system, maker)
+        for ms in (1,) if bench.args.quick else (0, 1, 5):
+            fresh = volume.mount(ms)
+            rows[f"{system} {ms} ms"] = works.listing(fresh, files, bench.args.limit, bench.log)
+            bench.note_end(system, fresh)
+        bench.end_volumes()
+    return rows
+
+
+def measure(bench):
+    results = {}
+    for name, figure in zip(FIGURES, (private, directories, one, ping, listed)):
+        if name not in bench.args.only:
+            continue
+        print(f"{name}: {figure.__doc__}", flush=True)
+        try:
+            results[name] = figure(bench)
+        except Exception as error:
+            bench.failures.append(f"{name}: {error}")
+            print(f"failed: {error}", file=sys.stderr, flush=True)
+        finally:
+            bench.end_volumes()
+    return results
+
+
+def seconds(samples):
+    return statistics.median(row["seconds"] for row in samples)
+
+
+def shown(samples):
+    """The median, or how far it came."""
+    if not any(row["cut"] for row in samples):
+        return f"{seconds(samples):.2f} s"
+    done = [row for row in samples if row["cut"]][0]
+    return f"over {done['seconds']:.0f} s" + (f" ({done['done']} of {done['of']})" if "of" in done else "")
+
+
+class Goals:
+    def __init__(self):
+        self.lines = []
+
+    def add(self, what, ratio, at_least=None, at_most=None, unit="x", bound=""):
+        """A ratio beside its goal. `bound` says that the ratio is not exact."""
+        met = ratio >= at_least if at_least is not None else ratio <= at_most
+        goal = f"at least {at_least} {unit}" if at_least is not None else f"at most {at_most} {unit}"
+        self.lines.append(f"| {what} | {goal} | {bound}{ratio:.2f} {unit} | {'met' if met else '**not met**'} |")
+
+
+def say_private(rows, goals):
+    places = list(next(iter(rows.values())))
+    lines = ["| one node, a directory of its own | " + " | ".join(places) + " |", "|---|" + "---:|" * len(places)]
+    for what, row in rows.items():
+        lines.append(f"| {what} | " + " | ".join(shown(row[place]) if place in row else "" for place in places) + " |")
+        if "covey 1 ms" in row and what != "build" and "juicefs 1 ms" in row:
+            cut = any(sample["cut"] for sample in row["juicefs 1 ms"])
+            ratio = seconds(row["juicefs 1 ms"]) / seconds(row["covey 1 ms"])
+            goals.add(f"{what}, 1 ms: JuiceFS's time to Covey's", ratio, at_least=20, bound="over " * cut)
+        if "covey 1 ms" in row and "exclusive" in row:
+            goals.add(f"{what}, 1 ms: time to that of a volume of one node", seconds(row["covey 1 ms"]) / seconds(row["exclusive"]), at_most=1.2)
+    return lines
+
+
+def rate(samples):
+    return statistics.median(row["per_second"] for row in samples)
+
+
+def say_directories(rows, goals):
+    lines = ["| files/s, a directory for each node | one node | four nodes | ratio |", "|---|---:|---:|---:|"]
+    for name, row in rows.items():
+        ratio = rate(row["four"]) / rate(row["one"])
+        lines.append(f"| {name} | {rate(row['one']):.0f} | {rate(row['four']):.0f} | {ratio:.2f} |")
+        if name.startswith("covey 1 ms"):
+            goals.add(f"four directories, {name[6:]}: four nodes to one, {os.cpu_count()} processors", ratio, at_least=3.5)
+    return lines
+
+
+def say_one(rows, goals):
+    lines = ["| files/s, four nodes in one directory | in all | fewest by a node | most | slowest |", "|---|---:|---:|---:|---:|"]
+    for name, samples in rows.items():
+        each = [count for row in samples for count in row["each"]]
+        slowest = max(row["slowest_ms"] for row in samples)
+        lines.append(f"| {name} | {rate(samples):.0f} | {min(each)} | {max(each)} | {slowest:.0f} ms |")
+        peer = rows.get(name.replace("covey", "juicefs"))
+        if name.startswith("covey") and peer:
+            goals.add(f"one directory, {name[6:]}: files/s to JuiceFS's", rate(samples) / rate(peer), at_least=2)
+    return lines
+
+
+def say_ping(rows, trips, goals):
+    lines = ["| ping-pong, medians | write and close | open and read | both | in round trips | old bytes read |", "|---|---:|---:|---:|---:|---:|"]
+    for name, row in rows.items():
+        ms = int(name.split()[1])
+        count = row["both"] / trips[ms]
+        told = f"{count:.1f}" if ms else ""
+        lines.append(f"| {name} | {row['write']:.2f} ms | {row['read']:.2f} ms | {row['both']:.2f} ms | {told} | {row['stale']} |")
+        if ms and name.startswith("covey"):
+            goals.add(f"ping-pong, {ms} ms", count, at_most=3, unit="round trips")
+    return lines
+
+
+def say_list(rows, goals):
+    lines = ["| `ls -lR` on a fresh node | cold | again |", "|---|---:|---:|"]
+    for name, row in rows.items():
+        lines.append(f"| {name}, {row['cold']['of']} files | {shown([row['cold']])} | {shown([row['again']])} |")
+        peer = rows.get(name.replace("covey", "juicefs"))
+        if name.startswith("covey") and peer:
+            ratio = peer["cold"]["seconds"] / row["cold"]["seconds"]
+            goals.add(f"cold ls -lR, {name[6:]}: JuiceFS's time to Covey's", ratio, at_least=5, bound="over " * peer["cold"]["cut"])
+    return lines
+
+
+def report(bench, results):
+    goals, tables = Goals(), []
+    say = {"private": say_private, "directories": say_directories, "one": say_one, "list": say_list,
+           "ping": lambda rows, goals: say_ping(rows, bench.round_trips, goals)}
+    for name, rows in results.items():
+        tables += [*say[name](rows, goals), ""]
+    if bench.peaks["covey"]:
+        goals.add("memory of the largest daemon", max(bench.peaks["covey"]), at_most=200, unit="MiB")
+    version = run(bench.juicefs, "version").strip() if bench.juicefs else "JuiceFS was not measured"
+    facts = (f"{datetime.date.today()}, {platform.node()}, Linux {platform.release()}, {os.cpu_count()} processors, load {os.getloadavg()[0]:.1f} "
+             f"at the end. PostgreSQL {run(bench.postgres.bin / 'postgres', '--version').split()[2]} with fsync; bytes in {bench.origin.kind}; {version}.")
+    trips = f"`select 1` takes {bench.round_trips['direct']:.2f} ms without the relay, {bench.said_trips()}."
+    tree = f"The tree is {bench.tree.name}: {bench.tree.files} files. {bench.args.rounds} rounds (JuiceFS's trees: one)."
+    lines = ["# Shared volumes", "", facts, trips, tree, "", *tables, "| figure | target | measured | |", "|---|---|---:|---|", *goals.lines]
+    if bench.peaks["juicefs"]:
+        lines += ["", f"The largest daemon of JuiceFS: {max(bench.peaks['juicefs']):.0f} MiB."]
+    lines += ["", *(f"- failed: {line}" for line in bench.failures), *(f"- said: {line[:300]}" for line in bench.complaints[:20])]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def asked():
+    ask = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    ask.add_argument("--covey", help="the program covey")
+    ask.add_argument("--minio", help="the program minio; without it the bytes go to a folder")
+    ask.add_argument("--juicefs", help="the program juicefs; without it there is no such column")
+    ask.add_argument("--mirrors", type=pathlib.Path, help="a folder with nginx.git and python.git, as scripts/workload-sources makes it")
+    ask.add_argument("--scratch", default=tempfile.gettempdir(), help="a folder of the disk that is measured")
+    ask.add_argument("--only", default=",".join(FIGURES), help="some of: " + ",".join(FIGURES))
+    ask.add_argument("--quick", action="store_true", help="small sizes")
+    ask.add_argument("--rounds", type=int, help="default: 3; with --quick 1")
+    ask.add_argument("--limit", type=float, help="seconds for a step; default: 300; with --quick 30")
+    ask.add_argument("--seconds", type=float, help="how long files are made; default: 10; with --quick 2")
+    ask.add_argument("--covey-options", default="", help='more for covey mount of a shared volume, such as "-o fsync=local"')
+    ask.add_argument("--juicefs-options", default="", help="more for juicefs mount")
+    ask.add_argument("--results", type=pathlib.Path, help="a folder in which shared.md and .json are kept")
+    args = ask.parse_args()
+    for name, quick, full in (("rounds", 1, 3), ("limit", 30, 300), ("seconds", 2, 10)):
+        if getattr(args, name) is None:
+            setattr(args, name, quick if args.quick else full)
+    args.only = args.only.split(",")
+    for name in ("covey", "juicefs"):
+        given = getattr(args, name)
+        if given and not shutil.which(given):
+            raise SystemExit(f"{given}: there is no program {name} here")
+        setattr(args, name, given and os.path.abspath(shutil.which(given)))
+    if os.geteuid() != 0 or not args.covey or not args.mirrors:
+        raise SystemExit("bench-shared needs root, --covey and --mirrors; the target finds both")
+    return args
+
+
+def main():
+    args = asked()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    with tempfile.TemporaryDirectory(dir=args.scratch, prefix="covey-shared-", ignore_cleanup_errors=True) as folder:
+        scratch = pathlib.Path(folder)
+        scratch.chmod(0o755)
+        bench = Bench(args, scratch)
+        bench.tree = Tree(args.mirrors, "nginx" if args.quick else "python", scratch)
+        bench.build = None if args.quick else Tree(args.mirrors, "nginx", scratch)
+        try:
+            bench.start()
+            results = measure(bench)
+            text = report(bench, results)
+        finally:
+            bench.end()
+    print(text)
+    if args.results:
+        args.results.mkdir(parents=True, exist_ok=True)
+        (args.results / "shared.md").write_text(text)
+        samples = {"round_trips": bench.round_trips, "peaks_mib": bench.peaks, "samples": results}
+        (args.results / "shared.json").write_text(json.dumps(samples, indent=1))
+    return 1 if bench.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
