@@ -259,6 +259,8 @@ class Mount:
 class Covey:
     """A shared volume, or a volume of one node."""
 
+    system = "covey"
+
     def __init__(self, bench, name, shared=True):
         self.bench, self.name, self.shared, self.relays, self.mounts = bench, name, shared, [], []
         self.database = shared and bench.postgres.database()
@@ -285,13 +287,15 @@ class Covey:
 
     def end(self):
         for mount in self.mounts:
-            self.bench.note_end("covey", mount)
+            self.bench.note_end(self.system, mount)
         for relay in self.relays:
             relay.end()
 
 
 class Juicefs:
     """A volume with its names in the same database server and its bytes in the same store."""
+
+    system = "juicefs"
 
     def __init__(self, bench, name):
         self.bench, self.name, self.mounts = bench, name, []
@@ -314,7 +318,7 @@ class Juicefs:
 
     def end(self):
         for mount in self.mounts:
-            self.bench.note_end("juicefs", mount)
+            self.bench.note_end(self.system, mount)
 
 
 if __name__ == "__main__":

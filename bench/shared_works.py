@@ -41,23 +41,24 @@ def step(words, limit, log, cwd="/", units=None):
         return {"seconds": seconds, "cut": cut} | ({"done": sum(1 for _ in out), "of": units} if units else {})
 
 
-def private(mount, tree, build, limit, log):
+def private(mount, turn, tree, build, limit, log):
     """A tree unpacked, cloned, built and removed in a directory of the mount, by one node."""
-    at = mount.at / "work"
+    at, clone, made = (mount.at / f"{name}{turn}" for name in ("work", "clone", "build"))
     at.mkdir()
     rows = {"untar": step(["tar", "xvf", tree.tar, "-C", at], limit, log, units=tree.entries)}
     if not rows["untar"]["cut"]:
         found = int(subprocess.run(f"find {at} | wc -l", shell=True, capture_output=True, text=True, timeout=limit).stdout)
         if found - 1 != tree.files:
             raise RuntimeError(f"{found - 1} files are there after tar, not {tree.files}")
-    rows["git clone"] = step(["git", "clone", "-q", tree.git, mount.at / "clone"], limit, log)
+    rows["git clone"] = step(["git", "clone", "-q", tree.git, clone], limit, log)
     if build:
-        made = mount.at / "build"
         made.mkdir()
         if not step(["tar", "xf", build.tar, "-C", made], limit, log)["cut"]:
             rows["build"] = step(["sh", "-c", BUILD], limit, log, cwd=made)
-    rows["rm -rf"] = step(["rm", "-rfv", at], limit, log, units=tree.files + 1)
-    step(["rm", "-rf", mount.at / "clone", mount.at / "build"], limit, log)
+    removed = step(["rm", "-rfv", at], limit, log, units=tree.files + 1)
+    if not rows["untar"]["cut"]:
+        rows["rm -rf"] = removed
+    step(["rm", "-rf", clone, made], limit, log)
     return rows
 
 
