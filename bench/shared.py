@@ -97,10 +97,8 @@ class Bench:
     def end_volumes(self):
         while self.open:
             volume = self.open.pop()
-            try:
-                volume.end()
-            finally:
-                shutil.rmtree(volume.folder, ignore_errors=True)
+            volume.end()
+            shutil.rmtree(volume.folder, ignore_errors=True)
 
     def end(self):
         for what in (self, *self.relays.values(), self.postgres, self.origin):
@@ -352,9 +350,17 @@ def asked():
     return args
 
 
+def interrupted(*_):
+    """Ends the run in good order. A second signal must not cut that short."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    raise SystemExit("interrupted")
+
+
 def main():
     args = asked()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, interrupted)
     with tempfile.TemporaryDirectory(dir=args.scratch, prefix="covey-shared-", ignore_cleanup_errors=True) as folder:
         scratch = pathlib.Path(folder)
         scratch.chmod(0o755)
