@@ -341,6 +341,8 @@ pub enum Part<'a> {
     Xattr(Ino, &'a [u8]),
     /// The target of a symbolic link.
     Target(Ino),
+    /// A directory's names, and their inodes.
+    Listing(Ino),
 }
 
 /// A filesystem that can be mounted. Errors are error numbers, as the kernel returns them to the program.

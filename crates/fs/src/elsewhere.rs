@@ -65,6 +65,10 @@ impl Core {
             Part::Inode(ino) => inode(ino),
             Part::Byte(ino, offset) => inode(ino) && row(&Key::extents(ino, page_of(offset).0)),
             Part::Xattr(ino, name) => inode(ino) && row(&Key::xattr(ino, name)),
+            Part::Listing(dir) => {
+                let leases = self.options.shared.as_ref().and_then(|sharing| sharing.leases.as_ref());
+                leases.is_some_and(|leases| leases.has_listing(dir)) && inode(dir)
+            }
             Part::Target(ino) => inode(ino) && row(&Key::inline(ino)),
             Part::Name(dir, name) => {
                 let key = Key::dentry(dir, name);

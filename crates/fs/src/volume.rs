@@ -310,7 +310,8 @@ impl Volume {
         Volume::probe(&*parts.store)?;
         options.read_only |= options.frozen;
         let core = Arc::new(Core {
-            names: match options.shared {
+            names: match &options.shared {
+                Some(sharing) if sharing.leases.is_some() => Names::leased(parts.store.clone()),
                 Some(_) => Names::far(parts.store.clone()),
                 None => Names::new(parts.store.clone()),
             },

@@ -235,7 +235,7 @@ impl Dispatcher {
             Some(_) => op.waiting_shared(header.ino),
             None => op.waiting(header.ino),
         };
-        let parts = self.0.shared.as_ref().and_then(|_| op.parts(header.ino));
+        let parts = self.leases().and_then(|_| op.parts(header.ino));
         let waits = |waiting| match (waiting, plan) {
             (Waiting::Read { .. }, plan) => plan.is_some_and(|plan| plan.waits),
             _ if parts.as_ref().is_some_and(|(parts, change)| !self.is_at_hand(parts, *change)) => true,

@@ -68,18 +68,26 @@ pub struct Names {
     store: Arc<dyn MetaStore>,
     /// Only where each look at the store is a round trip.
     guesses: Option<Arc<Guesses>>,
+    /// It is a shared volume, whose totals are spread over several rows.
+    shared: bool,
 }
 
 impl Names {
     /// Names in this store.
     pub fn new(store: Arc<dyn MetaStore>) -> Names {
-        Names { store, guesses: None }
+        Names { store, guesses: None, shared: false }
     }
 
     /// Names in a store on another machine: operations are planned with the rows that were seen last, and
     /// rows that belong together are read together.
     pub fn far(store: Arc<dyn MetaStore>) -> Names {
-        Names { store, guesses: Some(Arc::default()) }
+        Names { store, guesses: Some(Arc::default()), shared: true }
+    }
+
+    /// Names of a shared volume behind leases ([`crate::lease`]): the store is on another machine, and most rows
+    /// are in memory.
+    pub fn leased(store: Arc<dyn MetaStore>) -> Names {
+        Names { store, guesses: None, shared: true }
     }
 
     /// The store.
@@ -490,7 +498,7 @@ impl Names {
     /// See [`StoreError`].
     pub fn totals(&self) -> Result<Totals, StoreError> {
         let _phase = phase::enter(Phase::Names);
-        if self.guesses.is_some() {
+        if self.shared {
             return self.spread_totals();
         }
         let rows = self.store.get_many(&[Key::volume("inodes"), Key::volume("bytes")])?;

@@ -218,11 +218,11 @@ pub trait MetaStore: Send + Sync {
         Ok(Looked { rows, ranges })
     }
 
-    /// Reads ahead what is asked of these directories next, if the store is on another machine.
+    /// Reads ahead what is asked of the directories in this one, if the store is on another machine.
     ///
     /// # Errors
     /// See [`StoreError`]. Nothing depends on it.
-    fn prefetch(&self, _: &[base::Ino]) -> Result<(), StoreError> {
+    fn prefetch(&self, _: base::Ino) -> Result<(), StoreError> {
         Ok(())
     }
 

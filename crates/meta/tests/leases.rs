@@ -148,7 +148,7 @@ impl World {
     }
 
     fn names(&self, node: usize) -> Names {
-        Names::far(self.leases[node].clone())
+        Names::leased(self.leases[node].clone())
     }
 
     /// The rows that an exclusive volume has too.

@@ -86,7 +86,7 @@ impl Core {
         each: &mut dyn FnMut(DirEntry<'_>, Option<&Entry>) -> ControlFlow<()>,
     ) -> Result<ControlFlow<(), Option<u64>>, Error> {
         let batch = self.names.readdir(dir, position, BATCH)?;
-        let mut records = if plus { self.records_of(&batch)? } else { Vec::new() }.into_iter();
+        let mut records = if plus { self.records_of(dir, &batch)? } else { Vec::new() }.into_iter();
         for (at, found) in batch.iter().enumerate() {
             let follows = batch.get(at + 1).is_some_and(|next| next.position == found.position);
             let next = if follows { found.position } else { found.position + 1 };
@@ -113,13 +113,11 @@ impl Core {
     }
 
     /// The inodes of a batch, read together. A directory's counts and times are in further rows.
-    fn records_of(&self, batch: &[Listed]) -> Result<Vec<Option<InodeRecord>>, Error> {
+    fn records_of(&self, dir: Ino, batch: &[Listed]) -> Result<Vec<Option<InodeRecord>>, Error> {
         if self.is_shared() {
             // The directories among them have leases of their own.
-            let dirs: Vec<Ino> =
-                batch.iter().filter(|name| name.dentry.is_dir()).map(|name| name.dentry.ino).collect();
             // Nothing depends on it.
-            let _ = self.parts.store.prefetch(&dirs);
+            let _ = self.parts.store.prefetch(dir);
             let is_here = |name: &&Listed| {
                 !name.dentry.is_dir() || self.is_part_here(&Part::Inode(name.dentry.ino), false)
             };

@@ -257,6 +257,7 @@ impl<'a> Op<'a> {
             Op::Lookup { name } => (vec![Part::Name(ino, name)], false),
             Op::Getattr => (vec![Part::Inode(ino)], false),
             Op::Readlink => (vec![Part::Target(ino)], false),
+            Op::Readdir { .. } => (vec![Part::Listing(ino)], false),
             Op::Getxattr { name, .. } => (vec![Part::Xattr(ino, name)], false),
             Op::Write { offset, .. } => (vec![Part::Byte(ino, offset)], true),
             Op::Setattr(_) => (vec![Part::Inode(ino)], true),

@@ -152,7 +152,7 @@ impl State {
             if ino == home {
                 let row = Row { mode: Mode::Write, seq: Row::next_seq(None), holders: vec![me] };
                 let mut unit = Unit::new(Mode::Write, row.seq, row.encode());
-                (unit.has_names, unit.used) = (true, true);
+                (unit.has_names, unit.has_dirs, unit.used) = (true, true, true);
                 // What is true of the directory's maker is true of the directory.
                 let parent =
                     survey.writes.iter().filter_map(|unit| self.units.get(unit)).map(|unit| unit.since);

@@ -146,6 +146,13 @@ impl Leases {
         self.core.session_ended();
     }
 
+    /// Whether a directory can be listed from memory, with what a listing asks for beside its names.
+    pub fn has_listing(&self, dir: Ino) -> bool {
+        let held =
+            |state: &mut State| state.held(dir, Mode::Read).is_ok_and(|unit| unit.has_names && unit.has_dirs);
+        self.core.term.lasts() && held(&mut self.core.state.lock())
+    }
+
     /// Writes everything back and ends the threads.
     ///
     /// # Errors
@@ -431,8 +438,8 @@ impl MetaStore for Leases {
         }
     }
 
-    fn prefetch(&self, dirs: &[Ino]) -> Result<(), StoreError> {
-        self.core.prefetch(dirs)
+    fn prefetch(&self, parent: Ino) -> Result<(), StoreError> {
+        self.core.prefetch(parent)
     }
 
     fn commit(&self, commit: Commit) -> Result<(), CommitError> {

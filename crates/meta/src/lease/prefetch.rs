@@ -10,7 +10,8 @@ use super::Core;
 use super::acquire::Got;
 use super::row::{Mode, Row};
 use super::state::{Unit, Wanted};
-use crate::key::Key;
+use crate::key::{Key, tags};
+use crate::record::Dentry;
 use crate::store::{Commit, CommitError, Expect, StoreError};
 
 /// How many directories are had together.
@@ -20,8 +21,23 @@ const NAMES: usize = 1_000;
 
 impl Core {
     /// See [`crate::MetaStore::prefetch`].
-    pub(super) fn prefetch(&self, dirs: &[Ino]) -> Result<(), StoreError> {
-        dirs.chunks(AT_ONCE).try_for_each(|dirs| self.prefetch_some(dirs))
+    pub(super) fn prefetch(&self, parent: Ino) -> Result<(), StoreError> {
+        if !base::thread::may_wait() {
+            return Ok(());
+        }
+        let dirs: Vec<Ino> = {
+            let state = self.state.lock();
+            let Some(held) = state.units.get(&parent).filter(|held| held.has_names && !held.has_dirs) else {
+                return Ok(());
+            };
+            let names = held.rows.range(Key::dentries(parent, 0).start..).map_while(|(key, value)| {
+                (key.tag() == tags::DENTRY).then(|| Dentry::decode(value.as_deref()?).ok())
+            });
+            names.flatten().filter(Dentry::is_dir).map(|dentry| dentry.ino).collect()
+        };
+        dirs.chunks(AT_ONCE).try_for_each(|dirs| self.prefetch_some(dirs))?;
+        self.state.lock().units.get_mut(&parent).into_iter().for_each(|unit| unit.has_dirs = true);
+        Ok(())
     }
 
     fn prefetch_some(&self, dirs: &[Ino]) -> Result<(), StoreError> {

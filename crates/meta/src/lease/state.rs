@@ -47,6 +47,8 @@ pub(super) struct Unit {
     pub rows: BTreeMap<Key, Option<Value>>,
     /// All names of the directory are in `rows`.
     pub has_names: bool,
+    /// The leases of the directories in it were asked for, as far as they are free.
+    pub has_dirs: bool,
     /// The lease is being given back.
     pub leaving: bool,
     /// A commit to the engine is under way.
@@ -76,6 +78,7 @@ impl Unit {
             lease,
             rows: BTreeMap::new(),
             has_names: false,
+            has_dirs: false,
             leaving: false,
             busy: false,
             since: now,

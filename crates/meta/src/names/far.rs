@@ -38,10 +38,24 @@ impl Names {
     /// See [`StoreError`].
     pub fn attrs(&self, inos: &[Ino]) -> Result<Vec<Option<InodeRecord>>, StoreError> {
         let _phase = phase::enter(Phase::Names);
+        if self.guesses.is_none() {
+            return self.attrs_in_memory(inos);
+        }
         let keys =
             |ino: &Ino| [Key::inode(*ino), Key::dir_changed(*ino), Key::subdirs(*ino), Key::orphan(*ino)];
         let keys: Vec<Key> = inos.iter().flat_map(keys).collect();
         self.rows(&keys)?.chunks(4).map(record_of).collect()
+    }
+
+    /// The same where looking twice costs little: only directories have more rows than one.
+    fn attrs_in_memory(&self, inos: &[Ino]) -> Result<Vec<Option<InodeRecord>>, StoreError> {
+        let keys: Vec<Key> = inos.iter().map(|ino| Key::inode(*ino)).collect();
+        let rows = self.store.get_many(&keys)?;
+        let record = |(ino, row): (&Ino, Option<Value>)| {
+            let record = row.map(|row| InodeRecord::decode(&row)).transpose().map_err(damaged)?;
+            if record.is_some_and(|record| !record.is_dir()) { Ok(record) } else { self.attr(*ino) }
+        };
+        inos.iter().zip(rows).map(record).collect()
     }
 
     /// What a name stands for, with the directory that it is in, as of one moment where the store gives that.
