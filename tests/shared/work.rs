@@ -146,3 +146,25 @@ fn regression_a_file_cut_and_written_again_shows_no_zeros() {
         say(format_args!("{reads} reads"));
     });
 }
+
+/// The thread that answers a node's kernel used to wait for a lease, and giving that lease back for the
+/// thread.
+#[test]
+fn regression_nodes_in_one_directory_do_not_stop_each_other() {
+    requires!(Need::Covey);
+    let shared = Shared::new(requires_server!(), 4);
+    fs::create_dir(shared.path(0, "all")).unwrap();
+    std::thread::scope(|scope| {
+        for node in 0..4 {
+            let folder = shared.path(node, "all");
+            scope.spawn(move || {
+                for n in 0..400 {
+                    fs::File::create_new(folder.join(format!("{node}-{n}"))).unwrap();
+                }
+            });
+        }
+    });
+    for node in 0..4 {
+        assert_eq!(fs::read_dir(shared.path(node, "all")).unwrap().count(), 1600);
+    }
+}

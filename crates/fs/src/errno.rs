@@ -66,6 +66,12 @@ names!(
     ENOTTY,
 );
 
+impl Errno {
+    /// No program sees this one: the request waits for another machine, and is to be made again on a thread
+    /// that may wait. Nothing was changed.
+    pub const WAITS: Errno = Errno(512);
+}
+
 impl fmt::Debug for Errno {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.name() {
@@ -110,6 +116,7 @@ impl From<&StoreError> for Errno {
     fn from(error: &StoreError) -> Errno {
         match error {
             StoreError::Full => Errno::ENOSPC,
+            StoreError::Waits => Errno::WAITS,
             StoreError::Damaged(_)
             | StoreError::DamagedLog(_)
             | StoreError::Unavailable(_)

@@ -142,6 +142,11 @@ impl Dispatcher {
         }
         let mark = self.mark();
         let result = self.run(&header, &op, plan.as_ref(), room);
+        if let Err(Errno::WAITS) = result {
+            let op = (&op, op.waiting_shared(header.ino));
+            self.hand_over(&Timed { lane, span }, &header, op, None, request, sink);
+            return self.0.watch.suspend(span);
+        }
         self.note_flushes(&header, &op, &result);
         let answered = self.0.watch.answering(span);
         if wants_reply(header.opcode) {
@@ -229,23 +234,40 @@ impl Dispatcher {
         request: &[u8],
         sink: &Arc<dyn Sink>,
     ) -> bool {
-        let Timed { lane, span } = *timed;
         let seek = matches!(op, Op::Seek { .. }) && self.0.dirty.is_some();
         let waiting = match self.0.shared {
             Some(_) => op.waiting_shared(header.ino),
             None => op.waiting(header.ino),
         };
-        let parts = self.leases().and_then(|_| op.parts(header.ino));
+        // Under leases: whether what the operation needs is in memory.
+        let at_hand = self
+            .leases()
+            .map(|_| op.parts(header.ino).is_some_and(|(parts, change)| self.is_at_hand(&parts, change)));
         let waits = |waiting| match (waiting, plan) {
             (Waiting::Read { .. }, plan) => plan.is_some_and(|plan| plan.waits),
-            _ if parts.as_ref().is_some_and(|(parts, change)| !self.is_at_hand(parts, *change)) => true,
-            (Waiting::Look | Waiting::Change, _) if parts.is_some() => false,
+            (Waiting::Look | Waiting::Change, _) if at_hand.is_some() => at_hand == Some(false),
+            (Waiting::Write, _) if at_hand == Some(false) => true,
             // The same panic occurs again when the request is served, and is answered there.
             _ => catch_unwind(AssertUnwindSafe(|| self.0.fs.would_wait(waiting))).unwrap_or(false),
         };
         if !seek && !waiting.is_some_and(waits) {
             return false;
         }
+        self.hand_over(timed, header, (op, waiting), plan, request, sink);
+        true
+    }
+
+    /// Hands a request that has to wait to a worker, or answers it if it may not wait.
+    fn hand_over(
+        &self,
+        timed: &Timed,
+        header: &Header,
+        (op, waiting): (&Op<'_>, Option<Waiting>),
+        plan: Option<&ReadPlan>,
+        request: &[u8],
+        sink: &Arc<dyn Sink>,
+    ) {
+        let Timed { lane, span } = *timed;
         let wait = self.0.pending_table.may_wait(waiting);
         if wait == Wait::Never {
             if let (Op::Write { .. }, Some(flushes)) = (op, &self.0.flushes) {
@@ -256,14 +278,14 @@ impl Dispatcher {
             let outcome = Outcome { bytes: 0, error: libc::EIO as u32 };
             self.0.counts.lane(lane).ended(header.opcode, outcome);
             self.0.watch.end(lane, answered, header, outcome);
-            return true;
+            return;
         }
         if let (Op::Write { .. }, Some(flushes)) = (op, &self.0.flushes) {
             flushes.write_begins(header.ino);
         }
         let pending = self.0.pending_table.enter_with(header.unique, header.caller.pid, waiting, wait, sink);
         let pool = match waiting {
-            _ if seek => &self.0.seeker,
+            _ if matches!(op, Op::Seek { .. }) && self.0.dirty.is_some() => &self.0.seeker,
             Some(Waiting::Write) => &self.0.writers,
             _ => &self.0.workers,
         };
@@ -280,7 +302,6 @@ impl Dispatcher {
             Some(plan) => deferred.start_read(plan),
             None => deferred.push(pool),
         }
-        true
     }
 
     /// What a worker does with a request.

@@ -84,8 +84,8 @@ impl Names {
         Names { store, guesses: Some(Arc::default()), shared: true }
     }
 
-    /// Names of a shared volume behind leases ([`crate::lease`]): the store is on another machine, and most rows
-    /// are in memory.
+    /// Names of a shared volume behind leases ([`crate::lease`]): the store is on another machine, and most
+    /// rows are in memory.
     pub fn leased(store: Arc<dyn MetaStore>) -> Names {
         Names { store, guesses: None, shared: true }
     }
@@ -140,7 +140,11 @@ impl Names {
                         (guessed, rounds) = (false, 1);
                         continue;
                     }
-                    self.finish(op, &mut change)?;
+                    match self.finish(op, &mut change) {
+                        // It has happened, and must not be done again.
+                        Err(StoreError::Waits) if !matches!(op, Op::SetAttr { .. }) => {}
+                        done => done?,
+                    }
                     return Ok(*change);
                 }
             }
@@ -157,9 +161,7 @@ impl Names {
             }
             *record = match op {
                 // There is nothing of a new directory that its record does not say.
-                Op::Create { .. } if self.guesses.is_some() && record.is_dir() => {
-                    InodeRecord { nlink: 2, ..*record }
-                }
+                Op::Create { .. } if self.shared && record.is_dir() => InodeRecord { nlink: 2, ..*record },
                 _ => self.complete(*ino, *record)?,
             };
         }

@@ -88,6 +88,10 @@ pub enum StoreError {
     /// The engine is unreachable or refused; nothing is known to have changed.
     #[error("the volume's names cannot be reached: {0}")]
     Unavailable(String),
+    /// The answer takes longer than this thread may wait ([`base::thread::may_wait`]). Nothing was changed:
+    /// ask again on another thread.
+    #[error("this must be asked on a thread that may wait")]
+    Waits,
     /// This node lost its place in the volume: its session expired, or another process took it over. Nothing
     /// was changed, and no later change of this node is accepted.
     #[error("this node may no longer change the volume: {0}")]

@@ -305,6 +305,25 @@ fn regression_nodes_in_one_directory_get_on() {
     check(&world.engine.memory);
 }
 
+/// Giving a lease back waits for the replies of such a thread. So the thread must not wait for leases.
+#[test]
+fn regression_a_thread_that_must_not_wait_is_told() {
+    let world = World::formatted(2);
+    file(&world.names(0), "a", 2);
+    let names = world.names(1);
+    let told = std::thread::scope(|scope| {
+        let asked = scope.spawn(|| {
+            base::thread::must_not_wait();
+            let read = names.entry(Ino::ROOT, b"a").map(drop);
+            (read, make(&names, Ino::ROOT, "b", 3, mode::S_IFREG))
+        });
+        asked.join().unwrap()
+    });
+    assert!(matches!(told.0, Err(StoreError::Waits)));
+    assert!(matches!(told.1, Err(NamesError::Store(StoreError::Waits))));
+    assert!(is_there(&names, "a") && !is_there(&names, "b"));
+}
+
 /// Directories are moved and files are moved between them by all nodes at once.
 #[test]
 fn moves_between_units_lose_nothing() {

@@ -13,6 +13,7 @@ use hashbrown::HashMap;
 use meta::Key;
 use meta::names::Listed;
 use meta::record::InodeRecord;
+use meta::store::StoreError;
 
 use crate::api::{DirEntry, Entry, FileKind, Part};
 use crate::errno::{Errno, Error};
@@ -68,11 +69,14 @@ impl Core {
                 return Ok(());
             }
         }
-        let mut position = position.max(meta::key::FIRST_POSITION);
+        let (mut position, mut begun) = (position.max(meta::key::FIRST_POSITION), false);
         loop {
-            match self.list_batch(ino, position, plus, each)? {
-                ControlFlow::Continue(Some(next)) => position = next,
-                ControlFlow::Continue(None) | ControlFlow::Break(()) => return Ok(()),
+            match self.list_batch(ino, position, plus, each) {
+                Ok(ControlFlow::Continue(Some(next))) => (position, begun) = (next, true),
+                Ok(ControlFlow::Continue(None) | ControlFlow::Break(())) => return Ok(()),
+                // The rest is asked for next.
+                Err(Error::Store(StoreError::Waits)) if begun => return Ok(()),
+                Err(error) => return Err(error),
             }
         }
     }

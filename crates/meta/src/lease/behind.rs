@@ -42,6 +42,9 @@ impl Core {
         let mut state = self.state.lock();
         while is_late(&state.queue) && !state.stopping {
             self.term.check()?;
+            if !base::thread::may_wait() {
+                return Err(StoreError::Waits);
+            }
             state.queue.hurry = true;
             self.work.notify_one();
             self.changed.wait_for(&mut state, TURN);

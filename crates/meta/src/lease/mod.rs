@@ -200,6 +200,10 @@ impl Core {
 
     /// Gets what is missing.
     fn meet(&self, need: Need, began: Instant) -> Result<(), StoreError> {
+        if !base::thread::may_wait() {
+            // Giving a lease back waits for the replies of such a thread.
+            return Err(StoreError::Waits);
+        }
         if began.elapsed() > PATIENCE {
             let why = "the leases for this operation could not be had in time";
             return Err(StoreError::Unavailable(why.to_owned()));
@@ -255,6 +259,7 @@ impl Core {
             let need = match self.decide(&mut state, commit, me) {
                 Ok(Decided::Done) => return Ok(()),
                 Ok(Decided::Refused(failed)) => return Err(conflict(failed)),
+                Ok(Decided::ByEngine(_)) if !base::thread::may_wait() => return Err(StoreError::Waits.into()),
                 Ok(Decided::ByEngine(survey)) => match self.commit_foreign(state, commit, &survey, me) {
                     Ok(true) => return Ok(()),
                     Ok(false) => continue,
