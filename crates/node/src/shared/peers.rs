@@ -71,7 +71,13 @@ impl Peers {
     }
 
     fn find(&self, node: u32) -> Result<(String, Peer), BlobError> {
-        let nodes = self.look().map_err(|error| BlobError::Unavailable(error.to_string()))?;
+        let look = || self.look().map_err(|error| BlobError::Unavailable(error.to_string()));
+        let mut nodes = look()?;
+        if nodes.get(&node).is_none_or(|known| !known.alive) {
+            // It may have joined since the list was read.
+            *self.known.lock() = None;
+            nodes = look()?;
+        }
         match nodes.get(&node) {
             Some(Known { host, peer: Some(peer), alive: true }) => Ok((host.clone(), *peer)),
             Some(Known { host, .. }) => Err(BlobError::Unavailable(format!(
@@ -84,9 +90,14 @@ impl Peers {
     }
 }
 
-impl Others for Peers {
-    fn read(&self, pack: PackNo, offset: u32, buf: &mut [u8]) -> Result<FromOwner, BlobError> {
-        let (host, peer) = self.find(owner(pack))?;
+impl Peers {
+    fn read_from(
+        &self,
+        (host, peer): (&str, Peer),
+        pack: PackNo,
+        offset: u32,
+        buf: &mut [u8],
+    ) -> Result<FromOwner, BlobError> {
         let failed = |fail: Fail| {
             let why = format!("these bytes are only on the node {host}, and it does not send them: {fail}");
             BlobError::Unavailable(why)
@@ -110,6 +121,18 @@ impl Others for Peers {
             }
         }
         Ok(FromOwner::Bytes)
+    }
+}
+
+impl Others for Peers {
+    fn read(&self, pack: PackNo, offset: u32, buf: &mut [u8]) -> Result<FromOwner, BlobError> {
+        let (host, peer) = self.find(owner(pack))?;
+        self.read_from((&host, peer), pack, offset, buf).or_else(|error| {
+            // It may have joined again, at another address.
+            *self.known.lock() = None;
+            let (host, again) = self.find(owner(pack))?;
+            if again == peer { Err(error) } else { self.read_from((&host, again), pack, offset, buf) }
+        })
     }
 
     fn alive(&self) -> Result<Vec<SessionId>, StoreError> {
