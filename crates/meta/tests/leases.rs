@@ -484,7 +484,7 @@ fn the_kernel_forgets_before_another_node_changes() {
     let world = World::formatted(2);
     let kernel = Arc::new(Kernel::default());
     world.leases[0].serve(kernel.clone());
-    file(&world.names(0), "a", 2);
+    make(&world.names(0), Ino::ROOT, "a", 2, mode::S_IFDIR).unwrap();
     world.leases[0].flush().unwrap();
     assert!(is_there(&world.names(0), "a"));
     let told = |mark| {

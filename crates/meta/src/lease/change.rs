@@ -196,7 +196,7 @@ impl State {
 
     /// The rows of an inode follow it to another unit.
     fn relocate(&mut self, ino: Ino, from: Ino, to: Ino) {
-        let mut moved = Vec::new();
+        let (mut moved, mut told, mut until) = (Vec::new(), false, None);
         if let Some(unit) = self.units.get_mut(&from) {
             for tag in [tags::INODE, tags::EXTENTS, tags::INLINE, tags::XATTR, tags::ORPHAN] {
                 let start = Key::from_bytes(&[&[tag][..], &ino.0.to_be_bytes()].concat());
@@ -204,12 +204,15 @@ impl State {
                 moved.extend(unit.rows.range(start..end).map(|(key, value)| (key.clone(), value.clone())));
             }
             moved.iter().for_each(|(key, _)| _ = unit.rows.remove(key));
-            unit.told.remove(&ino);
+            // What the kernel may keep of it, it may keep still.
+            (told, until) = (unit.told.remove(&ino), unit.names_until);
         }
         if let Some(unit) = self.units.get_mut(&to) {
             unit.rows.extend(moved);
-            // The kernel may keep its attributes still.
-            unit.told.insert(ino);
+            if told {
+                unit.told.insert(ino);
+            }
+            unit.names_until = unit.names_until.max(until);
         }
         if let Some(home) = self.homes.get_mut(&ino) {
             home.unit = to;

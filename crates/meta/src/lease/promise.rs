@@ -1,12 +1,16 @@
 //! What the kernel may keep under a lease, and how it is made to forget.
 //!
-//! The kernel keeps the attributes of an inode as long as this node's session lasts for certain. When the
-//! lease is given back, it is told to drop them. That call takes no lock which a program could hold while it
-//! waits for this process.
+//! The kernel keeps the attributes of a directory or link as long as this node's session lasts for certain.
+//! When the lease is given back, it is told to drop them. That call takes no lock which a program could hold
+//! while it waits for this process.
 //!
 //! The kernel keeps names for a moment only ([`NAMES`]), and giving a lease back waits until the moment is
 //! over. To drop a name the kernel needs the lock of its directory. If a program holds that lock while it
 //! waits for this process, and this process is killed, it could never end.
+//!
+//! The attributes of a file are kept for that moment too. The kernel takes the end of a short read for the
+//! file's new end, unless it was told to drop the attributes since it asked. Then it would show zeros up to
+//! the old end.
 //!
 //! **A reply and a recall.** A reply must not reach the kernel after the recall that forbids it. So the
 //! caller notes how many recalls there were before it reads ([`Leases::mark`]). The reply is sent under a
@@ -20,6 +24,8 @@ use base::Ino;
 use hashbrown::HashSet;
 
 use super::{Core, Leases};
+use crate::key::Key;
+use crate::record::InodeRecord;
 
 /// How long the kernel keeps names.
 const NAMES: Duration = Duration::from_millis(100);
@@ -87,8 +93,14 @@ impl Core {
             let home = state.homes.get(&promise.ino).map(|home| home.unit);
             if let Some(held) = home.and_then(|home| state.units.get_mut(&home)).filter(|held| !held.leaving)
             {
-                held.told.insert(promise.ino);
-                promise.attributes = left;
+                let row = held.rows.get(&Key::inode(promise.ino)).and_then(Option::as_deref);
+                if !row.and_then(|row| InodeRecord::decode(row).ok()).is_some_and(|record| record.is_file()) {
+                    held.told.insert(promise.ino);
+                    promise.attributes = left;
+                } else if now.saturating_duration_since(held.since) > STEADY {
+                    held.names_until = Some(now + NAMES_END);
+                    promise.attributes = NAMES;
+                }
             }
             let held = state.units.get_mut(&promise.parent).filter(|held| !held.leaving);
             if let Some(held) = held.filter(|held| now.saturating_duration_since(held.since) > STEADY) {
