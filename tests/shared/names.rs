@@ -139,7 +139,8 @@ fn refused(error: &Error) -> Option<Seen> {
 
 /// Whether the mount below a folder is alive.
 fn is_there(folder: &Path) -> bool {
-    std::fs::metadata(folder).map_or_else(|error| error.raw_os_error() != Some(libc::ENOTCONN), |_| true)
+    let gone = [Some(libc::ENOTCONN), Some(libc::ECONNABORTED)];
+    std::fs::metadata(folder).map_or_else(|error| !gone.contains(&error.raw_os_error()), |_| true)
 }
 
 /// A random operation of a client. `id` is unique.
