@@ -112,7 +112,7 @@ impl Core {
     /// Replaces the lease row. `lease`: how this node last saw it, if it has a lease already.
     fn obtain(&self, unit: Ino, mode: Mode, lease: Option<Value>) -> Result<Got, StoreError> {
         let (key, mut shared) = (Key::lease(unit), false);
-        // What is seen before the lease is taken is still so afterwards, if nobody had a lease that forbids
+        // What is seen before the lease is taken is still so afterwards, if no node had a lease that forbids
         // this one.
         let mut seen = match lease {
             Some(_) => None,
@@ -156,7 +156,7 @@ impl Core {
         let mut wishes = false;
         let done = self.wait_for(holder, unit, seq, &mut wishes);
         if wishes {
-            // If it stays, a node gives back a lease that nobody wants.
+            // If it stays, a node gives back a lease that no node wants.
             let _ = self.change(Commit { dels: vec![Key::wish(unit)], ..Commit::default() });
         }
         done

@@ -124,7 +124,7 @@ impl Core {
         let large = pages.len() > PAGES_MAX;
         let single = [Key::inline(ino), Key::orphan(ino), Key::dir_changed(ino), Key::subdirs(ino)];
         let values = self.inner.get_many(&single)?;
-        let xattrs: Rows = self.inner.scan(&xattrs(ino), usize::MAX)?;
+        let xattrs: Rows = self.inner.scan(&Key::xattrs(ino), usize::MAX)?;
         let mut state = self.state.lock();
         if self.marks(&mut state, &[unit]) != mark {
             return Ok(());
@@ -152,8 +152,4 @@ impl Core {
         }
         Ok(())
     }
-}
-
-fn xattrs(ino: Ino) -> KeyRange {
-    Key::xattrs(ino)
 }

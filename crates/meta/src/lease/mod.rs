@@ -13,7 +13,7 @@
 //!
 //! - **What a lease covers** is a unit ([`state`]): a directory with its names and its files, or one inode
 //!   that several directories name.
-//! - **Who has a lease** is a row of the engine ([`row`]), which changes by conditional commits
+//! - **The holders of a lease** are a row of the engine ([`row`]), which changes by conditional commits
 //!   ([`acquire`]). A directory that this node makes is leased to it by the commit that makes it.
 //! - **A node that needs a lease of another node asks it** ([`recall`]). The holder stops using it, writes
 //!   back, makes its kernel forget, and answers. A holder that does not answer is waited for until its

@@ -64,7 +64,7 @@ pub(super) struct Batch {
     leases: BTreeMap<Ino, Value>,
     /// Of these, the ones that the batch itself makes.
     made: HashSet<Ino>,
-    /// Rows that other nodes may read, and nobody changes, while this node has its leases.
+    /// Rows that other nodes may read, and no node changes, while this node has its leases.
     checks: HashMap<Key, Expect>,
 }
 

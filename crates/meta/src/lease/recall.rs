@@ -210,7 +210,7 @@ impl Core {
         }
     }
 
-    /// Gives a lease back that nobody asked for, with its row. Call it when it is marked as leaving. Returns
+    /// Gives a lease back that no node asked for, with its row. Call it when it is marked as leaving. Returns
     /// whether it was given back.
     fn give_up(&self, unit: Ino) -> bool {
         if self.stop_using(unit, base::time::monotonic() + PATIENCE).is_err() {

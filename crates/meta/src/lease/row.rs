@@ -73,7 +73,7 @@ impl Row {
         alone || mode == Mode::Read && self.mode == Mode::Read
     }
 
-    /// The row with one more holder. Where nobody else has a lease, it is for writing at once, unless it is
+    /// The row with one more holder. Where no other node has a lease, it is for writing at once, unless it is
     /// to be `shared`.
     pub fn joined(before: Option<&Row>, me: Holder, shared: bool) -> Row {
         let mut holders: Vec<Holder> = before.iter().flat_map(|row| &row.holders).copied().collect();
