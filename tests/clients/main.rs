@@ -3,5 +3,6 @@
 mod faults;
 mod postgres;
 mod programs;
+mod quotas;
 mod refusals;
 mod sqlite;

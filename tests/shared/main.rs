@@ -9,6 +9,7 @@ mod data;
 mod faults;
 mod locks;
 mod names;
+mod quotas;
 mod refusals;
 #[allow(dead_code, reason = "each test program uses its part")]
 mod rig;

@@ -36,6 +36,7 @@ fn inode(mode: u32, parent: Ino, bytes: u64) -> Value {
         change: 1,
         xattr_list: 0,
         xattr_bytes: 0,
+        quota: Ino(0),
     };
     record.encode()
 }

@@ -175,6 +175,23 @@ pub struct GcSummary {
     pub blobs: u64,
 }
 
+/// The quota of a folder, and what is used of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QuotaUse {
+    /// The folder, from the volume's root. None: it has no name any more.
+    pub path: Option<String>,
+    /// Stored bytes below it.
+    pub bytes: u64,
+    /// The most that may be. None: no limit.
+    pub bytes_limit: Option<u64>,
+    /// Files and folders below it.
+    pub files: u64,
+    /// The most that may be. None: no limit.
+    pub files_limit: Option<u64>,
+    /// `set`, `counting` or `removing`.
+    pub state: String,
+}
+
 /// The result of a clone.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CloneSummary {

@@ -19,6 +19,7 @@
 
 pub mod address;
 mod client;
+mod orders;
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::AsRawFd;
@@ -38,6 +39,7 @@ use crate::watch::Wish;
 
 pub use address::ControlAddress;
 pub use client::{Asked, Known, Stopper, ask, silent, state};
+pub use orders::{ImportOrder, NewLimit, Ready};
 
 /// The requests to a daemon. Paths are relative to the volume's root.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -66,6 +68,25 @@ pub enum Request {
         from: RawPath,
         /// A path that does not exist, in a folder that does.
         to: RawPath,
+    },
+    /// List the quotas. The answer is a list of `QuotaUse`.
+    Quotas {
+        /// Only those of this folder, of the folders below it and of those around it. Empty: all.
+        path: RawPath,
+    },
+    /// Give a folder a quota. The answer is a `QuotaUse`.
+    SetQuota {
+        /// The folder.
+        path: RawPath,
+        /// The most bytes.
+        bytes: NewLimit,
+        /// The most files and folders.
+        files: NewLimit,
+    },
+    /// Take a folder's quota away.
+    RemoveQuota {
+        /// The folder.
+        path: RawPath,
     },
     /// Publish a folder under a name.
     Publish {
@@ -151,32 +172,6 @@ pub struct Publishers {
     pub gid: u32,
     /// Its name or number, as the owner wrote it.
     pub name: String,
-}
-
-/// Where an import goes.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ImportOrder {
-    /// The form of the bytes that follow.
-    pub form: u32,
-    /// The mountpoint as the command sees it.
-    pub mountpoint: RawPath,
-    /// An existing folder, below the volume's root.
-    pub folder: RawPath,
-    /// Its inode number as the command sees it.
-    pub ino: u64,
-    /// A folder to create in it, into which the import goes. None: it goes into the folder itself.
-    pub new: Option<RawPath>,
-    /// Replace existing files.
-    pub overwrite: bool,
-    /// The command's file mode mask.
-    pub umask: u32,
-}
-
-/// The note with which a daemon accepts an import.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Ready {
-    /// The inode number of the folder that it goes to.
-    pub ino: u64,
 }
 
 /// The progress of a long operation.

@@ -30,6 +30,7 @@ pub mod origin;
 pub mod peers;
 pub mod publish;
 pub mod published;
+pub mod quota;
 pub mod restore;
 pub mod s3;
 pub mod sessions;

@@ -327,7 +327,7 @@ impl Filesystem for Corpus {
         Err(Errno::EROFS)
     }
 
-    fn statfs(&self) -> api::Result<StatFs> {
+    fn statfs(&self, _: Ino) -> api::Result<StatFs> {
         let inodes = self.spec.count + 1;
         Ok(StatFs { total: self.spec.bytes(), free: 0, available: 0, inodes, inodes_free: 0 })
     }

@@ -168,7 +168,7 @@ fn missing_names_and_changes_are_refused() {
     assert_eq!(corpus.setattr(&caller, file, &SetAttr::default()).err(), erofs);
     assert_eq!(corpus.unlink(Ino::ROOT, b"a").err(), erofs);
     assert_eq!(corpus.mkdir(&caller, Ino::ROOT, b"a", 0o755, 0).err(), erofs);
-    let room = corpus.statfs().unwrap();
+    let room = corpus.statfs(Ino::ROOT).unwrap();
     assert_eq!((room.total, room.free, room.inodes, room.inodes_free), (128, 0, 5, 0));
 }
 

@@ -555,8 +555,8 @@ pub trait Filesystem: Send + Sync {
         Err(Errno::ENOSYS)
     }
 
-    /// Space in the volume.
-    fn statfs(&self) -> Result<StatFs>;
+    /// Space in the volume, or what the quotas around an inode leave of it.
+    fn statfs(&self, ino: Ino) -> Result<StatFs>;
 
     /// The mount ended, and the kernel will send nothing more. All references are void. So are the locks that
     /// were taken through this mount, and requests that wait for one have been cancelled.

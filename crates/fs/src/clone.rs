@@ -82,8 +82,10 @@ impl Core {
             return Err(Errno::EEXIST.into());
         }
         let mut counts = Cloned::default();
-        let (top, record) = self.clone_inode(from)?;
-        let built = self.clone_below(from, top, &record, &mut counts, progress);
+        // The copy counts for the quota of the directory that it is made in.
+        let quota = self.inode(parent)?.quota_below(parent);
+        let (top, record) = self.clone_inode(from, quota)?;
+        let built = self.clone_below(from, top, &record, quota, &mut counts, progress);
         let attached = built.and_then(|()| self.run(&Op::Attach { ino: top, parent, name }));
         self.release(top, attached.is_ok());
         attached?;
@@ -94,10 +96,10 @@ impl Core {
     /// Copies one inode with all of its contents; the copy has no name yet. Returns the copy, and the record
     /// of the original. The copy counts as held, so that the reaper, which looks for inodes without a name
     /// after an open, leaves it alone: see [`Core::release`].
-    fn clone_inode(&self, from: Ino) -> Result<(Ino, InodeRecord), Error> {
+    fn clone_inode(&self, from: Ino, quota: Ino) -> Result<(Ino, InodeRecord), Error> {
         let ino = self.next_ino()?;
         self.refs.finding().hold(ino);
-        let copied = self.clone_contents(from, ino);
+        let copied = self.clone_contents(from, ino, quota);
         if copied.is_err() {
             self.release(ino, false);
         }
@@ -111,11 +113,11 @@ impl Core {
         }
     }
 
-    fn clone_contents(&self, from: Ino, ino: Ino) -> Result<InodeRecord, Error> {
+    fn clone_contents(&self, from: Ino, ino: Ino, quota: Ino) -> Result<InodeRecord, Error> {
         // Excludes writers from a file that is copied in several steps.
         let _whole = self.lock_of(from).write();
         let record = self.attr(from)?;
-        let mut change = self.run(&Op::CloneInode { from, ino })?;
+        let mut change = self.run(&Op::CloneInode { from, ino, quota })?;
         while change.more {
             let page = change.done as u32;
             change = self.run(&Op::CloneMore { from, ino, page })?;
@@ -128,6 +130,7 @@ impl Core {
         from: Ino,
         top: Ino,
         record: &InodeRecord,
+        quota: Ino,
         counts: &mut Cloned,
         progress: &mut dyn FnMut(Cloned) -> ControlFlow<()>,
     ) -> Result<(), Error> {
@@ -157,7 +160,7 @@ impl Core {
             if entry.dentry.is_dir() && stack.iter().any(|level| level.from == child) {
                 return Err(Errno::ELOOP.into());
             }
-            let (copy, record) = match self.clone_inode(child) {
+            let (copy, record) = match self.clone_inode(child, quota) {
                 // Removed since the listing was read.
                 Err(Error::Errno(Errno::ENOENT) | Error::Refused(meta::plan::Refusal::NotFound)) => continue,
                 made => made?,

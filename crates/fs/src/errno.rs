@@ -104,6 +104,8 @@ impl From<Refusal> for Errno {
             Refusal::NameTooLong => Errno::ENAMETOOLONG,
             Refusal::NoAttribute => Errno::ENODATA,
             Refusal::AttributeTooLarge => Errno::ERANGE,
+            Refusal::OverQuota => Errno::EDQUOT,
+            Refusal::OtherQuota => Errno::EXDEV,
             Refusal::Busy => Errno::EBUSY,
             Refusal::Unsupported => Errno::EOPNOTSUPP,
             // The first two are handled inside. If one reaches this table, that is as bad as damage.

@@ -392,8 +392,8 @@ impl Filesystem for Following {
         Ok(())
     }
 
-    fn statfs(&self) -> Result<StatFs> {
-        self.newest().statfs()
+    fn statfs(&self, _: Ino) -> Result<StatFs> {
+        self.newest().statfs(Ino::ROOT)
     }
 
     fn unmounted(&self) {

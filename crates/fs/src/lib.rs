@@ -33,6 +33,7 @@ mod paths;
 pub mod pieces;
 mod prefetch;
 pub mod publish;
+pub mod quota;
 pub mod read_plan;
 mod refs;
 mod serve;

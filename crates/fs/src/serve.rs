@@ -175,7 +175,12 @@ impl Filesystem for Volume {
         // The kernel of a shared mount keeps no size and no times.
         let cached = cached && !self.core.is_shared();
         let how = How { unprivileged: unprivileged.copied(), cached };
-        self.change("write", ino, |core| core.write(ino, offset, data, how))
+        let done = self.change("write", ino, |core| core.write(ino, offset, data, how));
+        done.map_err(|errno| match errno {
+            // Of the errors that the kernel keeps for close(2), it tells only this one from EIO.
+            Errno::EDQUOT if cached => Errno::ENOSPC,
+            errno => errno,
+        })
     }
 
     fn append(&self, ino: Ino, data: &[u8], unprivileged: Option<&Caller>) -> Result<bool> {
@@ -241,8 +246,8 @@ impl Filesystem for Volume {
         self.change("removexattr", ino, |core| core.removexattr(ino, name))
     }
 
-    fn statfs(&self) -> Result<StatFs> {
-        self.ask("statfs", Ino::ROOT, self.core.statfs())
+    fn statfs(&self, ino: Ino) -> Result<StatFs> {
+        self.ask("statfs", ino, self.core.statfs(ino))
     }
 
     fn locks(&self) -> Locks {

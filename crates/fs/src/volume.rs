@@ -255,6 +255,8 @@ pub(crate) struct Core {
     /// the same time.
     pub(crate) blobs: RwLock<()>,
     pub(crate) fleet_locks: FleetLocks,
+    /// One quota is changed at a time.
+    pub(crate) quota_changes: Mutex<()>,
     /// See [`crate::publish`].
     pub(crate) publishing: Publishing,
     /// Packs that the previous run sealed and did not retire. Their bytes are certainly still in their open
@@ -338,6 +340,7 @@ impl Volume {
             revoked: AtomicBool::new(false),
             blobs: RwLock::new(()),
             fleet_locks: FleetLocks::default(),
+            quota_changes: Mutex::default(),
             publishing: Publishing::default(),
             resealing: Mutex::default(),
             first_pack: AtomicU64::new(0),
@@ -347,6 +350,7 @@ impl Volume {
         let volume = Volume { core: core.clone(), threads: Mutex::default() };
         core.note_resealing()?;
         if !core.options.read_only {
+            core.names.read_quotas().map_err(OpenError::Store)?;
             core.first_pack.store(core.next_pack()?.0, Ordering::Release);
             core.adopt_leftovers()?;
             volume.start("covey-seal", Core::sealer)?;

@@ -285,7 +285,7 @@ fn on_one_inode(fs: &dyn Filesystem, ino: Ino, op: &Op<'_>, put: &mut Put<'_>) -
     match *op {
         Op::Readlink => put.bytes(&fs.readlink(ino)?),
         Op::Rmdir { name } => fs.rmdir(ino, name),
-        Op::Statfs => out::statfs(put, &fs.statfs()?),
+        Op::Statfs => out::statfs(put, &fs.statfs(ino)?),
         Op::Fsync { data_only } => fs.fsync(ino, data_only),
         Op::Syncfs => fs.sync(),
         Op::Setxattr { name, value, mode, kill_sgid } => fs.setxattr(ino, name, value, mode, kill_sgid),

@@ -193,7 +193,7 @@ impl Filesystem for Null {
         Err(Errno::ENODATA)
     }
 
-    fn statfs(&self) -> api::Result<StatFs> {
+    fn statfs(&self, _: Ino) -> api::Result<StatFs> {
         Ok(StatFs { total: 1 << 40, free: 1 << 40, available: 1 << 40, inodes: FILES, inodes_free: 1 << 30 })
     }
 }

@@ -3,8 +3,8 @@
 //! These are checked: every row decodes. Every name has an inode, and every inode has its names or the mark
 //! that it has none. Link counts, parents and subdirectory counts are right. A file's bytes are inline or in
 //! extents, within its size, and add up. The flags for extended attributes are right. The packs' live bytes
-//! and users are right, and what is referred to exists. The volume's totals are right. Every directory is
-//! below the root. The *contents* of the blobs are not checked.
+//! and users are right, and what is referred to exists. The totals of the volume and of its quotas are right.
+//! Every directory is below the root. The *contents* of the blobs are not checked.
 //!
 //! Rows are streamed in key order, several kinds in parallel. Memory holds 32 bytes for each name's inode and
 //! the same for each pack. The store should not change during an audit: a change meanwhile may be reported as
@@ -24,9 +24,14 @@ mod tests;
 
 pub use finding::{Finding, repair};
 
-use crate::key::Key;
+use std::collections::BTreeMap;
+
+use base::Ino;
+
+use crate::key::{Key, Used, tags};
 use crate::record::decode_i64;
 use crate::store::{MetaStore, StoreError};
+use cursor::Cursor;
 
 /// What was read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -63,6 +68,8 @@ struct Audit<'a, 'l> {
     rows: u64,
     /// A row could not be read, so every count lacks what it says.
     has_unreadable: bool,
+    /// What counts for each quota.
+    used: BTreeMap<Key, u64>,
 }
 
 impl Audit<'_, '_> {
@@ -77,6 +84,26 @@ impl Audit<'_, '_> {
             self.rows += rows as u64;
             (self.listener.progress)(self.rows);
         }
+    }
+
+    /// Notes that an inode counts for a quota.
+    fn count_used(&mut self, quota: Ino, bytes: u64) {
+        if quota != Ino(0) {
+            *self.used.entry(Key::quota_used(quota, Used::Inodes)).or_default() += 1;
+            *self.used.entry(Key::quota_used(quota, Used::Bytes)).or_default() += bytes;
+        }
+    }
+
+    /// Compares the counters of all quotas.
+    fn compare_used(&mut self) -> Result<(), StoreError> {
+        let mut rows = Cursor::kind(self.store, tags::QUOTA_USED);
+        while let Some((key, _)) = rows.next()? {
+            self.used.entry(key).or_default();
+        }
+        for (key, used) in std::mem::take(&mut self.used) {
+            self.compare(key, used)?;
+        }
+        Ok(())
     }
 
     /// Compares a counter's row with the counted value, if every counted row could be read.
@@ -98,12 +125,14 @@ impl Audit<'_, '_> {
 /// # Errors
 /// The store failed. Damage within rows is a finding instead.
 pub fn audit(store: &dyn MetaStore, listener: &mut Listener<'_>) -> Result<Summary, StoreError> {
-    let mut audit = Audit { store, listener, summary: Summary::default(), rows: 0, has_unreadable: false };
+    let (summary, used) = (Summary::default(), BTreeMap::new());
+    let mut audit = Audit { store, listener, summary, rows: 0, has_unreadable: false, used };
     let mut tallies = packs::Tallies::default();
     inodes::check(&mut audit, &mut tallies)?;
     packs::check(&mut audit, &tallies)?;
     let Summary { inodes, bytes, .. } = audit.summary;
     audit.compare(Key::volume("inodes"), inodes)?;
     audit.compare(Key::volume("bytes"), bytes)?;
+    audit.compare_used()?;
     Ok(audit.summary)
 }

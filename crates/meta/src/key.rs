@@ -25,6 +25,8 @@
 //! | `17 ino:8` | in a shared volume: which nodes have a lease on this directory or file ([`crate::lease`]) |
 //! | `18 node:4 epoch:8` | in a shared volume: the number of the last batch that a session wrote |
 //! | `19 ino:8` | in a shared volume: a node wants the lease on this, and cannot reach its holder |
+//! | `1A dir:8` | the quota of a directory ([`crate::quota::QuotaRow`]) |
+//! | `1B dir:8 what:1 part` | what counts for the quota of a directory (`add`) |
 //!
 //! **Why directory entries contain a hash.** A mount without OPENDIR has no handle that could keep a
 //! listing's position. So a position must be a number from which a listing can be resumed without any state.
@@ -92,6 +94,10 @@ pub mod tags {
     pub const BATCH: u8 = 0x18;
     /// Leases of a shared volume that a node wants and cannot ask for.
     pub const WISH: u8 = 0x19;
+    /// Quotas of directories.
+    pub const QUOTA: u8 = 0x1A;
+    /// What counts for a quota.
+    pub const QUOTA_USED: u8 = 0x1B;
 }
 
 /// Lower positions are not entries: 0 is the start of a listing, 1 follows `.`, 2 follows `..`.
@@ -132,6 +138,15 @@ macro_rules! build {
         })*
         Key(bytes[..len].into())
     }};
+}
+
+/// What is counted for a quota.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Used {
+    /// Stored bytes.
+    Bytes = 0,
+    /// Inodes.
+    Inodes = 1,
 }
 
 /// The parts of a directory entry's key.
@@ -428,6 +443,41 @@ impl Key {
     pub fn as_batch(&self) -> Option<(u32, u64)> {
         (self.tag() == tags::BATCH && self.0.len() == 13).then_some(())?;
         Some((self.page_at(1)?, self.number_at(5)?))
+    }
+
+    /// The quota of a directory.
+    pub fn quota(dir: Ino) -> Key {
+        build!(tags::QUOTA, &dir.0.to_be_bytes())
+    }
+
+    /// How much counts for the quota of a directory: bytes, or inodes. A shared volume spreads the sum over
+    /// rows whose keys have one more byte.
+    pub fn quota_used(dir: Ino, what: Used) -> Key {
+        build!(tags::QUOTA_USED, &dir.0.to_be_bytes(), &[what as u8])
+    }
+
+    /// All that counts for the quota of a directory.
+    pub fn quota_uses(dir: Ino) -> KeyRange {
+        KeyRange {
+            start: build!(tags::QUOTA_USED, &dir.0.to_be_bytes()),
+            end: build!(tags::QUOTA_USED, &dir.0.saturating_add(1).to_be_bytes()),
+        }
+    }
+
+    /// The directory, and what is counted, of a [`Key::quota_used`] or of a part of one; none for other keys.
+    pub fn as_quota_used(&self) -> Option<(Ino, Used)> {
+        (self.tag() == tags::QUOTA_USED && matches!(self.0.len(), 10 | 11)).then_some(())?;
+        let what = match self.0.get(9)? {
+            0 => Used::Bytes,
+            1 => Used::Inodes,
+            _ => return None,
+        };
+        Some((Ino(self.number_at(1)?), what))
+    }
+
+    /// One of the rows over which a shared volume spreads a counter.
+    pub(crate) fn part(&self, number: u8) -> Key {
+        Key([&self.0[..], &[number]].concat().into())
     }
 
     /// Every row of one kind: the first byte of its key.

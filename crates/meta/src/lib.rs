@@ -10,9 +10,9 @@
 //!                engines; journal (overlay + redo log) stands in front of SQLite
 //! ```
 //!
-//! [`shared`] and [`lease`] are what a node of a shared volume puts in front of an engine. [`key`] and
-//! [`record`] define the bytes of a row. docs/FORMAT.md describes them. [`audit`] checks that the rows agree
-//! with one another, for `covey fsck`.
+//! [`quota`] is what a directory may hold. [`shared`] and [`lease`] are what a node of a shared volume puts
+//! in front of an engine. [`key`] and [`record`] define the bytes of a row. docs/FORMAT.md describes them.
+//! [`audit`] checks that the rows agree with one another, for `covey fsck`.
 
 pub mod audit;
 pub mod engine;
@@ -21,6 +21,7 @@ pub mod key;
 pub mod lease;
 pub mod names;
 pub mod plan;
+pub mod quota;
 pub mod record;
 pub mod shared;
 pub mod store;

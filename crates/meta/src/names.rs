@@ -11,6 +11,7 @@
 mod far;
 mod guesses;
 mod page;
+mod quota;
 
 use std::sync::Arc;
 
@@ -20,6 +21,7 @@ use blob::ExtentPage;
 
 use crate::key::{Key, KeyRange};
 use crate::plan::{self, Change, Ctx, Op, Plan, Refusal, View};
+use crate::quota::Quotas;
 use crate::record::{
     BadRecord, ContentRow, Dentry, InodeRecord, PackRow, decode_i64, decode_u64, moment_from_u64,
 };
@@ -70,24 +72,25 @@ pub struct Names {
     guesses: Option<Arc<Guesses>>,
     /// It is a shared volume, whose totals are spread over several rows.
     shared: bool,
+    quotas: Arc<Quotas>,
 }
 
 impl Names {
     /// Names in this store.
     pub fn new(store: Arc<dyn MetaStore>) -> Names {
-        Names { store, guesses: None, shared: false }
+        Names { store, guesses: None, shared: false, quotas: Arc::default() }
     }
 
     /// Names in a store on another machine: operations are planned with the rows that were seen last, and
     /// rows that belong together are read together.
     pub fn far(store: Arc<dyn MetaStore>) -> Names {
-        Names { store, guesses: Some(Arc::default()), shared: true }
+        Names { store, guesses: Some(Arc::default()), shared: true, quotas: Arc::default() }
     }
 
     /// Names of a shared volume behind leases ([`crate::lease`]): the store is on another machine, and most
     /// rows are in memory.
     pub fn leased(store: Arc<dyn MetaStore>) -> Names {
-        Names { store, guesses: None, shared: true }
+        Names { store, guesses: None, shared: true, quotas: Arc::default() }
     }
 
     /// The store.
@@ -125,7 +128,15 @@ impl Names {
                     let commit = std::mem::take(&mut change.commit);
                     if !commit.is_empty() {
                         let made = self.guesses.as_ref().map(|guesses| (guesses, commit.clone()));
-                        match self.store.commit(commit) {
+                        let quotas = self.quotas.hold();
+                        let limited = !matches!(op, Op::MoveToQuota { .. });
+                        quotas.add(&change.charges, limited)?;
+                        let done = self.store.commit(commit);
+                        if done.is_err() {
+                            quotas.take_back(&change.charges);
+                        }
+                        drop(quotas);
+                        match done {
                             Ok(()) => made.iter().for_each(|(guesses, commit)| guesses.made(commit)),
                             Err(CommitError::Store(error)) => return Err(error.into()),
                             Err(CommitError::Conflict { rows, .. }) => {

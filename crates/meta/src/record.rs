@@ -1,9 +1,10 @@
 //! The encoding of rows. Fixed fields, big-endian; every decoder refuses what it does not understand.
 //!
-//! An inode is 96 bytes, or 112 with times outside 1677 to 2262; a name 9, a pack 1 or 37, a content 16, a
-//! counter 8. docs/FORMAT.md draws each. A decoded record encodes to the same bytes again, so comparing
-//! values is the same as comparing records.
+//! An inode is 96 bytes, or 112 with times outside 1677 to 2262, and 8 more below a directory with a quota; a
+//! name 9, a pack 1 or 37, a content 16, a counter 8. docs/FORMAT.md draws each. A decoded record encodes to
+//! the same bytes again, so comparing values is the same as comparing records.
 
+mod published;
 #[cfg(test)]
 mod tests;
 
@@ -11,6 +12,7 @@ use base::size::{BLOB_MAX, FILE_MAX};
 use base::{BlobId, Ino, PackNo, Timestamp};
 
 use crate::store::Value;
+pub use published::{ForeignRow, HeldRow};
 
 /// A row's bytes do not fit the kind of its key.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -92,6 +94,8 @@ pub struct InodeRecord {
     pub xattr_list: u32,
     /// How many bytes the values of its extended attributes take; `security.capability` is not counted.
     pub xattr_bytes: u32,
+    /// The directory whose quota this inode counts for; 0 if there is none. See [`crate::quota`].
+    pub quota: Ino,
 }
 
 impl InodeRecord {
@@ -105,9 +109,13 @@ impl InodeRecord {
     pub const HAS_ACL: u16 = 8;
     /// One of them is `security.capability`.
     pub const HAS_CAPABILITY: u16 = 16;
+    /// It counts for a quota, whose directory follows all other fields.
+    const IN_QUOTA: u16 = 32;
+    /// It is a directory with a quota of its own: what is made in it counts for that.
+    pub const QUOTA_ROOT: u16 = 64;
 
     /// All flags that this version knows.
-    const KNOWN: u16 = 31;
+    const KNOWN: u16 = 127;
     /// The version whose times are nanoseconds in 64 bits: 1677 to 2262. It is written if that range
     /// suffices.
     const VERSION: u8 = 1;
@@ -117,6 +125,8 @@ impl InodeRecord {
     pub const LEN: usize = 96;
     /// Bytes of one of version 2.
     pub const LEN_WIDE: usize = 112;
+    /// How many more bytes an inode takes that counts for a quota.
+    const LEN_QUOTA: usize = 8;
 
     /// The `S_IFMT` bits: its type.
     pub fn kind(&self) -> u32 {
@@ -152,6 +162,26 @@ impl InodeRecord {
         self
     }
 
+    /// The quota that new inodes in this directory, `ino`, count for; 0 if there is none.
+    pub fn quota_below(&self, ino: Ino) -> Ino {
+        if self.has(InodeRecord::QUOTA_ROOT) { ino } else { self.quota }
+    }
+
+    /// An inode's row as it is without quotas. None if nothing of it is about quotas.
+    ///
+    /// # Errors
+    /// The row is damaged.
+    pub fn without_quota(row: &[u8]) -> Result<Option<Value>, BadRecord> {
+        let about = (Self::IN_QUOTA | Self::QUOTA_ROOT).to_be_bytes();
+        if row.get(2..4).is_none_or(|flags| flags[0] & about[0] | flags[1] & about[1] == 0) {
+            return Ok(None);
+        }
+        let mut record = InodeRecord::decode(row)?;
+        record.quota = Ino(0);
+        record.set(Self::QUOTA_ROOT, false);
+        Ok(Some(record.encode()))
+    }
+
     fn times(&self) -> [Timestamp; 4] {
         [self.atime, self.mtime, self.ctime, self.btime]
     }
@@ -164,9 +194,11 @@ impl InodeRecord {
     /// The row.
     pub fn encode(&self) -> Value {
         let wide = self.is_wide();
-        let mut out = [0u8; Self::LEN_WIDE];
+        let mut out = [0u8; Self::LEN_WIDE + Self::LEN_QUOTA];
         out[0] = if wide { Self::VERSION_WIDE } else { Self::VERSION };
-        out[2..4].copy_from_slice(&self.flags.to_be_bytes());
+        let counts = self.quota != Ino(0);
+        let flags = self.flags & !Self::IN_QUOTA | if counts { Self::IN_QUOTA } else { 0 };
+        out[2..4].copy_from_slice(&flags.to_be_bytes());
         let words = [self.mode, self.uid, self.gid, self.nlink, self.rdev];
         for (to, word) in out[4..24].chunks_exact_mut(4).zip(words) {
             to.copy_from_slice(&word.to_be_bytes());
@@ -179,10 +211,18 @@ impl InodeRecord {
         }
         out[88..92].copy_from_slice(&self.xattr_list.to_be_bytes());
         out[92..96].copy_from_slice(&self.xattr_bytes.to_be_bytes());
-        for (to, time) in out[96..].chunks_exact_mut(4).zip(self.times()) {
-            to.copy_from_slice(&time.nanos().to_be_bytes());
+        let mut len = Self::LEN;
+        if wide {
+            len = Self::LEN_WIDE;
+            for (to, time) in out[Self::LEN..len].chunks_exact_mut(4).zip(self.times()) {
+                to.copy_from_slice(&time.nanos().to_be_bytes());
+            }
         }
-        out[..if wide { Self::LEN_WIDE } else { Self::LEN }].into()
+        if counts {
+            out[len..len + Self::LEN_QUOTA].copy_from_slice(&self.quota.0.to_be_bytes());
+            len += Self::LEN_QUOTA;
+        }
+        out[..len].into()
     }
 
     /// Reads a row.
@@ -191,10 +231,14 @@ impl InodeRecord {
     /// The row is not one that [`InodeRecord::encode`] gives.
     pub fn decode(bytes: &[u8]) -> Result<InodeRecord, BadRecord> {
         let wide = bytes.first() == Some(&Self::VERSION_WIDE);
-        let mut fields = Fields::of("inode", bytes, if wide { Self::LEN_WIDE } else { Self::LEN })?;
+        let flags = bytes.get(2..4).map_or(0, |flags| u16::from_be_bytes([flags[0], flags[1]]));
+        let counts = flags & Self::IN_QUOTA != 0;
+        let len = if wide { Self::LEN_WIDE } else { Self::LEN };
+        let mut fields = Fields::of("inode", bytes, len + if counts { Self::LEN_QUOTA } else { 0 })?;
         let head = fields.u8() == (if wide { Self::VERSION_WIDE } else { Self::VERSION }) && fields.u8() == 0;
         let mut record = InodeRecord {
-            flags: fields.u16(),
+            // What this flag says, the field says too.
+            flags: fields.u16() & !Self::IN_QUOTA,
             mode: fields.u32(),
             uid: fields.u32(),
             gid: fields.u32(),
@@ -210,6 +254,7 @@ impl InodeRecord {
             change: fields.u64(),
             xattr_list: fields.u32(),
             xattr_bytes: fields.u32(),
+            quota: Ino(0),
         };
         let mut fits = true;
         if wide {
@@ -222,7 +267,12 @@ impl InodeRecord {
             // A record that fits into version 1 is written as version 1 only.
             fits &= record.is_wide();
         }
+        if counts {
+            record.quota = Ino(fields.u64());
+            fits &= record.quota != Ino(0);
+        }
         let known = record.flags & !Self::KNOWN == 0
+            && (record.is_dir() || !record.has(Self::QUOTA_ROOT))
             && mode::is_kind(record.kind())
             && record.mode & !(mode::S_IFMT | mode::PERM) == 0
             && record.size <= FILE_MAX
@@ -362,130 +412,6 @@ impl ContentRow {
         let row = ContentRow { pack: PackNo(fields.u64()), offset: fields.u32(), len: fields.u32() };
         let end = row.offset.checked_add(row.len);
         fields.good(row.len > 0 && end.is_some_and(|end| end <= BLOB_MAX), row)
-    }
-}
-
-/// The row by which a published tree holds a blob.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HeldRow {
-    /// The tree refers to it, and it is in the origin.
-    Held,
-    /// A tree that is being published will refer to it. Until it is published, the blob need not be in the
-    /// origin.
-    Pending,
-    /// Since this moment a newer tree of the name does not refer to it. A mount of the older tree may still
-    /// read it for a while.
-    DroppedAt(Timestamp),
-    /// Since this moment a newer tree of the name does not refer to it, and an older one that is kept does.
-    KeptAt(Timestamp),
-    /// The tree is no longer published.
-    Released,
-}
-
-/// The last byte of a row of 9 bytes.
-const KEPT: u8 = 1;
-
-impl HeldRow {
-    /// The row.
-    pub fn encode(&self) -> Value {
-        match self {
-            HeldRow::Held => encode_u64(0),
-            HeldRow::Released => encode_u64(1),
-            HeldRow::Pending => encode_u64(2),
-            HeldRow::DroppedAt(moment) => encode_u64(moment_to_u64(*moment).max(3)),
-            HeldRow::KeptAt(moment) => {
-                [&moment_to_u64(*moment).to_be_bytes()[..], &[KEPT]].concat().as_slice().into()
-            }
-        }
-    }
-
-    /// Reads a row.
-    ///
-    /// # Errors
-    /// The row is not one that [`HeldRow::encode`] gives.
-    pub fn decode(bytes: &[u8]) -> Result<HeldRow, BadRecord> {
-        if let Some((&KEPT, moment)) = bytes.split_last().filter(|(_, moment)| moment.len() == 8) {
-            return Ok(HeldRow::KeptAt(moment_from_u64(Fields::of("held blob", moment, 8)?.u64())));
-        }
-        Ok(match Fields::of("held blob", bytes, 8)?.u64() {
-            0 => HeldRow::Held,
-            1 => HeldRow::Released,
-            2 => HeldRow::Pending,
-            moment => HeldRow::DroppedAt(moment_from_u64(moment)),
-        })
-    }
-}
-
-/// An object of a foreign bucket that is in a published tree: where its bytes are, and the numbers that the
-/// tree gave to its name. The next index of the bucket takes the numbers from here.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ForeignRow {
-    /// The key, without the prefix that was indexed. With a `/` at its end: a folder that has an object.
-    pub key: String,
-    /// The ETag, without quotes.
-    pub etag: String,
-    /// The size in bytes.
-    pub size: u64,
-    /// The file; 0 for a folder.
-    pub ino: Ino,
-    /// The file's change counter.
-    pub change: u64,
-    /// The pack of its first part; those of the others follow. 0 for an object without bytes.
-    pub pack: PackNo,
-    /// The folders of its key, from the outermost on.
-    pub folders: Vec<Ino>,
-}
-
-impl ForeignRow {
-    const VERSION: u8 = 1;
-    /// The longest key and ETag in bytes. Stores allow keys of 1,024.
-    pub const TEXT_MAX: usize = 4096;
-
-    /// The row.
-    pub fn encode(&self) -> Value {
-        let mut out = Vec::with_capacity(64 + self.key.len() + self.etag.len());
-        out.push(Self::VERSION);
-        for number in [self.size, self.ino.0, self.change, self.pack.0] {
-            out.extend_from_slice(&number.to_be_bytes());
-        }
-        out.extend_from_slice(&(self.folders.len() as u16).to_be_bytes());
-        self.folders.iter().for_each(|folder| out.extend_from_slice(&folder.0.to_be_bytes()));
-        out.extend_from_slice(&(self.etag.len() as u16).to_be_bytes());
-        out.extend_from_slice(self.etag.as_bytes());
-        out.extend_from_slice(self.key.as_bytes());
-        out.as_slice().into()
-    }
-
-    /// Reads a row.
-    ///
-    /// # Errors
-    /// The row is not one that [`ForeignRow::encode`] gives.
-    pub fn decode(bytes: &[u8]) -> Result<ForeignRow, BadRecord> {
-        ForeignRow::read(bytes).ok_or(BadRecord { what: "foreign object" })
-    }
-
-    fn read(bytes: &[u8]) -> Option<ForeignRow> {
-        fn long(rest: &mut &[u8]) -> Option<u64> {
-            let (number, left) = rest.split_first_chunk()?;
-            *rest = left;
-            Some(u64::from_be_bytes(*number))
-        }
-        fn short(rest: &mut &[u8]) -> Option<usize> {
-            let (number, left) = rest.split_first_chunk()?;
-            *rest = left;
-            Some(usize::from(u16::from_be_bytes(*number)))
-        }
-        let (version, mut rest) = bytes.split_first()?;
-        let rest = &mut rest;
-        let (size, ino, change, pack) = (long(rest)?, Ino(long(rest)?), long(rest)?, PackNo(long(rest)?));
-        let count = short(rest)?;
-        let folders = (0..count).map(|_| long(rest).map(Ino)).collect::<Option<Vec<Ino>>>()?;
-        let len = short(rest)?;
-        let (etag, key) = rest.split_at_checked(len)?;
-        let text =
-            |bytes: &[u8]| String::from_utf8(bytes.to_vec()).ok().filter(|text| text.len() <= Self::TEXT_MAX);
-        let (etag, key) = (text(etag)?, text(key)?);
-        (*version == Self::VERSION).then_some(ForeignRow { key, etag, size, ino, change, pack, folders })
     }
 }
 

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use base::PackNo;
 use blob::{BlobError, PackStore};
 
-use crate::key::{Key, KeyRange};
+use crate::key::{Key, KeyRange, tags};
 use crate::store::{Commit, CommitError, Linked, Looked, MetaStore, Rows, Snapshot, StoreError, Value};
 
 /// Until when a node's session lasts for certain, by this node's own clock.
@@ -74,9 +74,13 @@ const SPREAD: u64 = 32;
 /// The totals of a volume, by name.
 pub(crate) const TOTALS: [&str; 2] = ["inodes", "bytes"];
 
-/// Adds to one of the rows of a total, and not to the first.
+/// Adds to one of the rows of a total, or of what counts for a quota, and not to the first.
 fn spread(commit: &mut Commit) {
     for (key, _) in &mut commit.adds {
+        if key.tag() == tags::QUOTA_USED {
+            *key = key.part((base::random::u64() % SPREAD) as u8);
+            continue;
+        }
         let total = TOTALS.iter().find(|name| *key == Key::volume(name));
         if let Some(name) = total {
             *key = Key::volume(&format!("{name} {:02}", base::random::u64() % SPREAD));

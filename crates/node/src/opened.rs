@@ -13,6 +13,7 @@
 mod clone;
 mod parts;
 mod published;
+mod quota;
 mod shared;
 mod source;
 

@@ -546,6 +546,14 @@ impl Serve for Daemon {
                 notifier.settle();
                 serde_json::to_value(cloned.summary)
             }
+            Request::Quotas { path } => serde_json::to_value(self.node.node()?.quotas(&PathBuf::from(path))?),
+            Request::SetQuota { path, bytes, files } => {
+                serde_json::to_value(self.node.node()?.set_quota(&PathBuf::from(path), bytes, files, tick)?)
+            }
+            Request::RemoveQuota { path } => {
+                self.node.node()?.remove_quota(&PathBuf::from(path), tick)?;
+                serde_json::to_value(())
+            }
             Request::Peers => serde_json::to_value(self.node.peers()?),
             Request::Holders { path } => {
                 serde_json::to_value(self.node.node()?.holders(&PathBuf::from(path))?)

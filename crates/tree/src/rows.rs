@@ -57,8 +57,8 @@ pub type Push<'a> = dyn FnMut(&[u8], &[u8]) -> Result<(), TreeError> + 'a;
 /// The next numbers to be given out are published as multiples of this.
 const NUMBERS: u64 = 1 << 24;
 
-/// The kinds of rows that are copied unchanged, in order. `ORPHAN` only for a whole volume: below a folder
-/// every inode has a name.
+/// The kinds of rows that are copied, in order, unchanged but for quotas. `ORPHAN` only for a whole volume:
+/// below a folder every inode has a name.
 const KINDS: [u8; 9] = [
     tags::VOLUME,
     tags::INODE,
@@ -197,6 +197,7 @@ impl Selection {
         for tag in KINDS {
             match &self.inos {
                 _ if tag == tags::VOLUME => self.volume_rows(rows, push)?,
+                None if matches!(tag, tags::INODE | tags::ORPHAN) => inodes(rows, tag, push)?,
                 None => pass_on(rows, &Key::kind(tag), push)?,
                 Some(_) if tag == tags::ORPHAN => {}
                 Some(inos) => self.below(rows, tag, inos, push)?,
@@ -272,6 +273,8 @@ impl Selection {
         if ino == top || record.parent == top {
             record.parent = Ino::ROOT;
         }
+        record.quota = Ino(0);
+        record.set(InodeRecord::QUOTA_ROOT, false);
         if !record.is_dir() {
             record.nlink = self.names.get(&ino).copied().unwrap_or(1);
         }
@@ -287,6 +290,14 @@ fn of(tag: u8, ino: Ino) -> KeyRange {
         Key::from_bytes(&bytes)
     };
     KeyRange { start: key(ino.0), end: key(ino.0.saturating_add(1)) }
+}
+
+/// All inodes. Quotas are the volume's, and not the tree's.
+fn inodes(rows: &dyn Snapshot, tag: u8, push: &mut Push<'_>) -> Result<(), TreeError> {
+    pass_on(rows, &Key::kind(tag), &mut |key, row| {
+        let plain = InodeRecord::without_quota(row).map_err(|_| damaged(&Key::from_bytes(key)))?;
+        push(key, plain.as_deref().unwrap_or(row))
+    })
 }
 
 fn pass_on(rows: &dyn Snapshot, range: &KeyRange, push: &mut Push<'_>) -> Result<(), TreeError> {

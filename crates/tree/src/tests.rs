@@ -608,6 +608,7 @@ fn regression_a_folder_within_itself_is_damage_and_not_walked_for_ever() {
         change: 0,
         xattr_list: 0,
         xattr_bytes: 0,
+        quota: base::Ino(0),
     };
     let puts = vec![
         (Key::inode(top), record.encode()),

@@ -55,7 +55,7 @@ impl Inside {
             );
         }
         let whole = root.as_os_str().is_empty();
-        let expected = if whole { volume.statfs().map_or(0, |room| room.inodes) } else { 0 };
+        let expected = if whole { volume.statfs(base::Ino::ROOT).map_or(0, |room| room.inodes) } else { 0 };
         Ok(Inside { volume, shown, root: at.ino, expected, links: HashMap::new(), folders: HashSet::new() })
     }
 

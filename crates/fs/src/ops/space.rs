@@ -87,15 +87,39 @@ impl Core {
         self.run(&op).map(drop)
     }
 
-    pub(crate) fn statfs(&self) -> Result<StatFs, Error> {
+    /// Refuses a write of `len` bytes up to `end` that no quota has room for, before its bytes are stored.
+    /// Those past the file's end are new for certain. Whether the others are, the plan finds out.
+    pub(crate) fn admit_growth(&self, record: &InodeRecord, end: u64, len: usize) -> Result<(), Error> {
+        let quotas = self.names.quotas();
+        if record.quota == Ino(0) || !quotas.any() {
+            return Ok(());
+        }
+        let growth = end.saturating_sub(record.size).min(len as u64);
+        let has_room = quotas.room(record.quota).bytes.is_none_or(|(_, left)| growth <= left);
+        if has_room { Ok(()) } else { Err(Refusal::OverQuota.into()) }
+    }
+
+    pub(crate) fn statfs(&self, ino: Ino) -> Result<StatFs, Error> {
         let space = self.parts.packs.space()?;
         let totals = self.names.totals()?;
-        Ok(StatFs {
+        let mut stat = StatFs {
             total: space.total,
             free: space.available.saturating_add(space.reserve).min(space.total),
             available: space.available.saturating_sub(crate::space::floor(space.total)),
             inodes: totals.inodes,
             inodes_free: INODES_FREE,
-        })
+        };
+        if self.names.quotas().any()
+            && let Some(record) = self.names.inode(ino)?
+        {
+            let room = self.names.quotas().room(record.quota_below(ino));
+            if let Some((limit, left)) = room.bytes {
+                (stat.total, stat.free, stat.available) = (limit, left, left.min(stat.available));
+            }
+            if let Some((limit, left)) = room.inodes {
+                (stat.inodes, stat.inodes_free) = (limit.saturating_sub(left), left);
+            }
+        }
+        Ok(stat)
     }
 }

@@ -62,6 +62,7 @@ impl Core {
         let record = self.file_to_write(ino, how)?;
         let (offset, over) = (record.size, Some(record.change));
         let end = offset.checked_add(data.len() as u64).filter(|end| *end <= FILE_MAX).ok_or(Errno::EFBIG)?;
+        self.admit_growth(&record, end, data.len())?;
         how.unprivileged = how.unprivileged.map(|caller| caller.before(&record));
         let inline = record.has(InodeRecord::INLINE);
         if (inline || is_blank(&record)) && end <= INLINE_MAX as u64 {
@@ -91,6 +92,7 @@ impl Core {
         self.admit(data.len() as u64)?;
         self.garbage.hold_back(|| self.sweep.wake());
         let record = self.file_to_write(ino, how)?;
+        self.admit_growth(&record, end, data.len())?;
         how.unprivileged = how.unprivileged.map(|caller| caller.before(&record));
         if record.has(InodeRecord::INLINE) || (end <= INLINE_MAX as u64 && is_blank(&record)) {
             return self.write_small(ino, offset, data, how);

@@ -72,7 +72,7 @@ fn regression_statfs_counts_what_is_kept_free_as_free() {
         others: (10 * MIB).into(),
     });
     let v = world.open();
-    let room = v.statfs().unwrap();
+    let room = v.statfs(Ino::ROOT).unwrap();
     assert_eq!((room.total, room.free), (64 * MIB, 57 * MIB));
     assert_eq!(room.available, 38 * MIB, "54 MiB should be available, less 16 for removals");
 }
@@ -109,7 +109,7 @@ fn a_full_disk_refuses_bytes_and_frees_them_again() {
     // Everything up to the floor. A pack that is being sealed exists twice for a moment, and that refuses no
     // write.
     assert!((45..=48).contains(&written), "{written} MiB");
-    assert_eq!(v.statfs().unwrap().available, 0);
+    assert_eq!(v.statfs(Ino::ROOT).unwrap().available, 0);
     let node = NewNode { kind: FileKind::File, perm: 0o644, umask: 0, rdev: 0 };
     assert_eq!(v.mknod(&ROOT, Ino::ROOT, b"h", &node), Err(Errno::ENOSPC));
     // Existing data can be read, and names can be removed.

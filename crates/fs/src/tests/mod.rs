@@ -10,6 +10,7 @@ mod locks;
 mod model;
 mod pieces;
 mod prefetch;
+mod quota;
 mod remote;
 mod round_trips;
 mod stress;

@@ -188,6 +188,6 @@ fn measured(shared: &Shared) -> Vec<(String, u64)> {
     note("getxattr", shared.of(|v| _ = v.getxattr(file, name("user.a")).unwrap()));
     note("list 256 names", shared.of(|v| _ = v.names(dir)));
     note("unlink, after the lookup", shared.of(|v| v.unlink(dir, name("link")).map(drop).unwrap()));
-    note("statfs", shared.of(|v| _ = v.statfs().unwrap()));
+    note("statfs", shared.of(|v| _ = v.statfs(Ino::ROOT).unwrap()));
     found
 }

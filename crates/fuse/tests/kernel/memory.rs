@@ -744,7 +744,7 @@ impl Filesystem for Memory {
         self.change().node(ino)?.xattrs.remove(name).map(drop).ok_or(Errno::ENODATA)
     }
 
-    fn statfs(&self) -> api::Result<StatFs> {
+    fn statfs(&self, _: Ino) -> api::Result<StatFs> {
         Ok(StatFs { total: 1 << 30, free: 1 << 29, available: 1 << 28, inodes: 7, inodes_free: 93 })
     }
 

@@ -277,6 +277,9 @@ impl fmt::Display for Finding {
                 let what = match key.tag() {
                     tags::VOLUME => format!("total {}", key.as_bytes()[1..].escape_ascii()),
                     tags::SUBDIRS => format!("subdirectory count of {}", key.number().unwrap_or(0)),
+                    tags::QUOTA_USED => {
+                        format!("use of the quota of directory {}", key.number().unwrap_or(0))
+                    }
                     _ => format!("live bytes of pack {}", key.number().unwrap_or(0)),
                 };
                 match decode_i64(found.as_deref()) {

@@ -11,6 +11,7 @@ use hashbrown::HashMap;
 use crate::key::{DentryKey, Key, tags};
 use crate::plan::CAPABILITY;
 use crate::plan::{ACCESS_ACL, DEFAULT_ACL};
+use crate::quota::{self, QuotaRow};
 use crate::record::{Dentry, InodeRecord, mode};
 use crate::store::{StoreError, Value};
 
@@ -96,10 +97,11 @@ struct Side<'a> {
     changed: Cursor<'a>,
     subdirs: Cursor<'a>,
     orphans: Cursor<'a>,
+    quotas: Cursor<'a>,
 }
 
 impl<'a> Side<'a> {
-    fn all(&mut self) -> [&mut Cursor<'a>; 8] {
+    fn all(&mut self) -> [&mut Cursor<'a>; 9] {
         [
             &mut self.inodes,
             &mut self.entries,
@@ -109,6 +111,7 @@ impl<'a> Side<'a> {
             &mut self.changed,
             &mut self.subdirs,
             &mut self.orphans,
+            &mut self.quotas,
         ]
     }
 
@@ -137,6 +140,7 @@ fn check_inodes(
         changed: of(tags::DIR_CHANGED),
         subdirs: of(tags::SUBDIRS),
         orphans: of(tags::ORPHAN),
+        quotas: of(tags::QUOTA),
     };
     while let Some(number) = side.next()? {
         check_inode(audit, &mut side, Ino(number), names, tallies)?;
@@ -187,7 +191,9 @@ fn check_inode(
     check_entries(audit, side, ino, record.is_dir() && live)?;
     check_bytes(audit, side, ino, tallies, &mut right)?;
     check_xattrs(audit, side, ino, &mut right)?;
+    check_quota(audit, side, ino, &mut right)?;
     audit.summary.bytes += right.stored;
+    audit.count_used(right.quota, right.stored);
     if right != record {
         audit.report(Finding::WrongInode { ino, key, row, right: Box::new(right) });
     }
@@ -286,6 +292,28 @@ fn check_entries(
     if counted || subdirs > 0 {
         audit.compare(Key::subdirs(ino), subdirs)?;
     }
+    Ok(())
+}
+
+/// Checks the quota of a directory. Its flag and its row say the same.
+fn check_quota(
+    audit: &mut Audit<'_, '_>,
+    side: &mut Side<'_>,
+    ino: Ino,
+    right: &mut InodeRecord,
+) -> Result<(), StoreError> {
+    let mut counts = false;
+    while let Some((key, row)) = side.quotas.next_of(ino.0)? {
+        match QuotaRow::decode(&row) {
+            Ok(row) if right.is_dir() => counts = row.state != quota::State::Removing,
+            Ok(_) => audit.report(Finding::StrayRow { key, row }),
+            Err(_) => {
+                audit.report(Finding::BadRow { key });
+                counts = right.has(InodeRecord::QUOTA_ROOT);
+            }
+        }
+    }
+    right.set(InodeRecord::QUOTA_ROOT, counts);
     Ok(())
 }
 

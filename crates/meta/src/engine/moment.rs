@@ -2,9 +2,12 @@
 //!
 //! Of the volume's own rows only those are there that every volume has. The others are about its nodes: the
 //! secret that they share, the key that signs, where the origin is. They must not get into a published tree.
-//! The totals, which a shared volume spreads over several rows, are one row each.
+//! The totals, and what counts for a quota, which a shared volume spreads over several rows, are one row
+//! each.
 //!
 //! A moment is a store that only reads, so the audit can read it, and a snapshot, so it can be published.
+
+use std::collections::BTreeMap;
 
 use parking_lot::Mutex;
 
@@ -22,6 +25,8 @@ pub struct Moment {
     rows: Mutex<Box<dyn Snapshot>>,
     /// The volume's own rows, in order.
     own: Rows,
+    /// What counts for quotas, in order.
+    used: Rows,
 }
 
 impl Moment {
@@ -52,7 +57,8 @@ impl Moment {
         let rest = totals.into_iter().filter(|(_, sum)| *sum != 0);
         own.extend(rest.map(|(name, sum)| (Key::volume(name), encode_i64(sum))));
         own.sort();
-        Ok(Moment { rows: Mutex::new(rows), own })
+        let used = used(&*rows)?;
+        Ok(Moment { rows: Mutex::new(rows), own, used })
     }
 
     /// Makes the number of the next pack at least this. The packs of a shared volume have the number of their
@@ -73,8 +79,27 @@ impl Moment {
         if key.tag() == tags::VOLUME {
             return Ok(self.own.iter().find(|(own, _)| own == key).map(|(_, row)| row.clone()));
         }
+        if key.tag() == tags::QUOTA_USED {
+            return Ok(self.used.iter().find(|(used, _)| used == key).map(|(_, row)| row.clone()));
+        }
         self.rows.lock().get(key)
     }
+}
+
+/// What counts for quotas, one row for each counter.
+fn used(rows: &dyn Snapshot) -> Result<Rows, StoreError> {
+    let mut sums: BTreeMap<Key, i64> = BTreeMap::new();
+    let mut failed = None;
+    rows.each(&Key::kind(tags::QUOTA_USED), &mut |key, value| {
+        match (Key::from_bytes(key).as_quota_used(), decode_i64(Some(value))) {
+            (Some((dir, what)), Ok(part)) => *sums.entry(Key::quota_used(dir, what)).or_default() += part,
+            _ => failed = Some(damaged(key)),
+        }
+        failed.is_none()
+    })?;
+    failed.map_or(Ok(()), Err)?;
+    let rest = sums.into_iter().filter(|(_, sum)| *sum != 0);
+    Ok(rest.map(|(key, sum)| (key, encode_i64(sum))).collect())
 }
 
 fn is_part_of(name: &[u8], total: &str) -> bool {
@@ -98,11 +123,30 @@ impl Snapshot for Moment {
             }
         }
         // The volume's own rows come before all others.
-        let others = Key::kind(tags::VOLUME).end;
-        let range = KeyRange { start: range.start.clone().max(others), end: range.end.clone() };
-        if range.start >= range.end {
+        let (others, used) = (Key::kind(tags::VOLUME).end, Key::kind(tags::QUOTA_USED));
+        let mut more = true;
+        let mut pass = |start: Key, end: Key| -> Result<(), StoreError> {
+            if more && start < end {
+                self.rows.lock().each(&KeyRange { start, end }, &mut |key, row| {
+                    more = each(key, row);
+                    more
+                })?;
+            }
+            Ok(())
+        };
+        pass(range.start.clone().max(others), range.end.clone().min(used.start))?;
+        if !more {
             return Ok(());
         }
+        for (key, row) in self.used.iter().filter(|(key, _)| (&range.start..&range.end).contains(&key)) {
+            if !each(key.as_bytes(), row) {
+                return Ok(());
+            }
+        }
+        if range.end <= used.end {
+            return Ok(());
+        }
+        let range = KeyRange { start: range.start.clone().max(used.end), end: range.end.clone() };
         self.rows.lock().each(&range, each)
     }
 }

@@ -42,7 +42,7 @@ pub(super) fn is_covered(commit: &Commit) -> bool {
 /// Rows without a lease that a batch may write: no commit that rests on them is decided in memory.
 fn is_free(key: &Key) -> bool {
     match key.tag() {
-        tags::PACK_LIVE | tags::PACK_USER | tags::CONTENT => true,
+        tags::PACK_LIVE | tags::PACK_USER | tags::CONTENT | tags::QUOTA_USED => true,
         tags::VOLUME => TOTALS.iter().any(|name| key.as_bytes().get(1..) == Some(name.as_bytes())),
         _ => false,
     }

@@ -21,7 +21,7 @@ use super::view::{Ask, Stop, View, decode_page};
 const PAGES_PER_CLONE: usize = 1024;
 
 /// [`super::Op::CloneInode`]
-pub(super) fn clone(view: &View, ctx: &Ctx, from: Ino, ino: Ino) -> Result<Change, Stop> {
+pub(super) fn clone(view: &View, ctx: &Ctx, from: Ino, ino: Ino, quota: Ino) -> Result<Change, Stop> {
     let source = view.node(from)?;
     let is_inline = source.record.has(InodeRecord::INLINE);
     let has_xattrs = source.record.has(InodeRecord::HAS_XATTRS);
@@ -50,8 +50,10 @@ pub(super) fn clone(view: &View, ctx: &Ctx, from: Ino, ino: Ino) -> Result<Chang
         ctime: ctx.now,
         btime: ctx.now,
         change: 0,
+        quota,
         ..touched
     };
+    record.set(InodeRecord::QUOTA_ROOT, false);
     draft.check_seen(source.key.clone(), Some(&source.seen));
     if is_inline {
         let row = view.row(&inline)?.ok_or(Refusal::Damaged)?;

@@ -84,6 +84,7 @@ fn new_inode(
         nlink,
         rdev: if is_device { make.rdev } else { 0 },
         parent: if nlink == 0 { Ino(0) } else { parent.ino },
+        quota: parent.record.quota_below(parent.ino),
         ..blank(ctx.now)
     };
     let dir = &parent.record;
@@ -123,6 +124,7 @@ fn blank(now: Timestamp) -> InodeRecord {
         change: 0,
         xattr_list: 0,
         xattr_bytes: 0,
+        quota: Ino(0),
     }
 }
 

@@ -125,7 +125,7 @@ fn write_packed(
         if covered(pieces) < record.size {
             return Err(Refusal::MustOutline.into());
         }
-        draft.total_bytes(-(record.stored as i64));
+        draft.count_bytes(record.quota, -(record.stored as i64));
         draft.del(Key::inline(node.ino));
         record.stored = 0;
         record.set(InodeRecord::INLINE, false);

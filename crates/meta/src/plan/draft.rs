@@ -8,11 +8,13 @@ use std::sync::LazyLock;
 
 use base::{Ino, Timestamp};
 
-use crate::key::{Key, KeyRange};
+use crate::key::{Key, KeyRange, Used};
+use crate::quota::Charge;
 use crate::record::{InodeRecord, decode_u64, encode_i64, mode, moment_to_u64};
 use crate::store::{Expect, Value};
 
 use super::op::{Change, Ctx, Refusal};
+use super::quota;
 use super::view::{Node, Stop, View};
 
 /// The value of rows whose key holds all the information.
@@ -69,14 +71,36 @@ impl Draft {
         }
     }
 
-    pub fn total_inodes(&mut self, by: i64) {
+    /// Counts inodes that come or go, in the volume's total and for their quota.
+    pub fn count_inodes(&mut self, quota: Ino, by: i64) {
         static INODES: LazyLock<Key> = LazyLock::new(|| Key::volume("inodes"));
         self.add(INODES.clone(), by);
+        self.charge(quota, Used::Inodes, by);
     }
 
-    pub fn total_bytes(&mut self, by: i64) {
+    /// Counts stored bytes that come or go, in the volume's total and for their quota.
+    pub fn count_bytes(&mut self, quota: Ino, by: i64) {
         static BYTES: LazyLock<Key> = LazyLock::new(|| Key::volume("bytes"));
         self.add(BYTES.clone(), by);
+        self.charge(quota, Used::Bytes, by);
+    }
+
+    /// Counts for a quota alone.
+    pub fn charge(&mut self, quota: Ino, what: Used, by: i64) {
+        if quota == Ino(0) || by == 0 {
+            return;
+        }
+        self.add(Key::quota_used(quota, what), by);
+        let charges = &mut self.change.charges;
+        if !charges.iter().any(|charge| charge.quota == quota) {
+            charges.push(Charge { quota, bytes: 0, inodes: 0 });
+        }
+        for charge in charges.iter_mut().filter(|charge| charge.quota == quota) {
+            match what {
+                Used::Bytes => charge.bytes += by,
+                Used::Inodes => charge.inodes += by,
+            }
+        }
     }
 
     /// A directory's entries change now. This sets its modification and change time without writing its row.
@@ -119,8 +143,8 @@ impl Draft {
     /// A new inode.
     pub fn create(&mut self, ino: Ino, record: InodeRecord) {
         self.put(Key::inode(ino), record.encode());
-        self.total_inodes(1);
-        self.total_bytes(record.stored as i64);
+        self.count_inodes(record.quota, 1);
+        self.count_bytes(record.quota, record.stored as i64);
         self.change.inode = Some((ino, record));
     }
 
@@ -128,6 +152,9 @@ impl Draft {
     /// A directory's row `08` must have been shown.
     pub fn lose_name(&mut self, view: &View, ctx: &Ctx, node: &Node) -> Result<(), Stop> {
         let mut record = self.touched(view, ctx, node)?;
+        if record.is_dir() || record.nlink == 1 {
+            quota::leave(self, &mut record);
+        }
         if record.is_dir() {
             record.nlink = 0;
             record.change = record.change.wrapping_add(1);

@@ -9,6 +9,7 @@ use super::create::check_name;
 use super::draft::Draft;
 use super::op::{Change, Ctx, Refusal};
 use super::pages::{Ledger, PageWork};
+use super::quota;
 use super::rename::{Ancestors, check_not_within};
 use super::size::{charge, has_pages};
 use super::view::{Ask, Node, Stop, View};
@@ -38,6 +39,10 @@ pub(super) fn link(view: &View, ctx: &Ctx, ino: Ino, parent: Ino, name: &[u8]) -
     }
     let mut draft = Draft::new();
     let mut record = draft.touched(view, ctx, &node)?;
+    if record.nlink > 0 {
+        quota::check_same(&dir, record.quota)?;
+    }
+    quota::inherit(&mut draft, &mut record, &dir)?;
     record.parent = if record.nlink == 0 { parent } else { Ino(0) };
     if record.nlink == 0 {
         draft.del(Key::orphan(ino));
@@ -60,6 +65,7 @@ pub(super) fn attach(view: &View, ctx: &Ctx, ino: Ino, parent: Ino, name: &[u8])
     if node.is_removed() || node.record.nlink != 0 {
         return Err(Refusal::Invalid.into());
     }
+    quota::check_same(&dir, node.record.quota)?;
     if view.row(&entry)?.is_some() {
         return Err(Refusal::Exists.into());
     }
@@ -185,8 +191,11 @@ pub(super) fn reap(view: &View, ino: Ino) -> Result<Change, Stop> {
         draft.del(node.key.clone());
     }
     draft.del(orphan);
-    draft.total_inodes(-1);
-    draft.total_bytes(-(node.record.stored as i64));
+    if node.record.has(InodeRecord::QUOTA_ROOT) {
+        draft.del(Key::quota(ino));
+    }
+    draft.count_inodes(node.record.quota, -1);
+    draft.count_bytes(node.record.quota, -(node.record.stored as i64));
     draft.change.inode = Some((ino, node.record));
     Ok(draft.finish())
 }

@@ -8,7 +8,7 @@
 //!
 //! ```text
 //!   create   link   rename   attr   data (write)   range (punch, copy)   clone   xattr   pack     families
-//!   size (truncate, inline)        acl                                                            shared
+//!   size (truncate, inline)        acl        quota                                               shared
 //!   pages: extent pages and the packs' counters    draft: a commit under construction            tools
 //!   view: rows shown so far, and how to ask for more
 //! ```
@@ -23,6 +23,7 @@ mod link;
 pub mod op;
 mod pack;
 mod pages;
+mod quota;
 mod range;
 mod rename;
 mod size;
@@ -69,7 +70,7 @@ fn attempt(op: &Op<'_>, ctx: &Ctx, view: &View) -> Result<Change, Stop> {
         Op::CopyRange { from, from_offset, to, to_offset, len } => {
             range::copy(view, ctx, &range::Copy { from, from_offset, to, to_offset, len })
         }
-        Op::CloneInode { from, ino } => clone::clone(view, ctx, from, ino),
+        Op::CloneInode { from, ino, quota } => clone::clone(view, ctx, from, ino, quota),
         Op::CloneMore { from, ino, page } => clone::more(view, from, ino, page),
         Op::Attach { ino, parent, name } => link::attach(view, ctx, ino, parent, name),
         Op::Reap { ino } => link::reap(view, ino),
@@ -83,6 +84,8 @@ fn attempt(op: &Op<'_>, ctx: &Ctx, view: &View) -> Result<Change, Stop> {
         Op::CondemnPack { pack } => pack::condemn(view, pack),
         Op::ForgetPack { pack } => pack::forget(view, pack),
         Op::Follow { ino, page, moves } => pack::follow(view, ino, page, moves),
+        Op::SetQuota { dir, was, row } => quota::set(view, dir, was, row),
+        Op::MoveToQuota { ino, from, to } => quota::move_to(view, ino, from, to),
         Op::Allocate { counter, count } => pack::allocate(view, counter, count),
     }
 }

@@ -3,6 +3,7 @@
 use base::{BlobId, Ino, PackNo, Timestamp};
 
 use crate::key::{Key, KeyRange};
+use crate::quota::{Charge, QuotaRow};
 use crate::record::InodeRecord;
 use crate::store::Commit;
 
@@ -246,6 +247,8 @@ pub enum Op<'a> {
         from: Ino,
         /// The new inode's number.
         ino: Ino,
+        /// The quota that the copy counts for: that of the directory it will be in; 0 if there is none.
+        quota: Ino,
     },
     /// Copies up to 1,024 further extent pages from `from` to `ino`, from `page` on. Pass the
     /// [`Change::done`] of the step before, as long as its [`Change::more`] is set.
@@ -333,6 +336,26 @@ pub enum Op<'a> {
         /// What moved, sorted by (`from`, `from_offset`).
         moves: &'a [Move],
     },
+    /// Sets, changes or removes the row of a directory's quota. Inodes that are there already do not count
+    /// for it: [`Op::MoveToQuota`].
+    SetQuota {
+        /// The directory.
+        dir: Ino,
+        /// The row as it is. If it is another one, the plan is refused with [`Refusal::Changed`].
+        was: Option<QuotaRow>,
+        /// The row, whose `outer` the planner fills in. `None` removes it, once nothing is made in the
+        /// directory that counts for it.
+        row: Option<QuotaRow>,
+    },
+    /// Makes an inode count for another quota. No limit refuses this.
+    MoveToQuota {
+        /// The inode. If it counts for another quota than `from`, or does not exist, nothing changes.
+        ino: Ino,
+        /// The quota it counts for; 0 for none.
+        from: Ino,
+        /// The quota it is to count for; 0 for none.
+        to: Ino,
+    },
     /// Takes `count` numbers from an allocation counter (`next-ino`, `next-pack`): [`Change::first`] is the
     /// first.
     Allocate {
@@ -383,6 +406,12 @@ pub enum Refusal {
     /// names 64 KiB)
     #[error("attribute too large")]
     AttributeTooLarge,
+    /// EDQUOT
+    #[error("the quota of a directory is used up")]
+    OverQuota,
+    /// EXDEV: what is moved or linked would count for another quota
+    #[error("it counts for the quota of another directory")]
+    OtherQuota,
     /// EBUSY
     #[error("in use")]
     Busy,
@@ -416,6 +445,8 @@ pub struct Change {
     pub inode: Option<(Ino, InodeRecord)>,
     /// The regular file that had the new name of a rename. It lost that name, or got the other one.
     pub displaced: Option<Ino>,
+    /// What counts for which quota, or does so no longer.
+    pub charges: Vec<Charge>,
     /// Inodes that lost their last name with this commit.
     pub orphaned: Vec<Ino>,
     /// Packs that lost live bytes: candidates for collection and compaction. Some may have gained as many.

@@ -14,6 +14,7 @@ use crate::store::Value;
 use super::create::check_name;
 use super::draft::{Draft, needs_entries_changed};
 use super::op::{Change, Ctx, Refusal, RenameMode};
+use super::quota;
 use super::view::{Ask, Node, Stop, View};
 
 /// Deeper than any path that can be walked. A longer way to the root is a loop.
@@ -65,6 +66,7 @@ pub(super) fn rename(view: &View, ctx: &Ctx, op: &Rename<'_>) -> Result<Change, 
         draft.change.inode = Some((moved.ino, moved.record));
         return Ok(draft.finish());
     }
+    quota::check_same(&ends.to, ends.parent.record.quota_below(op.parent))?;
     check_loops(&mut draft, view, op, &ends)?;
     if let Some(inside) = &inside
         && !view.range(inside, 1)?.is_empty()
@@ -82,7 +84,7 @@ pub(super) fn rename(view: &View, ctx: &Ctx, op: &Rename<'_>) -> Result<Change, 
         draft.change.displaced = (other.record.kind() == mode::S_IFREG).then_some(other.ino);
         if exchange {
             subdirs[0].1 += i64::from(dentry.is_dir());
-            relocate(&mut draft, view, ctx, &other, op.parent)?;
+            relocate(&mut draft, view, ctx, &other, &ends.parent)?;
         } else {
             draft.lose_name(view, ctx, &other)?;
         }
@@ -91,7 +93,7 @@ pub(super) fn rename(view: &View, ctx: &Ctx, op: &Rename<'_>) -> Result<Change, 
         Some((dentry, _)) => draft.put(ends.from_key.clone(), dentry.encode()),
         None => draft.del(ends.from_key.clone()),
     }
-    relocate(&mut draft, view, ctx, &moved, op.to)?;
+    relocate(&mut draft, view, ctx, &moved, &ends.to)?;
     if op.parent == op.to {
         draft.add(Key::subdirs(op.to), subdirs[0].1 + subdirs[1].1);
     } else {
@@ -176,14 +178,15 @@ pub(super) fn check_not_within(
 }
 
 /// Records that an inode's name is now in `dir`.
-fn relocate(draft: &mut Draft, view: &View, ctx: &Ctx, node: &Node, dir: Ino) -> Result<(), Stop> {
+fn relocate(draft: &mut Draft, view: &View, ctx: &Ctx, node: &Node, dir: &Node) -> Result<(), Stop> {
     if needs_entries_changed(node) {
         view.row(&Key::dir_changed(node.ino))?;
     }
     let mut record = draft.touched(view, ctx, node)?;
     if record.is_dir() || record.nlink == 1 {
-        record.parent = dir;
+        record.parent = dir.ino;
     }
+    quota::inherit(draft, &mut record, dir)?;
     draft.update(node, record);
     Ok(())
 }

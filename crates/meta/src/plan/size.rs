@@ -28,10 +28,10 @@ pub(super) fn has_pages(record: &InodeRecord) -> bool {
     record.is_file() && record.stored > 0 && !record.has(InodeRecord::INLINE)
 }
 
-/// Records what pages gained and lost: in the inode's record, the volume's total and the packs.
+/// Records what pages gained and lost: in the inode's record, the volume's total, its quota and the packs.
 pub(super) fn charge(draft: &mut Draft, ledger: Ledger, record: &mut InodeRecord) {
     record.stored = record.stored.saturating_add_signed(ledger.stored);
-    draft.total_bytes(ledger.stored);
+    draft.count_bytes(record.quota, ledger.stored);
     ledger.write_counters(draft);
 }
 
@@ -125,7 +125,7 @@ pub(super) fn inline_body(draft: &mut Draft, view: &View, node: &Node) -> Result
 /// Makes these bytes the whole content of a file that has no extents.
 pub(super) fn put_inline(draft: &mut Draft, node: &Node, record: &mut InodeRecord, body: &[u8]) {
     let was = if node.record.has(InodeRecord::INLINE) { node.record.stored } else { 0 };
-    draft.total_bytes(body.len() as i64 - was as i64);
+    draft.count_bytes(record.quota, body.len() as i64 - was as i64);
     record.size = body.len() as u64;
     record.stored = body.len() as u64;
     record.set(InodeRecord::INLINE, !body.is_empty());

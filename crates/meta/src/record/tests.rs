@@ -20,14 +20,14 @@ fn record() -> impl Strategy<Value = InodeRecord> {
     });
     let times = prop_oneof![near, far];
     let ids = any::<[u32; 6]>();
-    (kinds, 0u32..0o10000, 0u16..32, ids, 0..=FILE_MAX, any::<[u64; 3]>(), times).prop_map(
+    (kinds, 0u32..0o10000, 0u16..32, ids, 0..=FILE_MAX, any::<[u64; 4]>(), times).prop_map(
         |(
             kind,
             perm,
             flags,
             [uid, gid, nlink, rdev, list, xattr_bytes],
             size,
-            [stored, parent, change],
+            [stored, parent, change, quota],
             times,
         )| {
             let [atime, mtime, ctime, btime] = times;
@@ -51,6 +51,7 @@ fn record() -> impl Strategy<Value = InodeRecord> {
                 change,
                 xattr_list,
                 xattr_bytes,
+                quota: Ino(if quota % 2 == 0 { 0 } else { quota }),
             }
         },
     )
@@ -61,7 +62,9 @@ proptest! {
     fn an_inode_survives_its_bytes(record in record()) {
         let bytes = record.encode();
         let near = record.times().iter().all(|time| i128::from(time.as_nanos()) == time.0);
-        prop_assert_eq!(bytes.len(), if near { InodeRecord::LEN } else { InodeRecord::LEN_WIDE });
+        let plain = if near { InodeRecord::LEN } else { InodeRecord::LEN_WIDE };
+        let counts = record.quota != Ino(0);
+        prop_assert_eq!(bytes.len(), plain + if counts { InodeRecord::LEN_QUOTA } else { 0 });
         prop_assert_eq!(InodeRecord::decode(&bytes), Ok(record));
     }
 
@@ -132,6 +135,7 @@ fn sample() -> InodeRecord {
         change: 0x17,
         xattr_list: 0x18,
         xattr_bytes: 0x19,
+        quota: Ino(0),
     }
 }
 
@@ -227,4 +231,23 @@ proptest! {
             prop_assert_eq!(&*row.encode(), &*noise);
         }
     }
+}
+
+/// docs/FORMAT.md says how an inode looks that counts for a quota.
+#[test]
+fn an_inode_that_counts_for_a_quota_is_eight_bytes_longer() {
+    let plain = sample();
+    let counted = InodeRecord { quota: Ino(0x1A1B), ..plain };
+    let row = counted.encode();
+    assert_eq!(hex(&row[2..4]), "0031");
+    assert_eq!(hex(&row[96..]), "0000000000001a1b");
+    assert_eq!(InodeRecord::decode(&row), Ok(counted));
+    assert_eq!(InodeRecord::without_quota(&row), Ok(Some(plain.encode())));
+    assert_eq!(InodeRecord::without_quota(&plain.encode()), Ok(None));
+    // Not without the directory, and not with 0 for it.
+    assert!(InodeRecord::decode(&row[..96]).is_err());
+    assert!(InodeRecord::decode(&[&row[..96], &[0; 8]].concat()).is_err());
+    // Only a directory has a quota of its own.
+    let root = InodeRecord { flags: plain.flags | InodeRecord::QUOTA_ROOT, ..plain };
+    assert!(InodeRecord::decode(&root.encode()).is_err());
 }

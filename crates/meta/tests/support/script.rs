@@ -123,7 +123,7 @@ impl Script {
             }
             11 => _ = self.run(&Op::Link { ino, parent, name: &name }),
             12 => {
-                if self.run(&Op::CloneInode { from, ino: made }) {
+                if self.run(&Op::CloneInode { from, ino: made, quota: Ino(0) }) {
                     self.files.push(made);
                     self.run(&Op::Attach { ino: made, parent, name: &name });
                 }

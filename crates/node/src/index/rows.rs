@@ -440,6 +440,7 @@ impl Pass<'_> {
             change: 0,
             xattr_list: 0,
             xattr_bytes: 0,
+            quota: Ino(0),
         }
     }
 

@@ -203,7 +203,7 @@ fn more_bytes_than_a_commit_should_carry_are_refused() {
     set(&world, 2, &name(3), b"less").unwrap();
     set(&world, 2, b"user.x", b"1").unwrap();
     world.assert_sound();
-    world.run(&Op::CloneInode { from: Ino(2), ino: Ino(3) }).unwrap();
+    world.run(&Op::CloneInode { from: Ino(2), ino: Ino(3), quota: Ino(0) }).unwrap();
     assert_eq!(world.attr(3).xattr_bytes, world.attr(2).xattr_bytes);
     world.run(&Op::Reap { ino: Ino(3) }).unwrap();
     world.assert_sound();

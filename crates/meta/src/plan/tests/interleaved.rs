@@ -104,7 +104,7 @@ fn base() -> All {
     world.run(&Op::Tmpfile { parent: Ino(1), make: file(8, 0o600) }).unwrap();
     world.create(1, "gone", dir(9, 0o755)).unwrap();
     world.run(&Op::Rmdir { parent: Ino(1), name: b"gone" }).unwrap();
-    world.run(&Op::CloneInode { from: Ino(7), ino: Ino(10) }).unwrap();
+    world.run(&Op::CloneInode { from: Ino(7), ino: Ino(10), quota: Ino(0) }).unwrap();
     world.create(10, "in", dir(11, 0o755)).unwrap();
     world.create(5, "deep", dir(12, 0o755)).unwrap();
     world.write_packed(8, 0, &[2; 600]).unwrap();
@@ -196,7 +196,7 @@ fn names_ops() -> Vec<Op<'static>> {
         rename((5, b"deep"), (2, b"sub"), Replace),
         rename((2, b"sub"), (5, b"deep"), Exchange),
         Op::Attach { ino: Ino(10), parent: Ino(7), name: b"new" },
-        Op::CloneInode { from: Ino(2), ino: Ino(35) },
+        Op::CloneInode { from: Ino(2), ino: Ino(35), quota: Ino(0) },
         Op::Reap { ino: Ino(9) },
         Op::Allocate { counter: "next-ino", count: 7 },
     ]
@@ -249,8 +249,8 @@ fn byte_ops() -> Vec<Op<'static>> {
         Op::Punch { ino: Ino(3), offset: 50, len: 2000, grow_to: Some(7000) },
         copy(3, 6, 0),
         copy(3, 3, (4 << 20) - 700),
-        Op::CloneInode { from: Ino(3), ino: Ino(36) },
-        Op::CloneInode { from: Ino(4), ino: Ino(37) },
+        Op::CloneInode { from: Ino(3), ino: Ino(36), quota: Ino(0) },
+        Op::CloneInode { from: Ino(4), ino: Ino(37), quota: Ino(0) },
         Op::Reap { ino: Ino(8) },
         Op::Follow { ino: Ino(3), page: 0, moves: &MOVES },
         Op::Follow { ino: Ino(3), page: 0, moves: &AWAY },

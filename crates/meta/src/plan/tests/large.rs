@@ -90,7 +90,7 @@ fn a_large_file_is_cloned_in_steps() {
     let mut world = World::new();
     world.create(1, "f", file(2, 0o644)).unwrap();
     tall(&mut world, 2, 2500);
-    let mut change = world.run(&Op::CloneInode { from: Ino(2), ino: Ino(3) }).unwrap();
+    let mut change = world.run(&Op::CloneInode { from: Ino(2), ino: Ino(3), quota: Ino(0) }).unwrap();
     let mut steps = 1;
     while change.more {
         world.assert_sound();
@@ -112,7 +112,7 @@ fn a_clone_whose_source_grew_is_cut_to_its_own_size() {
     let mut world = World::new();
     world.create(1, "f", file(2, 0o644)).unwrap();
     tall(&mut world, 2, 1200);
-    let change = world.run(&Op::CloneInode { from: Ino(2), ino: Ino(3) }).unwrap();
+    let change = world.run(&Op::CloneInode { from: Ino(2), ino: Ino(3), quota: Ino(0) }).unwrap();
     assert!(change.more);
     tall(&mut world, 2, 1300);
     world.write_packed(2, 1199 * SPAN, &[1; 4096]).unwrap();
@@ -134,8 +134,8 @@ fn a_tree_is_cloned_out_of_sight_and_shown_by_one_name() {
     world.create(1, "d", dir(2, 0o755)).unwrap();
     world.create(2, "f", file(3, 0o644)).unwrap();
     world.write(3, 0, &[1; 5000]).unwrap();
-    world.run(&Op::CloneInode { from: Ino(2), ino: Ino(4) }).unwrap();
-    world.run(&Op::CloneInode { from: Ino(3), ino: Ino(5) }).unwrap();
+    world.run(&Op::CloneInode { from: Ino(2), ino: Ino(4), quota: Ino(0) }).unwrap();
+    world.run(&Op::CloneInode { from: Ino(3), ino: Ino(5), quota: Ino(0) }).unwrap();
     world.run(&Op::Attach { ino: Ino(5), parent: Ino(4), name: b"f" }).unwrap();
     world.assert_sound();
     // A machine that stopped here left this. It cannot be removed before its entries.
@@ -160,7 +160,7 @@ fn a_tree_is_cloned_out_of_sight_and_shown_by_one_name() {
 fn regression_attach_does_not_make_a_loop_below_a_detached_tree() {
     let world = World::new();
     world.create(1, "d", dir(2, 0o755)).unwrap();
-    world.run(&Op::CloneInode { from: Ino(2), ino: Ino(3) }).unwrap();
+    world.run(&Op::CloneInode { from: Ino(2), ino: Ino(3), quota: Ino(0) }).unwrap();
     world.create(3, "sub", dir(4, 0o755)).unwrap();
     let attach = Op::Attach { ino: Ino(3), parent: Ino(4), name: b"loop" };
     assert_eq!(world.run(&attach).unwrap_err(), Refusal::Invalid);

@@ -328,7 +328,7 @@ impl Machine {
     fn clone(&mut self, raw: Raw, to: u64, name: &str) {
         let (from, ino) = (self.any(raw.a), self.next_ino);
         self.next_ino += 1;
-        let made = self.world.run(&Op::CloneInode { from: Ino(from), ino: Ino(ino) });
+        let made = self.world.run(&Op::CloneInode { from: Ino(from), ino: Ino(ino), quota: Ino(0) });
         self.log.push(format!("clone {from} as {ino} -> {to}/{name}: {:?}", made.as_ref().err()));
         made.unwrap();
         let btime = self.now();

@@ -170,7 +170,7 @@ impl Worker {
 
     fn clone(&mut self, from: Ino, parent: Ino, name: &[u8]) {
         let ino = Ino(self.run(&Op::Allocate { counter: "next-ino", count: 1 }).unwrap().first);
-        if self.run(&Op::CloneInode { from, ino }).is_some() {
+        if self.run(&Op::CloneInode { from, ino, quota: Ino(0) }).is_some() {
             self.run(&Op::Attach { ino, parent, name });
         }
     }

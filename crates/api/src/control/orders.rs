@@ -1,0 +1,43 @@
+//! What some requests ask for.
+
+use serde::{Deserialize, Serialize};
+
+use crate::raw_path::RawPath;
+
+/// What becomes of a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum NewLimit {
+    /// It stays as it is.
+    Keep,
+    /// There is none.
+    None,
+    /// It becomes this.
+    Is(u64),
+}
+
+/// Where an import goes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImportOrder {
+    /// The form of the bytes that follow.
+    pub form: u32,
+    /// The mountpoint as the command sees it.
+    pub mountpoint: RawPath,
+    /// An existing folder, below the volume's root.
+    pub folder: RawPath,
+    /// Its inode number as the command sees it.
+    pub ino: u64,
+    /// A folder to create in it, into which the import goes. None: it goes into the folder itself.
+    pub new: Option<RawPath>,
+    /// Replace existing files.
+    pub overwrite: bool,
+    /// The command's file mode mask.
+    pub umask: u32,
+}
+
+/// The note with which a daemon accepts an import.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ready {
+    /// The inode number of the folder that it goes to.
+    pub ino: u64,
+}
