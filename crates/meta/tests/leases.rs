@@ -333,6 +333,8 @@ fn moves_between_units_lose_nothing() {
         make(&first, Ino::ROOT, &format!("dir {n}"), 10 + n, mode::S_IFDIR).unwrap();
         make(&first, Ino(10 + n), &format!("file {n}"), 20 + n, mode::S_IFREG).unwrap();
     }
+    // Other nodes learn the numbers of inodes from names, and so after those are stored.
+    world.leases[0].flush().unwrap();
     std::thread::scope(|scope| {
         for node in 0..3u64 {
             let world = world.clone();
@@ -499,4 +501,29 @@ fn the_kernel_forgets_before_another_node_changes() {
     assert_eq!(*kernel.0.lock(), [Ino(2)]);
     assert_eq!(told(mark), Duration::ZERO, "a reply that was read before the recall promises nothing");
     assert_eq!(told(world.leases[0].mark()), Duration::ZERO, "the other node has the lease");
+}
+
+/// A node gives a lease back that no node asked for. The row stays, so a node that looked before and takes
+/// the lease afterwards notices that there was one.
+#[test]
+fn regression_a_lease_that_was_given_up_leaves_a_trace() {
+    let world = World::formatted(2);
+    make(&world.names(0), Ino::ROOT, "dir", 10, mode::S_IFDIR).unwrap();
+    world.leases[0].flush().unwrap();
+    let row = || world.engine.memory.get(&Key::lease(Ino(10))).unwrap();
+    let before = row().expect("it is leased to its maker");
+    // Another node that cannot reach the first one wishes it.
+    let wish = Commit { puts: vec![(Key::wish(Ino(10)), vec![].into())], ..Commit::default() };
+    world.engine.memory.commit(wish).unwrap();
+    let began = std::time::Instant::now();
+    while world.engine.memory.get(&Key::wish(Ino(10))).unwrap().is_some() {
+        assert!(began.elapsed() < Duration::from_secs(60), "the wish is not granted");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let after = row().expect("the row is still there");
+    assert_eq!(after.len(), 10, "it names no node");
+    assert!(after[2..10] > before[2..10], "its number has increased");
+    make(&world.names(1), Ino(10), "file", 11, mode::S_IFREG).unwrap();
+    world.rows();
+    check(&world.engine.memory);
 }

@@ -130,6 +130,8 @@ impl Batch {
         commit.checks.extend(self.checks.iter().map(|(key, expect)| (key.clone(), expect.clone())));
         let leases = self.leases.iter().filter(|(unit, _)| !self.made.contains(*unit));
         commit.checks.extend(leases.map(|(unit, lease)| (Key::lease(*unit), Expect::Is(lease.clone()))));
+        // No other node can know of these yet.
+        commit.checks.extend(self.made.iter().map(|unit| (Key::lease(*unit), Expect::Absent)));
         commit
     }
 }

@@ -115,7 +115,8 @@ impl Core {
                     None => false,
                 }
             };
-            let is_given = if held { self.give_up(unit) } else { self.leave_row(unit, row, false)? };
+            let is_given =
+                if held { self.give_up(unit, false) } else { self.leave_row(unit, row, false, false)? };
             if is_given {
                 // The node that wishes it still says so again.
                 self.change(Commit { dels: vec![key], ..Commit::default() })?;
@@ -125,8 +126,16 @@ impl Core {
     }
 
     /// Removes this node from a lease row, which was seen as `row`. `tries`: also from a later one. Returns
-    /// whether the row named this node and does not any more.
-    fn leave_row(&self, unit: Ino, mut row: Option<Value>, tries: bool) -> Result<bool, StoreError> {
+    /// whether the row named this node and does not any more. A row that names no node stays, unless
+    /// `is_dead`: another node that saw no row may take the lease, and must not miss that there was one
+    /// meanwhile.
+    fn leave_row(
+        &self,
+        unit: Ino,
+        mut row: Option<Value>,
+        tries: bool,
+        is_dead: bool,
+    ) -> Result<bool, StoreError> {
         let Some(me) = self.nodes.me() else { return Ok(false) };
         loop {
             let Some(seen) = row.as_deref().and_then(Row::decode) else { return Ok(false) };
@@ -137,7 +146,7 @@ impl Core {
             }
             let checks = vec![(Key::lease(unit), Expect::Is(row.unwrap_or_default()))];
             let mut commit = Commit { checks, ..Commit::default() };
-            if holders.is_empty() {
+            if holders.is_empty() && is_dead {
                 commit.dels.push(Key::lease(unit));
             } else {
                 let rest = Row { mode: seen.mode, seq: Row::next_seq(Some(&seen)), holders };
@@ -173,11 +182,11 @@ impl Core {
             if state.stopping {
                 return;
             }
-            let mut leaving = Vec::new();
+            let mut leaving: Vec<(Ino, bool)> = Vec::new();
             for unit in std::mem::take(&mut state.dead) {
                 if let Some(held) = state.units.get_mut(&unit).filter(|held| !held.leaving && !held.busy) {
                     held.leaving = true;
-                    leaving.push(unit);
+                    leaving.push((unit, true));
                 }
             }
             let mut rows: usize = state.units.values().map(|unit| unit.rows.len() + 1).sum();
@@ -194,12 +203,12 @@ impl Core {
                 }
                 if let Some(held) = state.units.get_mut(&ino).filter(|held| !held.leaving && !held.busy) {
                     held.leaving = true;
-                    leaving.push(ino);
+                    leaving.push((ino, false));
                     rows -= has;
                 }
             }
             drop(state);
-            leaving.into_iter().for_each(|unit| _ = self.give_up(unit));
+            leaving.into_iter().for_each(|(unit, is_dead)| _ = self.give_up(unit, is_dead));
             let now = base::time::monotonic();
             if self.term.lasts() && now.saturating_duration_since(looked) > WISHES {
                 looked = now;
@@ -211,14 +220,14 @@ impl Core {
     }
 
     /// Gives a lease back that no node asked for, with its row. Call it when it is marked as leaving. Returns
-    /// whether it was given back.
-    fn give_up(&self, unit: Ino) -> bool {
+    /// whether it was given back. `is_dead`: nothing is left that the lease could be for.
+    fn give_up(&self, unit: Ino, is_dead: bool) -> bool {
         if self.stop_using(unit, base::time::monotonic() + PATIENCE).is_err() {
             return false;
         }
         let lease = self.state.lock().units.get(&unit).map(|held| held.lease.clone());
         // If the row stays, the next node asks this one, which has it no longer.
-        let is_given = self.leave_row(unit, lease, true).unwrap_or(false);
+        let is_given = self.leave_row(unit, lease, true, is_dead).unwrap_or(false);
         self.forget(unit);
         is_given
     }
