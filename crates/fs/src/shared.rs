@@ -26,6 +26,7 @@ use meta::lease::Leases;
 use meta::store::StoreError;
 
 use crate::api::Locks;
+use crate::volume::Volume;
 
 /// The number of a pack within its node has this many bits; the bits above are the node.
 const OWN_BITS: u32 = 40;
@@ -95,6 +96,16 @@ pub enum FromOwner {
     InOrigin,
     /// There is no such pack any more: the names say something else by now.
     Gone,
+}
+
+impl Volume {
+    /// Looks at the sessions of the other nodes of a shared volume ([`Others::alive`]).
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub fn look_at_others(&self) -> Result<(), StoreError> {
+        self.core.options.shared.as_ref().map_or(Ok(()), |sharing| sharing.others.alive().map(drop))
+    }
 }
 
 #[cfg(test)]

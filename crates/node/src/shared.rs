@@ -14,12 +14,14 @@
 //! - [`making`]: a new volume, and the folder of a node that mounts it for the first time.
 //! - [`checking`]: a check of the names, and the locks that nodes hold.
 //! - [`listed`]: what the database says of a volume, without joining it.
+//! - [`living`]: which sessions last.
 //! - [`peers`]: bytes and leases between nodes.
 //! - [`restoring`]: a new volume of a published tree.
 //! - [`session`]: joins, renews in time, joins again, leaves.
 
 pub mod checking;
 pub mod listed;
+mod living;
 pub mod making;
 mod peers;
 pub mod restoring;
@@ -98,7 +100,8 @@ impl Shared {
             Failure::new("too-many-nodes", format!("{} nodes have joined this volume", session.number))
                 .why(format!("a volume takes {NODE_MAX} in its life"))
         })?;
-        let wait = options.deadline.min(peers::WAIT);
+        // When a node does not answer, there must be time to ask the origin.
+        let wait = peers::WAIT.min(options.deadline / 3);
         let peers = Arc::new(Peers::new(net.clone(), names.clone(), wait));
         Ok(Shared { names, term, net, server, peers, keeper, number })
     }

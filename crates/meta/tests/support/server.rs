@@ -21,6 +21,7 @@ const ACCESS: &str = "local all all trust
 host all locked 127.0.0.1/32 scram-sha-256
 host all barred 127.0.0.1/32 reject
 host all all 127.0.0.1/32 trust
+host all all 10.77.0.0/24 trust
 host replication all 127.0.0.1/32 trust
 ";
 const KEEPER: &str = r#"trap "" INT TERM HUP
@@ -31,8 +32,12 @@ pid=$(head -n 1 "$1/data/postmaster.pid" 2>/dev/null)
 for _ in $(seq 100); do [ -e "$1/data/postmaster.pid" ] && kill -0 "$pid" 2>/dev/null || break; sleep 0.05; done
 rm -rf "$1""#;
 
+/// Changes how a program of a server is started.
+pub type Wrap = Box<dyn Fn(Command) -> Command + Send + Sync>;
+
 /// A running server.
 pub struct Server {
+    wrap: Option<Wrap>,
     bin: PathBuf,
     dir: PathBuf,
     port: u16,
@@ -67,12 +72,18 @@ impl Server {
 
     /// A server that a test may stop.
     pub fn start() -> Option<Server> {
+        Server::start_as("127.0.0.1", None)
+    }
+
+    /// The same with its programs started like this. It listens on this address.
+    pub fn start_as(listen: &str, wrap: Option<Wrap>) -> Option<Server> {
         let is_root = rustix::process::geteuid().is_root();
         let (Some(bin), true) = (binaries(), !is_root || postgres_ids().is_some()) else {
             println!("skipped: PostgreSQL's server is not installed (apt-get install postgresql)");
             return None;
         };
-        let server = Server::unborn(bin);
+        let mut server = Server::unborn(bin);
+        server.wrap = wrap;
         let port = server.port;
         let data = server.dir.join("data");
         server.tool(
@@ -81,7 +92,7 @@ impl Server {
         );
         fs::write(data.join("pg_hba.conf"), ACCESS).unwrap();
         let settings = format!(
-            "fsync = off\nfull_page_writes = off\nmax_connections = 200\nlisten_addresses = '127.0.0.1'\n\
+            "fsync = off\nfull_page_writes = off\nmax_connections = 200\nlisten_addresses = '{listen}'\n\
              port = {port}\nunix_socket_directories = '{}'\nshared_buffers = '64MB'\n",
             server.dir.display()
         );
@@ -107,7 +118,7 @@ impl Server {
         keeper.args(["-c", KEEPER, "keeper"]).arg(&dir).stdin(Stdio::piped());
         let keeper = keeper.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        Server { bin, dir, port, keeper, volumes: AtomicU64::new(0) }
+        Server { wrap: None, bin, dir, port, keeper, volumes: AtomicU64::new(0) }
     }
 
     /// A synchronous standby of this server, which follows it.
@@ -171,7 +182,12 @@ impl Server {
         } else {
             Command::new(tool)
         };
-        command.current_dir(&self.dir).stdin(Stdio::null()).env("LC_ALL", "C");
+        command.env("LC_ALL", "C");
+        let mut command = match &self.wrap {
+            Some(wrap) => wrap(command),
+            None => command,
+        };
+        command.current_dir(&self.dir).stdin(Stdio::null());
         command
     }
 

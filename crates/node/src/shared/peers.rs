@@ -20,6 +20,7 @@ use net::transport::{Content, CopyState, Fail, Listed, Net, Peer, Prefix, Servic
 use parking_lot::{Mutex, RwLock};
 
 use super::IsPending;
+use super::living::Living;
 use crate::log;
 
 /// How long another node may take to send bytes of a pack.
@@ -35,6 +36,7 @@ pub(super) struct Peers {
     names: Arc<Postgres>,
     wait: Duration,
     known: Mutex<Option<(Instant, HashMap<u32, Known>)>>,
+    living: Living,
 }
 
 #[derive(Clone)]
@@ -46,7 +48,7 @@ struct Known {
 
 impl Peers {
     pub(super) fn new(net: Net, names: Arc<Postgres>, wait: Duration) -> Peers {
-        Peers { net, names, wait, known: Mutex::default() }
+        Peers { net, names, wait, known: Mutex::default(), living: Living::default() }
     }
 
     fn look(&self) -> Result<HashMap<u32, Known>, StoreError> {
@@ -57,17 +59,23 @@ impl Peers {
             return Ok(nodes.clone());
         }
         let nodes: HashMap<u32, Known> = self
-            .names
             .sessions()?
             .into_iter()
-            .filter_map(|row| {
+            .filter_map(|(row, lasts)| {
                 let address: Option<SocketAddr> = row.address.parse().ok();
                 let peer = address.map(|address| Peer { address, node: Some(NodeId(row.node)) });
-                Some((u32::try_from(row.number).ok()?, Known { host: row.host, peer, alive: row.alive }))
+                Some((u32::try_from(row.number).ok()?, Known { host: row.host, peer, alive: lasts }))
             })
             .collect();
         *known = Some((base::time::monotonic(), nodes.clone()));
         Ok(nodes)
+    }
+
+    /// All sessions, and whether each may still last.
+    fn sessions(&self) -> Result<Vec<(SessionRow, bool)>, StoreError> {
+        let asked = base::time::monotonic();
+        let rows = self.names.sessions()?;
+        Ok(self.living.judge(rows, asked, base::time::monotonic()))
     }
 
     fn find(&self, node: u32) -> Result<(String, Peer), BlobError> {
@@ -137,11 +145,15 @@ impl Others for Peers {
 
     fn alive(&self) -> Result<Vec<SessionId>, StoreError> {
         // Not from memory: what is decided by it must be true now.
-        let rows = self.names.sessions()?;
-        let id = |row: &SessionRow| {
-            Some(SessionId { node: row.number.try_into().ok()?, epoch: row.epoch.try_into().ok()? })
-        };
-        Ok(rows.iter().filter(|row| row.alive).filter_map(id).collect())
+        let mut alive = Vec::new();
+        for (row, lasts) in self.sessions()? {
+            if (lasts || !row.ended && !self.names.end(&row)?)
+                && let (Ok(node), Ok(epoch)) = (row.number.try_into(), row.epoch.try_into())
+            {
+                alive.push(SessionId { node, epoch });
+            }
+        }
+        Ok(alive)
     }
 
     fn epoch(&self) -> Option<u64> {

@@ -97,8 +97,10 @@ impl Keeper {
             let now = base::time::monotonic();
             match self.renew(&volume) {
                 Ok(()) => {
-                    // What the other nodes used. Without an answer, what was known before stays.
+                    // What the other nodes used, and which of them renew their sessions. Without an answer,
+                    // what was known before stays.
                     let _ = volume.refresh_quotas();
+                    let _ = volume.look_at_others();
                     if let Some(since) = trouble.take() {
                         let seconds = now.saturating_duration_since(since).as_secs();
                         log::line(&format!("the session is kept again, after {seconds} s"));

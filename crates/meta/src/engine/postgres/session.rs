@@ -23,10 +23,14 @@ const RENEW: &str = "update covey_session set expires = clock_timestamp() + $4 *
     where volume = $1 and number = $2 and epoch = $3 and expires > clock_timestamp() \
     returning (extract(epoch from expires - clock_timestamp()) * 1000)::bigint, \
     (extract(epoch from clock_timestamp()) * 1000000)::bigint";
-const LEAVE: &str = "update covey_session set expires = least(expires, clock_timestamp()) \
+/// A session that was ended has expired in 1970, whatever the server's clock says.
+const LEAVE: &str = "update covey_session set expires = to_timestamp(0) \
     where volume = $1 and number = $2 and epoch = $3";
+const END: &str = "update covey_session set expires = to_timestamp(0) \
+    where volume = $1 and number = $2 and epoch = $3 and (extract(epoch from expires) * 1000000)::bigint = $4";
 const LIST: &str = "select number, node, host, address, epoch, \
-    (extract(epoch from expires - clock_timestamp()) * 1000)::bigint, expires > clock_timestamp() \
+    (extract(epoch from expires - clock_timestamp()) * 1000)::bigint, expires > clock_timestamp(), \
+    (extract(epoch from expires) * 1000000)::bigint, expires <= to_timestamp(0) \
     from covey_session where volume = $1 order by number";
 
 /// A node that wants a place.
@@ -78,8 +82,12 @@ pub struct SessionRow {
     pub epoch: i64,
     /// Milliseconds until it expires; negative: since then.
     pub expires_in_ms: i64,
-    /// Whether it is unexpired.
+    /// Whether it is unexpired, by the server's clock.
     pub alive: bool,
+    /// Changes with every renewal.
+    pub renewal: i64,
+    /// Whether it is over for good: the node left, or another node ended its session.
+    pub ended: bool,
 }
 
 /// A session with its length.
@@ -190,6 +198,25 @@ impl Postgres {
         Ok(())
     }
 
+    /// Ends another node's session for good, unless it was renewed since `row` was read. Later commits of
+    /// that session are refused. Returns whether it is over.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub fn end(&self, row: &SessionRow) -> Result<bool, StoreError> {
+        let (volume, row) = (self.volume, row.clone());
+        let ended = self.pool.ask(async |client| {
+            let args = [
+                (&volume as &(dyn tokio_postgres::types::ToSql + Sync), Type::INT4),
+                (&row.number, Type::INT8),
+                (&row.epoch, Type::INT8),
+                (&row.renewal, Type::INT8),
+            ];
+            client.execute_typed(END, &args).await
+        })?;
+        Ok(ended > 0)
+    }
+
     /// All sessions of the volume, expired ones too, by number.
     ///
     /// # Errors
@@ -207,6 +234,8 @@ impl Postgres {
                 epoch: row.try_get(4)?,
                 expires_in_ms: row.try_get(5)?,
                 alive: row.try_get(6)?,
+                renewal: row.try_get(7)?,
+                ended: row.try_get(8)?,
             })
         };
         rows.iter().map(read).collect::<Result<_, _>>().map_err(unread)
