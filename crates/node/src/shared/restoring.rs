@@ -128,12 +128,7 @@ impl Restore<'_> {
             std::thread::sleep(SETTLE);
         }
         // Until it noticed, the old volume could have published again.
-        let now = self.named.record(&**self.origin).map_err(failed)?;
-        if now.top != self.root.top {
-            return Err(Failure::new("changed", format!("{} was published again meanwhile", self.named))
-                .why("the volume that was restored would not be the newest")
-                .next("run the same command again"));
-        }
+        self.named.is_still(self.root, &**self.origin)?;
         hold_published(&*store, self.origin)?;
         let place = place_rows(&self.named.home).into_iter();
         let place = place.map(|(name, text)| (Key::volume(&name), Value::from(text))).collect();
