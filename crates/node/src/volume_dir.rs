@@ -257,6 +257,15 @@ impl VolumeDir {
         Ok(self)
     }
 
+    /// Makes the folder of a volume the folder of a node: its names are at this address from now on. When this
+    /// returns, it is durable. After an error, the file says whether it was done.
+    pub fn become_node(&self, names: &str) -> Result<VolumeDir> {
+        let names = Some(names.to_owned());
+        let format = Format { format: SHARED_VERSION, names, ..self.format.clone() };
+        self.write_format(&format)?;
+        Ok(VolumeDir { path: self.path.clone(), format })
+    }
+
     /// Whether the names are in a database that other nodes use too.
     pub fn is_shared(&self) -> bool {
         self.format.names.is_some()

@@ -27,7 +27,7 @@ pub fn restore(
     store: &dyn MetaStore,
     progress: &mut dyn FnMut(u64) -> bool,
 ) -> Result<u64, TreeError> {
-    let mut batch = Batch { store, puts: Vec::new(), bytes: 0 };
+    let mut batch = Bulk::new(store);
     let (mut count, mut failed) = (0, None);
     tree.all(&mut |key, value| {
         count += 1;
@@ -56,19 +56,25 @@ pub fn hold<'a>(
     name: &str,
     blobs: impl IntoIterator<Item = &'a BlobId>,
 ) -> Result<(), TreeError> {
-    let mut batch = Batch { store, puts: Vec::new(), bytes: 0 };
+    let mut batch = Bulk::new(store);
     blobs.into_iter().try_for_each(|blob| batch.put(Key::held(blob, name), HeldRow::Held.encode()))?;
     batch.write()?;
     Ok(store.flush()?)
 }
 
-struct Batch<'a> {
+/// Many rows on their way into a store, in commits of a bounded size that check nothing.
+pub struct Bulk<'a> {
     store: &'a dyn MetaStore,
     puts: Vec<(Key, Value)>,
     bytes: usize,
 }
 
-impl Batch<'_> {
+impl<'a> Bulk<'a> {
+    /// Rows for this store.
+    pub fn new(store: &'a dyn MetaStore) -> Bulk<'a> {
+        Bulk { store, puts: Vec::new(), bytes: 0 }
+    }
+
     /// A row of the tree, and the rows that follow from it.
     fn row(&mut self, key: Key, value: Value) -> Result<(), TreeError> {
         let damaged =
@@ -97,13 +103,21 @@ impl Batch<'_> {
         self.put(key, value)
     }
 
-    fn put(&mut self, key: Key, value: Value) -> Result<(), TreeError> {
+    /// Takes one more row. It may be written later.
+    ///
+    /// # Errors
+    /// The store's error.
+    pub fn put(&mut self, key: Key, value: Value) -> Result<(), TreeError> {
         self.bytes += key.as_bytes().len() + value.len();
         self.puts.push((key, value));
         if self.puts.len() >= ROWS || self.bytes >= BYTES { self.write() } else { Ok(()) }
     }
 
-    fn write(&mut self) -> Result<(), TreeError> {
+    /// Writes the rows that were taken and not written yet.
+    ///
+    /// # Errors
+    /// The store's error.
+    pub fn write(&mut self) -> Result<(), TreeError> {
         self.bytes = 0;
         let puts = std::mem::take(&mut self.puts);
         if puts.is_empty() {
