@@ -5,7 +5,10 @@
 
 mod checks;
 mod failover;
+mod gate;
 mod mistakes;
+mod promote;
+mod promote_mistakes;
 mod publish;
 mod restore;
 #[allow(dead_code, unused_imports, reason = "each test program uses its part")]

@@ -279,8 +279,8 @@ impl Writer {
         self.keeper.renew(Kind::Renewed).map_err(|error| self.failure(error))
     }
 
-    /// Makes the last claim of this folder: the names are in a database now, and no folder may write by a claim.
-    /// Only this folder could go on from here, should the step after this one not be done.
+    /// Makes the last claim of this folder: the names are in a database now, and no folder may write by a
+    /// claim. Only this folder could go on from here, should the step after this one not be done.
     pub fn promote(&self) -> Result<()> {
         self.keeper.renew(Kind::Promoted).map_err(|error| self.failure(error))
     }

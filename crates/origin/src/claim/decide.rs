@@ -77,17 +77,17 @@ pub fn decide(seen: &Seen<'_>, wish: Wish) -> Result<Kind, Refusal> {
         return Err(Refusal::OtherVolume(Box::new(newest.clone())));
     }
     match wish {
-        Wish::Open | Wish::TakeOver if is_elsewhere(seen) => {
-            Err(seen.newest.map_or(Refusal::OriginOlder(None), |newest| Refusal::Promoted(Box::new(newest.clone()))))
-        }
+        Wish::Open | Wish::TakeOver if is_elsewhere(seen) => Err(seen
+            .newest
+            .map_or(Refusal::OriginOlder(None), |newest| Refusal::Promoted(Box::new(newest.clone())))),
         Wish::Open => may_open(seen).map(|()| Kind::Open),
         Wish::TakeOver => Ok(Kind::TakeOver),
         Wish::Restore => Ok(Kind::Restore),
     }
 }
 
-/// Whether the names are in a database. The folder that made the claim is asked to write only if they are not:
-/// the promotion ended between the claim and its next and last step.
+/// Whether the names are in a database. The folder that made the claim is asked to write only if they are
+/// not: the promotion ended between the claim and its next and last step.
 fn is_elsewhere(seen: &Seen<'_>) -> bool {
     let Some(newest) = seen.newest.filter(|newest| newest.kind == Kind::Promoted) else { return false };
     let found = Made { epoch: newest.epoch, token: newest.token };
@@ -139,7 +139,10 @@ impl fmt::Display for Refusal {
             }
             Refusal::Promoted(claim) => {
                 let (place, epoch) = (&claim.place, claim.epoch);
-                write!(f, "the volume became a shared one at {place} (claim {epoch}), and this folder is an older copy")
+                write!(
+                    f,
+                    "the volume became a shared one at {place} (claim {epoch}), and this folder is an older copy"
+                )
             }
             Refusal::OriginOlder(None) => f.write_str(
                 "the origin has lost its claims: it was emptied, or it is another place than it was",
