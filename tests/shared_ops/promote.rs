@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use covey_tests::program::{covey, run, run_ok};
+use covey_tests::program::{covey, environment, run, run_ok};
 use covey_tests::{Need, requires, tree};
 
 use crate::gate::{Gate, Then};
@@ -179,7 +179,6 @@ fn a_promoted_volume_is_the_volume() {
         assert!(!single.folder().join(gone).exists(), "{gone}");
     }
     drop((first, second));
-    // The inode without a name is removed when no node can hold it any more: nothing of it is in the way.
     let said = run(&mut single.promote(&single.address()), LIMIT);
     assert!(said.code() == 1 && said.stderr.contains("node of a shared volume already"), "{said:?}");
 }
@@ -354,4 +353,106 @@ fn a_database_that_goes_away_leaves_the_volume_as_it_was() {
         let volumes = "select count(*) from covey_volume where name = ";
         assert_eq!(shared.server.sql(&format!("{volumes}'v-c{limit}'")), "1");
     }
+}
+
+/// A mounted volume: its names are copied while a program writes. A file that is open keeps the volume as it
+/// is, and mounted. When no program uses it, what changed meanwhile moves too.
+#[test]
+fn a_mounted_volume_is_promoted_when_no_program_uses_it() {
+    requires!(Need::Covey);
+    let shared = Shared::new(requires_server!(), 0);
+    let single = Single::new(&shared, "single");
+    let node = single.mount("one");
+    let root = node.mountpoint.clone();
+    fill(&root, 1);
+    fs::create_dir(root.join("many")).unwrap();
+    (0..300).for_each(|n| fs::write(root.join(format!("many/{n}")), format!("{n}").repeat(n)).unwrap());
+    let open = File::create(root.join("open")).unwrap();
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let promote = || {
+        let mut command = covey();
+        run(command.args(["promote", "--json"]).arg(&root).arg(single.address()), LIMIT)
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for n in 0.. {
+                if stop.load(std::sync::atomic::Ordering::SeqCst) {
+                    break;
+                }
+                fs::write(root.join(format!("many/w{}", n % 50)), format!("{n}").repeat(n % 900)).unwrap();
+                fs::remove_file(root.join(format!("many/w{}", (n + 25) % 50))).ok();
+            }
+        });
+        for _ in 0..2 {
+            let said = promote();
+            assert!(said.code() == 1 && said.stderr.contains("is busy"), "{said:?}");
+            assert!(said.stderr.contains("then go on: covey promote"), "{said:?}");
+            assert!(!single.is_nodes() && root.join("open").exists());
+        }
+        stop.store(true, std::sync::atomic::Ordering::SeqCst);
+    });
+    // The half-made volume is nobody's to mount.
+    let said = run(covey().args(["mount", "--fake", &single.address()]).arg(&root), LIMIT);
+    assert!(said.code() == 1 && said.stderr.contains("has no origin"), "{said:?}");
+    drop(open);
+    // What was copied is removed, replaced and added to.
+    fs::remove_dir_all(root.join("dir")).unwrap();
+    fs::rename(root.join("many"), root.join("renamed")).unwrap();
+    fill(&root.join("new"), 9);
+    let before = single.at("before");
+    run_ok(Command::new("cp").arg("-a").arg(&root).arg(&before), LIMIT);
+    let inos = numbers(&root);
+    let done = promote();
+    assert!(done.status.success(), "{done:?}");
+    let done = done.json();
+    assert!(done["rows_while_mounted"].as_u64().unwrap() > 300, "{done}");
+    assert_eq!(done["unmounted"].as_str().map(Path::new), Some(&*root));
+    assert!(!covey_tests::proc::is_fuse_mount(&root));
+    let (first, second) = (single.mount("first"), single.node("second"));
+    for node in [&first, &second] {
+        same(&before, &node.mountpoint);
+        assert_eq!(numbers(&node.mountpoint), inos);
+    }
+    run_ok(covey().args(["fsck", &single.address()]), LIMIT);
+}
+
+/// With an object store, what was not uploaded when the daemon was killed is in the store before the switch.
+/// While the store is away, nothing is changed.
+#[test]
+fn a_volume_in_an_object_store_is_promoted() {
+    requires!(Need::Covey);
+    environment(s3server::environment());
+    let shared = Shared::new(requires_server!(), 0);
+    let store = s3server::Server::start();
+    let single = Single { shared: &shared, name: "single".to_owned() };
+    let origin = format!("s3://{}/single", s3server::BUCKET);
+    let mut format = covey();
+    format.arg("format").arg(single.folder()).args(["--origin", &origin, "--endpoint", &store.endpoint()]);
+    run_ok(&mut format, LIMIT);
+    let before = single.at("before");
+    {
+        let mut node = single.mount("one");
+        fill(&node.mountpoint, 1);
+        fs::write(node.mountpoint.join("large"), vec![3; 30 << 20]).unwrap();
+        File::open(node.mountpoint.join("large")).unwrap().sync_all().unwrap();
+        run_ok(Command::new("cp").arg("-a").arg(&node.mountpoint).arg(&before), LIMIT);
+        node.kill();
+    }
+    let json = fs::read_to_string(single.folder().join("covey.json")).unwrap();
+    fs::write(single.folder().join("covey.json"), json.replace(&store.endpoint(), "http://127.0.0.1:1"))
+        .unwrap();
+    let said = run(&mut single.promote(&single.address()), LIMIT);
+    assert!(said.code() == 1 && !said.stderr.contains("panicked"), "{said:?}");
+    assert_eq!(shared.server.sql("select count(*) from covey_volume"), "1");
+    fs::write(single.folder().join("covey.json"), &json).unwrap();
+    run_ok(&mut single.promote(&single.address()), LIMIT);
+    let uploads = fs::read_dir(single.folder().join("upload")).unwrap().count();
+    assert_eq!((uploads, fs::read_dir(single.folder().join("blobs")).unwrap().count() > 0), (0, true));
+    // Nothing comes from the first node, which is not there.
+    let second = single.node("second");
+    same(&before, &second.mountpoint);
+    let first = single.mount("first");
+    fill(&first.mountpoint.join("third"), 3);
+    same(&first.mountpoint.join("third"), &second.mountpoint.join("third"));
+    run_ok(covey().args(["fsck", &single.address()]), LIMIT);
 }

@@ -40,14 +40,27 @@ fn each_mistake_with_a_promotion_has_its_line() {
     let (used, mountpoint) = (text("used"), mounted.mountpoint.display().to_string());
     let (inside, empty, none) = (text("inside"), text("empty"), text("none"));
     let inner = format!("{folder}:/dir");
+    fs::create_dir(mounted.mountpoint.join("dir")).unwrap();
+    let inner_place = format!("{mountpoint}/dir");
+    let in_memory = shared.add_of("mem:", "memory");
+    let memory = in_memory.mountpoint.display().to_string();
+    format(&at("ro"), Some(&at("blobs3")));
+    let mut only_read = shared.add_of(&text("ro"), "ro");
+    only_read.unmount();
+    only_read.try_mount(&["-o", "ro"]).unwrap();
+    let read_only = only_read.mountpoint.display().to_string();
     let nowhere = with("/covey?", "/nowhere?");
     let cases: &[(&[&str], i32, &str, &str)] = &[
         (&[&none, &new], 1, "not-found", "is not there"),
         (&[&empty, &new], 1, "not-a-volume", "is not a Covey volume"),
         (&[&inner, &new], 2, "usage", "as a whole"),
-        (&[&node, &new], 1, "in-use", "is mounted at"),
-        (&[&used, &new], 1, "in-use", "unmount it first: covey umount"),
-        (&[&mountpoint, &new], 1, "in-use", "unmount it first: covey umount"),
+        (&[&node, &new], 1, "shared", "node of a shared volume already"),
+        (&[&node, &shared.address], 1, "in-use", "has it mounted at"),
+        (&[&used, &shared.address], 1, "exists", "has a volume work already"),
+        (&[&mountpoint, &away], 1, "no-database", "the daemon of the mount asked"),
+        (&[&inner_place, &new], 2, "usage", "as a whole"),
+        (&[&memory, &new], 1, "not-a-volume", "neither names nor blobs of its own"),
+        (&[&read_only, &new], 1, "read-only", "was mounted with -o ro"),
         (&[&inside, &new], 1, "no-origin", "in its own folder"),
         (&[&folder, "work"], 2, "usage", "postgres://USER@HOST/DATABASE?volume=NAME"),
         (&[&new, &folder], 2, "usage", "no address of a shared volume"),

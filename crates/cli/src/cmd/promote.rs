@@ -2,16 +2,22 @@
 //!
 //! The work is in [`node::shared::promoting`].
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use api::control::Tick;
+use api::control::{ControlAddress, Request, Tick};
 use api::error::{Failure, Result};
 use api::text::{bytes, count};
+use base::Deadline;
+use fuse::mount::Mounted;
+use node::control;
+use node::mounts;
 use node::shared::making;
 use node::shared::promoting::{self, Promoted};
 use node::volume_dir::VolumeDir;
 use serde::Serialize;
 
+use crate::cmd::clone::show;
+use crate::cmd::{flush, umount};
 use crate::target::{Target, resolve_volume};
 use crate::term::Term;
 
@@ -20,11 +26,12 @@ use crate::term::Term;
 #[command(after_help = "Examples:\n  covey promote /srv/volume 'postgres://covey@db/covey?volume=work'\n  \
     covey mount -d /srv/volume /mnt/work                                  then on this machine\n  \
     covey mount -d 'postgres://covey@db/covey?volume=work' /mnt/work      and on every other one\n\n\
-    The volume must not be mounted, and its origin must be one that all machines reach. No blob is copied. Inode numbers, times and\n\
-    published trees stay. Until the last step the volume is as it was; an interrupted command can be run again. There is no way back\n\
-    but publishing the shared volume and restoring that into a folder.")]
+    Its origin must be one that all machines reach. No blob is copied. Inode numbers, times and published trees stay. If the volume is\n\
+    mounted, its names are copied while programs use it; then it is unmounted, which needs that no program has it open, and what\n\
+    changed meanwhile is copied. Until the last step the volume is as it was; an interrupted command can be run again. There is no\n\
+    way back but publishing the shared volume and restoring that into a folder.")]
 pub struct Args {
-    /// The volume's folder. It becomes the folder of this node
+    /// The volume's folder, or where it is mounted. The folder becomes that of this node
     folder: PathBuf,
     /// Where the names go: postgres://USER@HOST/DATABASE?volume=NAME. The name must be free
     #[arg(value_name = "ADDRESS")]
@@ -46,6 +53,12 @@ struct Outcome {
     /// Blobs that the names need, which are all in the origin.
     blobs: u64,
     blob_bytes: u64,
+    /// Rows that were copied before, while the volume was mounted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rows_while_mounted: Option<u64>,
+    /// Where it was mounted, and is not any more.
+    #[serde(with = "api::raw_path::option", skip_serializing_if = "Option::is_none")]
+    unmounted: Option<PathBuf>,
     /// An earlier promotion was interrupted after its last step but one, and only that step was left.
     was_finished: bool,
     seconds: f64,
@@ -58,11 +71,17 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
         return Err(Failure::usage(format!("{} is no address of a shared volume", args.address.display()))
             .next("write postgres://USER@HOST/DATABASE?volume=NAME"));
     }
-    let dir = closed(args)?;
+    let (dir, mount) = find(args)?;
     let mut progress = term.progress("promote");
-    let mut tick = |tick: Tick| crate::cmd::clone::show(&mut progress, &tick);
-    let done = promoting::promote(&dir, &args.address, &mut tick);
+    let mut tick = |tick: &Tick| show(&mut progress, tick);
+    let mut copied = None;
+    if let Some(mount) = &mount {
+        copied = Some(copy_while_mounted(mount, args, &mut tick)?);
+        umount::end_idle(mount).map_err(|failure| still_used(failure, args))?;
+    }
+    let done = promoting::promote(&dir, &args.address, &mut |now| tick(&now));
     progress.done();
+    let done = done.map_err(|failure| is_unmounted(failure, &dir, mount.as_ref()));
     let Promoted { made, rows, left_out, blobs, blob_bytes, was_finished } = done?;
     let outcome = Outcome {
         volume: made.names,
@@ -73,6 +92,8 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
         left_out,
         blobs,
         blob_bytes,
+        rows_while_mounted: copied,
+        unmounted: mount.map(|mount| mount.path),
         was_finished,
         seconds: (base::time::monotonic() - started).as_secs_f64(),
     };
@@ -80,23 +101,59 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     Ok(0)
 }
 
-/// The volume's folder, which must not be mounted.
-fn closed(args: &Args) -> Result<VolumeDir> {
+/// The volume's folder, and its mount if it is mounted.
+fn find(args: &Args) -> Result<(VolumeDir, Option<Mounted>)> {
     if making::is_address(&args.folder) {
         return Err(Failure::usage("the names of that volume are in a database already")
             .next("name the folder of a volume first, then the address"));
     }
+    let whole = |dir: &VolumeDir| {
+        Failure::usage("a volume is promoted as a whole")
+            .next(format!("name its folder: {}", dir.path().display()))
+    };
     match resolve_volume(&args.folder)? {
-        Target::Closed { dir, inner } if inner.as_os_str().is_empty() => Ok(dir),
-        Target::Closed { dir, .. } => Err(Failure::usage("a volume is promoted as a whole")
-            .next(format!("name its folder: {}", dir.path().display()))),
+        Target::Closed { dir, inner } if inner.as_os_str().is_empty() => Ok((dir, None)),
+        Target::Closed { dir, .. } => Err(whole(&dir)),
         Target::Mounted(place) => {
-            let (source, point) = (&place.mount.source, place.mount.path.display());
-            Err(Failure::new("in-use", format!("{source} is mounted at {point}"))
-                .why("its names cannot move while programs change them")
-                .next(format!("unmount it first: covey umount {point}")))
+            let source = place.mount.source.clone();
+            let dir = mounts::volume_of(&place.mount).ok_or_else(|| node::refused::not_a_volume(&source))?;
+            let dir = VolumeDir::open(&dir)?;
+            match place.inner().as_os_str().is_empty() {
+                true if dir.is_shared() => Ok((dir, None)),
+                true => Ok((dir, Some(place.mount))),
+                false => Err(whole(&dir)),
+            }
         }
     }
+}
+
+/// Copies the names, and uploads what is on this disk only, while programs use the volume.
+fn copy_while_mounted(mount: &Mounted, args: &Args, tick: &mut dyn FnMut(&Tick)) -> Result<u64> {
+    let address = args.address.to_string_lossy().into_owned();
+    let daemon = ControlAddress::of_source(Path::new(&mount.source));
+    let copied = control::ask(&daemon, &Request::CopyNames { address }, tick);
+    let copied = copied.map_err(|failure: Failure| match &*failure.code {
+        "no-database" => {
+            failure.why("the daemon of the mount asked, with the environment that it was started with")
+        }
+        _ => failure,
+    })?;
+    flush::mounted(mount, Deadline::after_if(None), tick)?;
+    Ok(copied)
+}
+
+fn still_used(failure: Failure, args: &Args) -> Failure {
+    let (folder, address) = (args.folder.display(), args.address.display());
+    failure
+        .why("the names are copied, and the last changes move when no program uses the volume")
+        .map_next(format!("end those programs, then go on: covey promote {folder} '{address}'"))
+}
+
+/// A failure after the volume was unmounted.
+fn is_unmounted(failure: Failure, dir: &VolumeDir, mount: Option<&Mounted>) -> Failure {
+    let Some(mount) = mount else { return failure };
+    let (folder, place) = (dir.path().display(), mount.path.display());
+    failure.next(format!("the volume is not mounted now; to use it as it is: covey mount {folder} {place}"))
 }
 
 fn text(outcome: &Outcome) -> String {
@@ -112,7 +169,8 @@ fn text(outcome: &Outcome) -> String {
             outcome.origin
         ),
     };
+    let place = outcome.unmounted.as_ref().map_or("MOUNTPOINT".into(), |place| place.display().to_string());
     format!(
-        "{done}\nNext, here: covey mount {folder} MOUNTPOINT; on other machines: covey mount '{address}' MOUNTPOINT"
+        "{done}\nNext, here: covey mount {folder} {place}; on other machines: covey mount '{address}' MOUNTPOINT"
     )
 }

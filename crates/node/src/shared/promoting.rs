@@ -11,8 +11,8 @@
 //!   remains               the old names, the claim and the key are removed
 //! ```
 //!
-//! A kill before the switch leaves the volume as it was. The next attempt removes what is in the database. A
-//! kill after it leaves a node's folder, whose next mount or promotion does the rest.
+//! A kill before the switch leaves the volume as it was. The next attempt goes on with what is in the
+//! database. A kill after it leaves a node's folder, whose next mount or promotion does the rest.
 
 mod moving;
 
@@ -34,15 +34,15 @@ use origin::Access;
 use tree::TreeError;
 
 use super::making::{self, Made};
-use super::rows::{ROW_PROMOTING, ROW_REMOVING, ROW_SECRET};
+use super::rows::{ROW_COPYING, ROW_ORIGIN, ROW_PROMOTING, ROW_REMOVING, ROW_SECRET};
 use super::{setup_failure, unfinished};
 use crate::claim::Writer;
 use crate::claim::memory::is_within;
-use crate::opened::{self, Bare};
+use crate::opened::{self, Bare, Node};
 use crate::origins::{origin_failure, spec};
 use crate::publish::shared::ROW_PUBLISHER;
 use crate::publisher::{self, Publisher, volume_id};
-use crate::refused::open_failure;
+use crate::refused::{not_a_volume, not_shared, open_failure, read_only};
 use crate::volume_dir::{Holder, VolumeDir};
 use moving::{Moving, Rows};
 
@@ -79,9 +79,7 @@ pub fn promote(dir: &VolumeDir, text: &Path, tick: &mut dyn FnMut(Tick)) -> Resu
     writer.hold_published(&*bare.parts.store)?;
     bare.settle(dir, tick)?;
     let (blobs, blob_bytes) = check(dir, &bare, &writer, tick)?;
-    making::free(&target, "a volume is promoted under a name that is free", life.as_deref())?;
-    Postgres::create(&target, volume_id(dir), &Options::default()).map_err(setup_failure)?;
-    let promotion = Promotion { dir, target: &target };
+    let promotion = Promotion::begin(dir, &target, life.as_deref())?;
     let moved = promotion.fill(&bare, tick).and_then(|moved| {
         bare.journal.close().map_err(|error| open_failure(dir.path(), ::fs::OpenError::Store(error)))?;
         writer.promote().map(|()| moved)
@@ -191,6 +189,24 @@ fn missing(writer: &Writer, mut needed: HashMap<BlobId, Option<u32>>) -> Result<
     Ok(wrong)
 }
 
+impl Node {
+    /// Copies the names of a volume that is in use, as they are now. Programs go on using it. A promotion
+    /// under this address then copies only what has changed since. Returns the number of rows.
+    pub fn copy_names(&self, address: &Path, tick: &mut dyn FnMut(Tick)) -> Result<u64> {
+        let target = making::target_of(address)?;
+        let dir = self.dir().ok_or_else(|| not_a_volume(&self.name()))?;
+        not_shared(dir, "promote")?;
+        if !self.mode().writes() {
+            return Err(read_only("promote"));
+        }
+        check_origin(dir)?;
+        check_name(&target)?;
+        let promotion = Promotion::begin(dir, &target, unfinished::life_of(dir).as_deref())?;
+        let source = self.store().snapshot().map_err(|error| promotion.of_source(error))?;
+        promotion.copy(&promotion.open()?, &Moving::in_use(&*source), tick).map(|copied| copied.rows)
+    }
+}
+
 /// A failure of the database, while the volume is still the folder's.
 fn database(error: StoreError) -> Failure {
     let failure = match error {
@@ -205,36 +221,93 @@ fn database(error: StoreError) -> Failure {
 struct Promotion<'a> {
     dir: &'a VolumeDir,
     target: &'a Target,
+    /// The row `copying` of this attempt.
+    token: Value,
 }
 
-impl Promotion<'_> {
-    /// Copies the rows into the new volume, reads them back, and says whose they are.
-    fn fill(&self, bare: &Bare, tick: &mut dyn FnMut(Tick)) -> Result<Rows> {
-        let of_source = |error: StoreError| open_failure(self.dir.path(), ::fs::OpenError::Store(error));
-        let of_tree = |error: TreeError| match error {
-            TreeError::Store(error) => database(error),
-            error => publisher::failure("the names cannot be copied", error),
+impl<'a> Promotion<'a> {
+    /// Makes the volume in the database, or goes on with the half-made one of an earlier attempt.
+    fn begin(dir: &'a VolumeDir, target: &'a Target, own: Option<&str>) -> Result<Promotion<'a>> {
+        let promotion = Promotion { dir, target, token: Value::from(&base::random::id16()[..]) };
+        if !promotion.take_up(own)? {
+            making::free(target, "a volume is promoted under a name that is free", own)?;
+            Postgres::create(target, volume_id(dir), &Options::default()).map_err(setup_failure)?;
+            if !promotion.take_up(own)? {
+                return Err(taken());
+            }
+        }
+        Ok(promotion)
+    }
+
+    /// From here on, nothing that earlier attempts sent and that arrives late counts. False if the database
+    /// has no volume that can be gone on with.
+    fn take_up(&self, own: Option<&str>) -> Result<bool> {
+        let names = match Postgres::open(self.target, Options::default()) {
+            Ok(names) if names.uuid() == volume_id(self.dir) => names,
+            Ok(_) | Err(SetupError::Missing(_)) => return Ok(false),
+            Err(error) => return Err(setup_failure(error)),
         };
-        let source = bare.parts.store.snapshot().map_err(of_source)?;
-        let moving = Moving::of(&*source).map_err(of_source)?;
-        let names = self.open()?;
-        let copied = moving.copy(&names, &mut |done| {
+        let promoting = Key::volume(ROW_PROMOTING);
+        let row = names.get(&promoting).map_err(database)?;
+        let own_row = row.clone().filter(|row| own == Some(unfinished::life_in(row).as_str()));
+        if row.is_some() && own_row.is_none() {
+            return Ok(false);
+        }
+        let checks = vec![
+            (Key::volume(ROW_ORIGIN), Expect::Absent),
+            (Key::volume(ROW_REMOVING), Expect::Absent),
+            (promoting.clone(), own_row.clone().map_or(Expect::Absent, Expect::Is)),
+        ];
+        let puts = vec![(Key::volume(ROW_COPYING), self.token.clone())];
+        let dels = own_row.map(|_| promoting).into_iter().collect();
+        match names.commit(Commit { checks, puts, dels, ..Commit::default() }) {
+            Ok(()) => Ok(true),
+            Err(CommitError::Conflict { .. }) => Ok(false),
+            Err(CommitError::Store(error)) => Err(database(error)),
+        }
+    }
+
+    fn of_source(&self, error: StoreError) -> Failure {
+        open_failure(self.dir.path(), ::fs::OpenError::Store(error))
+    }
+
+    /// Brings the rows in the database up to date.
+    fn copy(&self, names: &Postgres, moving: &Moving<'_>, tick: &mut dyn FnMut(Tick)) -> Result<Rows> {
+        let fence = (Key::volume(ROW_COPYING), self.token.clone());
+        let copied = moving.copy(names, fence, &mut |done| {
             tick(Tick { done, of: 0, what: format!("copying names: {} rows", count(done)) });
         });
-        let copied = copied.map_err(of_tree)?;
+        copied.map_err(|error| match error {
+            TreeError::Store(StoreError::Fenced(_)) => taken(),
+            TreeError::Store(error) => database(error),
+            error => publisher::failure("the names cannot be copied", error),
+        })
+    }
+
+    /// Copies the rows into the new volume, reads them back, and says whose they are.
+    fn fill(&self, bare: &Bare, tick: &mut dyn FnMut(Tick)) -> Result<Rows> {
+        let source = bare.parts.store.snapshot().map_err(|error| self.of_source(error))?;
+        let moving = Moving::of(&*source).map_err(|error| self.of_source(error))?;
+        let names = self.open()?;
+        let copied = self.copy(&names, &moving, tick)?;
         let secret = Secret::generate_text();
         let life = making::life(&secret);
         let mut puts = vec![(Key::volume(ROW_SECRET), Value::from(secret.into_bytes()))];
         if let Some(me) = Publisher::of(self.dir)? {
             puts.push((Key::volume(ROW_PUBLISHER), Value::from(me.to_text().into_bytes())));
         }
-        commit(&names, Commit { puts, ..Commit::default() })?;
+        commit(&names, Commit { checks: vec![self.is_ours()], puts, ..Commit::default() })?;
         drop(names);
         self.read_back(copied, tick)?;
         let file = self.dir.path().join(unfinished::LIFE);
         write_durably(&file, &format!("{life}\n")).at("write", &file)?;
         self.say_whose(&life)?;
         Ok(copied)
+    }
+
+    /// No other attempt has begun since.
+    fn is_ours(&self) -> (Key, Expect) {
+        (Key::volume(ROW_COPYING), Expect::Is(self.token.clone()))
     }
 
     fn open(&self) -> Result<Postgres> {
@@ -273,9 +346,9 @@ impl Promotion<'_> {
         let key = Key::volume(ROW_PROMOTING);
         let row = unfinished::row_of(self.dir, life);
         let removing = (Key::volume(ROW_REMOVING), Expect::Absent);
-        let checks = vec![removing, (Key::volume(ROW_SECRET), Expect::Exists), (key.clone(), Expect::Absent)];
-        let puts = vec![(key.clone(), row.clone())];
-        commit(&self.open()?, Commit { checks, puts, ..Commit::default() })?;
+        let checks = vec![removing, self.is_ours(), (key.clone(), Expect::Absent)];
+        let (puts, dels) = (vec![(key.clone(), row.clone())], vec![Key::volume(ROW_COPYING)]);
+        commit(&self.open()?, Commit { checks, puts, dels, ..Commit::default() })?;
         // Another command may have removed the volume meanwhile, and made one of the same name.
         let names = self.open()?;
         let found = names.get(&key).map_err(database)?;
@@ -321,7 +394,7 @@ fn commit(names: &Postgres, commit: Commit) -> Result<()> {
 }
 
 fn taken() -> Failure {
-    Failure::new("changed", "another command removed the new volume from the database meanwhile")
+    Failure::new("changed", "another command used the new volume in the database meanwhile, or removed it")
         .next("the volume is as it was; run the same command again, and nothing else under that name")
 }
 

@@ -11,12 +11,24 @@ pub(super) const ROW_REGION: &str = "region";
 pub(super) const ROW_SECRET: &str = "secret";
 /// The volume holds the names of a folder that is about to become its first node ([`super::unfinished`]).
 pub(super) const ROW_PROMOTING: &str = "promoting";
+/// The promotion that copies names into the volume: a random number, which each attempt replaces. What an
+/// earlier one sent and arrives late does not count any more.
+pub(super) const ROW_COPYING: &str = "copying";
 /// What an interrupted command left, and the next one removes.
 pub(super) const ROW_REMOVING: &str = "removing";
 
 /// All of them.
-pub(super) const ROWS_SHARED: [&str; 8] =
-    [ROW_ORIGIN, ROW_ENDPOINT, ROW_REGION, ROW_SECRET, ROW_PROMOTING, ROW_REMOVING, ROW_PUBLISHER, ROW_TURN];
+pub(super) const ROWS_SHARED: [&str; 9] = [
+    ROW_ORIGIN,
+    ROW_ENDPOINT,
+    ROW_REGION,
+    ROW_SECRET,
+    ROW_COPYING,
+    ROW_PROMOTING,
+    ROW_REMOVING,
+    ROW_PUBLISHER,
+    ROW_TURN,
+];
 
 /// The rows that say where the blobs are.
 pub(super) fn place_rows(home: &Home) -> Vec<(String, Vec<u8>)> {

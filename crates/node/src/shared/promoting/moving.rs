@@ -8,14 +8,21 @@
 //! | `0F` of open packs that nothing refers to | the pack has no bytes that are needed; a crash left the row |
 //! | `15` to `19`, holds, locks, leases, batches, wishes | they are of sessions, and none has begun |
 //! | `00`, rows that only a shared volume has | they get new values |
+//!
+//! The database may have rows already: of an interrupted attempt, or those that were copied while the volume
+//! was mounted. Both sides are read in the order of their keys, and only what differs is written.
 
-use std::collections::{HashMap, HashSet};
+#[cfg(test)]
+mod tests;
+
+use std::cmp::Ordering;
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use base::{BlobId, PackNo};
 use blob::Sums;
 use meta::key::{KeyRange, tags};
 use meta::record::{HeldRow, decode_i64};
-use meta::store::StoreError;
+use meta::store::{StoreError, Value};
 use meta::{Key, MetaStore, PackRow, Snapshot};
 use tree::TreeError;
 use tree::restore::Bulk;
@@ -24,6 +31,9 @@ use super::super::rows::ROWS_SHARED;
 
 /// Progress is reported after so many rows.
 const EVERY: u64 = 4096;
+
+/// So many rows of the database are read at a time: the first pages of its snapshots.
+const AT_ONCE: usize = 1024 + 4096;
 
 /// Rows that were copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +58,11 @@ pub(super) struct Moving<'a> {
 }
 
 impl<'a> Moving<'a> {
+    /// For a volume that is in use: its open packs move as they are, and are moved again later.
+    pub(super) fn in_use(rows: &'a dyn Snapshot) -> Moving<'a> {
+        Moving { rows, dead: HashSet::new() }
+    }
+
     /// Looks at the packs of the volume.
     ///
     /// # Errors
@@ -82,16 +97,19 @@ impl<'a> Moving<'a> {
         }
     }
 
-    /// Copies the rows into an empty store.
+    /// Makes the rows of a store those that move. `fence`: see [`Bulk::fenced`].
     ///
     /// # Errors
     /// The names cannot be read, or the store's error.
     pub(super) fn copy(
         &self,
         store: &dyn MetaStore,
+        fence: (Key, Value),
         progress: &mut dyn FnMut(u64),
     ) -> Result<Rows, TreeError> {
-        let mut bulk = Bulk::new(store);
+        let there = store.snapshot()?;
+        let mut there = Cursor::new(&*there);
+        let mut bulk = Bulk::fenced(store, fence);
         let (mut digest, mut left_out, mut failed) = (Digest::default(), 0, None);
         self.rows.each(&all(), &mut |key, value| {
             if !self.moves(key) {
@@ -99,17 +117,78 @@ impl<'a> Moving<'a> {
                 return true;
             }
             digest.row(key, value);
-            failed = bulk.put(Key::from_bytes(key), value.into()).err();
+            failed = there.bring(key, value, &mut bulk).err();
             if digest.rows.is_multiple_of(EVERY) {
                 progress(digest.rows);
             }
             failed.is_none()
         })?;
         failed.map_or(Ok(()), Err)?;
+        there.remove_rest(&mut bulk)?;
         bulk.write()?;
         store.flush()?;
         let (rows, hash) = digest.done();
         Ok(Rows { rows, left_out, hash })
+    }
+}
+
+/// The rows that the database had before the copy, except those that only a shared volume has.
+struct Cursor<'a> {
+    rows: &'a dyn Snapshot,
+    /// From here on they were not read yet.
+    from: Key,
+    read: VecDeque<(Key, Value)>,
+    is_over: bool,
+}
+
+impl<'a> Cursor<'a> {
+    fn new(rows: &'a dyn Snapshot) -> Cursor<'a> {
+        Cursor { rows, from: all().start, read: VecDeque::new(), is_over: false }
+    }
+
+    /// The next row, which stays.
+    fn peek(&mut self) -> Result<Option<&(Key, Value)>, StoreError> {
+        while self.read.is_empty() && !self.is_over {
+            let range = KeyRange { start: self.from.clone(), end: all().end };
+            let mut count = 0;
+            self.rows.each(&range, &mut |key, value| {
+                count += 1;
+                if !is_of_shared(key) {
+                    self.read.push_back((Key::from_bytes(key), value.into()));
+                }
+                if count == AT_ONCE {
+                    self.from = Key::from_bytes(key).successor();
+                }
+                count < AT_ONCE
+            })?;
+            self.is_over = count < AT_ONCE;
+        }
+        Ok(self.read.front())
+    }
+
+    /// Writes a row, unless it is there. Removes the rows before it.
+    fn bring(&mut self, key: &[u8], value: &[u8], bulk: &mut Bulk<'_>) -> Result<(), TreeError> {
+        while let Some((there, was)) = self.peek()? {
+            let (order, is_same, there) = (there.as_bytes().cmp(key), was[..] == *value, there.clone());
+            if order == Ordering::Greater {
+                break;
+            }
+            self.read.pop_front();
+            match order {
+                Ordering::Equal if is_same => return Ok(()),
+                Ordering::Equal => break,
+                _ => bulk.remove(there)?,
+            }
+        }
+        bulk.put(Key::from_bytes(key), value.into())
+    }
+
+    fn remove_rest(&mut self, bulk: &mut Bulk<'_>) -> Result<(), TreeError> {
+        while let Some((key, _)) = self.peek()? {
+            bulk.remove(key.clone())?;
+            self.read.pop_front();
+        }
+        Ok(())
     }
 }
 
