@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 /// What becomes of the answers after the last one that is passed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Then {
-    /// They are held back, and the connections stay.
+    /// They are held back until [`Gate::open`], and the connections stay.
     Hold,
     /// All connections end, and new ones too.
     Cut,
@@ -21,6 +21,7 @@ pub enum Then {
 pub struct Gate {
     port: u16,
     passed: Arc<AtomicU64>,
+    limit: Arc<AtomicU64>,
     is_shut: Arc<AtomicBool>,
     is_open: Arc<AtomicBool>,
 }
@@ -30,11 +31,17 @@ impl Gate {
     pub fn new(to: u16, limit: u64, then: Then) -> Gate {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
-        let gate = Gate { port, passed: Arc::default(), is_shut: Arc::default(), is_open: Arc::default() };
-        let all = (gate.passed.clone(), gate.is_shut.clone(), gate.is_open.clone());
+        let gate = Gate {
+            port,
+            passed: Arc::default(),
+            limit: Arc::new(AtomicU64::new(limit)),
+            is_shut: Arc::default(),
+            is_open: Arc::default(),
+        };
+        let all = (gate.passed.clone(), gate.limit.clone(), gate.is_shut.clone(), gate.is_open.clone());
         thread::spawn(move || {
             for client in listener.incoming() {
-                let (passed, is_shut, is_open) = all.clone();
+                let (passed, limit, is_shut, is_open) = all.clone();
                 let (Ok(client), Ok(server)) = (client, TcpStream::connect(("127.0.0.1", to))) else {
                     continue;
                 };
@@ -45,7 +52,7 @@ impl Gate {
                 thread::spawn(move || copy(from_client, to_server, || true));
                 thread::spawn(move || {
                     copy(server, client, || {
-                        let is_first = passed.fetch_add(1, Ordering::SeqCst) < limit;
+                        let is_first = passed.fetch_add(1, Ordering::SeqCst) < limit.load(Ordering::SeqCst);
                         if is_first || is_open.load(Ordering::SeqCst) {
                             return true;
                         }
@@ -53,7 +60,7 @@ impl Gate {
                         while then == Then::Hold && !is_open.load(Ordering::SeqCst) {
                             thread::sleep(Duration::from_millis(50));
                         }
-                        false
+                        then == Then::Hold
                     });
                 });
             }
@@ -63,6 +70,11 @@ impl Gate {
 
     pub fn port(&self) -> u16 {
         self.port
+    }
+
+    /// Passes so many more answers on.
+    pub fn shut_after(&self, more: u64) {
+        self.limit.store(self.answers() + more, Ordering::SeqCst);
     }
 
     /// Serves as if nothing had been.

@@ -1,90 +1,18 @@
 //! `covey promote`: a volume of one node becomes a shared volume.
 
-use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use covey_tests::program::{covey, environment, run, run_ok};
-use covey_tests::{Need, requires, tree};
+use covey_tests::{Need, requires};
 
 use crate::gate::{Gate, Then};
 use crate::publish::{LIMIT, Published, fill, key, publish, same};
 use crate::requires_server;
-use crate::rig::{Node, Shared};
-
-/// A volume of one node, and the address under which it is promoted.
-struct Single<'a> {
-    shared: &'a Shared,
-    name: String,
-}
-
-impl<'a> Single<'a> {
-    /// An empty volume with an origin of its own.
-    fn new(shared: &'a Shared, name: &str) -> Single<'a> {
-        let single = Single { shared, name: name.to_owned() };
-        let origin = format!("file:{}", single.at("origin").display());
-        run_ok(covey().arg("format").arg(single.folder()).args(["--origin", &origin]), LIMIT);
-        single
-    }
-
-    fn at(&self, what: &str) -> PathBuf {
-        self.shared.folder.path().join(format!("{}-{what}", self.name))
-    }
-
-    fn folder(&self) -> PathBuf {
-        self.shared.folder.path().join(&self.name)
-    }
-
-    fn text(&self) -> String {
-        self.folder().display().to_string()
-    }
-
-    /// Mounts the folder.
-    fn mount(&self, name: &str) -> Node {
-        self.shared.add_of(&self.text(), &format!("{}-{name}", self.name))
-    }
-
-    /// Mounts the shared volume on another node.
-    fn node(&self, name: &str) -> Node {
-        self.shared.add_of(&self.address(), &format!("{}-{name}", self.name))
-    }
-
-    fn address(&self) -> String {
-        self.shared.address.replace("volume=work", &format!("volume=v-{}", self.name))
-    }
-
-    /// Its address behind a relay.
-    fn through(&self, gate: &Gate) -> String {
-        self.address().replace(&format!(":{}/", self.shared.server.port()), &format!(":{}/", gate.port()))
-    }
-
-    fn promote(&self, address: &str) -> Command {
-        let mut command = covey();
-        command.args(["promote", "--json"]).arg(self.folder()).arg(address);
-        command
-    }
-
-    fn tree(&self, name: &str) -> String {
-        format!("file:{}@{name}", self.at("origin").display())
-    }
-
-    fn is_nodes(&self) -> bool {
-        fs::read_to_string(self.folder().join("covey.json")).unwrap().contains("postgres://")
-    }
-}
-
-/// Inode numbers and all times, which the comparison of trees leaves out.
-fn numbers(root: &Path) -> BTreeMap<PathBuf, (u64, i64, i64, i64, i64)> {
-    let mut found = BTreeMap::new();
-    for path in tree::read(root).keys() {
-        let at = fs::symlink_metadata(root.join(path)).unwrap();
-        let all = (at.ino(), at.mtime(), at.mtime_nsec(), at.ctime(), at.ctime_nsec());
-        found.insert(path.clone(), all);
-    }
-    found
-}
+use crate::rig::Shared;
+use crate::single::{Single, gate_of, numbers, small};
 
 /// One more user, as the kernel hands it over.
 fn acl() -> Vec<u8> {
@@ -225,14 +153,6 @@ fn an_older_copy_of_a_promoted_folder_is_refused() {
     same(&source, &node.mountpoint.join("tree"));
 }
 
-/// A small volume.
-fn small<'a>(shared: &'a Shared, name: &str, source: &Path) -> Single<'a> {
-    let single = Single::new(shared, name);
-    run_ok(covey().arg("import").arg(source).arg(format!("{}:/tree", single.text())), LIMIT);
-    run_ok(covey().args(["publish", &single.text(), "first"]), LIMIT);
-    single
-}
-
 /// The volume is the folder's as it was, and is no shared one.
 fn is_as_it_was(single: &Single<'_>, source: &Path, what: &str) {
     assert!(!single.is_nodes(), "{what}");
@@ -321,10 +241,6 @@ fn a_promotion_that_is_killed_can_be_run_again() {
     assert!(before > 3 && after > 1, "{before} {after} of {all}");
 }
 
-fn gate_of(shared: &Shared) -> Gate {
-    Gate::new(shared.server.port(), u64::MAX, Then::Hold)
-}
-
 /// The database is lost half-way: the command says so, the volume is as it was, and the command can be run
 /// again.
 #[test]
@@ -353,67 +269,6 @@ fn a_database_that_goes_away_leaves_the_volume_as_it_was() {
         let volumes = "select count(*) from covey_volume where name = ";
         assert_eq!(shared.server.sql(&format!("{volumes}'v-c{limit}'")), "1");
     }
-}
-
-/// A mounted volume: its names are copied while a program writes. A file that is open keeps the volume as it
-/// is, and mounted. When no program uses it, what changed meanwhile moves too.
-#[test]
-fn a_mounted_volume_is_promoted_when_no_program_uses_it() {
-    requires!(Need::Covey);
-    let shared = Shared::new(requires_server!(), 0);
-    let single = Single::new(&shared, "single");
-    let node = single.mount("one");
-    let root = node.mountpoint.clone();
-    fill(&root, 1);
-    fs::create_dir(root.join("many")).unwrap();
-    (0..300).for_each(|n| fs::write(root.join(format!("many/{n}")), format!("{n}").repeat(n)).unwrap());
-    let open = File::create(root.join("open")).unwrap();
-    let stop = std::sync::atomic::AtomicBool::new(false);
-    let promote = || {
-        let mut command = covey();
-        run(command.args(["promote", "--json"]).arg(&root).arg(single.address()), LIMIT)
-    };
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            for n in 0.. {
-                if stop.load(std::sync::atomic::Ordering::SeqCst) {
-                    break;
-                }
-                fs::write(root.join(format!("many/w{}", n % 50)), format!("{n}").repeat(n % 900)).unwrap();
-                fs::remove_file(root.join(format!("many/w{}", (n + 25) % 50))).ok();
-            }
-        });
-        for _ in 0..2 {
-            let said = promote();
-            assert!(said.code() == 1 && said.stderr.contains("is busy"), "{said:?}");
-            assert!(said.stderr.contains("then go on: covey promote"), "{said:?}");
-            assert!(!single.is_nodes() && root.join("open").exists());
-        }
-        stop.store(true, std::sync::atomic::Ordering::SeqCst);
-    });
-    // The half-made volume is nobody's to mount.
-    let said = run(covey().args(["mount", "--fake", &single.address()]).arg(&root), LIMIT);
-    assert!(said.code() == 1 && said.stderr.contains("has no origin"), "{said:?}");
-    drop(open);
-    // What was copied is removed, replaced and added to.
-    fs::remove_dir_all(root.join("dir")).unwrap();
-    fs::rename(root.join("many"), root.join("renamed")).unwrap();
-    fill(&root.join("new"), 9);
-    let before = single.at("before");
-    run_ok(Command::new("cp").arg("-a").arg(&root).arg(&before), LIMIT);
-    let inos = numbers(&root);
-    let done = promote();
-    assert!(done.status.success(), "{done:?}");
-    let done = done.json();
-    assert!(done["rows_while_mounted"].as_u64().unwrap() > 300, "{done}");
-    assert_eq!(done["unmounted"].as_str().map(Path::new), Some(&*root));
-    assert!(!covey_tests::proc::is_fuse_mount(&root));
-    let (first, second) = (single.mount("first"), single.node("second"));
-    for node in [&first, &second] {
-        same(&before, &node.mountpoint);
-        assert_eq!(numbers(&node.mountpoint), inos);
-    }
-    run_ok(covey().args(["fsck", &single.address()]), LIMIT);
 }
 
 /// With an object store, what was not uploaded when the daemon was killed is in the store before the switch.

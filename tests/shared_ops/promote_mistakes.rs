@@ -9,6 +9,7 @@ use covey_tests::{Need, requires};
 use crate::publish::{LIMIT, fill, same};
 use crate::requires_server;
 use crate::rig::Shared;
+use crate::single::a_blob;
 
 fn format(folder: &Path, origin: Option<&Path>) {
     let mut command = covey();
@@ -123,13 +124,7 @@ fn a_volume_that_lost_a_blob_is_not_promoted() {
     fill(&at("source"), 5);
     format(&at("single"), Some(&at("blobs")));
     run_ok(covey().arg("import").arg(at("source")).arg(format!("{}:/tree", at("single").display())), LIMIT);
-    let is_blob = |path: &std::path::PathBuf| path.file_name().is_some_and(|name| name.len() == 64);
-    let folders =
-        fs::read_dir(at("blobs")).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_dir());
-    let blob = folders
-        .flat_map(|dir| fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()))
-        .find(is_blob)
-        .unwrap();
+    let blob = a_blob(&at("blobs"));
     let bytes = fs::read(&blob).unwrap();
     fs::remove_file(&blob).unwrap();
     let address = shared.address.replace("volume=work", "volume=new");

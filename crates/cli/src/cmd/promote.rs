@@ -3,6 +3,7 @@
 //! The work is in [`node::shared::promoting`].
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use api::control::{ControlAddress, Request, Tick};
 use api::error::{Failure, Result};
@@ -12,6 +13,7 @@ use fuse::mount::Mounted;
 use node::control;
 use node::mounts;
 use node::shared::making;
+use node::shared::promoting::handover::Handover;
 use node::shared::promoting::{self, Promoted};
 use node::volume_dir::VolumeDir;
 use serde::Serialize;
@@ -21,14 +23,17 @@ use crate::cmd::{flush, umount};
 use crate::target::{Target, resolve_volume};
 use crate::term::Term;
 
+/// How long a daemon may take to mount again.
+const BACK: Duration = Duration::from_secs(60);
+
 /// Moves the names of a volume into a database, so that many machines can write to it
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  covey promote /srv/volume 'postgres://covey@db/covey?volume=work'\n  \
     covey mount -d /srv/volume /mnt/work                                  then on this machine\n  \
     covey mount -d 'postgres://covey@db/covey?volume=work' /mnt/work      and on every other one\n\n\
     Its origin must be one that all machines reach. No blob is copied. Inode numbers, times and published trees stay. If the volume is\n\
-    mounted, its names are copied while programs use it; then it is unmounted, which needs that no program has it open, and what\n\
-    changed meanwhile is copied. Until the last step the volume is as it was; an interrupted command can be run again. There is no\n\
+    mounted, its names are copied while programs use it; then it is unmounted, which needs that no program has it open, what changed\n\
+    meanwhile is copied, and its daemon mounts it again. Until the last step the volume is as it was; an interrupted command can be run again. There is no\n\
     way back but publishing the shared volume and restoring that into a folder.")]
 pub struct Args {
     /// The volume's folder, or where it is mounted. The folder becomes that of this node
@@ -56,9 +61,12 @@ struct Outcome {
     /// Rows that were copied before, while the volume was mounted.
     #[serde(skip_serializing_if = "Option::is_none")]
     rows_while_mounted: Option<u64>,
-    /// Where it was mounted, and is not any more.
+    /// Where it was mounted.
     #[serde(with = "api::raw_path::option", skip_serializing_if = "Option::is_none")]
-    unmounted: Option<PathBuf>,
+    mountpoint: Option<PathBuf>,
+    /// Whether the shared volume is mounted there now.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mounted_again: Option<bool>,
     /// An earlier promotion was interrupted after its last step but one, and only that step was left.
     was_finished: bool,
     seconds: f64,
@@ -75,13 +83,15 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     let mut progress = term.progress("promote");
     let mut tick = |tick: &Tick| show(&mut progress, tick);
     let mut copied = None;
+    let mut daemon = None;
     if let Some(mount) = &mount {
         copied = Some(copy_while_mounted(mount, args, &mut tick)?);
-        umount::end_idle(mount).map_err(|failure| still_used(failure, args))?;
+        daemon = Some(Returning::after(mount, &dir, args)?);
     }
     let done = promoting::promote(&dir, &args.address, &mut |now| tick(&now));
+    let is_back = daemon.map(|daemon| daemon.comes_back(&mut tick));
     progress.done();
-    let done = done.map_err(|failure| is_unmounted(failure, &dir, mount.as_ref()));
+    let done = done.map_err(|failure| is_unmounted(failure, &dir, mount.as_ref(), is_back == Some(true)));
     let Promoted { made, rows, left_out, blobs, blob_bytes, was_finished } = done?;
     let outcome = Outcome {
         volume: made.names,
@@ -93,7 +103,8 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
         blobs,
         blob_bytes,
         rows_while_mounted: copied,
-        unmounted: mount.map(|mount| mount.path),
+        mountpoint: mount.map(|mount| mount.path),
+        mounted_again: is_back,
         was_finished,
         seconds: (base::time::monotonic() - started).as_secs_f64(),
     };
@@ -149,10 +160,49 @@ fn still_used(failure: Failure, args: &Args) -> Failure {
         .map_next(format!("end those programs, then go on: covey promote {folder} '{address}'"))
 }
 
+/// A daemon whose mount was ended, and that mounts again after the promotion.
+struct Returning<'a> {
+    mount: &'a Mounted,
+    pid: Option<u32>,
+    handover: Handover,
+}
+
+impl<'a> Returning<'a> {
+    /// Unmounts.
+    fn after(mount: &'a Mounted, dir: &VolumeDir, args: &Args) -> Result<Returning<'a>> {
+        let pid = dir.holder()?.map(|holder| holder.pid).filter(|pid| *pid > 0);
+        let handover = Handover::begin(dir)?;
+        umount::end_idle(mount).map_err(|failure| still_used(failure, args))?;
+        Ok(Returning { mount, pid, handover })
+    }
+
+    /// Lets the daemon mount again, and waits until it has, or has ended.
+    fn comes_back(self, tick: &mut dyn FnMut(&Tick)) -> bool {
+        let Returning { mount, pid, handover } = self;
+        drop(handover);
+        tick(&Tick { done: 0, of: 0, what: "mounting it again".to_owned() });
+        let until = Deadline::after(BACK);
+        let lives = || pid.is_some_and(|pid| Path::new(&format!("/proc/{pid}")).exists());
+        while !until.is_over() {
+            if mounts::at(&mount.path).is_ok_and(|now| now.is_some_and(|now| mounts::is_covey(&now))) {
+                return true;
+            }
+            if !lives() {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        false
+    }
+}
+
 /// A failure after the volume was unmounted.
-fn is_unmounted(failure: Failure, dir: &VolumeDir, mount: Option<&Mounted>) -> Failure {
+fn is_unmounted(failure: Failure, dir: &VolumeDir, mount: Option<&Mounted>, is_back: bool) -> Failure {
     let Some(mount) = mount else { return failure };
     let (folder, place) = (dir.path().display(), mount.path.display());
+    if is_back {
+        return failure.next(format!("the volume is mounted at {place} again, as it was"));
+    }
     failure.next(format!("the volume is not mounted now; to use it as it is: covey mount {folder} {place}"))
 }
 
@@ -169,7 +219,13 @@ fn text(outcome: &Outcome) -> String {
             outcome.origin
         ),
     };
-    let place = outcome.unmounted.as_ref().map_or("MOUNTPOINT".into(), |place| place.display().to_string());
+    if let (Some(true), Some(place)) = (outcome.mounted_again, &outcome.mountpoint) {
+        let place = place.display();
+        return format!(
+            "{done}\nIt is mounted at {place} again; on other machines: covey mount '{address}' MOUNTPOINT"
+        );
+    }
+    let place = outcome.mountpoint.as_ref().map_or("MOUNTPOINT".into(), |place| place.display().to_string());
     format!(
         "{done}\nNext, here: covey mount {folder} {place}; on other machines: covey mount '{address}' MOUNTPOINT"
     )

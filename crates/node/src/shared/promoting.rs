@@ -14,6 +14,7 @@
 //! A kill before the switch leaves the volume as it was. The next attempt goes on with what is in the
 //! database. A kill after it leaves a node's folder, whose next mount or promotion does the rest.
 
+pub mod handover;
 mod moving;
 
 use std::collections::HashMap;
