@@ -5,9 +5,14 @@
 
 mod checks;
 mod failover;
+mod gate;
 mod mistakes;
+mod promote;
+mod promote_mistakes;
+mod promote_mounted;
 mod publish;
 mod restore;
 #[allow(dead_code, unused_imports, reason = "each test program uses its part")]
 #[path = "../shared/rig.rs"]
 mod rig;
+mod single;

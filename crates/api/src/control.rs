@@ -120,6 +120,11 @@ pub enum Request {
         /// The longest time to wait. None: no limit.
         seconds: Option<u64>,
     },
+    /// Copy the names into a database, for a promotion that follows. The answer is the number of rows.
+    CopyNames {
+        /// The address of the shared volume.
+        address: String,
+    },
     /// Evict cached blobs. The answer is an `Evicted`.
     Evict {
         /// Stop when the cache holds at most this many bytes. None: evict everything.

@@ -7,6 +7,7 @@
 //!                              place: length 1 B, UTF-8  CRC32C 4 B of all before it
 //! ```
 //!
+//! The version is 1, and 2 for a claim of the kind [`Kind::Promoted`], which older programs must refuse.
 //! Numbers are big-endian. A damaged record, or one of a later version, is never taken for "no claim": then
 //! nothing may write.
 
@@ -17,6 +18,8 @@ use base::Timestamp;
 pub const FOLDER: &str = "claims";
 const MAGIC: &[u8; 4] = b"covC";
 const VERSION: u32 = 1;
+/// The version of a claim of the kind [`Kind::Promoted`]. A program that does not know it writes nothing.
+const VERSION_PROMOTED: u32 = 2;
 /// The length of everything but the place.
 const FIXED: usize = 4 + 4 + 8 + 16 + 16 + 16 + 16 + 1 + 8 + 1 + 4;
 
@@ -36,10 +39,18 @@ pub enum Kind {
     Restore,
     /// The volume was closed in order: nothing writes now.
     Closed,
+    /// The names moved into a database, from which many nodes write. No folder may write by a claim any more.
+    Promoted,
 }
 
-const KINDS: [(Kind, u8); 5] =
-    [(Kind::Open, 1), (Kind::Renewed, 2), (Kind::TakeOver, 3), (Kind::Restore, 4), (Kind::Closed, 5)];
+const KINDS: [(Kind, u8); 6] = [
+    (Kind::Open, 1),
+    (Kind::Renewed, 2),
+    (Kind::TakeOver, 3),
+    (Kind::Restore, 4),
+    (Kind::Closed, 5),
+    (Kind::Promoted, 6),
+];
 
 impl Kind {
     /// What the folder at the claim's place did, for a message to a person.
@@ -50,6 +61,7 @@ impl Kind {
             Kind::TakeOver => "took it over",
             Kind::Restore => "was restored from it",
             Kind::Closed => "wrote to it and closed it",
+            Kind::Promoted => "became a shared volume",
         }
     }
 }
@@ -84,6 +96,10 @@ pub enum Wrong {
     Newer(u32),
 }
 
+fn version_of(kind: Kind) -> u32 {
+    if kind == Kind::Promoted { VERSION_PROMOTED } else { VERSION }
+}
+
 impl Claim {
     /// The record's name.
     pub fn name(epoch: u64) -> String {
@@ -102,7 +118,7 @@ impl Claim {
         let end = self.place.floor_char_boundary(255);
         let mut out = Vec::with_capacity(FIXED + end);
         out.extend_from_slice(MAGIC);
-        out.extend_from_slice(&VERSION.to_be_bytes());
+        out.extend_from_slice(&version_of(self.kind).to_be_bytes());
         out.extend_from_slice(&self.epoch.to_be_bytes());
         out.extend_from_slice(&self.volume);
         out.extend_from_slice(&self.token);
@@ -127,11 +143,11 @@ impl Claim {
             return Err(Wrong::Damaged);
         }
         let version = u32::from_be_bytes(take(&mut rest)?);
-        if version > VERSION {
+        if version > VERSION_PROMOTED {
             return Err(Wrong::Newer(version));
         }
         let (content, crc) = record.split_last_chunk::<4>().ok_or(Wrong::Damaged)?;
-        if version != VERSION || crc32c(content) != u32::from_be_bytes(*crc) {
+        if version < VERSION || crc32c(content) != u32::from_be_bytes(*crc) {
             return Err(Wrong::Damaged);
         }
         let claim = Claim {
@@ -149,7 +165,7 @@ impl Claim {
                 std::str::from_utf8(place).map_err(|_| Wrong::Damaged)?.to_owned()
             },
         };
-        if rest.len() == 4 { Ok(claim) } else { Err(Wrong::Damaged) }
+        if rest.len() == 4 && version == version_of(claim.kind) { Ok(claim) } else { Err(Wrong::Damaged) }
     }
 }
 

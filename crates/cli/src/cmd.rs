@@ -28,6 +28,7 @@ pub mod ls;
 pub mod mount;
 pub mod origin;
 pub mod peers;
+pub mod promote;
 pub mod publish;
 pub mod published;
 pub mod quota;

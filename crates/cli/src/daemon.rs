@@ -14,6 +14,7 @@
 mod background;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use api::error::{Failure, Result};
@@ -22,7 +23,9 @@ use api::text::{bytes, count};
 use fuse::{Unmount, UnmountError};
 use gateway::server::{Bound, Server, check_name};
 use node::memory::Memory;
+use node::opened::Source;
 use node::running::{Handle, Mounted, Plan, Running};
+use node::shared::promoting::handover::UnderWay;
 use node::{limits, log, mounts, signals};
 
 use crate::args::s3::S3;
@@ -66,8 +69,9 @@ fn serve(plan: &Plan, beside: &Beside, status_line: bool, parent: Option<Parent>
     if bound.is_some() {
         check_name(&bucket).map_err(|failure| failure.next("name it: --s3-bucket NAME"))?;
     }
+    let in_background = parent.is_some();
     let mut running = Running::start(plan)?;
-    start_signals(running.handle(), interactive)?;
+    let asked = start_signals(running.handle(), interactive)?;
     running.go_on()?;
     let server = bound.map(|bound| serve_s3(bound, &bucket, &running)).transpose();
     let served = server.and_then(|server| {
@@ -85,9 +89,17 @@ fn serve(plan: &Plan, beside: &Beside, status_line: bool, parent: Option<Parent>
     ready(running.mounted(), parent, term);
     wait(&running, status_line && interactive);
     drop(servers);
+    let promotion = match &plan.source {
+        Source::Folder(dir) => UnderWay::of(dir),
+        _ => None,
+    };
     let end = running.finish()?;
     if !term.is_json() {
         log::line(&format!("unmounted {}; the volume is closed", end.mountpoint.display()));
+    }
+    if promotion.is_some_and(|promotion| promotion.wait(&|| asked.load(Ordering::Acquire))) {
+        log::line("the promotion of the volume has ended; mounting again what is there");
+        return Err(background::again(plan, beside, in_background));
     }
     Ok(u8::from(end.aborted))
 }
@@ -156,24 +168,28 @@ fn wait(running: &Running, status_line: bool) {
     }
 }
 
-fn start_signals(mount: Handle, interactive: bool) -> Result<()> {
-    let ender = Ender { mount };
+/// Returns whether a signal has asked the daemon to end.
+fn start_signals(mount: Handle, interactive: bool) -> Result<Arc<AtomicBool>> {
+    let ender = Ender { mount, asked: Arc::default() };
+    let asked = ender.asked.clone();
     base::thread::spawn("covey-signals", move || match interactive {
         true => ender.ask_each_time(),
         false => ender.insist(),
     })
-    .map(drop)
-    .map_err(|error| Failure::io("cannot start a thread", &error))
+    .map_err(|error| Failure::io("cannot start a thread", &error))?;
+    Ok(asked)
 }
 
 struct Ender {
     mount: Handle,
+    asked: Arc<AtomicBool>,
 }
 
 impl Ender {
     /// Handles signals with a person at the terminal. Each Ctrl-C takes one step further.
     fn ask_each_time(&self) {
         signals::next();
+        self.asked.store(true, Ordering::Release);
         log::line("unmounting ...");
         loop {
             match self.mount.unmount(Unmount::Polite) {
@@ -198,6 +214,7 @@ impl Ender {
     /// Handles a signal without a terminal. The steps follow one another, so the daemon always ends.
     fn insist(&self) {
         let signal = signals::next();
+        self.asked.store(true, Ordering::Release);
         log::line(&format!("signal {signal}: unmounting"));
         for _ in 0..30 {
             match self.mount.unmount(Unmount::Polite) {

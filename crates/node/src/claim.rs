@@ -279,6 +279,12 @@ impl Writer {
         self.keeper.renew(Kind::Renewed).map_err(|error| self.failure(error))
     }
 
+    /// Makes the last claim of this folder: the names are in a database now, and no folder may write by a
+    /// claim. Only this folder could go on from here, should the step after this one not be done.
+    pub fn promote(&self) -> Result<()> {
+        self.keeper.renew(Kind::Promoted).map_err(|error| self.failure(error))
+    }
+
     fn failure(&self, error: BlobError) -> Failure {
         self.lost().unwrap_or_else(|| {
             Failure::new("origin-away", "the origin cannot be asked whether it is this volume's")
@@ -296,6 +302,9 @@ impl Writer {
         match refusal {
             Refusal::OtherVolume(_) => taken(&self.dir, refusal.to_string()),
             Refusal::Copy(_) | Refusal::Superseded(_) => taken(&self.dir, refusal.to_string()).next(take_over),
+            Refusal::Promoted(_) => taken(&self.dir, refusal.to_string()).map_next(format!(
+                "mount the shared volume: covey mount postgres://...; its folder names the address, and {read}"
+            )),
             Refusal::OriginOlder(_) => Failure::new("origin-older", refusal.to_string())
                 .why("what was written lately may not be in it")
                 .next(read)

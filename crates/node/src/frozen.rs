@@ -145,6 +145,17 @@ impl Named {
         }
     }
 
+    /// Fails if the name has another tree by now than this one.
+    pub fn is_still(&self, root: &Root, origin: &dyn Origin) -> Result<()> {
+        let now = self.record(origin).map_err(|error| self.failure(error))?;
+        if now.top == root.top {
+            return Ok(());
+        }
+        Err(Failure::new("changed", format!("{self} was published again meanwhile"))
+            .why("the volume that was restored would not be the newest")
+            .next("run the same command again"))
+    }
+
     /// Sets the fleet to join.
     pub fn in_fleet(mut self, fleet: &FleetOptions) -> Result<Named> {
         fleet.check()?;

@@ -531,6 +531,9 @@ impl Serve for Daemon {
             Request::Settle { seconds } => {
                 serde_json::to_value(self.node.node()?.settle(seconds.map(Duration::from_secs), tick)?)
             }
+            Request::CopyNames { address } => {
+                serde_json::to_value(self.node.node()?.copy_names(Path::new(&address), tick)?)
+            }
             Request::Evict { to } => serde_json::to_value(self.node.node()?.evict(to)?),
             Request::Warm { paths, depot } => {
                 let paths: Vec<PathBuf> = paths.into_iter().map(PathBuf::from).collect();

@@ -17,6 +17,7 @@
 //! - [`living`]: which sessions last.
 //! - [`peers`]: bytes and leases between nodes.
 //! - [`restoring`]: a new volume of a published tree.
+//! - [`promoting`]: the names of a volume of one node move into a database; [`unfinished`]: its last steps.
 //! - [`session`]: joins, renews in time, joins again, leaves.
 
 pub mod checking;
@@ -24,8 +25,11 @@ pub mod listed;
 mod living;
 pub mod making;
 mod peers;
+pub mod promoting;
 pub mod restoring;
+mod rows;
 mod session;
+pub(crate) mod unfinished;
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -53,14 +57,13 @@ use crate::log;
 use crate::options::NodeOptions;
 use crate::volume_dir::VolumeDir;
 use peers::{PackServer, Peers};
+use rows::ROW_SECRET;
 use session::Keeper;
 
 /// How long a session lasts without being renewed.
 pub const LEASE: Duration = Duration::from_secs(15);
 /// How long closing waits for changes that are not in the database yet.
 const CLOSE: Duration = Duration::from_secs(10);
-/// The row with the secret by which nodes of the volume know one another.
-const ROW_SECRET: &str = "secret";
 
 /// Whether a blob of this node waits to be uploaded.
 pub type IsPending = Arc<dyn Fn(&base::BlobId) -> bool + Send + Sync>;
@@ -83,6 +86,9 @@ impl Shared {
         let target = Target::parse(text).map_err(setup_failure)?;
         let names = Arc::new(Postgres::open(&target, Options::default()).map_err(setup_failure)?);
         check_id(dir, &target, &names)?;
+        let rows: Arc<dyn MetaStore> = names.clone();
+        unfinished::complete(dir, &rows)?;
+        unfinished::check_complete(&target, &rows)?;
         let node = node_id(dir)?;
         let server = Arc::new(PackServer::default());
         let net = listen(dir, &target, fleet, node, &names, server.clone())?;

@@ -257,6 +257,15 @@ impl VolumeDir {
         Ok(self)
     }
 
+    /// Makes the folder of a volume the folder of a node: its names are at this address from now on. When
+    /// this returns, it is durable. After an error, the file says whether it was done.
+    pub fn become_node(&self, names: &str) -> Result<VolumeDir> {
+        let names = Some(names.to_owned());
+        let format = Format { format: SHARED_VERSION, names, ..self.format.clone() };
+        self.write_format(&format)?;
+        Ok(VolumeDir { path: self.path.clone(), format })
+    }
+
     /// Whether the names are in a database that other nodes use too.
     pub fn is_shared(&self) -> bool {
         self.format.names.is_some()
@@ -346,6 +355,7 @@ impl VolumeDir {
             }
             std::thread::sleep(Duration::from_millis(20));
         }
+        self.check_is_same()?;
         let text = serde_json::to_string(holder).or_json()?;
         let mut write = || {
             file.set_len(0)?;
@@ -355,6 +365,19 @@ impl VolumeDir {
         // The text is only for messages. A full disk must not prevent a mount.
         let _ = write();
         Ok(Lock { _file: file })
+    }
+
+    /// Fails if the names have moved into a database since the folder was looked at.
+    fn check_is_same(&self) -> Result<()> {
+        match VolumeDir::open(&self.path) {
+            Ok(now) if now.is_shared() != self.is_shared() => Err(Failure::new(
+                "changed",
+                format!("the volume {} became a shared one just now", self.path.display()),
+            )
+            .next("run the same command again")),
+            // A volume that is being made has no file yet.
+            _ => Ok(()),
+        }
     }
 
     /// The process that holds the volume, if any. It has pid 0 if its text cannot be read.

@@ -7,7 +7,7 @@ use base::{BlobId, PackNo};
 use blob::ExtentPage;
 use meta::key::tags;
 use meta::record::HeldRow;
-use meta::store::{Commit, StoreError, Value};
+use meta::store::{Commit, CommitError, Expect, StoreError, Value};
 use meta::{Key, MetaStore, PackRow};
 
 use crate::TreeError;
@@ -27,7 +27,7 @@ pub fn restore(
     store: &dyn MetaStore,
     progress: &mut dyn FnMut(u64) -> bool,
 ) -> Result<u64, TreeError> {
-    let mut batch = Batch { store, puts: Vec::new(), bytes: 0 };
+    let mut batch = Bulk::new(store);
     let (mut count, mut failed) = (0, None);
     tree.all(&mut |key, value| {
         count += 1;
@@ -56,19 +56,34 @@ pub fn hold<'a>(
     name: &str,
     blobs: impl IntoIterator<Item = &'a BlobId>,
 ) -> Result<(), TreeError> {
-    let mut batch = Batch { store, puts: Vec::new(), bytes: 0 };
+    let mut batch = Bulk::new(store);
     blobs.into_iter().try_for_each(|blob| batch.put(Key::held(blob, name), HeldRow::Held.encode()))?;
     batch.write()?;
     Ok(store.flush()?)
 }
 
-struct Batch<'a> {
+/// Many changes of rows on their way into a store, in commits of a bounded size.
+pub struct Bulk<'a> {
     store: &'a dyn MetaStore,
+    /// A row that must be as it is.
+    fence: Option<(Key, Value)>,
     puts: Vec<(Key, Value)>,
+    dels: Vec<Key>,
     bytes: usize,
 }
 
-impl Batch<'_> {
+impl<'a> Bulk<'a> {
+    /// Rows for this store.
+    pub fn new(store: &'a dyn MetaStore) -> Bulk<'a> {
+        Bulk { store, fence: None, puts: Vec::new(), dels: Vec::new(), bytes: 0 }
+    }
+
+    /// The same. Nothing is written any more when the row `fence` has another value than this: the store is
+    /// another writer's then.
+    pub fn fenced(store: &'a dyn MetaStore, fence: (Key, Value)) -> Bulk<'a> {
+        Bulk { fence: Some(fence), ..Bulk::new(store) }
+    }
+
     /// A row of the tree, and the rows that follow from it.
     fn row(&mut self, key: Key, value: Value) -> Result<(), TreeError> {
         let damaged =
@@ -97,18 +112,48 @@ impl Batch<'_> {
         self.put(key, value)
     }
 
-    fn put(&mut self, key: Key, value: Value) -> Result<(), TreeError> {
+    /// Takes one more row. It may be written later.
+    ///
+    /// # Errors
+    /// The store's error.
+    pub fn put(&mut self, key: Key, value: Value) -> Result<(), TreeError> {
         self.bytes += key.as_bytes().len() + value.len();
         self.puts.push((key, value));
-        if self.puts.len() >= ROWS || self.bytes >= BYTES { self.write() } else { Ok(()) }
+        self.write_if_many()
     }
 
-    fn write(&mut self) -> Result<(), TreeError> {
+    /// Removes a row. That may be done later.
+    ///
+    /// # Errors
+    /// The store's error.
+    pub fn remove(&mut self, key: Key) -> Result<(), TreeError> {
+        self.bytes += key.as_bytes().len();
+        self.dels.push(key);
+        self.write_if_many()
+    }
+
+    fn write_if_many(&mut self) -> Result<(), TreeError> {
+        let rows = self.puts.len() + self.dels.len();
+        if rows >= ROWS || self.bytes >= BYTES { self.write() } else { Ok(()) }
+    }
+
+    /// Writes the rows that were taken and not written yet.
+    ///
+    /// # Errors
+    /// The store's error. `Fenced` if the store is another writer's.
+    pub fn write(&mut self) -> Result<(), TreeError> {
         self.bytes = 0;
-        let puts = std::mem::take(&mut self.puts);
-        if puts.is_empty() {
+        let (puts, dels) = (std::mem::take(&mut self.puts), std::mem::take(&mut self.dels));
+        if puts.is_empty() && dels.is_empty() {
             return Ok(());
         }
-        Ok(self.store.commit(Commit { puts, ..Commit::default() })?)
+        let checks: Vec<_> =
+            self.fence.iter().map(|(key, row)| (key.clone(), Expect::Is(row.clone()))).collect();
+        match self.store.commit(Commit { checks, puts, dels, ..Commit::default() }) {
+            Err(CommitError::Conflict { .. }) if self.fence.is_some() => {
+                Err(StoreError::Fenced("another command writes to it".to_owned()).into())
+            }
+            done => Ok(done?),
+        }
     }
 }

@@ -207,12 +207,7 @@ impl Restore<'_> {
         }
         // Until it noticed, the old volume could have published again, or deleted blobs that the new one
         // needs.
-        let now = self.named.record(&**self.origin).map_err(failed)?;
-        if now.top != self.root.top {
-            return Err(Failure::new("changed", format!("{} was published again meanwhile", self.named))
-                .why("the volume that was restored would not be the newest")
-                .next("run the same command again"));
-        }
+        self.named.is_still(self.root, &**self.origin)?;
         writer.hold_published(&store)?;
         drop(store);
         opened::make_journal(dir, self.origin.clone())?;

@@ -178,6 +178,16 @@ fn detach(mountpoint: &Path, how: Unmount) -> Result<()> {
     }
 }
 
+/// Unmounts a volume that no program uses, and waits until it is closed.
+pub fn end_idle(mount: &Mounted) -> Result<()> {
+    detach(&mount.path, Unmount::Polite)?;
+    let Some(dir) = volume_dir(mount) else { return Ok(()) };
+    match dir.wait_free(CLOSING)? {
+        true => Ok(()),
+        false => Err(not_closed(&dir, &Others::of_volume(dir.path()), &mount.path, CLOSING)?),
+    }
+}
+
 /// What a path refers to.
 #[derive(Debug)]
 enum Found {

@@ -2,8 +2,9 @@
 //! until the child reports "ready" or a failure.
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::io::{self, BufRead, BufReader, PipeWriter, Write};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
@@ -79,7 +80,7 @@ pub fn in_background(plan: &Plan, beside: &Beside, term: Term) -> Result<u8> {
             None => Ok(Stdio::null()),
         }
     };
-    let mut command = command(plan)?;
+    let mut command = command(plan, plan.take_over)?;
     command.args(beside.s3.to_args()?);
     command.args(beside.ui.to_args()?);
     command.args(["--ready-fd", &number.to_string()]);
@@ -121,8 +122,33 @@ pub fn in_background(plan: &Plan, beside: &Beside, term: Term) -> Result<u8> {
     }
 }
 
+/// Mounts again in this process, whose mount has ended: what it was mounted from may be another kind of
+/// volume now. Returns only if that fails.
+pub(super) fn again(plan: &Plan, beside: &Beside, in_background: bool) -> Failure {
+    let words = || -> Result<Command> {
+        // The origin was taken over before, if it was.
+        let mut command = command(plan, false)?;
+        command.args(beside.s3.to_args()?);
+        command.args(beside.ui.to_args()?);
+        if in_background {
+            // The parent has ended. Without one, this would count as in the foreground.
+            let nothing = File::options().write(true).open("/dev/null");
+            let nothing = nothing.map_err(|error| Failure::io("cannot open /dev/null", &error))?;
+            let number = OwnedFd::from(nothing).into_raw_fd();
+            // SAFETY: the descriptor is open, and nothing else has it.
+            unsafe { libc::fcntl(number, libc::F_SETFD, 0) };
+            command.args(["--ready-fd", &number.to_string()]);
+        }
+        Ok(command)
+    };
+    match words() {
+        Ok(mut command) => Failure::io("cannot mount again", &command.exec()),
+        Err(failure) => failure,
+    }
+}
+
 /// The command line of this program for the same mount.
-fn command(plan: &Plan) -> Result<Command> {
+fn command(plan: &Plan, take_over: bool) -> Result<Command> {
     let mut command = Command::new("/proc/self/exe");
     // The arguments already hold the values of the configuration and the environment.
     command.env("COVEY_CONFIG", "").env_remove(args::ENVIRONMENT);
@@ -143,7 +169,7 @@ fn command(plan: &Plan) -> Result<Command> {
         command.arg(format!("--heat={counting}"));
     }
     command.args(every_words(&plan.every));
-    command.args(plan.take_over.then_some("--take-over"));
+    command.args(take_over.then_some("--take-over"));
     match &plan.source {
         Source::Published(tree) => drop(command.args(tree_words(tree))),
         Source::Shared(_, fleet) => drop(command.args(args::fleet::to_args(fleet))),

@@ -4,11 +4,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::error::{Context, Result};
+use api::control::Tick;
+use api::error::{Context, Failure, Result};
 use blob::{BlobSource, Origin, PackStore};
 use cache::{DiskPacks, MemoryPacks};
 use fs::OpenError;
-use fs::volume::{FormatRequest, Parts, Volume};
+use fs::volume::{FormatRequest, Options, Parts, Volume};
 use meta::journal::Recovered;
 use meta::journal::damage::Damage;
 use meta::{Journal, MetaStore};
@@ -21,8 +22,12 @@ use crate::options::NodeOptions;
 use crate::origins::{of_volume, origin_failure, spec};
 use crate::refused::{not_shared, open_failure};
 use crate::remote_side::RemoteSide;
+use crate::remote_side::options::RemoteOptions;
 use crate::shared::Shared;
 use crate::volume_dir::{Holder, Lock, VolumeDir};
+
+/// Uploads of which none was completed for so long are given up.
+const STALLED: Duration = Duration::from_secs(60);
 
 /// The user who creates a volume owns it.
 pub fn format_request() -> FormatRequest {
@@ -195,6 +200,55 @@ pub struct Bare {
     pub writer: Option<Writer>,
     remote_side: Option<RemoteSide>,
     _lock: Lock,
+}
+
+impl Bare {
+    /// Makes blobs of all open packs, and waits until the origin has all blobs.
+    ///
+    /// # Errors
+    /// A pack cannot become a blob, or the origin takes nothing any more for [`STALLED`].
+    pub fn settle(&self, dir: &VolumeDir, tick: &mut dyn FnMut(Tick)) -> Result<()> {
+        let failed = |error: OpenError| open_failure(dir.path(), error);
+        let mut options = Options {
+            may_delete: self.writer.as_ref().map(Writer::may_delete),
+            report: log::sink(),
+            ..Options::default()
+        };
+        if let Some(remote_side) = &self.remote_side {
+            options = remote_side.volume_options(&RemoteOptions::default(), options);
+            remote_side.opened(&self.parts.store);
+        }
+        tick(Tick { done: 0, of: 0, what: "open packs become blobs".to_owned() });
+        let volume = Volume::open(self.parts.clone(), options).map_err(failed)?;
+        // Packs that an earlier process sealed and left open are sealed again by the background.
+        let sealed = volume.seal_now(STALLED).map_err(OpenError::from);
+        let closed = volume.close();
+        drop(volume);
+        sealed.and(closed).map_err(failed)?;
+        self.upload_all(dir, tick)?;
+        self.parts.origin.sync().map_err(|error| failed(OpenError::Blob(error)))?;
+        let open = self.parts.packs.open_packs().map_err(|error| failed(OpenError::Blob(error)))?;
+        match open.len() {
+            0 => Ok(()),
+            packs => Err(Failure::new("damaged", format!("{packs} open packs did not become blobs"))
+                .why("some of their bytes are damaged, or files were left there by hand")
+                .next(format!("covey fsck {} says which files they hold", dir.path().display()))),
+        }
+    }
+
+    /// Waits as long as uploads make progress.
+    fn upload_all(&self, dir: &VolumeDir, tick: &mut dyn FnMut(Tick)) -> Result<()> {
+        let Some(remote_side) = &self.remote_side else { return Ok(()) };
+        let mut left = dir.not_uploaded();
+        loop {
+            let Err(failure) = remote_side.settle(Some(STALLED), tick) else { return Ok(()) };
+            let now = dir.not_uploaded();
+            if now == left {
+                return Err(failure);
+            }
+            left = now;
+        }
+    }
 }
 
 impl Drop for Bare {

@@ -12,10 +12,11 @@ use super::parts::shared_parts;
 use super::{Node, holder, mode, volume_options};
 use crate::fleet::options::FleetOptions;
 use crate::limits;
+use crate::log;
 use crate::options::NodeOptions;
 use crate::refused::open_failure;
 use crate::remote_side::ORIGIN_ASKED;
-use crate::shared::Shared;
+use crate::shared::{Shared, unfinished};
 use crate::volume_dir::VolumeDir;
 
 impl Node {
@@ -57,8 +58,26 @@ impl Node {
             Deadline::after(ORIGIN_ASKED).scope(|| node.check_shared_owner()).inspect_err(|_| {
                 let _ = node.close();
             })?;
+            node.remove_remains(dir);
         }
         Ok(node)
+    }
+}
+
+impl Node {
+    /// Removes what a promotion left in the folder when it was interrupted. The mount does not depend on it.
+    fn remove_remains(&self, dir: &VolumeDir) {
+        if !unfinished::has_remains(dir) {
+            return;
+        }
+        let origin = self.volume.parts().origin.clone();
+        let removed = Deadline::after(ORIGIN_ASKED).scope(|| unfinished::remove_remains(dir, &*origin));
+        if let Err(failure) = removed {
+            log::warn(&format!(
+                "what the folder had before the volume was shared is still there: {}; the next mount removes it",
+                failure.in_one_line()
+            ));
+        }
     }
 }
 

@@ -38,7 +38,7 @@ use crate::shared::Shared;
 /// The row with the identity by which the volume signs.
 pub(crate) const ROW_PUBLISHER: &str = "publisher";
 /// The row of the node that publishes.
-const ROW_TURN: &str = "publishing";
+pub(crate) const ROW_TURN: &str = "publishing";
 /// How often a node that waits for its turn looks.
 const LOOK: Duration = Duration::from_millis(250);
 /// The most snapshots for one publication. A pack whose files are all removed after the snapshot is dropped

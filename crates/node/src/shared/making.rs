@@ -7,20 +7,19 @@ use std::sync::Arc;
 use ::fs::volume::{FormatRequest, Volume};
 use api::error::{Context, Failure, Result};
 use blob::sums::Sums;
-use meta::engine::postgres::{Options, Postgres, Target};
-use meta::{MetaStore, Names};
+use meta::engine::postgres::{Options, Postgres, SetupError, Target};
+use meta::store::{CommitError, StoreError, Value};
+use meta::{Commit, Expect, Key, MetaStore, Names};
 use net::secret::Secret;
 
-use super::{ROW_SECRET, setup_failure};
+use super::rows::{
+    ROW_ENDPOINT, ROW_ORIGIN, ROW_PROMOTING, ROW_REGION, ROW_REMOVING, ROW_SECRET, place_rows,
+};
+use super::{setup_failure, unfinished};
 use crate::opened::{format_request, memory_parts_over};
 use crate::origins::{Reach, address, origin_failure, spec_of};
 use crate::refused::open_failure;
 use crate::volume_dir::{Home, VolumeDir};
-
-/// Rows with the place of the volume's blobs.
-const ROW_ORIGIN: &str = "origin";
-const ROW_ENDPOINT: &str = "endpoint";
-const ROW_REGION: &str = "region";
 
 /// What a new shared volume is.
 #[derive(Clone, Debug)]
@@ -80,18 +79,42 @@ fn fill_names(target: &Target, id: [u8; 16], home: &Home) -> Result<()> {
     Volume::format(&parts, &request).map_err(|error| open_failure(Path::new(&target.to_string()), error))
 }
 
-/// The rows that say where the blobs are.
-pub(super) fn place_rows(home: &Home) -> Vec<(String, Vec<u8>)> {
-    let mut rows = vec![(ROW_ORIGIN.to_owned(), home.origin.clone().into_bytes())];
-    rows.extend(home.endpoint.clone().map(|text| (ROW_ENDPOINT.to_owned(), text.into_bytes())));
-    rows.extend(home.region.clone().map(|text| (ROW_REGION.to_owned(), text.into_bytes())));
-    rows
-}
-
 /// Whether the volume was made to the end.
 pub(super) fn is_complete(store: &Arc<dyn MetaStore>) -> Result<bool> {
     let row = Names::new(store.clone()).volume_row(ROW_ORIGIN);
     Ok(row.map_err(|error| setup_failure(error.into()))?.is_some())
+}
+
+/// Makes sure that a name is free. What an interrupted command left is removed, but not the names of a volume
+/// whose promotion only its folder can finish, unless `own` is the life of that folder and it is known that
+/// the folder still has its names.
+pub(super) fn free(target: &Target, why: &str, own: Option<&str>) -> Result<()> {
+    let names = match Postgres::open(target, Options::default()) {
+        Ok(names) => names,
+        Err(SetupError::Missing(_)) => return Ok(()),
+        Err(error) => return Err(setup_failure(error)),
+    };
+    let failed = |error: StoreError| setup_failure(error.into());
+    let promoting = names.get(&Key::volume(ROW_PROMOTING)).map_err(failed)?;
+    if let Some(row) = promoting.as_ref().filter(|row| own != Some(unfinished::life_in(row).as_str())) {
+        return Err(unfinished::failure(target, row));
+    }
+    // From here on, nothing that is still being made under this name can be completed.
+    let checks = vec![
+        (Key::volume(ROW_ORIGIN), Expect::Absent),
+        (Key::volume(ROW_PROMOTING), promoting.map_or(Expect::Absent, Expect::Is)),
+    ];
+    let puts = vec![(Key::volume(ROW_REMOVING), Value::from(&[][..]))];
+    match names.commit(Commit { checks, puts, ..Commit::default() }) {
+        Ok(()) => {}
+        Err(CommitError::Conflict { .. }) => {
+            let what = format!("the database has a volume {} already", target.volume);
+            return Err(Failure::new("exists", what).why(why).next("choose another name: ...?volume=NAME"));
+        }
+        Err(CommitError::Store(error)) => return Err(failed(error)),
+    }
+    drop(names);
+    Postgres::remove(target, &Options::default()).map_err(setup_failure)
 }
 
 /// The folder of this node for a shared volume: the named one, or the default one of this user. It is made if
@@ -102,16 +125,18 @@ pub fn node_folder(text: &Path, named: Option<&Path>) -> Result<VolumeDir> {
     let id = hex(&names.uuid());
     let path = named.map_or_else(|| default_folder(&id), Path::to_owned);
     let names: Arc<dyn MetaStore> = names;
-    let names = Names::new(names);
+    if path.join("covey.json").exists() {
+        unfinished::complete(&VolumeDir::open(&path)?, &names)?;
+    }
+    let rows = Names::new(names.clone());
     let row = |name: &str| -> Result<Option<String>> {
-        let row = names.volume_row(name).map_err(|error| setup_failure(error.into()))?;
+        let row = rows.volume_row(name).map_err(|error| setup_failure(error.into()))?;
         Ok(row.map(|row| String::from_utf8_lossy(&row).into_owned()))
     };
-    let (origin, secret) = row(ROW_ORIGIN)?.zip(row(ROW_SECRET)?).ok_or_else(|| {
-        Failure::new("damaged", format!("the volume {} has no origin", target.volume))
-            .why("its format or its restore was interrupted")
-            .next("run that command again, with the same name or another one")
-    })?;
+    let (origin, secret) = match row(ROW_ORIGIN)?.zip(row(ROW_SECRET)?) {
+        Some(rows) => rows,
+        None => return Err(unfinished::incomplete(&target, &names)),
+    };
     let life = life(&secret);
     if path.join("covey.json").exists() {
         let dir = VolumeDir::open(&path)?;

@@ -134,6 +134,10 @@ impl Peers {
 
 impl Others for Peers {
     fn read(&self, pack: PackNo, offset: u32, buf: &mut [u8]) -> Result<FromOwner, BlobError> {
+        if owner(pack) == 0 {
+            // The volume was one node's when the pack was written: it was restored or promoted.
+            return Ok(FromOwner::InOrigin);
+        }
         let (host, peer) = self.find(owner(pack))?;
         self.read_from((&host, peer), pack, offset, buf).or_else(|error| {
             // It may have joined again, at another address.

@@ -20,8 +20,9 @@ use origin::claim::{Kind, SETTLE};
 use tree::root::{Root, hex};
 use tree::{Owner, Tree, TreeError};
 
-use super::making::{self, Made, place_rows};
-use super::{ROW_SECRET, setup_failure};
+use super::making::{self, Made};
+use super::rows::{ROW_SECRET, place_rows};
+use super::setup_failure;
 use crate::claim::{Writer, hold_published};
 use crate::frozen::Named;
 use crate::publish::shared::ROW_PUBLISHER;
@@ -128,12 +129,7 @@ impl Restore<'_> {
             std::thread::sleep(SETTLE);
         }
         // Until it noticed, the old volume could have published again.
-        let now = self.named.record(&**self.origin).map_err(failed)?;
-        if now.top != self.root.top {
-            return Err(Failure::new("changed", format!("{} was published again meanwhile", self.named))
-                .why("the volume that was restored would not be the newest")
-                .next("run the same command again"));
-        }
+        self.named.is_still(self.root, &**self.origin)?;
         hold_published(&*store, self.origin)?;
         let place = place_rows(&self.named.home).into_iter();
         let place = place.map(|(name, text)| (Key::volume(&name), Value::from(text))).collect();
@@ -165,20 +161,7 @@ impl Restore<'_> {
 
 /// Makes sure that the name is free. What an interrupted restore or format left is removed.
 fn free(target: &Target) -> Result<()> {
-    let names = match Postgres::open(target, Options::default()) {
-        Ok(names) => names,
-        Err(SetupError::Missing(_)) => return Ok(()),
-        Err(error) => return Err(setup_failure(error)),
-    };
-    let store: Arc<dyn MetaStore> = Arc::new(names);
-    if making::is_complete(&store)? {
-        let what = format!("the database has a volume {} already", target.volume);
-        return Err(Failure::new("exists", what)
-            .why("a volume is restored under a name that is free")
-            .next("choose another name: ...?volume=NAME"));
-    }
-    drop(store);
-    Postgres::remove(target, &Options::default()).map_err(setup_failure)
+    making::free(target, "a volume is restored under a name that is free", None)
 }
 
 /// A number for packs that is above all that the volume has. Packs of all nodes share the counter, below the

@@ -11,8 +11,11 @@
 //! | another | has made none | refused: another folder writes there |
 //! | another, later | has made some | refused: another folder has written since, or this one is older than it was |
 //! | another, not later | has made some | refused: the origin is older than the folder |
+//! | the volume became a shared one | made that claim, and is where it was | the next claim: its names are here all the same |
+//! | the volume became a shared one | any other | refused, always |
 //!
-//! An explicit take-over allows what is refused here, except in another volume's origin.
+//! An explicit take-over allows what is refused here, except in another volume's origin and in that of a
+//! shared volume.
 
 use std::fmt;
 
@@ -54,6 +57,8 @@ pub enum Refusal {
     Copy(Box<Claim>),
     /// Another folder has claimed the origin since, or this folder was put back from a backup.
     Superseded(Box<Claim>),
+    /// The volume became a shared one: its names are in a database.
+    Promoted(Box<Claim>),
     /// The folder remembers a later claim than the origin holds: the origin was put back from a backup, or is
     /// another one.
     OriginOlder(Option<Box<Claim>>),
@@ -72,10 +77,22 @@ pub fn decide(seen: &Seen<'_>, wish: Wish) -> Result<Kind, Refusal> {
         return Err(Refusal::OtherVolume(Box::new(newest.clone())));
     }
     match wish {
+        Wish::Open | Wish::TakeOver if is_elsewhere(seen) => Err(seen
+            .newest
+            .map_or(Refusal::OriginOlder(None), |newest| Refusal::Promoted(Box::new(newest.clone())))),
         Wish::Open => may_open(seen).map(|()| Kind::Open),
         Wish::TakeOver => Ok(Kind::TakeOver),
         Wish::Restore => Ok(Kind::Restore),
     }
+}
+
+/// Whether the names are in a database. The folder that made the claim is asked to write only if they are
+/// not: the promotion ended between the claim and its next and last step.
+fn is_elsewhere(seen: &Seen<'_>) -> bool {
+    let Some(newest) = seen.newest.filter(|newest| newest.kind == Kind::Promoted) else { return false };
+    let found = Made { epoch: newest.epoch, token: newest.token };
+    let own = |memory: &Memory| memory.knows(found) && same_instance(&memory.instance, seen.instance);
+    !seen.memory.is_some_and(own)
 }
 
 fn may_open(seen: &Seen<'_>) -> Result<(), Refusal> {
@@ -118,6 +135,13 @@ impl fmt::Display for Refusal {
                 write!(
                     f,
                     "the origin was taken over since this folder last wrote to it: {place} {did} (claim {epoch}); or this folder was put back from a backup"
+                )
+            }
+            Refusal::Promoted(claim) => {
+                let (place, epoch) = (&claim.place, claim.epoch);
+                write!(
+                    f,
+                    "the volume became a shared one at {place} (claim {epoch}), and this folder is an older copy"
                 )
             }
             Refusal::OriginOlder(None) => f.write_str(

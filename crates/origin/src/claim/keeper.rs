@@ -581,7 +581,8 @@ impl Keeper {
             std::thread::sleep(Duration::from_millis(5));
         }
         let state = self.state.lock();
-        let Some(held) = &state.held else { return };
+        // A promoted volume is not the folder's to close any more.
+        let Some(held) = state.held.as_ref().filter(|held| held.claim.kind != Kind::Promoted) else { return };
         // If it arrives too late, no harm is done: the folder knows that it asked.
         if let Ok(Some(mut memory)) = self.remember.load() {
             let _ = self.make(&mut memory, held.claim.epoch + 1, Some(held.claim.token), Kind::Closed);

@@ -108,9 +108,13 @@ fn claim() -> Claim {
 
 #[test]
 fn a_claims_record_comes_back_and_nothing_else_is_one() {
-    for kind in [Kind::Open, Kind::Renewed, Kind::TakeOver, Kind::Restore, Kind::Closed] {
+    let kinds = [Kind::Open, Kind::Renewed, Kind::TakeOver, Kind::Restore, Kind::Closed, Kind::Promoted];
+    for kind in kinds {
         let claim = Claim { kind, after: None, ..claim() };
-        assert_eq!(Claim::decode(&claim.encode()), Ok(claim));
+        let record = claim.encode();
+        // Programs that do not know the last kind read a version that is newer than theirs.
+        assert_eq!(record[7], if kind == Kind::Promoted { 2 } else { 1 });
+        assert_eq!(Claim::decode(&record), Ok(claim));
     }
     let long = Claim { place: "ü".repeat(200), ..claim() };
     assert_eq!(Claim::decode(&long.encode()).unwrap().place, "ü".repeat(127));
@@ -191,6 +195,40 @@ fn regression_a_folder_put_back_from_a_backup_is_known_to_be_old() {
     keeper.holds_published().unwrap();
     keeper.may_remove().unwrap();
     folder.open(&origin).may_remove().unwrap();
+}
+
+/// A volume whose names moved into a database: no folder writes by a claim any more, except the one that made
+/// the claim and came no further.
+#[test]
+fn a_promoted_volume_is_no_folders_to_write_to() {
+    let (origin, folder) = (origin(), Folder::new("a"));
+    let backup = {
+        folder.open(&origin);
+        folder.memory.lock().clone()
+    };
+    let copy = folder.copied("b");
+    let keeper = folder.open(&origin);
+    keeper.renew(Kind::Promoted).unwrap();
+    keeper.close();
+    let newest = || Claim::decode(&origin.record(&Claim::name(3)).unwrap().unwrap()).unwrap().kind;
+    assert_eq!(newest(), Kind::Promoted, "closing it is no claim");
+    let late = folder.copied("c");
+    let clone = Folder { memory: Arc::new(Mutex::new(backup)), ..folder.clone() };
+    let none = Folder { memory: Arc::default(), ..folder.clone() };
+    for other in [&copy, &late, &clone, &none, &Folder::new("d")] {
+        assert!(matches!(other.refused(&origin), Refusal::Promoted(_)));
+        let taken = other.keeper(&origin).open(Wish::TakeOver);
+        assert!(matches!(taken, Err(ClaimError::Refused(Refusal::Promoted(_)))));
+    }
+    assert_eq!(origin.records("claims").unwrap().len(), 3);
+    // The folder that made the claim is asked to write only if it was killed before its last step.
+    let keeper = folder.open(&origin);
+    keeper.verify().unwrap();
+    keeper.renew(Kind::Promoted).unwrap();
+    // The database was lost, and what was published is restored.
+    let restored = Folder::new("e");
+    restored.keeper(&origin).open(Wish::Restore).unwrap();
+    assert!(matches!(folder.refused(&origin), Refusal::Superseded(_)));
 }
 
 /// After a restore elsewhere the old mount continued, and `flush` reported that everything was in the origin.
