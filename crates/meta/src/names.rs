@@ -128,7 +128,7 @@ impl Names {
                     let commit = std::mem::take(&mut change.commit);
                     if !commit.is_empty() {
                         let made = self.guesses.as_ref().map(|guesses| (guesses, commit.clone()));
-                        let quotas = self.quotas.hold();
+                        let quotas = self.quotas.hold(!self.shared);
                         let limited = !matches!(op, Op::MoveToQuota { .. });
                         quotas.add(&change.charges, limited)?;
                         let done = self.store.commit(commit);

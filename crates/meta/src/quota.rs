@@ -12,6 +12,7 @@
 //! [`Quotas`] is the copy in memory that decides. On a volume of one node it is exact. On a shared volume it
 //! misses what other nodes did since it was read, and what this node did while it was read.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
 use base::Ino;
@@ -152,11 +153,17 @@ type Domains = HashMap<Ino, Domain>;
 #[derive(Debug, Default)]
 pub struct Quotas {
     any: AtomicBool,
-    domains: RwLock<Domains>,
+    /// On a volume of one node, operations hold this while they are committed and counted, and a read of the
+    /// table excludes them. On a shared volume they may wait for other nodes, so they do not hold it.
+    gate: RwLock<()>,
+    domains: RwLock<Arc<Domains>>,
 }
 
-/// While it lives, the table stays the same but for its sums.
-pub(crate) struct Held<'a>(Option<RwLockReadGuard<'a, Domains>>);
+/// The table, for one operation.
+pub(crate) struct Held<'a> {
+    domains: Option<Arc<Domains>>,
+    _gate: Option<RwLockReadGuard<'a, ()>>,
+}
 
 impl Quotas {
     /// Whether the volume has quotas.
@@ -169,10 +176,14 @@ impl Quotas {
         self.any.store(true, Ordering::Release);
     }
 
-    /// The table, for the commit of one operation. Until this is dropped, [`Quotas::read`] waits. An
+    /// The table, for the commit of one operation. `exact`: until this is dropped, [`Quotas::read`] waits. An
     /// operation that has charges was planned after [`Quotas::expect_some`], so it never misses the table.
-    pub(crate) fn hold(&self) -> Held<'_> {
-        Held(self.any().then(|| self.domains.read()))
+    pub(crate) fn hold(&self, exact: bool) -> Held<'_> {
+        if !self.any() {
+            return Held { domains: None, _gate: None };
+        }
+        let gate = exact.then(|| self.gate.read());
+        Held { domains: Some(self.domains.read().clone()), _gate: gate }
     }
 
     /// Reads everything from the store. `exact`: operations wait meanwhile, so that no charge is counted
@@ -181,18 +192,18 @@ impl Quotas {
     /// # Errors
     /// See [`StoreError`].
     pub(crate) fn read(&self, store: &dyn MetaStore, exact: bool) -> Result<(), StoreError> {
-        let locked = exact.then(|| self.domains.write());
+        let _gate = exact.then(|| self.gate.write());
         let domains = read(store)?;
         if !domains.is_empty() {
             self.expect_some();
         }
-        *locked.unwrap_or_else(|| self.domains.write()) = domains;
+        *self.domains.write() = Arc::new(domains);
         Ok(())
     }
 
     /// All quotas, by directory.
     pub fn list(&self) -> Vec<Quota> {
-        let domains = self.domains.read();
+        let domains = self.domains.read().clone();
         let mut list: Vec<Quota> = domains
             .iter()
             .map(|(dir, domain)| Quota {
@@ -209,7 +220,7 @@ impl Quotas {
     /// What is left for an inode that counts for this quota.
     pub fn room(&self, quota: Ino) -> Room {
         let mut room = Room { bytes: None, inodes: None };
-        let domains = self.domains.read();
+        let domains = self.domains.read().clone();
         for domain in around(&domains, quota) {
             let limits = domain.row.limits;
             narrow(&mut room.bytes, limits.bytes, &domain.bytes);
@@ -234,7 +245,7 @@ fn around(domains: &Domains, quota: Ino) -> impl Iterator<Item = &Domain> {
 impl Held<'_> {
     /// Counts charges. If `limited`, and one of them grows beyond a limit, none is counted.
     pub(crate) fn add(&self, charges: &[Charge], limited: bool) -> Result<(), Refusal> {
-        let Some(domains) = &self.0 else { return Ok(()) };
+        let Some(domains) = &self.domains else { return Ok(()) };
         let mut over = false;
         for charge in charges {
             for domain in around(domains, charge.quota) {
@@ -252,7 +263,7 @@ impl Held<'_> {
 
     /// Takes back what was counted for a change that was not made.
     pub(crate) fn take_back(&self, charges: &[Charge]) {
-        let Some(domains) = &self.0 else { return };
+        let Some(domains) = &self.domains else { return };
         for charge in charges {
             for domain in around(domains, charge.quota) {
                 domain.bytes.fetch_sub(charge.bytes, Ordering::Relaxed);
