@@ -8,8 +8,8 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use std::{env, fs, thread};
 
@@ -41,6 +41,7 @@ pub struct Cluster {
     dir: PathBuf,
     members: Vec<Member>,
     more: Vec<String>,
+    scheme: &'static str,
     keeper: Child,
     volumes: AtomicU64,
 }
@@ -78,6 +79,17 @@ impl Cluster {
 
     /// A cluster of so many members with more arguments.
     pub fn with(members: usize, more: &[&str]) -> Option<Cluster> {
+        let cluster = Cluster::made(members, more, "http")?;
+        cluster.leader();
+        Some(cluster)
+    }
+
+    /// A cluster of one member that shows a certificate. It may not serve yet.
+    pub fn with_tls(more: &[&str]) -> Option<Cluster> {
+        Cluster::made(1, more, "https")
+    }
+
+    fn made(members: usize, more: &[&str], scheme: &'static str) -> Option<Cluster> {
         let Some(program) = program() else {
             println!(
                 "skipped: etcd is not installed (apt-get install etcd-server, or ETCD=path of its program)"
@@ -94,11 +106,11 @@ impl Cluster {
             dir,
             members: (0..members).map(member).collect(),
             more: more.iter().map(|&text| text.to_owned()).collect(),
+            scheme,
             keeper,
             volumes: AtomicU64::new(0),
         };
         (0..members).for_each(|at| cluster.up(at));
-        cluster.leader();
         Some(cluster)
     }
 
@@ -111,8 +123,8 @@ impl Cluster {
             .enumerate()
             .map(|(at, member)| format!("m{at}=http://127.0.0.1:{}", member.peer))
             .collect();
-        let (client, peer) =
-            (format!("http://127.0.0.1:{}", member.client), format!("http://127.0.0.1:{}", member.peer));
+        let client = format!("{}://127.0.0.1:{}", self.scheme, member.client);
+        let peer = format!("http://127.0.0.1:{}", member.peer);
         let log = fs::OpenOptions::new().create(true).append(true).open(self.dir.join(format!("m{at}.log")));
         let log = log.unwrap();
         let mut command = Command::new(&self.program);
@@ -217,6 +229,96 @@ impl Cluster {
     pub fn path(&self, name: &str) -> PathBuf {
         Path::new(&self.dir).join(name)
     }
+}
+
+/// A relay in front of a member. It can hold back what a client sends, and let it arrive later.
+pub struct Holding {
+    port: u16,
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    /// So many of the next pieces pass.
+    pass: AtomicU64,
+    /// So many behind these are held, and their clients lose the connection.
+    hold: AtomicU64,
+    held: Mutex<Vec<(TcpStream, Vec<u8>)>>,
+}
+
+impl Holding {
+    pub fn new(to: u16) -> Holding {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let shared = Arc::new(Shared::default());
+        let all = shared.clone();
+        thread::spawn(move || {
+            for client in listener.incoming() {
+                let (Ok(client), Ok(server)) = (client, TcpStream::connect(("127.0.0.1", to))) else {
+                    continue;
+                };
+                let (answers, to_client) = (server.try_clone().unwrap(), client.try_clone().unwrap());
+                thread::spawn(move || pass(answers, to_client));
+                let shared = all.clone();
+                thread::spawn(move || pass_or_hold(client, server, &shared));
+            }
+        });
+        Holding { port, shared }
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Holds back so many requests, after those that pass.
+    pub fn hold(&self, pass: u64, hold: u64) {
+        self.shared.pass.store(pass, Ordering::SeqCst);
+        self.shared.hold.store(hold, Ordering::SeqCst);
+    }
+
+    /// Lets what was held arrive. Returns how many pieces.
+    pub fn release(&self) -> usize {
+        let mut held = self.shared.held.lock();
+        for (server, bytes) in held.iter_mut() {
+            server.write_all(bytes).unwrap();
+        }
+        held.len()
+    }
+}
+
+fn pass(mut from: TcpStream, mut to: TcpStream) {
+    let mut buf = [0; 65_536];
+    while let Ok(len @ 1..) = from.read(&mut buf) {
+        if to.write_all(&buf[..len]).is_err() {
+            // A held connection still reads its answers.
+            continue;
+        }
+    }
+    let _ = to.shutdown(std::net::Shutdown::Both);
+}
+
+fn pass_or_hold(mut client: TcpStream, mut server: TcpStream, shared: &Shared) {
+    let mut buf = [0; 65_536];
+    while let Ok(len @ 1..) = client.read(&mut buf) {
+        let take = |left: u64| left.checked_sub(1);
+        // A small piece is an acknowledgement or a setting, and no request.
+        let counts = |count: &AtomicU64| count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, take).is_ok();
+        if len < 60 || counts(&shared.pass) || !counts(&shared.hold) {
+            if server.write_all(&buf[..len]).is_err() {
+                break;
+            }
+            continue;
+        }
+        let mut bytes = buf[..len].to_vec();
+        client.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+        while let Ok(len @ 1..) = client.read(&mut buf) {
+            bytes.extend(&buf[..len]);
+        }
+        let _ = client.shutdown(std::net::Shutdown::Both);
+        shared.held.lock().push((server, bytes));
+        return;
+    }
+    let _ = server.shutdown(std::net::Shutdown::Both);
 }
 
 /// The digits behind a text.
