@@ -81,7 +81,7 @@ pub(super) fn unconnected(server: &str, host: &str, error: &tonic::transport::Er
             "the host {host} has no address ({text}); check its name and this machine's DNS"
         ));
     }
-    if text.contains("InvalidContentType") || text.contains("corrupt message") {
+    if ["InvalidContentType", "corrupt message", "handshake eof"].iter().any(|form| text.contains(form)) {
         return Failure::refused(format!(
             "the server {server} does not speak TLS ({text}); leave sslmode out in a network that you trust"
         ));
