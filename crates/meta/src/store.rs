@@ -126,11 +126,13 @@ pub struct Limit {
     pub rows: usize,
     /// The bytes of their keys and values.
     pub bytes: usize,
+    /// How many rows it rests on: those that it checks, and the counters that it adds to.
+    pub checks: usize,
 }
 
 impl Limit {
     /// Any size.
-    pub const NONE: Limit = Limit { rows: usize::MAX, bytes: usize::MAX };
+    pub const NONE: Limit = Limit { rows: usize::MAX, bytes: usize::MAX, checks: usize::MAX };
 }
 
 /// All rows as they were at one moment, whatever was committed since. It is for bulk reads. It costs the

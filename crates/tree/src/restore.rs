@@ -7,7 +7,7 @@ use base::{BlobId, PackNo};
 use blob::ExtentPage;
 use meta::key::tags;
 use meta::record::HeldRow;
-use meta::store::{Commit, StoreError, Value};
+use meta::store::{Commit, Limit, StoreError, Value};
 use meta::{Key, MetaStore, PackRow};
 
 use crate::TreeError;
@@ -27,7 +27,7 @@ pub fn restore(
     store: &dyn MetaStore,
     progress: &mut dyn FnMut(u64) -> bool,
 ) -> Result<u64, TreeError> {
-    let mut batch = Batch { store, puts: Vec::new(), bytes: 0 };
+    let mut batch = Batch::new(store);
     let (mut count, mut failed) = (0, None);
     tree.all(&mut |key, value| {
         count += 1;
@@ -56,7 +56,7 @@ pub fn hold<'a>(
     name: &str,
     blobs: impl IntoIterator<Item = &'a BlobId>,
 ) -> Result<(), TreeError> {
-    let mut batch = Batch { store, puts: Vec::new(), bytes: 0 };
+    let mut batch = Batch::new(store);
     blobs.into_iter().try_for_each(|blob| batch.put(Key::held(blob, name), HeldRow::Held.encode()))?;
     batch.write()?;
     Ok(store.flush()?)
@@ -66,9 +66,16 @@ struct Batch<'a> {
     store: &'a dyn MetaStore,
     puts: Vec<(Key, Value)>,
     bytes: usize,
+    limit: Limit,
 }
 
-impl Batch<'_> {
+impl<'a> Batch<'a> {
+    fn new(store: &'a dyn MetaStore) -> Batch<'a> {
+        let Limit { rows, bytes, checks } = store.commit_limit();
+        let limit = Limit { rows: rows.min(ROWS), bytes: bytes.min(BYTES), checks };
+        Batch { store, puts: Vec::new(), bytes: 0, limit }
+    }
+
     /// A row of the tree, and the rows that follow from it.
     fn row(&mut self, key: Key, value: Value) -> Result<(), TreeError> {
         let damaged =
@@ -100,7 +107,8 @@ impl Batch<'_> {
     fn put(&mut self, key: Key, value: Value) -> Result<(), TreeError> {
         self.bytes += key.as_bytes().len() + value.len();
         self.puts.push((key, value));
-        if self.puts.len() >= ROWS || self.bytes >= BYTES { self.write() } else { Ok(()) }
+        let is_full = self.puts.len() >= self.limit.rows || self.bytes >= self.limit.bytes;
+        if is_full { self.write() } else { Ok(()) }
     }
 
     fn write(&mut self) -> Result<(), TreeError> {

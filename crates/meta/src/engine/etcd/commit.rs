@@ -259,6 +259,9 @@ impl Etcd {
         run: &mut Run<'_>,
     ) -> Result<Outcome, Failure> {
         let commit = run.commit;
+        if levels(commit.checks.len() + commit.empty.len() + commit.adds.len(), 1).is_none() {
+            return self.send_locked(taken, owner, lane, run);
+        }
         let known = self.known(taken, commit)?;
         let counted = Commit { adds: commit.adds.clone(), ..Commit::default() };
         let finals = resolve(counted, |key| Ok(known.get(key).cloned().flatten()), |_| Ok(false));

@@ -62,7 +62,7 @@ const SERVER_MIN: (u32, u32) = (3, 4);
 /// A longer scan is read in pages.
 const SCAN_MAX: usize = 10_000;
 /// Commits of this size need no lock and are far below what a request may have by default: 1.5 MiB.
-const LIMIT: Limit = Limit { rows: 1_000, bytes: 512 << 10 };
+const LIMIT: Limit = Limit { rows: 1_000, bytes: 512 << 10, checks: 48 };
 
 /// How a store uses the cluster.
 #[derive(Clone, Debug)]
