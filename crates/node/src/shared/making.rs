@@ -7,7 +7,7 @@ use std::sync::Arc;
 use ::fs::volume::{FormatRequest, Volume};
 use api::error::{Context, Failure, Result};
 use blob::sums::Sums;
-use meta::engine::postgres::{Options, Postgres, Target};
+use meta::engine::address::Address;
 use meta::{MetaStore, Names};
 use net::secret::Secret;
 
@@ -40,12 +40,12 @@ pub(super) fn hex(bytes: &[u8]) -> String {
 
 /// Whether a text is the address of a shared volume.
 pub fn is_address(text: &Path) -> bool {
-    text.to_str().is_some_and(Target::is_meant)
+    text.to_str().is_some_and(Address::is_meant)
 }
 
 /// Reads the address of a shared volume.
-pub(super) fn target_of(text: &Path) -> Result<Target> {
-    Target::parse(text.to_str().unwrap_or_default()).map_err(setup_failure)
+pub(super) fn target_of(text: &Path) -> Result<Address> {
+    Address::parse(text.to_str().unwrap_or_default()).map_err(setup_failure)
 }
 
 /// Makes an empty shared volume. If that fails half-way, nothing is left in the database.
@@ -57,26 +57,26 @@ pub fn format(text: &Path, origin: Option<&str>, reach: &Reach) -> Result<Made> 
     })?;
     let home = address(origin, reach)?;
     let id = base::random::id16();
-    Postgres::create(&target, id, &Options::default()).map_err(setup_failure)?;
+    target.create(id).map_err(setup_failure)?;
     fill(&target, id, &home).inspect_err(|_| {
-        let _ = Postgres::remove(&target, &Options::default());
+        let _ = target.remove();
     })?;
     Ok(Made { id: hex(&id), origin: home.origin, names: target.to_string() })
 }
 
 /// The origin comes last: its marker would prevent the next attempt.
-fn fill(target: &Target, id: [u8; 16], home: &Home) -> Result<()> {
+fn fill(target: &Address, id: [u8; 16], home: &Home) -> Result<()> {
     let spec = spec_of(home)?;
     fill_names(target, id, home)?;
     spec.format(&hex(&id)).map(drop).map_err(origin_failure)
 }
 
-fn fill_names(target: &Target, id: [u8; 16], home: &Home) -> Result<()> {
-    let names = Postgres::open(target, Options::default()).map_err(setup_failure)?;
+fn fill_names(target: &Address, id: [u8; 16], home: &Home) -> Result<()> {
+    let names = target.open().map_err(setup_failure)?;
     let mut rows = place_rows(home);
     rows.push((ROW_SECRET.to_owned(), Secret::generate_text().into_bytes()));
     let request = FormatRequest { id: Some(id), rows, ..format_request() };
-    let parts = memory_parts_over(Arc::new(names));
+    let parts = memory_parts_over(names);
     Volume::format(&parts, &request).map_err(|error| open_failure(Path::new(&target.to_string()), error))
 }
 
@@ -98,7 +98,7 @@ pub(super) fn is_complete(store: &Arc<dyn MetaStore>) -> Result<bool> {
 /// it does not exist.
 pub fn node_folder(text: &Path, named: Option<&Path>) -> Result<VolumeDir> {
     let target = target_of(text)?;
-    let names = Arc::new(Postgres::open(&target, Options::default()).map_err(setup_failure)?);
+    let names = target.open().map_err(setup_failure)?;
     let id = hex(&names.uuid());
     let path = named.map_or_else(|| default_folder(&id), Path::to_owned);
     let names: Arc<dyn MetaStore> = names;
@@ -108,7 +108,7 @@ pub fn node_folder(text: &Path, named: Option<&Path>) -> Result<VolumeDir> {
         Ok(row.map(|row| String::from_utf8_lossy(&row).into_owned()))
     };
     let (origin, secret) = row(ROW_ORIGIN)?.zip(row(ROW_SECRET)?).ok_or_else(|| {
-        Failure::new("damaged", format!("the volume {} has no origin", target.volume))
+        Failure::new("damaged", format!("the volume {} has no origin", target.volume()))
             .why("its format or its restore was interrupted")
             .next("run that command again, with the same name or another one")
     })?;
