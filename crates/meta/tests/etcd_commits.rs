@@ -335,8 +335,8 @@ fn thousands_of_rows_are_one_commit_and_too_many_bytes_are_a_line() {
     store.commit(put("big", "small")).unwrap();
 }
 
-/// A large change is cut off at each of its requests, and its store never comes back. The lock that it may have
-/// taken goes away by itself, and the change is whole or not there, also when its requests arrive late.
+/// A large change is cut off at each of its requests, and its store never comes back. The lock that it may
+/// have taken goes away by itself, and the change is whole or not there, also when its requests arrive late.
 #[test]
 fn a_lock_that_was_left_behind_does_not_stay() {
     let Some(cluster) = Cluster::shared() else { return };

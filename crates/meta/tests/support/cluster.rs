@@ -9,12 +9,11 @@ use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 use std::{env, fs, thread};
 
 use meta::engine::etcd::{Etcd, Options, Target};
-use parking_lot::Mutex;
 
 const KEEPER: &str = r#"trap "" INT TERM HUP
 cat >/dev/null
@@ -135,12 +134,12 @@ impl Cluster {
         command.args(&self.more).current_dir(&self.dir).stdin(Stdio::null());
         let child = command.stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap();
         fs::write(self.dir.join(format!("m{at}.pid")), child.id().to_string()).unwrap();
-        *member.process.lock() = Some(child);
+        *member.process.lock().unwrap() = Some(child);
     }
 
     /// Kills a member with SIGKILL.
     pub fn kill(&self, at: usize) {
-        if let Some(mut child) = self.members[at].process.lock().take() {
+        if let Some(mut child) = self.members[at].process.lock().unwrap().take() {
             child.kill().unwrap();
             child.wait().unwrap();
         }
@@ -150,7 +149,7 @@ impl Cluster {
     /// Stops a member, or lets it go on.
     pub fn freeze(&self, at: usize, on: bool) {
         use rustix::process::{Pid, Signal, kill_process};
-        let id = self.members[at].process.lock().as_ref().map(Child::id).unwrap();
+        let id = self.members[at].process.lock().unwrap().as_ref().map(Child::id).unwrap();
         let signal = if on { Signal::STOP } else { Signal::CONT };
         kill_process(Pid::from_raw(id as i32).unwrap(), signal).unwrap();
     }
@@ -278,7 +277,7 @@ impl Holding {
 
     /// Lets what was held arrive. Returns how many pieces.
     pub fn release(&self) -> usize {
-        let mut held = self.shared.held.lock();
+        let mut held = self.shared.held.lock().unwrap();
         for (server, bytes) in held.iter_mut() {
             server.write_all(bytes).unwrap();
         }
@@ -315,7 +314,7 @@ fn pass_or_hold(mut client: TcpStream, mut server: TcpStream, shared: &Shared) {
             bytes.extend(&buf[..len]);
         }
         let _ = client.shutdown(std::net::Shutdown::Both);
-        shared.held.lock().push((server, bytes));
+        shared.held.lock().unwrap().push((server, bytes));
         return;
     }
     let _ = server.shutdown(std::net::Shutdown::Both);
@@ -332,7 +331,7 @@ impl Drop for Cluster {
         drop(self.keeper.stdin.take());
         let _ = self.keeper.wait();
         for member in &self.members {
-            if let Some(mut child) = member.process.lock().take() {
+            if let Some(mut child) = member.process.lock().unwrap().take() {
                 let _ = child.kill();
                 let _ = child.wait();
             }
