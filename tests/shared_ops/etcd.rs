@@ -1,9 +1,5 @@
 //! Shared volumes whose names are in etcd: a cluster of three members, and nodes with real mounts.
 
-#[allow(dead_code, reason = "each test program uses its part")]
-#[path = "../../crates/meta/tests/support/cluster.rs"]
-mod cluster;
-
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::PathBuf;
@@ -13,46 +9,10 @@ use std::time::{Duration, Instant};
 use covey_tests::program::{covey, run, run_ok};
 use covey_tests::{Need, requires, say};
 
+use crate::etcd_rig::Volume;
 use crate::failover::{Stop, Writer, content};
 use crate::publish::{LIMIT, Published, fill, publish, same};
 use crate::rig::Node;
-use cluster::Cluster;
-
-/// A volume, its nodes, and the cluster that holds its names.
-struct Volume {
-    nodes: Vec<Node>,
-    address: String,
-    folder: tempfile::TempDir,
-    cluster: Cluster,
-}
-
-impl Volume {
-    /// A new volume, mounted by so many nodes; none if etcd is not installed.
-    fn new(nodes: usize) -> Option<Volume> {
-        let Some(cluster) = Cluster::start() else {
-            say(format_args!("skipped: lacks etcd"));
-            return None;
-        };
-        let folder = covey_tests::scratch();
-        let address = format!("etcd://{}/?volume=work", cluster.hosts());
-        let origin = format!("file:{}", folder.path().join("origin").display());
-        run_ok(covey().args(["format", &address, "--origin", &origin]), LIMIT);
-        let nodes = (0..nodes).map(|n| Node::new(folder.path(), &address, &n.to_string())).collect();
-        Some(Volume { nodes, address, folder, cluster })
-    }
-
-    fn path(&self, node: usize, path: &str) -> PathBuf {
-        self.nodes[node].mountpoint.join(path)
-    }
-
-    fn at(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn with(&self, name: &str) -> String {
-        self.address.replace("volume=work", &format!("volume={name}"))
-    }
-}
 
 /// What one node writes the other reads. Every command that takes an address takes this one.
 #[test]

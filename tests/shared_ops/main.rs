@@ -5,6 +5,9 @@
 
 mod checks;
 mod etcd;
+#[allow(dead_code, unused_imports, reason = "each test program uses its part")]
+#[path = "../shared/etcd_rig.rs"]
+mod etcd_rig;
 mod failover;
 mod mistakes;
 mod publish;
