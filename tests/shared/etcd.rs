@@ -11,10 +11,11 @@ use crate::etcd_rig::{Cluster, Volume};
 use crate::names::{round, round_where};
 use crate::rig::Relay;
 
-/// A new folder for a round, on each node.
+/// A new folder for a round, on each node. It is stored, so it outlives the node that made it.
 fn folders(volume: &Volume, seed: u64) -> Vec<PathBuf> {
     let name = format!("round{seed}");
     fs::create_dir(volume.path(0, &name)).unwrap();
+    fs::File::open(volume.path(0, &name)).unwrap().sync_all().unwrap();
     (0..volume.nodes.len()).map(|node| volume.path(node, &name)).collect()
 }
 

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use meta::engine::database::{Database, Join};
 use meta::engine::etcd::{Etcd, Options, Target};
 use meta::store::{CommitError, StoreError};
 use meta::{Commit, Expect, Key, MetaStore};
@@ -112,6 +113,47 @@ fn an_attempt_that_arrives_late_is_not_applied() {
     assert_eq!(counter(&other, "n"), 2);
     store.commit(add("n", 1)).unwrap();
     assert_eq!(counter(&other, "n"), 3);
+}
+
+/// Answers are lost at any moment, also those by which a commit that met a conflict is given up. The session
+/// lasts, so no commit is refused.
+#[test]
+fn regression_a_lost_answer_does_not_end_a_session() {
+    let Some(cluster) = Cluster::shared() else { return };
+    let target = cluster.volume();
+    let relay = Relay::new(cluster.port(0));
+    let options = Options { lanes: 1, patience: Duration::from_secs(30), ..Options::default() };
+    let store = Etcd::open(&through(relay.port(), &target), options).unwrap();
+    let ttl = Duration::from_secs(120);
+    store.join(&Join { node: [1; 16], host: "h", address: "a", ttl, take_over: false }).unwrap();
+    store.commit(add("n", 1)).unwrap();
+    // Some answers of each commit, so that it ends within its patience.
+    let (stop, left) = (AtomicBool::new(false), AtomicU64::new(0));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut dice = Dice(42);
+            while !stop.load(Ordering::SeqCst) {
+                thread::sleep(Duration::from_micros(2_000 + dice.below(8_000)));
+                let take = |left: u64| left.checked_sub(1);
+                if left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, take).is_ok() {
+                    relay.lose.store(1, Ordering::SeqCst);
+                }
+            }
+        });
+        let failed = (0..300).find_map(|_| {
+            let absent = vec![(key("n"), Expect::Absent)];
+            left.store(4, Ordering::SeqCst);
+            match store.commit(Commit { checks: absent, ..add("n", 1) }) {
+                Err(CommitError::Conflict { .. }) => None,
+                other => Some(format!("{other:?}")),
+            }
+        });
+        stop.store(true, Ordering::SeqCst);
+        assert_eq!(failed, None);
+    });
+    relay.lose.store(0, Ordering::SeqCst);
+    store.commit(add("n", 1)).unwrap();
+    assert_eq!(counter(&store, "n"), 2);
 }
 
 /// The patience ended before it was known what became of a commit. It is not applied after the next one.

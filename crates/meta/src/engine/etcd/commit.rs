@@ -81,6 +81,8 @@ pub(super) struct Run<'a> {
     op: Option<u64>,
     /// It is unknown whether an earlier attempt was, or will be, applied.
     pub(super) is_lost: bool,
+    /// The operation is being given up after a conflict, and the answer to that may have been lost.
+    is_settling: bool,
     /// The lock that an earlier attempt may have taken.
     pub(super) token: Option<String>,
 }
@@ -145,7 +147,7 @@ impl Etcd {
     pub(super) fn apply(&self, commit: &Commit) -> Result<(), CommitError> {
         check_keys(commit)?;
         let mut taken = self.pool.take()?;
-        let mut run = Run { commit, op: None, is_lost: false, token: None };
+        let mut run = Run { commit, op: None, is_lost: false, is_settling: false, token: None };
         let outcome = taken.attempts(|taken| self.attempt(taken, &mut run))?;
         match outcome {
             Outcome::Applied => Ok(()),
@@ -156,17 +158,27 @@ impl Etcd {
     fn attempt(&self, taken: &mut Taken<'_>, run: &mut Run<'_>) -> Result<Outcome, Failure> {
         let owner = self.owner(taken)?;
         let mut lane = self.lane(taken, &owner, run)?;
-        let done = self.send(taken, &owner, &mut lane, run);
-        match done {
+        if run.is_settling {
+            // Whether it was given up is not known. If it was, it goes on as a new operation.
+            if self.settle(taken, &owner, &mut lane)? {
+                return Ok(Outcome::Applied);
+            }
+            (run.is_settling, run.is_lost, run.op) = (false, false, None);
+            lane = self.lane(taken, &owner, run)?;
+        }
+        match self.send(taken, &owner, &mut lane, run) {
             Err(Failure::NoLease) => self.forget_owner(&owner, run.is_lost),
             Err(failure) => Err(failure),
             Ok(Outcome::Applied) => {
                 lane.close_applied(taken);
                 Ok(Outcome::Applied)
             }
-            // An earlier attempt must not be applied after this answer.
-            Ok(_) if run.is_lost && self.settle(taken, &owner, &mut lane)? => Ok(Outcome::Applied),
-            Ok(conflict) => Ok(conflict),
+            Ok(conflict) if !run.is_lost => Ok(conflict),
+            Ok(conflict) => {
+                // An earlier attempt must not be applied after this answer.
+                run.is_settling = true;
+                Ok(if self.settle(taken, &owner, &mut lane)? { Outcome::Applied } else { conflict })
+            }
         }
     }
 
