@@ -198,6 +198,10 @@ minio_program = $(abspath $(or $(MINIO),$(wildcard $(cache)/peers/minio)))
 minio: ## Build MinIO, an object store to test against, into the cache (some minutes, needs Go)
 	@scripts/bootstrap minio
 
+.PHONY: etcd
+etcd: ## Fetch etcd, to test against, from the distribution into the cache; make test does it too. ETCD=path names another one
+	@scripts/bootstrap etcd
+
 .PHONY: test-minio
 test-minio: ## The suite of origins and users' mistakes against a real MinIO on loopback; MINIO=path of its program
 	MINIO="$(minio_program)" $(CARGO) test --package covey-origin -- --nocapture

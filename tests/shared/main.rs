@@ -1,4 +1,5 @@
-//! Shared volumes: many nodes write one tree, with its names in a real PostgreSQL server.
+//! Shared volumes: many nodes write one tree, with its names in a real PostgreSQL server or etcd
+//! cluster.
 //!
 //! The nodes are real daemons with real mounts on this machine. What they see is checked by a history checker
 //! ([`checker`]), and by what a program may rely on: a name is there for all when it is there for one, and a
@@ -6,6 +7,9 @@
 
 mod checker;
 mod data;
+mod etcd;
+#[allow(dead_code, reason = "each test program uses its part")]
+mod etcd_rig;
 mod faults;
 mod locks;
 mod names;

@@ -101,12 +101,7 @@ impl Shared {
 
     /// A node of another volume, mounted at `mnt-NAME`.
     pub fn add_of(&self, address: &str, name: &str) -> Node {
-        let at = |what: &str| self.folder.path().join(format!("{what}-{name}"));
-        std::fs::create_dir_all(at("mnt")).unwrap();
-        let mut node =
-            Node { mountpoint: at("mnt"), folder: at("node"), address: address.to_owned(), daemon: None };
-        node.mount();
-        node
+        Node::new(self.folder.path(), address, name)
     }
 
     /// A path on a node.
@@ -124,6 +119,16 @@ pub struct Node {
 }
 
 impl Node {
+    /// A node of the volume at this address, mounted at `mnt-NAME` in a folder.
+    pub fn new(within: &Path, address: &str, name: &str) -> Node {
+        let at = |what: &str| within.join(format!("{what}-{name}"));
+        std::fs::create_dir_all(at("mnt")).unwrap();
+        let mut node =
+            Node { mountpoint: at("mnt"), folder: at("node"), address: address.to_owned(), daemon: None };
+        node.mount();
+        node
+    }
+
     /// Mounts the volume.
     pub fn mount(&mut self) {
         self.try_mount(&[]).unwrap_or_else(|said| panic!("covey mount: {said}"));

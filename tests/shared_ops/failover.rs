@@ -16,18 +16,18 @@ use crate::requires_server;
 use crate::rig::{Server, Shared};
 
 /// Writes files with fsync(2) until told to stop. Errors are allowed: they say that nothing is certain.
-struct Writer {
-    acknowledged: Mutex<Vec<String>>,
+pub struct Writer {
+    pub acknowledged: Mutex<Vec<String>>,
     done: AtomicUsize,
-    errors: AtomicUsize,
+    pub errors: AtomicUsize,
 }
 
 impl Writer {
-    fn new() -> Writer {
+    pub fn new() -> Writer {
         Writer { acknowledged: Mutex::default(), done: AtomicUsize::new(0), errors: AtomicUsize::new(0) }
     }
 
-    fn run(&self, folder: &Path, stop: &AtomicBool) {
+    pub fn run(&self, folder: &Path, stop: &AtomicBool) {
         for n in 0.. {
             if stop.load(Ordering::Relaxed) {
                 return;
@@ -52,7 +52,7 @@ impl Writer {
     }
 
     /// Waits for this many more files.
-    fn wait_for(&self, more: usize) {
+    pub fn wait_for(&self, more: usize) {
         let (aim, end) = (self.done.load(Ordering::Relaxed) + more, Instant::now() + LIMIT);
         while self.done.load(Ordering::Relaxed) < aim {
             assert!(
@@ -65,13 +65,13 @@ impl Writer {
     }
 }
 
-fn content(name: &str) -> String {
+pub fn content(name: &str) -> String {
     // Some are kept in the names, some are not.
     name.repeat(1 + name.len() % 3 * 100)
 }
 
 /// Tells the writers to stop, also when the test fails.
-struct Stop<'a>(&'a AtomicBool);
+pub struct Stop<'a>(pub &'a AtomicBool);
 
 impl Drop for Stop<'_> {
     fn drop(&mut self) {

@@ -99,7 +99,7 @@ pub fn names_of(place: &Path) -> Result<Option<String>> {
 pub fn not_shared(place: &Path) -> Failure {
     Failure::new("not-shared", format!("{} is no shared volume", place.display()))
         .why("one process uses it at a time")
-        .next("covey format postgres://USER@HOST/DATABASE?volume=NAME --origin URL makes a shared one")
+        .next("covey format postgres://USER@HOST/DATABASE?volume=NAME --origin URL makes a shared one, and so does etcd://HOST:2379/?volume=NAME")
 }
 
 /// Whether this is the folder of a volume. A Covey mount is never one, whatever files it shows.

@@ -16,7 +16,9 @@ use base::PackNo;
 use blob::{BlobError, PackStore};
 
 use crate::key::{Key, KeyRange, tags};
-use crate::store::{Commit, CommitError, Linked, Looked, MetaStore, Rows, Snapshot, StoreError, Value};
+use crate::store::{
+    Commit, CommitError, Limit, Linked, Looked, MetaStore, Rows, Snapshot, StoreError, Value,
+};
 
 /// Until when a node's session lasts for certain, by this node's own clock.
 #[derive(Debug)]
@@ -148,6 +150,10 @@ impl MetaStore for SharedStore {
         }
         // The engine itself refuses a session that has ended.
         self.engine.commit(commit)
+    }
+
+    fn commit_limit(&self) -> Limit {
+        self.engine.commit_limit()
     }
 
     fn flush(&self) -> Result<(), StoreError> {

@@ -119,6 +119,22 @@ impl From<StoreError> for CommitError {
     }
 }
 
+/// How large a commit should be. A larger one may take the store longer, or be refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limit {
+    /// How many rows it writes.
+    pub rows: usize,
+    /// The bytes of their keys and values.
+    pub bytes: usize,
+    /// How many rows it rests on: those that it checks, and the counters that it adds to.
+    pub checks: usize,
+}
+
+impl Limit {
+    /// Any size.
+    pub const NONE: Limit = Limit { rows: usize::MAX, bytes: usize::MAX, checks: usize::MAX };
+}
+
 /// All rows as they were at one moment, whatever was committed since. It is for bulk reads. It costs the
 /// store space as long as it lives, so keep it short.
 pub trait Snapshot: Send {
@@ -235,6 +251,11 @@ pub trait MetaStore: Send + Sync {
     /// # Errors
     /// `Conflict` if one does not; see [`CommitError`].
     fn commit(&self, commit: Commit) -> Result<(), CommitError>;
+
+    /// How large a commit that joins several changes should be.
+    fn commit_limit(&self) -> Limit {
+        Limit::NONE
+    }
 
     /// Makes everything committed before it survive a power cut, with the fresh data that it mentions.
     ///

@@ -16,7 +16,7 @@ use meta::plan::op::{Make, RenameMode, SetAttrs};
 use meta::plan::{Ctx, Op, Refusal};
 use meta::record::mode;
 use meta::shared::Term;
-use meta::store::{CommitError, Rows, StoreError};
+use meta::store::{CommitError, Limit, Rows, StoreError};
 use meta::{Commit, Key, MetaStore, Names, NamesError, Value};
 use parking_lot::Mutex;
 use support::script::{Script, all, check};
@@ -32,6 +32,10 @@ struct Far {
     commits: AtomicU64,
     /// Each round trip takes so many microseconds.
     delay: AtomicU64,
+    /// How large a batch should be.
+    limit: Option<Limit>,
+    /// The rows of the largest batch.
+    largest: AtomicU64,
 }
 
 fn unavailable() -> StoreError {
@@ -65,12 +69,19 @@ impl MetaStore for Far {
 
     fn commit(&self, commit: Commit) -> Result<(), CommitError> {
         let is_batch = commit.puts.iter().any(|(key, _)| key.tag() == tags::BATCH);
+        if is_batch {
+            self.largest.fetch_max((commit.puts.len() + commit.dels.len()) as u64, Ordering::SeqCst);
+        }
         self.one()?.commit(commit)?;
         let number = self.commits.fetch_add(1, Ordering::SeqCst);
         match self.lose.load(Ordering::SeqCst) {
             every if every > 0 && number.is_multiple_of(every) && is_batch => Err(unavailable().into()),
             _ => Ok(()),
         }
+    }
+
+    fn commit_limit(&self) -> Limit {
+        self.limit.unwrap_or(Limit::NONE)
     }
 
     fn flush(&self) -> Result<(), StoreError> {
@@ -124,7 +135,11 @@ const LONG: Duration = Duration::from_secs(3600);
 
 impl World {
     fn new(nodes: u32) -> World {
-        let (engine, fleet) = (Arc::new(Far::default()), Arc::new(Fleet::default()));
+        World::over(nodes, Far::default())
+    }
+
+    fn over(nodes: u32, engine: Far) -> World {
+        let (engine, fleet) = (Arc::new(engine), Arc::new(Fleet::default()));
         let (mut leases, mut terms) = (Vec::new(), Vec::new());
         for node in 0..nodes {
             let term = Arc::new(Term::default());
@@ -526,4 +541,45 @@ fn regression_a_lease_that_was_given_up_leaves_a_trace() {
     make(&world.names(1), Ino(10), "file", 11, mode::S_IFREG).unwrap();
     world.rows();
     check(&world.engine.memory);
+}
+
+/// What many changes make is divided into batches that the engine likes, and is the same in the end.
+#[test]
+fn batches_stay_below_the_limit_of_the_engine() {
+    let limit = Limit { rows: 30, bytes: 4_000, checks: 6 };
+    let world = World::over(1, Far { limit: Some(limit), ..Far::default() });
+    Names::new(world.engine.clone()).run(&Op::Format { rows: &[("format", vec![1])] }, &ctx()).unwrap();
+    let names = world.names(0);
+    file(&names, "first", 1_000);
+    world.engine.delay.store(20_000, Ordering::SeqCst);
+    for n in 0..200 {
+        file(&names, &format!("file {n}"), 1_001 + n);
+    }
+    world.leases[0].flush().unwrap();
+    world.engine.delay.store(0, Ordering::SeqCst);
+    let largest = world.engine.largest.load(Ordering::SeqCst);
+    // The row that counts batches comes on top.
+    assert!((10..=31).contains(&largest), "{largest} rows");
+    let there = Names::new(world.engine.clone());
+    assert!((0..200).all(|n| is_there(&there, &format!("file {n}"))));
+    check(&world.engine.memory);
+}
+
+/// A session ended while a batch of it was on its way, and the batch was stored all the same. What waits for
+/// the changes of the next session does not wait for the batches that were lost.
+#[test]
+fn regression_a_batch_that_outlives_its_session_holds_up_nothing() {
+    let world = World::formatted(1);
+    let names = world.names(0);
+    file(&names, "first", 1_000);
+    world.leases[0].flush().unwrap();
+    world.engine.delay.store(300_000, Ordering::SeqCst);
+    file(&names, "second", 1_001);
+    std::thread::sleep(Duration::from_millis(100));
+    world.again(0);
+    std::thread::sleep(Duration::from_millis(400));
+    world.engine.delay.store(0, Ordering::SeqCst);
+    let begun = std::time::Instant::now();
+    world.leases[0].flush().unwrap();
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
 }

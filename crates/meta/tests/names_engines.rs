@@ -8,11 +8,12 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
-use meta::engine::{Memory, Postgres, Sqlite};
+use meta::engine::{Etcd, Memory, Postgres, Sqlite};
 use meta::journal::{Journal, Options};
 use meta::plan::Refusal;
 use meta::{Key, MetaStore, Names, Value};
 use support::SimPacks;
+use support::cluster::Cluster;
 use support::script::{Script, all, check};
 use support::server::Server;
 
@@ -47,6 +48,13 @@ fn all_stores_end_with_the_same_rows() {
             let open = || Postgres::open(&target, Default::default()).unwrap();
             assert_eq!(play(Arc::new(open()), seed), expected, "postgres");
             assert_eq!(all(&open()), expected.0, "postgres, opened again");
+        }
+
+        if let Some(cluster) = Cluster::shared() {
+            let target = cluster.volume();
+            let open = || Etcd::open(&target, Default::default()).unwrap();
+            assert_eq!(play(Arc::new(open()), seed), expected, "etcd");
+            assert_eq!(all(&open()), expected.0, "etcd, opened again");
         }
 
         for options in [Options::default(), tiny.clone()] {

@@ -1,5 +1,5 @@
 //! The promises of every store, tested over all of them: memory, SQLite, the journal as a mount uses it, a
-//! journal with bounds so small that it drains all the time, and PostgreSQL.
+//! journal with bounds so small that it drains all the time, PostgreSQL, and etcd.
 
 extern crate covey_meta as meta;
 
@@ -15,6 +15,7 @@ use meta::journal::{Journal, Options};
 use meta::store::CommitError;
 use meta::{Commit, Expect, Key, MetaStore, Value};
 use proptest::prelude::*;
+use support::cluster::Cluster;
 use support::server::Server;
 use support::{SimPacks, del, key, put, range, value};
 
@@ -43,6 +44,9 @@ fn each_store(test: impl Fn(&str, &dyn MetaStore)) {
     }
     if let Some(server) = Server::shared() {
         test("postgres", &server.store());
+    }
+    if let Some(cluster) = Cluster::shared() {
+        test("etcd", &cluster.store());
     }
 }
 
@@ -272,7 +276,8 @@ fn keys_and_values_are_any_bytes() {
 #[test]
 fn values_may_be_large() {
     each_store(|name, store| {
-        for len in [0, 1, 4096, 100_000, 3 << 20] {
+        let largest = if name == "etcd" { 1 << 20 } else { 3 << 20 };
+        for len in [0, 1, 4096, 100_000, largest] {
             let big: Vec<u8> = (0..len).map(|n: usize| (n * 31) as u8).collect();
             store.commit(put("big", &big)).unwrap();
             assert_eq!(store.get(&key("big")).unwrap(), Some(value(&big)), "{name} {len}");
@@ -296,7 +301,7 @@ fn reads_are_of_one_moment() {
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                for n in 1..if name == "postgres" { 300 } else { 1500u64 } {
+                for n in 1..if ["postgres", "etcd"].contains(&name) { 300 } else { 1500u64 } {
                     store.commit(set(n)).unwrap();
                     // Other rows as well, so that small overlays rotate.
                     store.commit(put(format!("other {}", n % 50), n.to_be_bytes())).unwrap();
@@ -329,8 +334,8 @@ fn reads_are_of_one_moment() {
 fn concurrent_commits_do_not_lose_one_another() {
     each_store(|name, store| {
         store.commit(put("n", 0u64.to_be_bytes())).unwrap();
-        // SQLite alone syncs every commit, and PostgreSQL's commits wait for one another.
-        let each: u64 = if ["sqlite", "postgres"].contains(&name) { 200 } else { 4000 };
+        // SQLite alone syncs every commit, and commits on PostgreSQL or etcd are round trips.
+        let each: u64 = if ["sqlite", "postgres", "etcd"].contains(&name) { 200 } else { 4000 };
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
@@ -493,5 +498,23 @@ proptest! {
         prop_assert_eq!(&all(&postgres), &all(&memory));
         let keys: Vec<Key> = (0..24).map(|k: u8| key([k])).collect();
         prop_assert_eq!(postgres.get_many(&keys).unwrap(), memory.get_many(&keys).unwrap());
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// The same for etcd.
+    #[test]
+    fn etcd_agrees_with_memory(commits in prop::collection::vec(commit(), 1..60)) {
+        let Some(cluster) = Cluster::shared() else { return Ok(()) };
+        let (memory, etcd) = (Memory::new(), cluster.store());
+        for commit in commits {
+            let expected = outcome(memory.commit(commit.clone()));
+            prop_assert_eq!(&outcome(etcd.commit(commit.clone())), &expected, "{:?}", commit);
+        }
+        prop_assert_eq!(&all(&etcd), &all(&memory));
+        let keys: Vec<Key> = (0..24).map(|k: u8| key([k])).collect();
+        prop_assert_eq!(etcd.get_many(&keys).unwrap(), memory.get_many(&keys).unwrap());
     }
 }

@@ -34,7 +34,7 @@ use fleet::members::{HomeError, NodeHome};
 use fleet::node::{Fleet, FleetError, FleetParts, Groups};
 use fleet::plan::Tier;
 use meta::key::{KeyRange, tags};
-use meta::store::{Commit, CommitError, Rows, StoreError, Value};
+use meta::store::{Commit, CommitError, Limit, Rows, StoreError, Value};
 use meta::{Key, MetaStore, PackRow};
 use net::id::Role;
 use net::seam::{CopyState, Held, Holdings};
@@ -300,6 +300,10 @@ impl MetaStore for Grouped {
 
     fn commit(&self, commit: Commit) -> std::result::Result<(), CommitError> {
         self.tree.commit(commit)
+    }
+
+    fn commit_limit(&self) -> Limit {
+        self.tree.commit_limit()
     }
 
     fn flush(&self) -> Stored<()> {

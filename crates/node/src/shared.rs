@@ -1,9 +1,9 @@
 //! A shared volume: its names are in a database, and every node that mounts it writes to it.
 //!
 //! ```text
-//!   FOLDER/covey.json ── names: postgres://...      FOLDER/node ── this node's id
+//!   FOLDER/covey.json ── names: postgres://..., etcd://...      FOLDER/node ── this node's id
 //!
-//!   Volume ──► Leases ──► SharedStore (fence, bytes before names) ──► PostgreSQL
+//!   Volume ──► Leases ──► SharedStore (fence, bytes before names) ──► the database
 //!      │          └── leases of other nodes ───┐
 //!      └── bytes of other nodes' packs ────────┴─► peers.rs ──► the other nodes
 //! ```
@@ -44,7 +44,8 @@ use ::fs::volume::Volume;
 use api::error::{Context, Failure, Result};
 use blob::PackStore;
 use meta::MetaStore;
-use meta::engine::postgres::{Options, Postgres, SetupError, Target};
+use meta::engine::address::Address;
+use meta::engine::database::{Database, SetupError};
 use meta::lease::Leases;
 use meta::shared::{SharedStore, Term};
 use net::hello::Identity;
@@ -70,7 +71,7 @@ pub type IsPending = Arc<dyn Fn(&base::BlobId) -> bool + Send + Sync>;
 
 /// This node's part of a shared volume.
 pub struct Shared {
-    names: Arc<Postgres>,
+    names: Arc<dyn Database>,
     term: Arc<Term>,
     net: Net,
     server: Arc<PackServer>,
@@ -83,22 +84,22 @@ impl Shared {
     /// Opens the names of the volume, and joins it.
     pub fn open(dir: &VolumeDir, fleet: &FleetOptions, options: &NodeOptions) -> Result<Shared> {
         let text = dir.format().names.as_deref().unwrap_or_default();
-        let target = Target::parse(text).map_err(setup_failure)?;
-        let names = Arc::new(Postgres::open(&target, Options::default()).map_err(setup_failure)?);
-        check_id(dir, &target, &names)?;
+        let target = Address::parse(text).map_err(setup_failure)?;
+        let names = target.open().map_err(setup_failure)?;
+        check_id(dir, &target, &*names)?;
         let rows: Arc<dyn MetaStore> = names.clone();
         unfinished::complete(dir, &rows)?;
         unfinished::check_complete(&target, &rows)?;
         let node = node_id(dir)?;
         let server = Arc::new(PackServer::default());
-        let net = listen(dir, &target, fleet, node, &names, server.clone())?;
+        let net = listen(dir, &target, fleet, node, &*names, server.clone())?;
         let address = fleet.advertise.or(net.address());
         let address = address.map(|address| address.to_string()).unwrap_or_default();
         let term = Arc::new(Term::default());
         let keeper = Arc::new(Keeper::new(names.clone(), term.clone(), node, address));
         // This process holds the folder's lock, so an earlier session of this node is a dead process's.
         let session = keeper.join(true).map_err(|error| {
-            Failure::new("not-joined", format!("cannot join the shared volume {}", target.volume))
+            Failure::new("not-joined", format!("cannot join the shared volume {}", target.volume()))
                 .why(error.to_string())
         })?;
         let number = u32::try_from(session.number).ok().filter(|number| (1..=NODE_MAX).contains(number));
@@ -166,17 +167,17 @@ pub fn setup_failure(error: SetupError) -> Failure {
         SetupError::Missing(what) => Failure::new("not-found", what),
         SetupError::Store(error) => Failure::new("no-database", "the database cannot be used")
             .why(error.to_string())
-            .next("covey doctor postgres://... checks all of it"),
+            .next("covey doctor ADDRESS checks all of it"),
     }
 }
 
 /// The database must hold the names of this folder's volume, and not of another one.
-fn check_id(dir: &VolumeDir, target: &Target, names: &Postgres) -> Result<()> {
+fn check_id(dir: &VolumeDir, target: &Address, names: &dyn Database) -> Result<()> {
     if making::hex(&names.uuid()) == dir.format().id {
         return making::check_life(dir, &making::life(&secret_row(names)?));
     }
     Err(Failure::new("another-volume", format!("{} belongs to another volume", dir.path().display()))
-        .why(format!("{} is now the name of a volume with another id", target.volume))
+        .why(format!("{} is now the name of a volume with another id", target.volume()))
         .next("mount the volume with another --cache DIR; that folder is made anew"))
 }
 
@@ -207,10 +208,10 @@ fn node_id(dir: &VolumeDir) -> Result<NodeId> {
 
 fn listen(
     dir: &VolumeDir,
-    target: &Target,
+    target: &Address,
     fleet: &FleetOptions,
     node: NodeId,
-    names: &Arc<Postgres>,
+    names: &dyn Database,
     server: Arc<PackServer>,
 ) -> Result<Net> {
     let secret = match &fleet.secret_file {
@@ -230,12 +231,12 @@ fn listen(
         .map_err(|error| Failure::new("no-fleet", "other nodes cannot be served").why(error.to_string()))
 }
 
-fn secret_of(names: &Arc<Postgres>) -> Result<Secret> {
+fn secret_of(names: &dyn Database) -> Result<Secret> {
     Secret::from_text(&secret_row(names)?).map_err(|error| no_secret(&error.to_string()))
 }
 
 /// The secret as it is stored. Empty if there is none.
-fn secret_row(names: &Postgres) -> Result<String> {
+fn secret_row(names: &dyn Database) -> Result<String> {
     let row = names.get(&meta::Key::volume(ROW_SECRET));
     let row = row.map_err(|error| setup_failure(error.into()))?;
     Ok(String::from_utf8_lossy(row.as_deref().unwrap_or_default()).into_owned())
@@ -246,11 +247,11 @@ fn no_secret(why: &str) -> Failure {
 }
 
 /// The address of this machine on the way to the database: the other nodes most likely reach it there.
-fn way_to(target: &Target) -> IpAddr {
-    let way = |server: Target| {
+fn way_to(target: &Address) -> IpAddr {
+    let way = |(host, port): (String, u16)| {
         let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
         // Nothing is sent.
-        socket.connect((server.host.as_str(), server.port))?;
+        socket.connect((host.as_str(), port))?;
         Ok::<_, std::io::Error>(socket.local_addr()?.ip())
     };
     let found = target.servers().into_iter().find_map(|server| way(server).ok());

@@ -7,7 +7,7 @@ use base::{BlobId, PackNo};
 use blob::ExtentPage;
 use meta::key::tags;
 use meta::record::HeldRow;
-use meta::store::{Commit, CommitError, Expect, StoreError, Value};
+use meta::store::{Commit, CommitError, Expect, Limit, StoreError, Value};
 use meta::{Key, MetaStore, PackRow};
 
 use crate::TreeError;
@@ -70,12 +70,15 @@ pub struct Bulk<'a> {
     puts: Vec<(Key, Value)>,
     dels: Vec<Key>,
     bytes: usize,
+    limit: Limit,
 }
 
 impl<'a> Bulk<'a> {
     /// Rows for this store.
     pub fn new(store: &'a dyn MetaStore) -> Bulk<'a> {
-        Bulk { store, fence: None, puts: Vec::new(), dels: Vec::new(), bytes: 0 }
+        let Limit { rows, bytes, checks } = store.commit_limit();
+        let limit = Limit { rows: rows.min(ROWS), bytes: bytes.min(BYTES), checks };
+        Bulk { store, fence: None, puts: Vec::new(), dels: Vec::new(), bytes: 0, limit }
     }
 
     /// The same. Nothing is written any more when the row `fence` has another value than this: the store is
@@ -134,7 +137,7 @@ impl<'a> Bulk<'a> {
 
     fn write_if_many(&mut self) -> Result<(), TreeError> {
         let rows = self.puts.len() + self.dels.len();
-        if rows >= ROWS || self.bytes >= BYTES { self.write() } else { Ok(()) }
+        if rows >= self.limit.rows || self.bytes >= self.limit.bytes { self.write() } else { Ok(()) }
     }
 
     /// Writes the rows that were taken and not written yet.

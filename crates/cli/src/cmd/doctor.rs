@@ -36,8 +36,8 @@ use crate::term::Term;
     Exit status: 0 nothing is wrong, 1 something is."
 )]
 pub struct Args {
-    /// A volume, or a path on its mount, to look at as well; or postgres://USER@HOST/DATABASE?volume=NAME, to
-    /// look at that database and nothing else
+    /// A volume, or a path on its mount, to look at as well; or postgres://USER@HOST/DATABASE?volume=NAME or
+    /// etcd://HOST:2379/?volume=NAME, to look at that database and nothing else
     volume: Option<PathBuf>,
     #[command(flatten)]
     s3: s3::S3,

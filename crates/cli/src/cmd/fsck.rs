@@ -30,7 +30,8 @@ use crate::term::{Progress, Term};
     Exit status: 0 sound, or mended; 1 damage found; 2 wrong usage."
 )]
 pub struct Args {
-    /// The volume's folder; of a shared volume: a mount of it, or postgres://USER@HOST/DATABASE?volume=NAME
+    /// The volume's folder; of a shared volume: a mount of it, or its address: postgres://... or
+    /// etcd://...
     volume: PathBuf,
     /// Mend what can be mended: counts, links, lost names, blobs that are nobody's
     #[arg(long)]
@@ -362,7 +363,7 @@ fn shared_text(outcome: &Outcome) -> String {
     match outcome.sound {
         true => format!("The names of {shown} are sound ({size})."),
         false => format!(
-            "The names of {shown} are damaged: {} findings ({size}).\nRestore the database from a backup, or a published tree: covey restore ORIGIN@NAME postgres://...",
+            "The names of {shown} are damaged: {} findings ({size}).\nRestore the database from a backup, or a published tree: covey restore ORIGIN@NAME ADDRESS",
             outcome.damage_left
         ),
     }

@@ -17,7 +17,7 @@ use crate::term::Term;
     session has ended holds nobody up: the next program that wants it gets it."
 )]
 pub struct Args {
-    /// A mount of the volume, a node's folder, or postgres://USER@HOST/DATABASE?volume=NAME
+    /// A mount of the volume, a node's folder, or its address: postgres://... or etcd://...
     place: PathBuf,
 }
 

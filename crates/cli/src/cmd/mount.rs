@@ -30,7 +30,7 @@ use crate::term::Term;
 pub struct Args {
     /// The volume's folder; ORIGIN@NAME for a published tree; mem: for a volume that lives in memory;
     /// corpus:SEED,N,SIZE for N random files of a seed; the second and the last are read-only;
-    /// postgres://USER@HOST/DATABASE?volume=NAME for a shared volume
+    /// postgres://USER@HOST/DATABASE?volume=NAME or etcd://HOST:2379/?volume=NAME for a shared volume
     volume: PathBuf,
     /// An existing folder
     mountpoint: PathBuf,

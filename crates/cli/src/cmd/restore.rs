@@ -44,8 +44,8 @@ pub struct Args {
     /// What was published: ORIGIN@NAME
     #[arg(value_name = "ORIGIN@NAME")]
     tree: String,
-    /// The new volume's folder: empty, or not there yet; or postgres://USER@HOST/DATABASE?volume=NAME for a
-    /// shared volume
+    /// The new volume's folder: empty, or not there yet; or postgres://USER@HOST/DATABASE?volume=NAME or
+    /// etcd://HOST:2379/?volume=NAME for a shared volume
     volume: PathBuf,
     /// The old volume is not in use any more, though that cannot be seen from here
     #[arg(long)]

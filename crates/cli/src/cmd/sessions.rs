@@ -16,7 +16,7 @@ use crate::term::Term;
     A session ends when its node unmounts. The session of a node that died expires by itself."
 )]
 pub struct Args {
-    /// A mount of the volume, a node's folder, or postgres://USER@HOST/DATABASE?volume=NAME
+    /// A mount of the volume, a node's folder, or its address: postgres://... or etcd://...
     place: PathBuf,
     /// Also nodes that have left
     #[arg(long)]

@@ -2,22 +2,28 @@
 //!
 //! - [`memory`]: an ordered set in memory, for in-memory volumes and for tests.
 //! - [`sqlite`]: the default on disk. The journal stands in front of it.
-//! - [`postgres`]: a database that several nodes share. Nothing stands in front of it.
+//! - [`postgres`] and [`etcd`]: databases that several nodes share. Nothing stands in front of them. What a
+//!   node needs of such a database beside its rows is [`database`].
 //! - [`moment`]: what a shared volume held at one moment, for a check or a publication. It takes no commits.
 //!
 //! [`resolve`] is the part that all engines and the journal share. It turns a conditional commit and the rows
 //! that it depends on into the list of rows to write. So an engine decides only where rows are and in which
 //! order commits happen.
 
+pub mod address;
+pub mod database;
+pub mod etcd;
 pub mod memory;
 pub mod moment;
 pub mod postgres;
 pub mod sqlite;
+mod url;
 
 use crate::key::{Key, KeyRange};
 use crate::record::{decode_i64, decode_u64, encode_i64, encode_u64};
 use crate::store::{Commit, CommitError, Expect, StoreError, Value};
 
+pub use etcd::Etcd;
 pub use memory::Memory;
 pub use postgres::Postgres;
 pub use sqlite::Sqlite;

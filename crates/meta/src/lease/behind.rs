@@ -82,12 +82,13 @@ impl Core {
     pub(super) fn write_behind(&self) {
         let mut written: Option<(Holder, u64)> = None;
         loop {
-            let (number, batch, sessions, oldest) = {
+            let (number, batch, sessions) = {
                 let mut state = self.state.lock();
-                while state.queue.filling.is_empty() && !state.stopping {
+                while state.queue.is_empty() && !state.stopping {
                     self.work.wait(&mut state);
                 }
-                let full = |queue: &Queue| queue.hurry || queue.filling.rows() > ROWS_MAX / 2;
+                let full =
+                    |queue: &Queue| queue.hurry || queue.is_full() || queue.filling.rows() > ROWS_MAX / 2;
                 let until = base::time::monotonic() + GATHER;
                 while !full(&state.queue) && !state.stopping {
                     if self.work.wait_until(&mut state, until).timed_out() {
@@ -99,16 +100,16 @@ impl Core {
                 }
                 let sessions = state.sessions;
                 let (number, batch) = state.queue.take();
-                (number, batch, sessions, base::time::monotonic())
+                (number, batch, sessions)
             };
             let sent = self.send(&batch, sessions, &mut written);
             let mut state = self.state.lock();
             state.queue.flying = 0;
             match sent {
                 Some(Sent::Done) => {
-                    state.queue.done = number;
-                    // What is being filled is at most as old as the moment at which this batch was taken.
-                    state.queue.oldest = Some(oldest).filter(|_| !state.queue.filling.is_empty());
+                    // A session may have ended meanwhile, and with it all batches up to a later one.
+                    state.queue.done = state.queue.done.max(number);
+                    state.queue.oldest = state.queue.since();
                 }
                 Some(Sent::Lost) if state.sessions == sessions => {
                     drop(state);
@@ -124,6 +125,7 @@ impl Core {
 
     /// Sends a batch until it is known what became of it. `None`: this node is being closed.
     fn send(&self, batch: &Batch, sessions: u64, written: &mut Option<(Holder, u64)>) -> Option<Sent> {
+        let mut told = false;
         loop {
             {
                 let state = self.state.lock();
@@ -156,7 +158,10 @@ impl Core {
                     *written = Some((me, last + 1));
                     return Some(Sent::Done);
                 }
-                Err(CommitError::Store(_)) => {
+                Err(CommitError::Store(error)) => {
+                    if !std::mem::replace(&mut told, true) {
+                        self.nodes.report(&format!("changes wait to be stored: {error}"));
+                    }
                     let mut state = self.state.lock();
                     if state.sessions == sessions && !state.stopping {
                         self.changed.wait_for(&mut state, AGAIN);
@@ -174,16 +179,14 @@ impl Core {
     /// Forgets everything, and notes whose changes are lost.
     fn lose(&self, batch: Option<&Batch>) {
         let mut state = self.state.lock();
-        let (_, waiting) = state.queue.take();
+        let waiting = state.queue.take_all();
         let before = state.lost.len();
-        for batch in batch.into_iter().chain([&waiting]) {
+        for batch in batch.into_iter().chain(&waiting) {
             note_lost(&mut state.lost, batch);
         }
         let lost = state.lost.len() - before;
         let told = state.units.values_mut().flat_map(|unit| std::mem::take(&mut unit.told)).collect();
         state.forget_all();
-        state.queue.done = state.queue.current - 1;
-        (state.queue.flying, state.queue.oldest) = (0, None);
         self.changed.notify_all();
         drop(state);
         if lost > 0 {

@@ -50,7 +50,9 @@ use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 
 use crate::key::{Key, KeyRange, tags};
 use crate::shared::Term;
-use crate::store::{Commit, CommitError, Linked, MetaStore, Rows, Snapshot, StoreError, Value, linked_keys};
+use crate::store::{
+    Commit, CommitError, Limit, Linked, MetaStore, Rows, Snapshot, StoreError, Value, linked_keys,
+};
 use change::{conflict, is_covered, is_of_inode};
 pub use promise::{KernelCache, Promise};
 pub use row::{Holder, Mode};
@@ -113,11 +115,12 @@ impl Leases {
         term: Arc<Term>,
         nodes: Arc<dyn Nodes>,
     ) -> std::io::Result<Arc<Leases>> {
+        let state = State::new(inner.commit_limit());
         let core = Arc::new(Core {
             inner,
             term,
             nodes,
-            state: Mutex::default(),
+            state: Mutex::new(state),
             changed: Condvar::new(),
             work: Condvar::new(),
             replies: RwLock::new(()),
@@ -283,8 +286,9 @@ impl Core {
         }
         let (leases, checks) = (state.leases_of(&survey.writes), state.checks_of_read(commit));
         let made = state.apply(commit, &survey, me);
-        let (batch, now) = (state.queue.current, base::time::monotonic());
-        state.queue.filling.add(commit, leases, checks);
+        let now = base::time::monotonic();
+        state.queue.add(commit, leases, checks, now);
+        let batch = state.queue.current;
         for ino in made {
             let State { units, queue, .. } = &mut *state;
             units.get(&ino).iter().for_each(|unit| queue.filling.make(ino, unit));
@@ -449,6 +453,10 @@ impl MetaStore for Leases {
 
     fn commit(&self, commit: Commit) -> Result<(), CommitError> {
         if is_covered(&commit) { self.core.commit(&commit) } else { self.core.inner.commit(commit) }
+    }
+
+    fn commit_limit(&self) -> Limit {
+        self.core.inner.commit_limit()
     }
 
     /// Everything that was acknowledged is in the engine when this returns.

@@ -1,6 +1,6 @@
 //! Changes that are acknowledged and not yet in the engine, in one batch.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 
 use base::Ino;
@@ -10,7 +10,7 @@ use super::row::Mode;
 use super::state::Unit;
 use crate::key::{Key, tags};
 use crate::record::{decode_i64, decode_u64, encode_i64, encode_u64};
-use crate::store::{Commit, Expect, FreshData, Value};
+use crate::store::{Commit, Expect, FreshData, Limit, Value};
 
 /// What the changes of a batch make of a row.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,6 +22,15 @@ enum Effect {
 }
 
 impl Effect {
+    /// How long the row's value is.
+    fn bytes(&self) -> usize {
+        match self {
+            Effect::Put(value) => value.len(),
+            Effect::Del => 0,
+            Effect::Add(_) | Effect::Max(_) => 8,
+        }
+    }
+
     /// Both effects, one after the other.
     fn then(self, next: Effect) -> Effect {
         match (self, next) {
@@ -66,16 +75,41 @@ pub(super) struct Batch {
     made: HashSet<Ino>,
     /// Rows that other nodes may read, and no node changes, while this node has its leases.
     checks: HashMap<Key, Expect>,
+    /// The bytes of the rows.
+    bytes: usize,
+    /// How many of the rows are added to.
+    adds: usize,
+    /// When its first change was made.
+    since: Option<Instant>,
 }
 
 impl Batch {
     fn effect(&mut self, key: &Key, effect: Effect) {
         let before = self.rows.remove(key);
+        if let Some(before) = &before {
+            self.bytes -= key.as_bytes().len() + before.bytes();
+            self.adds -= usize::from(matches!(before, Effect::Add(_)));
+        }
         let effect = match before {
             Some(before) => before.then(effect),
             None => effect,
         };
+        self.bytes += key.as_bytes().len() + effect.bytes();
+        self.adds += usize::from(matches!(effect, Effect::Add(_)));
         self.rows.insert(key.clone(), effect);
+    }
+
+    /// Whether it stays within the limit if this change is added. The rows of both are counted, also those
+    /// that they share.
+    fn takes(&self, commit: &Commit, leases: usize, checks: usize, limit: Limit) -> bool {
+        let puts = commit.puts.iter().map(|(key, value)| (key, value.len()));
+        let counters = commit.adds.iter().map(|(key, _)| (key, 8));
+        let all = puts.chain(commit.dels.iter().map(|key| (key, 0))).chain(counters);
+        let all = all.chain(commit.maxs.iter().map(|(key, _)| (key, 8)));
+        let (rows, bytes) =
+            all.fold((0, 0), |(rows, bytes), (key, value)| (rows + 1, bytes + key.as_bytes().len() + value));
+        let rests = self.leases.len() + self.checks.len() + self.adds + leases + checks + commit.adds.len();
+        self.rows.len() + rows <= limit.rows && self.bytes + bytes <= limit.bytes && rests <= limit.checks
     }
 
     /// Adds a change that was made under the leases of these units.
@@ -136,9 +170,12 @@ impl Batch {
     }
 }
 
-/// The batch that is being filled, and how far the earlier ones are.
+/// The batches that are not in the engine, and how far the earlier ones are.
 pub(super) struct Queue {
     pub filling: Batch,
+    /// Batches that are as large as the engine likes them. They come before the one that is being filled, in
+    /// this order.
+    full: VecDeque<Batch>,
     /// The number of the batch that is being filled.
     pub current: u64,
     /// All batches up to this one are in the engine.
@@ -149,15 +186,57 @@ pub(super) struct Queue {
     pub oldest: Option<Instant>,
     /// Something waits for the batch: do not let it grow.
     pub hurry: bool,
+    /// How large a batch of several changes may be.
+    limit: Limit,
 }
 
 impl Default for Queue {
     fn default() -> Queue {
-        Queue { filling: Batch::default(), current: 1, done: 0, flying: 0, oldest: None, hurry: false }
+        Queue::new(Limit::NONE)
     }
 }
 
 impl Queue {
+    /// An empty queue for an engine with this limit.
+    pub fn new(limit: Limit) -> Queue {
+        Queue {
+            filling: Batch::default(),
+            full: VecDeque::new(),
+            current: 1,
+            done: 0,
+            flying: 0,
+            oldest: None,
+            hurry: false,
+            limit,
+        }
+    }
+
+    /// Adds a change that was made under the leases of these units. A change is never divided.
+    pub fn add(
+        &mut self,
+        commit: &Commit,
+        units: Vec<(Ino, Value)>,
+        checks: Vec<(Key, Expect)>,
+        now: Instant,
+    ) {
+        if !self.filling.is_empty() && !self.filling.takes(commit, units.len(), checks.len(), self.limit) {
+            self.full.push_back(std::mem::take(&mut self.filling));
+            self.current += 1;
+        }
+        self.filling.since.get_or_insert(now);
+        self.filling.add(commit, units, checks);
+    }
+
+    /// Whether nothing waits to be committed.
+    pub fn is_empty(&self) -> bool {
+        self.full.is_empty() && self.filling.is_empty()
+    }
+
+    /// Whether a batch is as large as it may become.
+    pub fn is_full(&self) -> bool {
+        !self.full.is_empty()
+    }
+
     /// The last batch that has a change.
     pub fn last(&self) -> u64 {
         if self.filling.is_empty() { self.current - 1 } else { self.current }
@@ -165,16 +244,38 @@ impl Queue {
 
     /// How many rows are not in the engine.
     pub fn rows(&self) -> usize {
-        self.filling.rows() + self.flying
+        self.full.iter().map(Batch::rows).sum::<usize>() + self.filling.rows() + self.flying
+    }
+
+    /// When the oldest change was made that waits to be committed.
+    pub fn since(&self) -> Option<Instant> {
+        self.full.front().unwrap_or(&self.filling).since
     }
 
     /// The batch to commit next, with its number.
     pub fn take(&mut self) -> (u64, Batch) {
-        let batch = std::mem::take(&mut self.filling);
+        let batches = self.full.len() as u64;
+        let (number, batch) = match self.full.pop_front() {
+            Some(batch) => (self.current - batches, batch),
+            None => {
+                self.current += 1;
+                (self.current - 1, std::mem::take(&mut self.filling))
+            }
+        };
         self.flying = batch.rows();
-        self.current += 1;
+        // Those that wait say so again when this batch is done.
         self.hurry = false;
-        (self.current - 1, batch)
+        (number, batch)
+    }
+
+    /// All batches, which are not to be committed any more.
+    pub fn take_all(&mut self) -> Vec<Batch> {
+        let mut all: Vec<Batch> = self.full.drain(..).collect();
+        all.push(std::mem::take(&mut self.filling));
+        self.current += 1;
+        (self.flying, self.oldest, self.hurry) = (0, None, false);
+        self.done = self.current - 1;
+        all
     }
 }
 
@@ -209,6 +310,59 @@ mod tests {
             }
             all.commit(batch.commit()).unwrap();
             assert_eq!(one.get_many(&keys).unwrap(), all.get_many(&keys).unwrap(), "seed {seed}");
+        }
+    }
+
+    /// Batches follow one another in the order of their changes, each within the limit, and together they do
+    /// what the changes do.
+    #[test]
+    fn a_batch_that_is_full_is_followed_by_another() {
+        let limit = Limit { rows: 5, bytes: 200, checks: 3 };
+        let keys: Vec<Key> = (1..9).map(|n| Key::subdirs(Ino(n))).collect();
+        for seed in 0..300u64 {
+            let mut dice = base::dice::Dice::new(seed);
+            let (one, all) = (Memory::new(), Memory::new());
+            let (mut queue, now) = (Queue::new(limit), base::time::monotonic());
+            let mut expected = 0;
+            for step in 0..40u64 {
+                let mut commit = Commit::default();
+                for key in &keys {
+                    if dice.below(4) != 0 {
+                        continue;
+                    }
+                    match dice.below(3) {
+                        0 => commit.puts.push((key.clone(), vec![step as u8; dice.below(60)].into())),
+                        1 => commit.dels.push(key.clone()),
+                        _ => commit.maxs.push((Key::dir_changed(Ino(key.number().unwrap())), step)),
+                    }
+                }
+                if commit.is_empty() {
+                    continue;
+                }
+                one.commit(commit.clone()).unwrap();
+                queue.add(&commit, vec![(Ino(step % 5), encode_u64(step))], Vec::new(), now);
+                if dice.below(6) == 0 {
+                    let (number, batch) = queue.take();
+                    expected += 1;
+                    assert_eq!(number, expected);
+                    all.commit(Commit { checks: Vec::new(), ..batch.commit() }).unwrap();
+                }
+            }
+            let last = queue.last();
+            while expected < last {
+                let (number, batch) = queue.take();
+                expected += 1;
+                assert_eq!(number, expected);
+                // A change that alone is larger is a batch of its own.
+                let is_within = batch.rows() <= limit.rows && batch.bytes <= limit.bytes;
+                assert!(is_within || batch.leases.len() == 1, "{} rows", batch.rows());
+                assert!(batch.leases.len() <= limit.checks);
+                all.commit(Commit { checks: Vec::new(), ..batch.commit() }).unwrap();
+            }
+            assert!(queue.is_empty());
+            let rows = |store: &Memory| store.scan(&Key::kind(tags::SUBDIRS), usize::MAX).unwrap();
+            let times = |store: &Memory| store.scan(&Key::kind(tags::DIR_CHANGED), usize::MAX).unwrap();
+            assert_eq!((rows(&one), times(&one)), (rows(&all), times(&all)), "seed {seed}");
         }
     }
 }

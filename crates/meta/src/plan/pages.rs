@@ -17,8 +17,9 @@ use super::view::{Stop, View, decode_page};
 pub(super) const SPAN: u64 = ExtentPage::SPAN as u64;
 /// A page with more extents than this is rewritten.
 const CROWDED: usize = 64;
-/// How many pages truncating or punching removes in one commit: 64 GiB of a file.
-pub(super) const PAGES_PER_CUT: usize = 16_384;
+/// How many pages truncating or punching removes in one commit: 16 GiB of a file. Its rows fit into a request
+/// of every engine.
+pub(super) const PAGES_PER_CUT: usize = 4_096;
 
 /// The page that contains a byte of a file.
 pub(super) fn page_of(at: u64) -> u32 {

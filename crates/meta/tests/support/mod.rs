@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test program uses its part")]
 
+pub mod cluster;
 pub mod script;
 pub mod server;
 

@@ -10,8 +10,9 @@ use ::fs::locks::row;
 use ::fs::volume::Volume;
 use api::error::{Failure, Result};
 use meta::audit::{self, Listener, Summary};
+use meta::engine::address::Address;
+use meta::engine::database::{Database, SessionRow};
 use meta::engine::moment::Moment;
-use meta::engine::postgres::{Options, Postgres, SessionRow, Target};
 use meta::key::tags;
 use meta::store::StoreError;
 use meta::{Key, MetaStore, Names};
@@ -52,9 +53,8 @@ pub struct LockRow {
     pub pid: u32,
 }
 
-fn open(address: &str) -> Result<Postgres> {
-    let target = Target::parse(address).map_err(setup_failure)?;
-    Postgres::open(&target, Options::default()).map_err(setup_failure)
+fn open(address: &str) -> Result<Arc<dyn Database>> {
+    Address::parse(address).and_then(|address| address.open()).map_err(setup_failure)
 }
 
 /// Checks that the names of a volume agree with one another, as of one moment. Its nodes keep working.
@@ -86,14 +86,14 @@ pub fn locks(address: &str) -> Result<Vec<LockRow>> {
     }
     // Read after the locks: a session that is not among them has ended.
     let sessions = names.sessions().map_err(failed)?;
-    let store: Arc<dyn MetaStore> = Arc::new(names);
+    let store: Arc<dyn MetaStore> = names;
     let mut paths = Paths { names: Names::new(store), until: base::time::monotonic() + PATHS };
     let mut locks = Vec::new();
     for (key, value) in found {
         let table = row::decode(&value).ok();
         let (Some(ino), Some(table)) = (key.as_lock(), table) else {
             return Err(Failure::new("damaged", format!("the row {key:?} of locks is damaged"))
-                .next("covey fsck postgres://... checks the volume"));
+                .next("covey fsck ADDRESS checks the volume"));
         };
         let path = paths.of(ino);
         let all = [LockStyle::Range, LockStyle::Flock].into_iter().flat_map(|style| table.of(style).iter());

@@ -1,8 +1,8 @@
 //! What a database says of a shared volume, without joining it.
 
 use api::error::Result;
-pub use meta::engine::postgres::{Checked, Level};
-use meta::engine::postgres::{Options, Postgres, Target};
+use meta::engine::address::Address;
+pub use meta::engine::database::{Checked, Level};
 use serde::Serialize;
 
 use super::setup_failure;
@@ -18,7 +18,8 @@ pub struct SessionRow {
     pub address: String,
     /// How often it has joined.
     pub epoch: i64,
-    /// Milliseconds until its session expires; negative: since then.
+    /// Milliseconds until its session expires; negative: since then. etcd does not tell how long ago, so it
+    /// is -1.
     pub expires_in_ms: i64,
     /// Whether its session has not expired.
     pub alive: bool,
@@ -29,10 +30,9 @@ pub struct SessionRow {
 /// # Errors
 /// The address is wrong, or the database cannot be used.
 pub fn sessions(address: &str) -> Result<Vec<SessionRow>> {
-    let target = Target::parse(address).map_err(setup_failure)?;
-    let names = Postgres::open(&target, Options::default()).map_err(setup_failure)?;
+    let names = Address::parse(address).and_then(|address| address.open()).map_err(setup_failure)?;
     let rows = names.sessions().map_err(|error| setup_failure(error.into()))?;
-    let row = |row: meta::engine::postgres::SessionRow| SessionRow {
+    let row = |row: meta::engine::database::SessionRow| SessionRow {
         number: row.number,
         host: row.host,
         address: row.address,
@@ -48,6 +48,5 @@ pub fn sessions(address: &str) -> Result<Vec<SessionRow>> {
 /// # Errors
 /// The address is wrong.
 pub fn check(address: &str) -> Result<Vec<Checked>> {
-    let target = Target::parse(address).map_err(setup_failure)?;
-    Ok(Postgres::check(&target, &Options::default()))
+    Ok(Address::parse(address).map_err(setup_failure)?.check())
 }

@@ -6,12 +6,14 @@
 //! no renewal of it for as long as a session lasts. Then it ends the session in the database, so that the
 //! other node's commits are refused even if the clock is set back.
 //!
+//! etcd counts as nodes do, and ends sessions by itself.
+//!
 //! The rows are read at least as often as this node renews its own session.
 
 use std::collections::HashMap;
 use std::time::Instant;
 
-use meta::engine::postgres::SessionRow;
+use meta::engine::database::SessionRow;
 use parking_lot::Mutex;
 
 use super::LEASE;
@@ -20,7 +22,7 @@ use super::LEASE;
 #[derive(Clone, Copy)]
 struct Seen {
     epoch: i64,
-    renewal: i64,
+    renewal: Option<i64>,
     /// When this node saw it first.
     since: Instant,
 }
@@ -45,7 +47,8 @@ impl Living {
             if (known.epoch, known.renewal) != (row.epoch, row.renewal) {
                 *known = now;
             }
-            !row.ended && asked.saturating_duration_since(known.since) < LEASE
+            let is_late = asked.saturating_duration_since(known.since) >= LEASE;
+            !row.ended && (row.renewal.is_none() || !is_late)
         };
         let lasting: Vec<bool> = rows.iter().map(lasts).collect();
         rows.into_iter().zip(lasting).collect()
@@ -69,7 +72,7 @@ mod tests {
             epoch,
             expires_in_ms: -1,
             alive: false,
-            renewal,
+            renewal: Some(renewal),
             ended: false,
         }
     }
@@ -88,6 +91,9 @@ mod tests {
         assert!(!lasts(row(1, 11), 2 * LEASE));
         assert!(lasts(row(2, 11), 2 * LEASE), "the node has joined again");
         assert!(!lasts(SessionRow { ended: true, ..row(2, 12) }, 2 * LEASE), "it has left");
+        let by_engine = SessionRow { renewal: None, ..row(3, 0) };
+        assert!(lasts(by_engine.clone(), 2 * LEASE) && lasts(by_engine.clone(), 9 * LEASE));
+        assert!(!lasts(SessionRow { ended: true, ..by_engine }, 9 * LEASE));
     }
 
     /// What was seen is counted from when it arrived, and judged at the time of the question.

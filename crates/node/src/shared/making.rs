@@ -7,7 +7,8 @@ use std::sync::Arc;
 use ::fs::volume::{FormatRequest, Volume};
 use api::error::{Context, Failure, Result};
 use blob::sums::Sums;
-use meta::engine::postgres::{Options, Postgres, SetupError, Target};
+use meta::engine::address::Address;
+use meta::engine::database::SetupError;
 use meta::store::{CommitError, StoreError, Value};
 use meta::{Commit, Expect, Key, MetaStore, Names};
 use net::secret::Secret;
@@ -39,12 +40,12 @@ pub(super) fn hex(bytes: &[u8]) -> String {
 
 /// Whether a text is the address of a shared volume.
 pub fn is_address(text: &Path) -> bool {
-    text.to_str().is_some_and(Target::is_meant)
+    text.to_str().is_some_and(Address::is_meant)
 }
 
 /// Reads the address of a shared volume.
-pub(super) fn target_of(text: &Path) -> Result<Target> {
-    Target::parse(text.to_str().unwrap_or_default()).map_err(setup_failure)
+pub(super) fn target_of(text: &Path) -> Result<Address> {
+    Address::parse(text.to_str().unwrap_or_default()).map_err(setup_failure)
 }
 
 /// Makes an empty shared volume. If that fails half-way, nothing is left in the database.
@@ -56,26 +57,26 @@ pub fn format(text: &Path, origin: Option<&str>, reach: &Reach) -> Result<Made> 
     })?;
     let home = address(origin, reach)?;
     let id = base::random::id16();
-    Postgres::create(&target, id, &Options::default()).map_err(setup_failure)?;
+    target.create(id).map_err(setup_failure)?;
     fill(&target, id, &home).inspect_err(|_| {
-        let _ = Postgres::remove(&target, &Options::default());
+        let _ = target.remove();
     })?;
     Ok(Made { id: hex(&id), origin: home.origin, names: target.to_string() })
 }
 
 /// The origin comes last: its marker would prevent the next attempt.
-fn fill(target: &Target, id: [u8; 16], home: &Home) -> Result<()> {
+fn fill(target: &Address, id: [u8; 16], home: &Home) -> Result<()> {
     let spec = spec_of(home)?;
     fill_names(target, id, home)?;
     spec.format(&hex(&id)).map(drop).map_err(origin_failure)
 }
 
-fn fill_names(target: &Target, id: [u8; 16], home: &Home) -> Result<()> {
-    let names = Postgres::open(target, Options::default()).map_err(setup_failure)?;
+fn fill_names(target: &Address, id: [u8; 16], home: &Home) -> Result<()> {
+    let names = target.open().map_err(setup_failure)?;
     let mut rows = place_rows(home);
     rows.push((ROW_SECRET.to_owned(), Secret::generate_text().into_bytes()));
     let request = FormatRequest { id: Some(id), rows, ..format_request() };
-    let parts = memory_parts_over(Arc::new(names));
+    let parts = memory_parts_over(names);
     Volume::format(&parts, &request).map_err(|error| open_failure(Path::new(&target.to_string()), error))
 }
 
@@ -88,8 +89,8 @@ pub(super) fn is_complete(store: &Arc<dyn MetaStore>) -> Result<bool> {
 /// Makes sure that a name is free. What an interrupted command left is removed, but not the names of a volume
 /// whose promotion only its folder can finish, unless `own` is the life of that folder and it is known that
 /// the folder still has its names.
-pub(super) fn free(target: &Target, why: &str, own: Option<&str>) -> Result<()> {
-    let names = match Postgres::open(target, Options::default()) {
+pub(super) fn free(target: &Address, why: &str, own: Option<&str>) -> Result<()> {
+    let names = match target.open() {
         Ok(names) => names,
         Err(SetupError::Missing(_)) => return Ok(()),
         Err(error) => return Err(setup_failure(error)),
@@ -108,20 +109,20 @@ pub(super) fn free(target: &Target, why: &str, own: Option<&str>) -> Result<()> 
     match names.commit(Commit { checks, puts, ..Commit::default() }) {
         Ok(()) => {}
         Err(CommitError::Conflict { .. }) => {
-            let what = format!("the database has a volume {} already", target.volume);
+            let what = format!("the database has a volume {} already", target.volume());
             return Err(Failure::new("exists", what).why(why).next("choose another name: ...?volume=NAME"));
         }
         Err(CommitError::Store(error)) => return Err(failed(error)),
     }
     drop(names);
-    Postgres::remove(target, &Options::default()).map_err(setup_failure)
+    target.remove().map_err(setup_failure)
 }
 
 /// The folder of this node for a shared volume: the named one, or the default one of this user. It is made if
 /// it does not exist.
 pub fn node_folder(text: &Path, named: Option<&Path>) -> Result<VolumeDir> {
     let target = target_of(text)?;
-    let names = Arc::new(Postgres::open(&target, Options::default()).map_err(setup_failure)?);
+    let names = target.open().map_err(setup_failure)?;
     let id = hex(&names.uuid());
     let path = named.map_or_else(|| default_folder(&id), Path::to_owned);
     let names: Arc<dyn MetaStore> = names;

@@ -10,7 +10,7 @@ use ::fs::shared::{FromOwner, Others, SessionId, owner};
 use ::fs::volume::Volume;
 use base::{BlobId, Ino, PackNo};
 use blob::BlobError;
-use meta::engine::postgres::{Postgres, SessionRow};
+use meta::engine::database::{Database, SessionRow};
 use meta::lease::{Holder, Leases, Nodes};
 use meta::store::StoreError;
 use net::frame::{PACK_MAX, PackAsk, PackPart, RecallAsk};
@@ -33,7 +33,7 @@ const KNOWN: Duration = Duration::from_secs(1);
 /// The other nodes, as sources of bytes.
 pub(super) struct Peers {
     net: Net,
-    names: Arc<Postgres>,
+    names: Arc<dyn Database>,
     wait: Duration,
     known: Mutex<Option<(Instant, HashMap<u32, Known>)>>,
     living: Living,
@@ -47,7 +47,7 @@ struct Known {
 }
 
 impl Peers {
-    pub(super) fn new(net: Net, names: Arc<Postgres>, wait: Duration) -> Peers {
+    pub(super) fn new(net: Net, names: Arc<dyn Database>, wait: Duration) -> Peers {
         Peers { net, names, wait, known: Mutex::default(), living: Living::default() }
     }
 

@@ -26,8 +26,9 @@ use api::error::{Context, Failure, Result};
 use api::text::count;
 use base::BlobId;
 use meta::audit::{self, Listener};
+use meta::engine::address::Address;
+use meta::engine::database::{Database, SetupError};
 use meta::engine::moment::Moment;
-use meta::engine::postgres::{Options, Postgres, SetupError, Target};
 use meta::store::{CommitError, StoreError, Value};
 use meta::{Commit, Expect, Key, MetaStore};
 use net::secret::Secret;
@@ -94,7 +95,7 @@ pub fn promote(dir: &VolumeDir, text: &Path, tick: &mut dyn FnMut(Tick)) -> Resu
     Ok(Promoted { made, rows, left_out, blobs, blob_bytes, was_finished: false })
 }
 
-fn made(dir: &VolumeDir, target: &Target) -> Made {
+fn made(dir: &VolumeDir, target: &Address) -> Made {
     Made { id: dir.format().id.clone(), origin: dir.origin(), names: target.to_string() }
 }
 
@@ -120,16 +121,16 @@ fn no_origin(dir: &VolumeDir) -> Failure {
 }
 
 /// Fails early if the database cannot be used, or has a volume of this name.
-fn check_name(target: &Target) -> Result<()> {
-    let names = match Postgres::open(target, Options::default()) {
+fn check_name(target: &Address) -> Result<()> {
+    let names = match target.open() {
         Ok(names) => names,
         Err(SetupError::Missing(_)) => return Ok(()),
         Err(error) => return Err(setup_failure(error)),
     };
-    let names: Arc<dyn MetaStore> = Arc::new(names);
+    let names: Arc<dyn MetaStore> = names;
     match making::is_complete(&names)? {
         false => Ok(()),
-        true => Err(Failure::new("exists", format!("the database has a volume {} already", target.volume))
+        true => Err(Failure::new("exists", format!("the database has a volume {} already", target.volume()))
             .why("a volume is promoted under a name that is free")
             .next("choose another name: ...?volume=NAME")),
     }
@@ -204,7 +205,7 @@ impl Node {
         check_name(&target)?;
         let promotion = Promotion::begin(dir, &target, unfinished::life_of(dir).as_deref())?;
         let source = self.store().snapshot().map_err(|error| promotion.of_source(error))?;
-        promotion.copy(&promotion.open()?, &Moving::in_use(&*source), tick).map(|copied| copied.rows)
+        promotion.copy(&*promotion.open()?, &Moving::in_use(&*source), tick).map(|copied| copied.rows)
     }
 }
 
@@ -221,18 +222,18 @@ fn database(error: StoreError) -> Failure {
 
 struct Promotion<'a> {
     dir: &'a VolumeDir,
-    target: &'a Target,
+    target: &'a Address,
     /// The row `copying` of this attempt.
     token: Value,
 }
 
 impl<'a> Promotion<'a> {
     /// Makes the volume in the database, or goes on with the half-made one of an earlier attempt.
-    fn begin(dir: &'a VolumeDir, target: &'a Target, own: Option<&str>) -> Result<Promotion<'a>> {
+    fn begin(dir: &'a VolumeDir, target: &'a Address, own: Option<&str>) -> Result<Promotion<'a>> {
         let promotion = Promotion { dir, target, token: Value::from(&base::random::id16()[..]) };
         if !promotion.take_up(own)? {
             making::free(target, "a volume is promoted under a name that is free", own)?;
-            Postgres::create(target, volume_id(dir), &Options::default()).map_err(setup_failure)?;
+            target.create(volume_id(dir)).map_err(setup_failure)?;
             if !promotion.take_up(own)? {
                 return Err(taken());
             }
@@ -243,7 +244,7 @@ impl<'a> Promotion<'a> {
     /// From here on, nothing that earlier attempts sent and that arrives late counts. False if the database
     /// has no volume that can be gone on with.
     fn take_up(&self, own: Option<&str>) -> Result<bool> {
-        let names = match Postgres::open(self.target, Options::default()) {
+        let names = match self.target.open() {
             Ok(names) if names.uuid() == volume_id(self.dir) => names,
             Ok(_) | Err(SetupError::Missing(_)) => return Ok(false),
             Err(error) => return Err(setup_failure(error)),
@@ -273,7 +274,7 @@ impl<'a> Promotion<'a> {
     }
 
     /// Brings the rows in the database up to date.
-    fn copy(&self, names: &Postgres, moving: &Moving<'_>, tick: &mut dyn FnMut(Tick)) -> Result<Rows> {
+    fn copy(&self, names: &dyn Database, moving: &Moving<'_>, tick: &mut dyn FnMut(Tick)) -> Result<Rows> {
         let fence = (Key::volume(ROW_COPYING), self.token.clone());
         let copied = moving.copy(names, fence, &mut |done| {
             tick(Tick { done, of: 0, what: format!("copying names: {} rows", count(done)) });
@@ -290,14 +291,14 @@ impl<'a> Promotion<'a> {
         let source = bare.parts.store.snapshot().map_err(|error| self.of_source(error))?;
         let moving = Moving::of(&*source).map_err(|error| self.of_source(error))?;
         let names = self.open()?;
-        let copied = self.copy(&names, &moving, tick)?;
+        let copied = self.copy(&*names, &moving, tick)?;
         let secret = Secret::generate_text();
         let life = making::life(&secret);
         let mut puts = vec![(Key::volume(ROW_SECRET), Value::from(secret.into_bytes()))];
         if let Some(me) = Publisher::of(self.dir)? {
             puts.push((Key::volume(ROW_PUBLISHER), Value::from(me.to_text().into_bytes())));
         }
-        commit(&names, Commit { checks: vec![self.is_ours()], puts, ..Commit::default() })?;
+        commit(&*names, Commit { checks: vec![self.is_ours()], puts, ..Commit::default() })?;
         drop(names);
         self.read_back(copied, tick)?;
         let file = self.dir.path().join(unfinished::LIFE);
@@ -311,8 +312,8 @@ impl<'a> Promotion<'a> {
         (Key::volume(ROW_COPYING), Expect::Is(self.token.clone()))
     }
 
-    fn open(&self) -> Result<Postgres> {
-        Postgres::open(self.target, Options::default()).map_err(setup_failure)
+    fn open(&self) -> Result<Arc<dyn Database>> {
+        self.target.open().map_err(setup_failure)
     }
 
     /// Compares all rows that the database has now with those that were copied, and checks them as `covey
@@ -349,7 +350,7 @@ impl<'a> Promotion<'a> {
         let removing = (Key::volume(ROW_REMOVING), Expect::Absent);
         let checks = vec![removing, self.is_ours(), (key.clone(), Expect::Absent)];
         let (puts, dels) = (vec![(key.clone(), row.clone())], vec![Key::volume(ROW_COPYING)]);
-        commit(&self.open()?, Commit { checks, puts, dels, ..Commit::default() })?;
+        commit(&*self.open()?, Commit { checks, puts, dels, ..Commit::default() })?;
         // Another command may have removed the volume meanwhile, and made one of the same name.
         let names = self.open()?;
         let found = names.get(&key).map_err(database)?;
@@ -386,7 +387,7 @@ impl<'a> Promotion<'a> {
     }
 }
 
-fn commit(names: &Postgres, commit: Commit) -> Result<()> {
+fn commit(names: &dyn Database, commit: Commit) -> Result<()> {
     match names.commit(commit) {
         Ok(()) => Ok(()),
         Err(CommitError::Conflict { .. }) => Err(taken()),
@@ -413,7 +414,7 @@ fn write_durably(file: &Path, text: &str) -> std::io::Result<()> {
 }
 
 /// Finishes a promotion that was interrupted after its switch.
-fn finish_earlier(dir: &VolumeDir, target: &Target) -> Result<Promoted> {
+fn finish_earlier(dir: &VolumeDir, target: &Address) -> Result<Promoted> {
     let shown = dir.path().display();
     let address = dir.format().names.clone().unwrap_or_default();
     let is_here = address == target.to_string();
@@ -433,14 +434,13 @@ fn finish_earlier(dir: &VolumeDir, target: &Target) -> Result<Promoted> {
 }
 
 /// Completes the volume and removes the remains of the folder. Returns whether there was anything to do.
-fn finish(dir: &VolumeDir, target: &Target) -> Result<bool> {
+fn finish(dir: &VolumeDir, target: &Address) -> Result<bool> {
     let again = |failure: Failure| {
         failure
             .why("the folder is a node's already; the next mount of it finishes the rest")
             .next("run the same command again")
     };
-    let names: Arc<dyn MetaStore> =
-        Arc::new(Postgres::open(target, Options::default()).map_err(|error| again(setup_failure(error)))?);
+    let names: Arc<dyn MetaStore> = target.open().map_err(|error| again(setup_failure(error)))?;
     let completed = unfinished::complete(dir, &names).map_err(again)?;
     unfinished::check_complete(target, &names).map_err(again)?;
     let remains = unfinished::has_remains(dir);

@@ -12,7 +12,8 @@ use api::error::{Failure, Result};
 use api::text::count;
 use base::PackNo;
 use blob::{BlobSource, Origin};
-use meta::engine::postgres::{Options, Postgres, SetupError, Target};
+use meta::engine::address::Address;
+use meta::engine::database::SetupError;
 use meta::store::{CommitError, StoreError, Value};
 use meta::{Commit, Key, MetaStore, Names};
 use net::secret::Secret;
@@ -63,21 +64,21 @@ pub struct Restore<'a> {
 /// Whether the shared volume that an origin's owner names is gone for certain: its database answers and does
 /// not have it. None if the owner is no shared volume. If nodes use the volume, this is an error.
 pub fn is_gone(owner: &Owner) -> Result<Option<bool>> {
-    if !Target::is_meant(&owner.note) {
+    if !Address::is_meant(&owner.note) {
         return Ok(None);
     }
     // A long address is cut in the record.
-    let Ok(target) = Target::parse(&owner.note) else { return Ok(Some(false)) };
-    let names = match Postgres::open(&target, Options::default()) {
+    let Ok(target) = Address::parse(&owner.note) else { return Ok(Some(false)) };
+    let names = match target.open() {
         Ok(names) => names,
         Err(SetupError::Missing(_)) => return Ok(Some(true)),
         Err(_) => return Ok(Some(false)),
     };
-    let is_this = crate::publish::shared::owner(&names)? == Some(owner.owner);
+    let is_this = crate::publish::shared::owner(&*names)? == Some(owner.owner);
     let alive = names.sessions().map_err(|error| setup_failure(error.into()))?;
     match alive.iter().filter(|row| row.alive).count() {
         nodes if is_this && nodes > 0 => {
-            Err(Failure::new("in-use", format!("the volume {} is in use by {nodes} nodes", target.volume))
+            Err(Failure::new("in-use", format!("the volume {} is in use by {nodes} nodes", target.volume()))
                 .why("two volumes that store to one origin would delete each other's blobs")
                 .next(format!("unmount it everywhere: covey sessions '{target}' lists the nodes")))
         }
@@ -91,26 +92,26 @@ impl Restore<'_> {
         let target = making::target_of(text)?;
         free(&target)?;
         let id = self.root.volume;
-        Postgres::create(&target, id, &Options::default()).map_err(setup_failure)?;
+        target.create(id).map_err(setup_failure)?;
         let done = self.fill(&target, tick).inspect_err(|_| {
-            let _ = Postgres::remove(&target, &Options::default());
+            let _ = target.remove();
         });
         let (rows, generation) = done?;
         let made = Made { id: hex(&id), origin: self.named.home.origin.clone(), names: target.to_string() };
         Ok(Restored { made, rows, generation })
     }
 
-    fn fill(&self, target: &Target, tick: &mut dyn FnMut(Tick)) -> Result<(u64, u64)> {
+    fn fill(&self, target: &Address, tick: &mut dyn FnMut(Tick)) -> Result<(u64, u64)> {
         let failed = |error: TreeError| self.named.failure(error);
-        let store = Postgres::open(target, Options::default()).map_err(setup_failure)?;
+        let store = target.open().map_err(setup_failure)?;
         let source: Arc<dyn BlobSource> = self.origin.clone();
         let of = self.root.top.rows;
-        let rows = tree::restore::restore(&Tree::new(source, self.root), &store, &mut |done| {
+        let rows = tree::restore::restore(&Tree::new(source, self.root), &*store, &mut |done| {
             tick(Tick { done, of, what: format!("{} rows of names", count(done)) });
             true
         });
         let rows = rows.map_err(failed)?;
-        let store: Arc<dyn MetaStore> = Arc::new(store);
+        let store: Arc<dyn MetaStore> = store;
         let me = Publisher::fresh();
         let mut puts = vec![
             (Key::volume("next-pack"), meta::record::encode_u64(next_pack(&store).map_err(failed)?)),
@@ -139,8 +140,8 @@ impl Restore<'_> {
 
     /// Claims the origin, so that a volume of one node that owned it notices. Returns whether that volume may
     /// still be running. None: it made no claims.
-    fn claim(&self, target: &Target) -> Result<Option<bool>> {
-        if Target::is_meant(&self.owner.note) {
+    fn claim(&self, target: &Address) -> Result<Option<bool>> {
+        if Address::is_meant(&self.owner.note) {
             return Ok(None);
         }
         // A claim is made for a folder. This one exists only for that: no folder may write there any more.
@@ -160,7 +161,7 @@ impl Restore<'_> {
 }
 
 /// Makes sure that the name is free. What an interrupted restore or format left is removed.
-fn free(target: &Target) -> Result<()> {
+fn free(target: &Address) -> Result<()> {
     making::free(target, "a volume is restored under a name that is free", None)
 }
 

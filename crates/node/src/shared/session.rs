@@ -12,7 +12,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use ::fs::volume::Volume;
-use meta::engine::postgres::{Join, Postgres, Session};
+use meta::engine::database::{Database, Join, Session};
 use meta::lease::Leases;
 use meta::shared::Term;
 use meta::store::StoreError;
@@ -31,7 +31,7 @@ const FRESH: Duration = Duration::from_secs(LEASE.as_secs() / 2);
 
 /// Keeps the session of a node.
 pub(super) struct Keeper {
-    names: Arc<Postgres>,
+    names: Arc<dyn Database>,
     term: Arc<Term>,
     node: NodeId,
     address: String,
@@ -41,7 +41,7 @@ pub(super) struct Keeper {
 }
 
 impl Keeper {
-    pub(super) fn new(names: Arc<Postgres>, term: Arc<Term>, node: NodeId, address: String) -> Keeper {
+    pub(super) fn new(names: Arc<dyn Database>, term: Arc<Term>, node: NodeId, address: String) -> Keeper {
         let (leases, stop, stopped) = (Mutex::new(None), Mutex::new(false), Condvar::new());
         Keeper { names, term, node, address, leases, stop, stopped }
     }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use api::error::{Context, Failure, Result};
 use blob::Origin;
-use meta::engine::postgres::Target;
+use meta::engine::address::Address;
 use meta::store::{CommitError, StoreError, Value};
 use meta::{Commit, Expect, Key, MetaStore, Names};
 use tree::Owner;
@@ -46,11 +46,11 @@ pub(super) fn life_of(dir: &VolumeDir) -> Option<String> {
 }
 
 /// The failure for a volume whose folder has to finish its promotion.
-pub(super) fn failure(target: &Target, row: &[u8]) -> Failure {
+pub(super) fn failure(target: &Address, row: &[u8]) -> Failure {
     let (_, place) = parts(row);
     Failure::new(
         "unfinished",
-        format!("the promotion of {place} to the volume {} is not finished", target.volume),
+        format!("the promotion of {place} to the volume {} is not finished", target.volume()),
     )
     .why("it was interrupted, and only that folder can finish it")
     .next("on that machine, run covey promote again with the same arguments, or mount the folder")
@@ -58,10 +58,10 @@ pub(super) fn failure(target: &Target, row: &[u8]) -> Failure {
 }
 
 /// The failure for a volume whose making was interrupted.
-pub(super) fn incomplete(target: &Target, names: &Arc<dyn MetaStore>) -> Failure {
+pub(super) fn incomplete(target: &Address, names: &Arc<dyn MetaStore>) -> Failure {
     match names.get(&Key::volume(ROW_PROMOTING)) {
         Ok(Some(row)) => failure(target, &row),
-        _ => Failure::new("damaged", format!("the volume {} has no origin", target.volume))
+        _ => Failure::new("damaged", format!("the volume {} has no origin", target.volume()))
             .why("its format, its restore or its promotion was interrupted")
             .next("run that command again, with the same name or another one"),
     }
@@ -90,7 +90,7 @@ pub(super) fn complete(dir: &VolumeDir, names: &Arc<dyn MetaStore>) -> Result<bo
 }
 
 /// Fails if the volume is not complete.
-pub(super) fn check_complete(target: &Target, names: &Arc<dyn MetaStore>) -> Result<()> {
+pub(super) fn check_complete(target: &Address, names: &Arc<dyn MetaStore>) -> Result<()> {
     let row = Names::new(names.clone()).volume_row(ROW_ORIGIN);
     match row.map_err(|error| setup_failure(error.into()))? {
         Some(_) => Ok(()),

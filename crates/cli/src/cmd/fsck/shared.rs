@@ -14,7 +14,7 @@ pub fn run(args: &Args, address: &str, term: Term) -> Result<u8> {
         return Err(Failure::usage("a shared volume is checked and not repaired")
             .why("its nodes change it while it is checked")
             .next("leave --repair and --salvage out")
-            .next("to go back to a sound state, restore the database from a backup, or covey restore ORIGIN@NAME postgres://..."));
+            .next("to go back to a sound state, restore the database from a backup, or covey restore ORIGIN@NAME ADDRESS"));
     }
     let mut progress = term.progress("fsck");
     let mut findings: Vec<Found> = Vec::new();

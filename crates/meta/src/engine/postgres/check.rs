@@ -7,7 +7,7 @@ use tokio_postgres::types::{ToSql, Type};
 use super::admin::{Server, door, find, run};
 use super::errors::Failure;
 use super::link::{Door, Link};
-use super::{Options, Postgres, SetupError, Target, VERSION};
+use super::{Checked, Level, Options, Postgres, SetupError, Target, VERSION};
 
 /// So many round trips are measured.
 const PINGS: usize = 5;
@@ -25,44 +25,6 @@ const LOAD: &str = "select (select count(*) from pg_stat_activity where backend_
     coalesce((select n_dead_tup from pg_stat_user_tables where relid = to_regclass('covey_kv')), 0), \
     coalesce((select n_live_tup from pg_stat_user_tables where relid = to_regclass('covey_kv')), 0)";
 
-/// How a finding is meant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Level {
-    /// As it should be.
-    Good,
-    /// It works; something should be changed.
-    Warning,
-    /// The volume cannot be used.
-    Bad,
-}
-
-/// A finding: one line. A line that is not good says what to do.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Checked {
-    /// What was checked: `address`, `connection`, `server`, `volume`, `latency`, `clock`, `connections` or
-    /// `dead rows`.
-    pub what: &'static str,
-    /// How it is meant.
-    pub level: Level,
-    /// The line.
-    pub line: String,
-}
-
-fn good(what: &'static str, line: String) -> Checked {
-    Checked { what, level: Level::Good, line }
-}
-
-fn bad(what: &'static str, error: &SetupError) -> Checked {
-    Checked { what, level: Level::Bad, line: error.to_string() }
-}
-
-/// Good up to a limit.
-fn judged(what: &'static str, is_good: bool, line: String, advice: &str) -> Checked {
-    let level = if is_good { Level::Good } else { Level::Warning };
-    let line = if is_good { line } else { format!("{line}; {advice}") };
-    Checked { what, level, line }
-}
-
 impl Postgres {
     /// Checks a database and the volume in it, in an order in which a mistake explains the ones behind it.
     /// After a bad finding about the connection, nothing more can be checked.
@@ -70,17 +32,17 @@ impl Postgres {
         let limit = options.patience;
         let door = match door(target, options) {
             Ok(door) => door,
-            Err(error) => return vec![bad("address", &error)],
+            Err(error) => return vec![Checked::bad("address", &error)],
         };
         let mut link = match Link::open(&door, limit).map_err(Failure::into_store) {
             Ok(link) => link,
-            Err(error) => return vec![bad("connection", &error.into())],
+            Err(error) => return vec![Checked::bad("connection", &error.into())],
         };
-        let mut found = vec![good("connection", format!("connected to {}", link.target.server()))];
+        let mut found = vec![Checked::good("connection", format!("connected to {}", link.target.server()))];
         found.extend(standbys(&door, &link, limit));
         let mut note = |what: &'static str, result: Result<Checked, SetupError>| match result {
             Ok(checked) => found.push(checked),
-            Err(error) => found.push(bad(what, &error)),
+            Err(error) => found.push(Checked::bad(what, &error)),
         };
         note("server", server(&mut link, limit));
         note("volume", volume(&mut link, target, limit));
@@ -118,13 +80,13 @@ fn server(link: &mut Link, limit: Duration) -> Result<Checked, SetupError> {
     let server = run(link, limit, async |client| Server::ask(client).await)?;
     Ok(match server.mistake(&link.target) {
         Some(line) => Checked { what: "server", level: Level::Bad, line },
-        None => good("server", format!("PostgreSQL {}, accepts writes", server.version / 10_000)),
+        None => Checked::good("server", format!("PostgreSQL {}, accepts writes", server.version / 10_000)),
     })
 }
 
 fn volume(link: &mut Link, target: &Target, limit: Duration) -> Result<Checked, SetupError> {
     run(link, limit, async |client| find(client, target).await)??;
-    Ok(good("volume", format!("the volume {} is there, tables of version {VERSION}", target.volume)))
+    Ok(Checked::good("volume", format!("the volume {} is there, tables of version {VERSION}", target.volume)))
 }
 
 fn latency(link: &mut Link, limit: Duration) -> Result<Checked, SetupError> {
@@ -137,7 +99,12 @@ fn latency(link: &mut Link, limit: Duration) -> Result<Checked, SetupError> {
     times.sort();
     let median = times.get(PINGS / 2).copied().unwrap_or_default();
     let line = format!("a round trip takes {:.2} ms (median of {PINGS})", median.as_secs_f64() * 1e3);
-    Ok(judged("latency", median <= SLOW, line, "every change takes at least one; use a nearer server"))
+    Ok(Checked::judged(
+        "latency",
+        median <= SLOW,
+        line,
+        "every change takes at least one; use a nearer server",
+    ))
 }
 
 fn clock(link: &mut Link, limit: Duration) -> Result<Checked, SetupError> {
@@ -149,7 +116,7 @@ fn clock(link: &mut Link, limit: Duration) -> Result<Checked, SetupError> {
     let ours = (before.as_nanos() / 2 + base::time::now().as_nanos() / 2) / 1_000_000;
     let apart = theirs - ours;
     let line = format!("the server's clock differs from this machine's by {apart} ms");
-    Ok(judged("clock", apart.abs() <= CLOCK_MAX_MS, line, "synchronize both clocks (NTP)"))
+    Ok(Checked::judged("clock", apart.abs() <= CLOCK_MAX_MS, line, "synchronize both clocks (NTP)"))
 }
 
 fn load(link: &mut Link, limit: Duration) -> Result<Vec<Checked>, SetupError> {
@@ -158,7 +125,7 @@ fn load(link: &mut Link, limit: Duration) -> Result<Vec<Checked>, SetupError> {
         Ok([row.try_get(0)?, row.try_get(1)?, row.try_get(2)?, row.try_get(3)?])
     })?;
     let line = format!("{used} of {most} connections are in use");
-    let connections = judged(
+    let connections = Checked::judged(
         "connections",
         used * 100 <= most * USED_MAX,
         line,
@@ -169,5 +136,5 @@ fn load(link: &mut Link, limit: Duration) -> Result<Vec<Checked>, SetupError> {
     // A small table is cleaned late, and it does not matter.
     let is_good = percent <= DEAD_MAX || dead < 100_000;
     let advice = "let autovacuum run more often, and look for long transactions in pg_stat_activity";
-    Ok(vec![connections, judged("dead rows", is_good, line, advice)])
+    Ok(vec![connections, Checked::judged("dead rows", is_good, line, advice)])
 }

@@ -73,9 +73,8 @@ use errors::Failure;
 use pool::Pool;
 use session::Place;
 
-pub use check::{Checked, Level};
+pub use super::database::{Checked, Join, Level, Renewed, Session, SessionRow, SetupError};
 pub use secrets::Secrets;
-pub use session::{Join, Renewed, Session, SessionRow};
 pub use target::{Target, TlsMode};
 
 /// The version of the tables and functions.
@@ -95,23 +94,6 @@ const SCAN: &str = "select k, v from covey_kv where volume = $1 and k >= $2 and 
 const LOOK: &str = "select 0::bigint, k, v from covey_kv where volume = $1 and k = any($2) union all \
     select r.n, t.k, t.v from unnest($3, $4) with ordinality r(f, u, n), lateral (\
     select k, v from covey_kv where volume = $1 and k >= r.f and k < r.u order by k limit $5) t";
-
-/// Why a volume in a database cannot be created, opened or checked.
-#[derive(Debug, thiserror::Error)]
-pub enum SetupError {
-    /// The address is wrong.
-    #[error("the address of the database cannot be used: {0}")]
-    Target(String),
-    /// A volume of this name exists.
-    #[error("{0}")]
-    Exists(String),
-    /// The database is no Covey database, or has no volume of this name.
-    #[error("{0}")]
-    Missing(String),
-    /// The database cannot be used.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-}
 
 /// How a store uses the database.
 #[derive(Clone, Debug)]

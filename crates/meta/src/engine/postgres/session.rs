@@ -13,8 +13,9 @@ use std::time::Duration;
 use base::Timestamp;
 use tokio_postgres::types::Type;
 
-use super::Postgres;
 use super::commit::unread;
+use super::{Join, Postgres, Renewed, Session, SessionRow};
+use crate::engine::database::Database;
 use crate::store::StoreError;
 
 const JOIN: &str =
@@ -32,63 +33,6 @@ const LIST: &str = "select number, node, host, address, epoch, \
     (extract(epoch from expires - clock_timestamp()) * 1000)::bigint, expires > clock_timestamp(), \
     (extract(epoch from expires) * 1000000)::bigint, expires <= to_timestamp(0) \
     from covey_session where volume = $1 order by number";
-
-/// A node that wants a place.
-#[derive(Clone, Debug)]
-pub struct Join<'a> {
-    /// The node's id.
-    pub node: [u8; 16],
-    /// The name of its machine, for messages.
-    pub host: &'a str,
-    /// Where other nodes reach it.
-    pub address: &'a str,
-    /// How long the session lasts without being renewed. At most a day.
-    pub ttl: Duration,
-    /// Ends an unexpired session of the same node id. Only for a user who knows that the other process is
-    /// gone.
-    pub take_over: bool,
-}
-
-/// A place in a volume.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Session {
-    /// The node's number in the volume, from 1.
-    pub number: i64,
-    /// How often the node has joined.
-    pub epoch: i64,
-}
-
-/// The answer to a renewal.
-#[derive(Clone, Copy, Debug)]
-pub struct Renewed {
-    /// How long the session lasts from when the server answered.
-    pub remaining: Duration,
-    /// The server's clock when it answered.
-    pub server_time: Timestamp,
-}
-
-/// A row of the list of sessions.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SessionRow {
-    /// The node's number.
-    pub number: i64,
-    /// The node's id.
-    pub node: [u8; 16],
-    /// Its machine.
-    pub host: String,
-    /// Where other nodes reach it.
-    pub address: String,
-    /// How often it has joined.
-    pub epoch: i64,
-    /// Milliseconds until it expires; negative: since then.
-    pub expires_in_ms: i64,
-    /// Whether it is unexpired, by the server's clock.
-    pub alive: bool,
-    /// Changes with every renewal.
-    pub renewal: i64,
-    /// Whether it is over for good: the node left, or another node ended its session.
-    pub ended: bool,
-}
 
 /// A session with its length.
 #[derive(Clone, Copy)]
@@ -176,7 +120,7 @@ impl Postgres {
         let micros: i64 = row.try_get(1).map_err(unread)?;
         Ok(Renewed {
             remaining: Duration::from_millis(remaining.max(0).unsigned_abs()),
-            server_time: Timestamp(i128::from(micros) * 1000),
+            server_time: Some(Timestamp(i128::from(micros) * 1000)),
         })
     }
 
@@ -210,7 +154,7 @@ impl Postgres {
                 (&volume as &(dyn tokio_postgres::types::ToSql + Sync), Type::INT4),
                 (&row.number, Type::INT8),
                 (&row.epoch, Type::INT8),
-                (&row.renewal, Type::INT8),
+                (&row.renewal.unwrap_or_default(), Type::INT8),
             ];
             client.execute_typed(END, &args).await
         })?;
@@ -234,7 +178,7 @@ impl Postgres {
                 epoch: row.try_get(4)?,
                 expires_in_ms: row.try_get(5)?,
                 alive: row.try_get(6)?,
-                renewal: row.try_get(7)?,
+                renewal: Some(row.try_get(7)?),
                 ended: row.try_get(8)?,
             })
         };
@@ -253,5 +197,35 @@ impl Postgres {
 
     fn gone(&self) -> StoreError {
         StoreError::Unavailable(format!("the volume {} was removed from the database", self.target().volume))
+    }
+}
+
+impl Database for Postgres {
+    fn uuid(&self) -> [u8; 16] {
+        Postgres::uuid(self)
+    }
+
+    fn join(&self, join: &Join<'_>) -> Result<Session, StoreError> {
+        Postgres::join(self, join)
+    }
+
+    fn renew(&self) -> Result<Renewed, StoreError> {
+        Postgres::renew(self)
+    }
+
+    fn leave(&self) -> Result<(), StoreError> {
+        Postgres::leave(self)
+    }
+
+    fn end(&self, row: &SessionRow) -> Result<bool, StoreError> {
+        Postgres::end(self, row)
+    }
+
+    fn session(&self) -> Option<Session> {
+        Postgres::session(self)
+    }
+
+    fn sessions(&self) -> Result<Vec<SessionRow>, StoreError> {
+        Postgres::sessions(self)
     }
 }

@@ -13,6 +13,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use super::super::url::{bad, decoded, encoded, host_and_port, shown};
 use super::SetupError;
 
 /// The port of a server that names none.
@@ -93,7 +94,7 @@ impl Target {
             ));
         }
         let (server, database) = rest.split_once('/').unwrap_or((rest, ""));
-        let mut servers = server.split(',').map(host_and_port);
+        let mut servers = server.split(',').map(|text| host_and_port(text, PORT));
         let (host, port) = servers.next().unwrap_or_else(|| Ok((String::new(), PORT)))?;
         let more = servers.collect::<Result<Vec<_>, _>>()?;
         let mut target = Target {
@@ -210,59 +211,6 @@ impl fmt::Display for Target {
             None => Ok(()),
         }
     }
-}
-
-fn shown(host: &str, port: u16) -> String {
-    let host = if host.contains(':') { format!("[{host}]") } else { encoded(host) };
-    format!("{host}:{port}")
-}
-
-fn bad(why: &str) -> SetupError {
-    SetupError::Target(why.to_owned())
-}
-
-fn host_and_port(text: &str) -> Result<(String, u16), SetupError> {
-    let (host, port) = match text.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
-        Some((host, rest)) => (host.to_owned(), rest.strip_prefix(':')),
-        None => match text.split_once(':') {
-            Some((host, port)) => (decoded(host)?, Some(port)),
-            None => (decoded(text)?, None),
-        },
-    };
-    let Some(port) = port else { return Ok((host, PORT)) };
-    // The message does not show it: it may be a part of a password with a `?` in it.
-    let number = port.parse::<u16>().ok().filter(|port| *port > 0);
-    Ok((host, number.ok_or_else(|| bad("its port must be a number from 1 to 65535"))?))
-}
-
-fn decoded(text: &str) -> Result<String, SetupError> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.bytes();
-    while let Some(byte) = rest.next() {
-        if byte != b'%' {
-            bytes.push(byte);
-            continue;
-        }
-        let mut digit = || rest.next().and_then(|digit| char::from(digit).to_digit(16));
-        let (Some(high), Some(low)) = (digit(), digit()) else {
-            return Err(bad("a % must be followed by two hexadecimal digits"));
-        };
-        bytes.push((high * 16 + low) as u8);
-    }
-    let text = String::from_utf8(bytes).ok().filter(|text| !text.contains('\0'));
-    text.ok_or_else(|| bad("it is not text after its % are replaced"))
-}
-
-fn encoded(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || b"._-~".contains(&byte) {
-            out.push(char::from(byte));
-        } else {
-            out.push_str(&format!("%{byte:02X}"));
-        }
-    }
-    out
 }
 
 #[cfg(test)]

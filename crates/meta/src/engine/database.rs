@@ -1,0 +1,171 @@
+//! What a node needs of the database of a shared volume, beside its rows: the sessions of its nodes, and the
+//! findings of a check.
+//!
+//! [`super::address`] picks the engine.
+
+use std::time::Duration;
+
+use base::Timestamp;
+
+use crate::store::{MetaStore, StoreError};
+
+/// Why a volume in a database cannot be created, opened or checked.
+#[derive(Debug, thiserror::Error)]
+pub enum SetupError {
+    /// The address is wrong.
+    #[error("the address of the database cannot be used: {0}")]
+    Target(String),
+    /// A volume of this name exists.
+    #[error("{0}")]
+    Exists(String),
+    /// The database is no Covey database, or has no volume of this name.
+    #[error("{0}")]
+    Missing(String),
+    /// The database cannot be used.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// A node that wants a place.
+#[derive(Clone, Debug)]
+pub struct Join<'a> {
+    /// The node's id.
+    pub node: [u8; 16],
+    /// The name of its machine, for messages.
+    pub host: &'a str,
+    /// Where other nodes reach it.
+    pub address: &'a str,
+    /// How long the session lasts without being renewed. At most a day. etcd counts whole seconds.
+    pub ttl: Duration,
+    /// Ends an unexpired session of the same node id. Only for a user who knows that the other process is
+    /// gone.
+    pub take_over: bool,
+}
+
+/// A place in a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Session {
+    /// The node's number in the volume, from 1.
+    pub number: i64,
+    /// How often the node has joined.
+    pub epoch: i64,
+}
+
+/// The answer to a renewal.
+#[derive(Clone, Copy, Debug)]
+pub struct Renewed {
+    /// How long the session lasts from when the server answered.
+    pub remaining: Duration,
+    /// The server's clock when it answered, if the server tells it.
+    pub server_time: Option<Timestamp>,
+}
+
+/// A row of the list of sessions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionRow {
+    /// The node's number.
+    pub number: i64,
+    /// The node's id.
+    pub node: [u8; 16],
+    /// Its machine.
+    pub host: String,
+    /// Where other nodes reach it.
+    pub address: String,
+    /// How often it has joined.
+    pub epoch: i64,
+    /// Milliseconds until it expires; negative: since then. etcd does not tell how long ago, so it is -1.
+    pub expires_in_ms: i64,
+    /// Whether it is unexpired, by the server's clock.
+    pub alive: bool,
+    /// Changes with every renewal. `None`: the engine ends sessions by a clock that does not jump.
+    pub renewal: Option<i64>,
+    /// Whether it is over for good: the node left, another node ended its session, or the engine did.
+    pub ended: bool,
+}
+
+/// How a finding is meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    /// As it should be.
+    Good,
+    /// It works; something should be changed.
+    Warning,
+    /// The volume cannot be used.
+    Bad,
+}
+
+/// A finding: one line. A line that is not good says what to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Checked {
+    /// What was checked: `address`, `connection`, `server`, `volume`, `latency` and, by engine, `clock`,
+    /// `connections`, `dead rows`, `space` or `old revisions`.
+    pub what: &'static str,
+    /// How it is meant.
+    pub level: Level,
+    /// The line.
+    pub line: String,
+}
+
+impl Checked {
+    /// A finding about something that is as it should be.
+    pub(super) fn good(what: &'static str, line: String) -> Checked {
+        Checked { what, level: Level::Good, line }
+    }
+
+    /// A finding about something that cannot be used.
+    pub(super) fn bad(what: &'static str, error: &SetupError) -> Checked {
+        Checked { what, level: Level::Bad, line: error.to_string() }
+    }
+
+    /// Good, or a warning with advice.
+    pub(super) fn judged(what: &'static str, is_good: bool, line: String, advice: &str) -> Checked {
+        let level = if is_good { Level::Good } else { Level::Warning };
+        let line = if is_good { line } else { format!("{line}; {advice}") };
+        Checked { what, level, line }
+    }
+}
+
+/// The rows of one shared volume, and the sessions of its nodes. Not for use on threads of a tokio runtime.
+pub trait Database: MetaStore {
+    /// The volume's id, as given to [`super::address::Address::create`].
+    fn uuid(&self) -> [u8; 16];
+
+    /// Takes a place in the volume. From now on every commit of this store carries it. A node id that joined
+    /// before gets its number again, with the next epoch. When this returns, no commit of an earlier session
+    /// of the node takes effect any more.
+    ///
+    /// # Errors
+    /// `Unavailable` if the node id has an unexpired session: the message names its machine and says when it
+    /// expires. See [`StoreError`] for others.
+    fn join(&self, join: &Join<'_>) -> Result<Session, StoreError>;
+
+    /// Makes the session last its whole length again.
+    ///
+    /// # Errors
+    /// `Fenced` if it has expired, or another process took its place. `Unavailable` if the store has not
+    /// joined, and for a server that cannot be reached.
+    fn renew(&self) -> Result<Renewed, StoreError>;
+
+    /// Ends the session, so that the node can join again at once. Later commits of this store are refused
+    /// with `Fenced`. The node keeps its number.
+    ///
+    /// # Errors
+    /// See [`Database::renew`]; not `Fenced`.
+    fn leave(&self) -> Result<(), StoreError>;
+
+    /// Ends another node's session for good, unless it was renewed since `row` was read. Later commits of
+    /// that session are refused. Returns whether it is over.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    fn end(&self, row: &SessionRow) -> Result<bool, StoreError>;
+
+    /// The session, if the store has joined.
+    fn session(&self) -> Option<Session>;
+
+    /// All sessions of the volume, expired ones too, by number.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    fn sessions(&self) -> Result<Vec<SessionRow>, StoreError>;
+}
