@@ -25,6 +25,8 @@
 //! | `17 ino:8` | in a shared volume: which nodes have a lease on this directory or file ([`crate::lease`]) |
 //! | `18 node:4 epoch:8` | in a shared volume: the number of the last batch that a session wrote |
 //! | `19 ino:8` | in a shared volume: a node wants the lease on this, and cannot reach its holder |
+//! | `1C moment:8 pack:8` | in a shared volume: the pack is condemned since this moment |
+//! | `1D hash:32` | in a shared volume: this blob is being deleted ([`crate::record::DoomedRow`]) |
 //!
 //! **Why directory entries contain a hash.** A mount without OPENDIR has no handle that could keep a
 //! listing's position. So a position must be a number from which a listing can be resumed without any state.
@@ -92,6 +94,10 @@ pub mod tags {
     pub const BATCH: u8 = 0x18;
     /// Leases of a shared volume that a node wants and cannot ask for.
     pub const WISH: u8 = 0x19;
+    /// Condemned packs of a shared volume, by the moment of that.
+    pub const CONDEMNED: u8 = 0x1C;
+    /// Blobs of a shared volume that are being deleted.
+    pub const DOOMED: u8 = 0x1D;
 }
 
 /// Lower positions are not entries: 0 is the start of a listing, 1 follows `.`, 2 follows `..`.
@@ -237,6 +243,11 @@ impl Key {
     /// A row about the volume: `format`, `id`, `next-ino`, `next-pack`, `bytes`, `inodes`.
     pub fn volume(name: &str) -> Key {
         build!(tags::VOLUME, name.as_bytes())
+    }
+
+    /// Which node of a shared volume publishes.
+    pub fn publishing() -> Key {
+        Key::volume("publishing")
     }
 
     /// An inode.
@@ -428,6 +439,28 @@ impl Key {
     pub fn as_batch(&self) -> Option<(u32, u64)> {
         (self.tag() == tags::BATCH && self.0.len() == 13).then_some(())?;
         Some((self.page_at(1)?, self.number_at(5)?))
+    }
+
+    /// A pack of a shared volume that is condemned since a moment ([`crate::record::moment_to_u64`]).
+    pub fn condemned(moment: u64, pack: PackNo) -> Key {
+        build!(tags::CONDEMNED, &moment.to_be_bytes(), &pack.0.to_be_bytes())
+    }
+
+    /// The moment and pack of a [`Key::condemned`]; none for other keys.
+    pub fn as_condemned(&self) -> Option<(u64, PackNo)> {
+        (self.tag() == tags::CONDEMNED && self.0.len() == 17).then_some(())?;
+        Some((self.number_at(1)?, PackNo(self.number_at(9)?)))
+    }
+
+    /// A blob of a shared volume that is being deleted.
+    pub fn doomed(blob: &BlobId) -> Key {
+        build!(tags::DOOMED, &blob.0)
+    }
+
+    /// The blob of a [`Key::doomed`]; none for other keys.
+    pub fn as_doomed(&self) -> Option<BlobId> {
+        (self.tag() == tags::DOOMED && self.0.len() == 33).then_some(())?;
+        Some(BlobId(self.0.get(1..33)?.try_into().ok()?))
     }
 
     /// Every row of one kind: the first byte of its key.

@@ -7,8 +7,12 @@
 #[cfg(test)]
 mod tests;
 
+mod doomed;
+
 use base::size::{BLOB_MAX, FILE_MAX};
 use base::{BlobId, Ino, PackNo, Timestamp};
+
+pub use doomed::DoomedRow;
 
 use crate::store::Value;
 
