@@ -12,6 +12,7 @@ mod pieces;
 mod prefetch;
 mod remote;
 mod round_trips;
+mod shared_gc;
 mod stress;
 mod tree;
 mod whole;
