@@ -4,6 +4,7 @@
 //! program may rely on is tested by `tests/shared`.
 
 mod checks;
+mod collect;
 mod failover;
 mod mistakes;
 mod publish;
