@@ -173,6 +173,9 @@ pub struct GcSummary {
     pub garbage_bytes: u64,
     /// Blobs now.
     pub blobs: u64,
+    /// Of a shared volume: bytes that are deleted when nothing has referred to them for long enough.
+    #[serde(default)]
+    pub waiting_bytes: u64,
 }
 
 /// The quota of a folder, and what is used of it.

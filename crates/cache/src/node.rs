@@ -56,6 +56,7 @@ use std::time::Duration;
 use base::BlobId;
 use base::phase::{self, Phase};
 use base::size::{BLOB_MAX, GIB, MIB};
+use base::time::BootTime;
 use blob::completion::{Completion, Start};
 use blob::{Access, BlobError, BlobFolder, BlobSource, Buffer, Origin, Part, Sums};
 use fetch::{Direct, Table, Tier};
@@ -553,6 +554,11 @@ impl Origin for NodeCache {
 
     fn remove(&self, id: &BlobId) -> Result<(), BlobError> {
         self.core.remove(id)
+    }
+
+    /// Unlike [`NodeCache::remove`], this waits for the origin.
+    fn remove_many(&self, ids: &[BlobId], until: BootTime) -> Result<(), BlobError> {
+        self.core.remove_now(ids, until)
     }
 
     fn look(&self) -> Result<Option<String>, BlobError> {

@@ -187,7 +187,10 @@ impl Core {
             Some(PackRow::Sealed { blob, .. } | PackRow::Condemned { blob, .. }) => Place::Blob(blob),
             None => return Ok(None),
         };
-        self.table.put(pack, place);
+        // A blob of another node is remembered when that node says that the origin has it.
+        if self.elsewhere(pack).is_none() {
+            self.table.put(pack, place);
+        }
         Ok(Some(place))
     }
 

@@ -99,8 +99,11 @@ impl Core {
             PackRow::Sealed { blob, .. } | PackRow::Condemned { blob, .. } => Some(blob),
         };
         if let Some(blob) = blob.filter(|blob| self.parts.source.is_local(blob)) {
-            self.parts.source.read_at(&blob, offset, buf)?;
-            return Ok(());
+            match self.parts.source.read_at(&blob, offset, buf) {
+                // Its owner has named it, and may not have stored it yet.
+                Err(BlobError::Missing(_) | BlobError::Unavailable(_) | BlobError::Io(_)) => {}
+                done => return Ok(done?),
+            }
         }
         let asked = sharing.others.read(pack, offset, buf);
         match (asked, blob) {
@@ -113,7 +116,9 @@ impl Core {
             (Ok(FromOwner::InOrigin | FromOwner::Gone), _) => Err(gone(pack)),
             // The owner does not answer. What it has uploaded is in the origin.
             (Err(error), Some(blob)) => match self.parts.source.read_at(&blob, offset, buf) {
-                Err(BlobError::Missing(_)) => Err(error.into()),
+                // Deleted since the row was read: the names are read again.
+                Err(BlobError::Missing(_)) if self.pack_row(pack)? != Some(row) => Err(gone(pack)),
+                Err(BlobError::Missing(_) | BlobError::Unavailable(_)) => Err(error.into()),
                 done => Ok(done?),
             },
             (Err(error), None) => Err(error.into()),

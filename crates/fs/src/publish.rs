@@ -28,7 +28,7 @@ use hashbrown::HashSet;
 use meta::key::tags;
 use meta::record::HeldRow;
 use meta::store::{CommitError, Snapshot, StoreError};
-use meta::{Commit, Key, PackRow, Value};
+use meta::{Commit, Expect, Key, PackRow, Value};
 use parking_lot::MutexGuard;
 
 use crate::errno::{Errno, Error};
@@ -38,6 +38,9 @@ use crate::volume::{Core, Volume};
 pub const GRACE: Duration = Duration::from_secs(3600);
 /// The interval between two checks whether a pack is sealed.
 const LOOK: Duration = Duration::from_millis(10);
+/// How long a publication waits for blobs that are being deleted: the time that a deletion takes, and that
+/// after which other nodes finish it.
+const DOOMED: Duration = Duration::from_secs(60);
 /// Rows written at a time.
 pub(crate) const BATCH: usize = 1024;
 
@@ -225,6 +228,14 @@ fn wait(core: &Core, until: Instant, what: impl Fn() -> String) -> Result<(), Er
     Ok(())
 }
 
+/// The keys of holds that a publication has to write.
+fn unheld(keys: Vec<Key>, rows: Vec<Option<Value>>) -> Result<impl Iterator<Item = Key>, Error> {
+    let rows = rows.into_iter().map(|row| row.map(|row| HeldRow::decode(&row)).transpose());
+    let rows = rows.collect::<Result<Vec<_>, _>>()?;
+    let is_held = |row: &Option<HeldRow>| matches!(row, Some(HeldRow::Held | HeldRow::Pending));
+    Ok(keys.into_iter().zip(rows).filter(move |(_, row)| !is_held(row)).map(|(key, _)| key))
+}
+
 /// Called with holds: blob, name of the tree, row.
 pub(crate) type EachHold<'a> = dyn FnMut(BlobId, &[u8], HeldRow) -> Result<(), Error> + 'a;
 
@@ -261,18 +272,39 @@ impl Core {
         while blobs.peek().is_some() {
             let batch: HashSet<BlobId> = blobs.by_ref().take(BATCH).collect();
             let keys: Vec<Key> = batch.iter().map(|blob| Key::held(blob, tree)).collect();
+            if self.is_shared() {
+                self.hold_shared(&batch, &keys)?;
+                continue;
+            }
             // So that none of these holds is released meanwhile.
             let _shared = self.blobs.read();
             let rows = self.parts.store.get_many(&keys)?;
-            for (key, row) in keys.into_iter().zip(rows) {
-                let row = row.map(|row| HeldRow::decode(&row)).transpose()?;
-                if !matches!(row, Some(HeldRow::Held | HeldRow::Pending)) {
-                    commit.puts.push((key, HeldRow::Pending.encode()));
-                }
-            }
+            commit.puts = unheld(keys, rows)?.map(|key| (key, HeldRow::Pending.encode())).collect();
             self.write_holds(std::mem::take(&mut commit))?;
         }
         self.flush()
+    }
+
+    /// The same for blobs of a shared volume. One that is being deleted is waited for: no row may name it
+    /// until then ([`crate::gc::shared`]).
+    fn hold_shared(&self, blobs: &HashSet<BlobId>, keys: &[Key]) -> Result<(), Error> {
+        let until = time::monotonic() + DOOMED;
+        loop {
+            let rows = self.parts.store.get_many(keys)?;
+            let puts: Vec<_> =
+                unheld(keys.to_vec(), rows)?.map(|key| (key, HeldRow::Pending.encode())).collect();
+            if puts.is_empty() {
+                return Ok(());
+            }
+            let checks = blobs.iter().map(|blob| (Key::doomed(blob), Expect::Absent)).collect();
+            match self.parts.store.commit(Commit { checks, puts, ..Commit::default() }) {
+                Ok(()) => return Ok(()),
+                Err(CommitError::Store(error)) => return Err(error.into()),
+                Err(CommitError::Conflict { .. }) => {
+                    wait(self, until, || "a blob that is being deleted at this moment".to_owned())?;
+                }
+            }
+        }
     }
 
     fn write_holds(&self, commit: Commit) -> Result<(), Error> {

@@ -7,8 +7,9 @@
 //! - **Nothing is remembered that another node can change.** A read looks up the names again: in memory where
 //!   this node has a lease ([`meta::lease`]), in the database otherwise. Of the pack table, only packs that
 //!   are in the origin are remembered.
-//! - **Equal bytes are not searched for**, packs are not compacted, and blobs are not deleted. Each of these
-//!   decides about packs that other nodes may be about to refer to.
+//! - **Equal bytes are not searched for**, and packs are not compacted. Both decide about packs that other
+//!   nodes may be about to refer to.
+//! - **Blobs are deleted when no node can refer to them any more**: see [`crate::gc::shared`].
 //! - **Locks are rows too**, if the mount asks for that: see `shared/locks.rs`.
 //! - **An inode without a name lives while any node holds it**: see [`crate::gc::shared_orphans`].
 //! - **What a write makes of the bytes that it found** (an inline file) is committed only if the file has not
@@ -52,6 +53,8 @@ pub struct Sharing {
     pub others: Arc<dyn Others>,
     /// How long a node that does not renew its session is still considered alive.
     pub lease: Duration,
+    /// How long a blob stays in the origin after nothing refers to it any more.
+    pub delay: Duration,
     /// Where locks on files are decided.
     pub locks: Locks,
     /// What lets this node answer and change names in memory. Without them, each look at a name is one at the

@@ -45,6 +45,7 @@ use crate::errno::{Errno, Error};
 use crate::gc::Garbage;
 use crate::gc::fresh::{Fresh, Scattered, When};
 use crate::gc::reap_queue::Reaper;
+use crate::gc::shared::Deletions;
 use crate::gc::sweep_state::Sweep;
 use crate::numbers::Numbers;
 use crate::packs::Packs;
@@ -236,6 +237,8 @@ pub(crate) struct Core {
     pub(crate) garbage: Garbage,
     pub(crate) reaper: Reaper,
     pub(crate) sweep: Sweep,
+    /// See [`crate::gc::shared`].
+    pub(crate) deletions: Deletions,
     /// See [`crate::equal`].
     pub(crate) answers: Answers,
     /// Pages that were written to, and that deduplication has not looked at since.
@@ -328,6 +331,7 @@ impl Volume {
             garbage: Garbage::new(),
             reaper: Reaper::new(),
             sweep: Sweep::new(options.commit),
+            deletions: Deletions::default(),
             answers: Answers::default(),
             fresh: Fresh::default(),
             scattered: Scattered::default(),

@@ -27,6 +27,8 @@
 //! | `19 ino:8` | in a shared volume: a node wants the lease on this, and cannot reach its holder |
 //! | `1A dir:8` | the quota of a directory ([`crate::quota::QuotaRow`]) |
 //! | `1B dir:8 what:1 part` | what counts for the quota of a directory (`add`) |
+//! | `1C moment:8 pack:8` | in a shared volume: the pack is condemned since this moment |
+//! | `1D hash:32` | in a shared volume: this blob is being deleted ([`crate::record::DoomedRow`]) |
 //!
 //! **Why directory entries contain a hash.** A mount without OPENDIR has no handle that could keep a
 //! listing's position. So a position must be a number from which a listing can be resumed without any state.
@@ -98,7 +100,14 @@ pub mod tags {
     pub const QUOTA: u8 = 0x1A;
     /// What counts for a quota.
     pub const QUOTA_USED: u8 = 0x1B;
+    /// Condemned packs of a shared volume, by the moment of that.
+    pub const CONDEMNED: u8 = 0x1C;
+    /// Blobs of a shared volume that are being deleted.
+    pub const DOOMED: u8 = 0x1D;
 }
+
+/// The name of the volume's row that says which node of a shared volume publishes.
+pub const ROW_PUBLISHING: &str = "publishing";
 
 /// Lower positions are not entries: 0 is the start of a listing, 1 follows `.`, 2 follows `..`.
 pub const FIRST_POSITION: u64 = 3;
@@ -252,6 +261,11 @@ impl Key {
     /// A row about the volume: `format`, `id`, `next-ino`, `next-pack`, `bytes`, `inodes`.
     pub fn volume(name: &str) -> Key {
         build!(tags::VOLUME, name.as_bytes())
+    }
+
+    /// Which node of a shared volume publishes.
+    pub fn publishing() -> Key {
+        Key::volume(ROW_PUBLISHING)
     }
 
     /// An inode.
@@ -478,6 +492,28 @@ impl Key {
     /// One of the rows over which a shared volume spreads a counter.
     pub(crate) fn part(&self, number: u8) -> Key {
         Key([&self.0[..], &[number]].concat().into())
+    }
+
+    /// A pack of a shared volume that is condemned since a moment ([`crate::record::moment_to_u64`]).
+    pub fn condemned(moment: u64, pack: PackNo) -> Key {
+        build!(tags::CONDEMNED, &moment.to_be_bytes(), &pack.0.to_be_bytes())
+    }
+
+    /// The moment and pack of a [`Key::condemned`]; none for other keys.
+    pub fn as_condemned(&self) -> Option<(u64, PackNo)> {
+        (self.tag() == tags::CONDEMNED && self.0.len() == 17).then_some(())?;
+        Some((self.number_at(1)?, PackNo(self.number_at(9)?)))
+    }
+
+    /// A blob of a shared volume that is being deleted.
+    pub fn doomed(blob: &BlobId) -> Key {
+        build!(tags::DOOMED, &blob.0)
+    }
+
+    /// The blob of a [`Key::doomed`]; none for other keys.
+    pub fn as_doomed(&self) -> Option<BlobId> {
+        (self.tag() == tags::DOOMED && self.0.len() == 33).then_some(())?;
+        Some(BlobId(self.0.get(1..33)?.try_into().ok()?))
     }
 
     /// Every row of one kind: the first byte of its key.

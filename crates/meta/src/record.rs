@@ -8,8 +8,12 @@ mod published;
 #[cfg(test)]
 mod tests;
 
+mod doomed;
+
 use base::size::{BLOB_MAX, FILE_MAX};
 use base::{BlobId, Ino, PackNo, Timestamp};
+
+pub use doomed::DoomedRow;
 
 use crate::store::Value;
 pub use published::{ForeignRow, HeldRow};

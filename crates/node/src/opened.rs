@@ -48,7 +48,7 @@ use crate::info;
 use crate::limits;
 use crate::log;
 use crate::options::NodeOptions;
-use crate::refused::{no_cache, no_fleet, not_shared, open_failure};
+use crate::refused::{no_cache, no_fleet, open_failure};
 use crate::remote_side::tree::TreeCache;
 use crate::remote_side::{RemoteSide, warm};
 use crate::shared::Shared;
@@ -390,7 +390,6 @@ impl Node {
                 what: format!("freed {}, moved {}", bytes(freed), bytes(moved)),
             });
         };
-        self.dir().map_or(Ok(()), |dir| not_shared(dir, "gc"))?;
         self.let_go_of_lost()?;
         let done = self.volume.collect(&mut progress);
         let done = done.map_err(|errno| errno_failure(format!("cannot collect {}", self.name), errno))?;
@@ -400,6 +399,7 @@ impl Node {
             stored_bytes: done.stored_bytes,
             garbage_bytes: done.garbage_bytes,
             blobs: done.packs,
+            waiting_bytes: done.waiting_bytes,
         })
     }
 }

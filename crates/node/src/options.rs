@@ -13,6 +13,11 @@ use crate::remote_side::options::{self as remote_side, RemoteOptions};
 /// The default for the longest time that a request waits.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
+/// The default for how long blobs of a shared volume stay after nothing refers to them any more.
+pub const GC_DELAY: Duration = Duration::from_secs(300);
+/// The longest such time, in seconds.
+const GC_DELAY_MAX: u64 = 30 * 86_400;
+
 /// The options of a mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountOptions {
@@ -43,6 +48,8 @@ pub struct MountOptions {
     pub publish_group: Option<String>,
     /// Where locks on files of a shared volume are decided.
     pub locks: Locks,
+    /// How long blobs of a shared volume stay after nothing refers to them any more.
+    pub gc_delay: Duration,
     /// How files in a remote origin are read.
     pub access: AccessRules,
     /// The options of a remote origin.
@@ -65,6 +72,7 @@ impl Default for MountOptions {
             deadline: DEADLINE,
             publish_group: None,
             locks: Locks::Local,
+            gc_delay: GC_DELAY,
             access: AccessRules::default(),
             remote_side: RemoteOptions::default(),
         }
@@ -90,6 +98,8 @@ pub struct NodeOptions {
     pub deadline: Duration,
     /// Where locks on files of a shared volume are decided.
     pub locks: Locks,
+    /// How long blobs of a shared volume stay after nothing refers to them any more.
+    pub gc_delay: Duration,
     /// How files in a remote origin are read.
     pub access: AccessRules,
     /// The options of a remote origin.
@@ -119,6 +129,7 @@ impl NodeOptions {
             commit: Duration::from_secs(1),
             deadline: DEADLINE,
             locks: Locks::Local,
+            gc_delay: GC_DELAY,
             access: AccessRules::default(),
             remote_side: RemoteOptions::default(),
             salvage: None,
@@ -156,6 +167,10 @@ pub const KNOWN: &[(&str, &str)] = &[
         "the same of files and folders with such names, and all below them, like random=*.h5; may be repeated",
     ),
     ("deadline=SECONDS", "a request that waits longer is answered EIO (default 60)"),
+    (
+        "gc_delay=SECONDS",
+        "of a shared volume: what nothing refers to is deleted in the origin after this (default 300)",
+    ),
     (
         "locks=local|fleet",
         "of a shared volume: locks exclude the programs of this machine (the default), or those of all nodes with locks=fleet; then each open and close of a file asks this daemon, and each lock the database",
@@ -233,6 +248,7 @@ impl MountOptions {
             ("locks", Some("local")) => self.locks = Locks::Local,
             ("locks", Some("fleet")) => self.locks = Locks::Fleet,
             ("locks", Some(_)) => return Err(bad(word, "local or fleet")),
+            ("gc_delay", Some(text)) => self.gc_delay = seconds(word, text, GC_DELAY_MAX)?,
             ("deadline", Some(text)) => self.deadline = seconds(word, text, 3_600)?,
             ("access", Some(text)) => {
                 let access = Access::named(text.as_bytes());
@@ -280,6 +296,7 @@ impl MountOptions {
         let mut words = vec![
             format!("commit={}", self.commit.as_secs_f64()),
             format!("deadline={}", self.deadline.as_secs_f64()),
+            format!("gc_delay={}", self.gc_delay.as_secs_f64()),
             format!("atime={}", if self.relatime { "relatime" } else { "off" }),
         ];
         let switches = [

@@ -349,6 +349,7 @@ fn node_options(plan: &Plan, mountpoint: &Path) -> NodeOptions {
         commit: options.commit,
         deadline: options.deadline,
         locks: options.locks,
+        gc_delay: options.gc_delay,
         access: options.access.clone(),
         remote_side: options.remote_side.clone(),
         salvage: None,

@@ -134,9 +134,9 @@ impl Shared {
     }
 
     /// What the volume must know of other nodes, after [`Shared::store`].
-    pub fn sharing(&self, locks: Locks) -> Sharing {
+    pub fn sharing(&self, locks: Locks, delay: Duration) -> Sharing {
         let leases = self.keeper.leases();
-        Sharing { node: self.number, others: self.peers.clone(), lease: LEASE, locks, leases }
+        Sharing { node: self.number, others: self.peers.clone(), lease: LEASE, delay, locks, leases }
     }
 
     /// Begins to serve other nodes, and to renew the session.

@@ -18,6 +18,7 @@ mod server;
 
 pub use azure::Azure;
 pub use fault::{Canned, Fault, Faults, Rule};
+pub use http::Method;
 pub use minio::Minio;
 pub use proxy::Proxy;
 pub use server::{BUCKET, Counts, Got, KEY, SECRET, Server, environment};

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use base::time::BootTime;
 use base::{BlobId, Deadline};
 use blob::BlobError;
+use blob::source::too_late;
 use parking_lot::{Condvar, Mutex};
 
 use super::Core;
@@ -30,6 +31,8 @@ const PAUSE: Duration = Duration::from_millis(500);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 /// How often to check whether a conflicting upload has ended.
 const LOOK: Duration = Duration::from_millis(100);
+/// How often a removal that waits for the origin looks whether an upload of the blob has ended.
+const UPLOADING: Duration = Duration::from_millis(50);
 /// How long closing waits for deletions in flight.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -187,6 +190,28 @@ impl Removals {
         state.working = false;
         self.changed.notify_all();
         None
+    }
+}
+
+impl Core {
+    /// Removes blobs here and in the origin before it returns, and remembers nothing of it.
+    pub(super) fn remove_now(self: &Arc<Core>, ids: &[BlobId], until: BootTime) -> Result<(), BlobError> {
+        for id in ids {
+            let _turn = self.turn(id);
+            self.pending.forget(id)?;
+            self.disk_store.remove(id)?;
+            self.ledger.remove(id);
+            self.evicted(id);
+            let gone = self.memory.lock().forget(id);
+            drop(gone);
+        }
+        // An upload in flight must not overtake the removal.
+        while ids.iter().any(|id| self.pending.is_pending(id)) {
+            if base::time::boot() >= until || self.closed.wait(UPLOADING) {
+                return Err(too_late());
+            }
+        }
+        self.remote.remove_many(ids, until)
     }
 }
 

@@ -18,7 +18,8 @@ use crate::term::Term;
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  covey gc /srv/volume\n  covey gc /mnt/covey      a mounted volume: its daemon does it\n\n\
-    A mounted volume does this by itself all the time; the command is for not waiting."
+    A mounted volume does this by itself all the time; the command is for not waiting. Of a shared volume it \
+    deletes what is due on all nodes, and looks in the origin for blobs that no node knows."
 )]
 pub struct Args {
     /// A volume's folder, or a path on a mount
@@ -43,7 +44,16 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     term.result(&summary, || {
         let GcSummary { freed_bytes, stored_bytes, garbage_bytes, blobs, .. } = summary;
         let (freed, stored, dead) = (bytes(freed_bytes), bytes(stored_bytes), bytes(garbage_bytes));
-        format!("Freed {freed}; {stored} are stored in {} blobs, {dead} of it dead.", count(blobs))
+        let mut line =
+            format!("Freed {freed}; {stored} are stored in {} blobs, {dead} of it dead.", count(blobs));
+        if summary.waiting_bytes > 0 {
+            // Of a shared volume.
+            line += &format!(
+                " {} more are deleted when nothing has referred to them for long enough (-o gc_delay).",
+                bytes(summary.waiting_bytes)
+            );
+        }
+        line
     });
     Ok(0)
 }

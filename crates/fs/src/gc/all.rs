@@ -27,6 +27,9 @@ pub struct Collected {
     pub garbage_bytes: u64,
     /// Sealed packs now.
     pub packs: u64,
+    /// In a shared volume: bytes that nothing refers to, and that are deleted when they have waited long
+    /// enough ([`crate::shared::Sharing::delay`]).
+    pub waiting_bytes: u64,
 }
 
 impl Volume {
@@ -47,13 +50,16 @@ impl Volume {
 
 impl Core {
     fn collect(&self, progress: &mut dyn FnMut(Collected)) -> Result<Collected, Error> {
+        if let Some(sharing) = &self.options.shared {
+            return self.collect_shared(sharing, progress);
+        }
         let (freed, moved) = (self.counters.freed_bytes.get(), self.counters.moved_bytes.get());
         let now = |core: &Core| {
             let Stored { stored_bytes, twice_bytes, garbage_bytes, packs, .. } = core.garbage.totals();
             let stored_bytes = stored_bytes.saturating_sub(twice_bytes);
             let freed_bytes = core.counters.freed_bytes.get() - freed;
             let moved_bytes = core.counters.moved_bytes.get() - moved;
-            Collected { freed_bytes, moved_bytes, stored_bytes, garbage_bytes, packs }
+            Collected { freed_bytes, moved_bytes, stored_bytes, garbage_bytes, packs, waiting_bytes: 0 }
         };
         let began = time::monotonic();
         let patient = || time::monotonic().saturating_duration_since(began) < PATIENCE && !self.stopping();

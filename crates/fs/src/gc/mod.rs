@@ -13,6 +13,9 @@
 //!               delete the blob, unless another pack is the same blob; forget the row
 //! ```
 //!
+//! In a shared volume other nodes may refer to the same packs, so the lower half of this is another one: see
+//! [`shared`]. Nothing is compacted there.
+//!
 //! **Stored bytes stay below twice the live bytes.** Packs that lost bytes are known in memory ([`Garbage`]).
 //! While their dead bytes exceed [`START`] percent of the live ones, the emptiest packs are compacted: the
 //! emptier a pack, the less is copied for the space that is freed. Above [`HARD`] percent, writers wait a
@@ -29,6 +32,7 @@ mod leftovers;
 mod reap;
 pub(crate) mod reap_queue;
 mod relief;
+pub(crate) mod shared;
 pub(crate) mod shared_orphans;
 mod sweep;
 pub(crate) mod sweep_state;

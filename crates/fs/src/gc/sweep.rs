@@ -35,7 +35,7 @@ impl Core {
 
     /// The sweeper's thread.
     pub(crate) fn sweeper(&self) {
-        // In a shared volume, nothing is done to packs that are blobs.
+        // In a shared volume this would be about the packs of all nodes.
         if !self.is_shared()
             && let Err(error) = self.count_packs()
         {
@@ -62,6 +62,9 @@ impl Core {
         if !compact || self.flush_is_due() {
             self.flush_and_delete()?;
         }
+        if let Some(sharing) = self.options.shared.as_ref().filter(|_| compact) {
+            return self.shared_round(sharing);
+        }
         if compact && self.may_copy() {
             self.compact_round()?;
             self.crowd_round()?;
@@ -86,10 +89,11 @@ impl Core {
 
     /// Judges the packs that lost live bytes: those without any are condemned.
     pub(crate) fn judge_touched(&self) -> Result<(), Error> {
-        let mut touched = self.garbage.take_touched();
         if self.is_shared() {
+            self.deletions.touch(self.garbage.take_touched());
             return Ok(());
         }
+        let mut touched = self.garbage.take_touched();
         while let Some(pack) = touched.last() {
             // An open pack is judged when it is sealed, which touches it again.
             let judged = if self.packs.has(*pack) { Ok(()) } else { self.judge(*pack) };

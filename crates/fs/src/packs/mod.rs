@@ -24,6 +24,7 @@
 
 mod open;
 pub(crate) mod seal;
+pub(crate) mod seal_shared;
 pub(crate) mod table;
 
 use std::sync::Arc;

@@ -22,6 +22,8 @@ use crate::volume::Core;
 const LOOK: Duration = Duration::from_millis(250);
 /// After a failure, sealing is tried again after this time.
 const AGAIN: Duration = Duration::from_secs(1);
+/// The longest wait for an equal blob that is being deleted, when a volume is closed.
+const BUSY: Duration = Duration::from_secs(20);
 /// A pack this small is sealed as it is, however dead it is.
 const TOO_SMALL_TO_MOVE: u32 = 64 << 10;
 /// If more than one in so many bytes of a pack was never written, its bytes are moved to another pack: zeros
@@ -46,6 +48,8 @@ impl Core {
             }
             match done {
                 Ok(()) => complained = false,
+                // An equal blob of a shared volume is being deleted. That takes some seconds.
+                Err(Error::Refused(Refusal::Busy)) => self.sweep.pause(LOOK),
                 Err(error) => {
                     if !complained {
                         let no = pack.no;
@@ -64,10 +68,19 @@ impl Core {
     /// closed.
     pub(crate) fn seal_all(&self) -> Result<(), Error> {
         self.packs.close_all();
+        let began = base::time::monotonic();
         while let Some(pack) = self.packs.next_to_seal(Duration::ZERO) {
             let done = self.seal_or_quarantine(&pack, false);
             self.packs.sealed(pack, done.is_err());
-            done?;
+            match done {
+                // An equal blob of a shared volume is being deleted. The pack stays open if that takes long.
+                Err(Error::Refused(Refusal::Busy)) if began.elapsed() > BUSY => return Ok(()),
+                Err(Error::Refused(Refusal::Busy)) => {
+                    self.options.shared.iter().try_for_each(|sharing| self.finish_deletions(sharing))?;
+                    std::thread::sleep(LOOK);
+                }
+                done => done?,
+            }
         }
         Ok(())
     }
@@ -128,6 +141,9 @@ impl Core {
 
     /// Turns an open pack that has no writer into a blob.
     pub(crate) fn seal_as_blob(&self, no: PackNo, len: u32) -> Result<(), Error> {
+        if self.is_shared() {
+            return self.seal_shared(no, len);
+        }
         let shared = self.blobs.read();
         let blob = self.parts.packs.seal(no, len)?;
         self.answers.stored(&blob);

@@ -103,6 +103,7 @@ impl Two {
                 node: at as u32 + 1,
                 others: others[at].clone(),
                 lease: Duration::from_millis(200),
+                delay: Duration::from_secs(300),
                 locks: Locks::Fleet,
                 leases: None,
             };

@@ -13,6 +13,7 @@ mod prefetch;
 mod quota;
 mod remote;
 mod round_trips;
+mod shared_gc;
 mod stress;
 mod tree;
 mod whole;

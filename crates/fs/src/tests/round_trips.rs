@@ -112,7 +112,14 @@ impl Shared {
         let leases = Leases::start(world.parts.store.clone(), term, Arc::new(Nobody)).unwrap();
         let leases = has_leases.then_some(leases);
         leases.iter().for_each(|leases| world.parts.store = leases.clone());
-        let shared = Some(Sharing { node: 1, others: Arc::new(Nobody), lease, locks: Locks::Local, leases });
+        let shared = Some(Sharing {
+            node: 1,
+            others: Arc::new(Nobody),
+            lease,
+            delay: Duration::from_secs(300),
+            locks: Locks::Local,
+            leases,
+        });
         let options = Options { names_local: false, shared, commit: lease, ..world.options() };
         let volume = Volume::open(world.parts.clone(), options).unwrap();
         // The first file takes numbers for inodes and packs, and begins a pack.

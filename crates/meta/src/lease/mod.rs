@@ -439,8 +439,13 @@ impl MetaStore for Leases {
         match found {
             Ok(rows) => Ok(rows),
             // Which inodes have no name is asked before each renewal of the session, so it must not wait for
-            // changes that are under way.
-            Err(_) if matches!(range.start.tag(), tags::ORPHAN | tags::HOLD | tags::LOCK | tags::BATCH) => {
+            // changes that are under way. The others are in no batch.
+            Err(_)
+                if matches!(
+                    range.start.tag(),
+                    tags::ORPHAN | tags::HOLD | tags::LOCK | tags::BATCH | tags::CONDEMNED | tags::DOOMED
+                ) =>
+            {
                 self.core.inner.scan(range, limit)
             }
             Err(units) => self.core.through(&units, |engine| engine.scan(range, limit)),

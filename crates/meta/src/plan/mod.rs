@@ -7,7 +7,8 @@
 //! [`op`] holds the operations; one file per family plans them:
 //!
 //! ```text
-//!   create   link   rename   attr   data (write)   range (punch, copy)   clone   xattr   pack     families
+//!   create   link   rename   attr   data (write)   range (punch, copy)   clone   xattr            families
+//!   pack     doom (blobs of shared volumes that nothing keeps)
 //!   size (truncate, inline)        acl        quota                                               shared
 //!   pages: extent pages and the packs' counters    draft: a commit under construction            tools
 //!   view: rows shown so far, and how to ask for more
@@ -18,6 +19,7 @@ mod attr;
 mod clone;
 mod create;
 mod data;
+mod doom;
 mod draft;
 mod link;
 pub mod op;
@@ -82,6 +84,8 @@ fn attempt(op: &Op<'_>, ctx: &Ctx, view: &View) -> Result<Change, Stop> {
         Op::OpenPack { pack } => pack::open(view, pack),
         Op::SealPack { pack, blob, size } => pack::seal(view, pack, blob, size),
         Op::CondemnPack { pack } => pack::condemn(view, pack),
+        Op::CondemnShared { pack } => doom::condemn(view, ctx, pack),
+        Op::Doom { blob, reason, by } => doom::doom(view, &doom::Doom { blob, reason, by }),
         Op::ForgetPack { pack } => pack::forget(view, pack),
         Op::Follow { ino, page, moves } => pack::follow(view, ino, page, moves),
         Op::SetQuota { dir, was, row } => quota::set(view, dir, was, row),

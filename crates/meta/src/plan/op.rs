@@ -4,8 +4,8 @@ use base::{BlobId, Ino, PackNo, Timestamp};
 
 use crate::key::{Key, KeyRange};
 use crate::quota::{Charge, QuotaRow};
-use crate::record::InodeRecord;
-use crate::store::Commit;
+use crate::record::{DoomedRow, InodeRecord};
+use crate::store::{Commit, Value};
 
 /// The caller and the time. Part of the operation, so that a plan is a function of its input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,6 +124,18 @@ pub struct Move {
     pub to_offset: u32,
     /// CRC32C of the copied bytes. None: an earlier commit mentioned them.
     pub crc: Option<u32>,
+}
+
+/// Why a blob of a shared volume may be deleted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unkept<'a> {
+    /// This pack is condemned since this moment. It is forgotten, or is usable again if something refers to
+    /// it after all.
+    Pack(u64, PackNo),
+    /// The published tree of this name holds it no longer; its row is this.
+    Hold(&'a str, &'a Value),
+    /// The origin has it, and no row names it.
+    Stray,
 }
 
 /// An operation that changes names.
@@ -307,7 +319,8 @@ pub enum Op<'a> {
         /// Its number.
         pack: PackNo,
     },
-    /// Records that a pack has become a blob.
+    /// Records that a pack has become a blob. Refused with `Busy` while the blob is being deleted
+    /// ([`Op::Doom`]).
     SealPack {
         /// Its number.
         pack: PackNo,
@@ -320,6 +333,24 @@ pub enum Op<'a> {
     CondemnPack {
         /// Its number.
         pack: PackNo,
+    },
+    /// The same in a shared volume. [`Op::Doom`] finds the pack by the moment (`now`).
+    CondemnShared {
+        /// Its number.
+        pack: PackNo,
+    },
+    /// Removes what no longer keeps a blob of a shared volume. If nothing keeps it then, the commit says that
+    /// the blob is being deleted ([`Change::doomed`]), and excludes every commit that would refer to it
+    /// again.
+    /// Refused with `Busy` while a node publishes
+    /// ([`Key::publishing`]).
+    Doom {
+        /// The blob.
+        blob: BlobId,
+        /// What no longer keeps it.
+        reason: Unkept<'a>,
+        /// The session that deletes the blob.
+        by: DoomedRow,
     },
     /// Removes the row of a condemned pack, or of an open pack that nothing refers to.
     ForgetPack {
@@ -460,6 +491,8 @@ pub struct Change {
     pub more: bool,
     /// The first number taken ([`Op::Allocate`]).
     pub first: u64,
+    /// The blob is to be deleted now ([`Op::Doom`]).
+    pub doomed: bool,
 }
 
 /// The result of planning.

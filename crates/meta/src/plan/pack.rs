@@ -17,7 +17,7 @@ use super::op::{Change, Move, Refusal};
 use super::pages::{Ledger, PageWork};
 use super::view::{Ask, Stop, View};
 
-fn row(view: &View, pack: PackNo) -> Result<Option<PackRow>, Stop> {
+pub(super) fn row(view: &View, pack: PackNo) -> Result<Option<PackRow>, Stop> {
     Ok(view.row(&Key::pack(pack))?.map(|row| PackRow::decode(row)).transpose()?)
 }
 
@@ -35,14 +35,19 @@ pub(super) fn open(view: &View, pack: PackNo) -> Result<Change, Stop> {
 
 /// [`super::Op::SealPack`]
 pub(super) fn seal(view: &View, pack: PackNo, blob: BlobId, size: u32) -> Result<Change, Stop> {
-    let key = Key::pack(pack);
+    let (key, doomed) = (Key::pack(pack), Key::doomed(&blob));
+    Ask::new(view).row(&key).row(&doomed).done()?;
     let sealed = PackRow::Sealed { blob, size };
     match row(view, pack)?.ok_or(Refusal::NotFound)? {
         PackRow::Open if size <= base::size::BLOB_MAX => {}
         there if there == sealed => return Ok(Change::default()),
         _ => return Err(Refusal::Invalid.into()),
     }
+    if view.row(&doomed)?.is_some() {
+        return Err(Refusal::Busy.into());
+    }
     let mut draft = Draft::new();
+    draft.check_seen(doomed, None);
     draft.check_seen(key.clone(), view.row(&key)?);
     draft.put(key, sealed.encode());
     draft.put(Key::blob_pack(&blob, pack), nothing());
@@ -50,7 +55,7 @@ pub(super) fn seal(view: &View, pack: PackNo, blob: BlobId, size: u32) -> Result
 }
 
 /// Refuses with `Busy` while something refers to the pack, and checks at the commit that nothing does.
-fn check_unused(draft: &mut Draft, view: &View, pack: PackNo) -> Result<(), Stop> {
+pub(super) fn check_unused(draft: &mut Draft, view: &View, pack: PackNo) -> Result<(), Stop> {
     let (live, users) = (Key::pack_live(pack), Key::pack_users(pack));
     Ask::new(view).row(&live).range(&users, 1).done()?;
     if view.row(&live)?.is_some() || !view.range(&users, 1)?.is_empty() {

@@ -2,6 +2,7 @@
 
 mod acls;
 mod cases;
+mod doom;
 mod interleaved;
 mod large;
 mod machine;

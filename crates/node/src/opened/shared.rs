@@ -5,8 +5,11 @@ use std::sync::Arc;
 use api::error::{Failure, Result};
 use api::status::Mode;
 use base::Deadline;
-use fs::volume::{Options, Volume};
+use blob::Origin;
+use fs::volume::{MayDelete, Options, Volume};
+use meta::MetaStore;
 use parking_lot::Mutex;
+use tree::Owner;
 
 use super::parts::shared_parts;
 use super::{Node, holder, mode, volume_options};
@@ -14,6 +17,7 @@ use crate::fleet::options::FleetOptions;
 use crate::limits;
 use crate::log;
 use crate::options::NodeOptions;
+use crate::publisher::volume_id;
 use crate::refused::open_failure;
 use crate::remote_side::ORIGIN_ASKED;
 use crate::shared::{Shared, unfinished};
@@ -81,15 +85,26 @@ impl Node {
     }
 }
 
+/// Whether the origin still is this volume's. A volume that was restored from a published tree owns it then.
+fn is_owner(names: &dyn MetaStore, origin: &dyn Origin, id: [u8; 16]) -> std::result::Result<(), String> {
+    let Some(found) = Owner::read(origin).map_err(|error| error.to_string())? else { return Ok(()) };
+    let me = crate::publish::shared::owner(names).map_err(|failure| failure.to_string())?;
+    if me == Some(found.owner) { Ok(()) } else { Err(tree::publish::not_owner(&found, id)) }
+}
+
 type OpenedVolume = (Arc<Volume>, Option<crate::remote_side::RemoteSide>);
 
 fn open_volume(dir: &VolumeDir, shared: &Shared, options: &NodeOptions) -> Result<OpenedVolume> {
     let (parts, remote_side) = shared_parts(dir, shared, options)?;
     let store = parts.store.clone();
     let fsync = options.remote_side.fsync(true);
-    let shared_with = Some(shared.sharing(options.locks));
+    let shared_with = Some(shared.sharing(options.locks, options.gc_delay));
+    let (names, origin) = (store.clone(), parts.origin.clone());
+    let id = volume_id(dir);
+    let may_delete: MayDelete = Arc::new(move || is_owner(&*names, &*origin, id));
     let mut for_volume =
         Options { names_local: false, shared: shared_with, fsync, ..volume_options(options) };
+    for_volume.may_delete = Some(may_delete);
     if let Some(remote_side) = &remote_side {
         for_volume = remote_side.volume_options(&options.remote_side, for_volume);
     }

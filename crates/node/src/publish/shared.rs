@@ -7,7 +7,8 @@
 //!   hold, tree, root   as for every volume
 //! ```
 //!
-//! Nothing is deleted in the origin of a shared volume, so nothing has to be paused.
+//! While a node has the turn, no node begins to delete a blob (`fs::gc::shared`). When a node's session
+//! ends, its turn is taken away.
 //!
 //! **One identity for all nodes.** The key that signs is a row in the database. So the trees of all nodes
 //! have one owner, and a node that is lost takes no key with it.
@@ -37,8 +38,6 @@ use crate::shared::Shared;
 
 /// The row with the identity by which the volume signs.
 pub(crate) const ROW_PUBLISHER: &str = "publisher";
-/// The row of the node that publishes.
-pub(crate) const ROW_TURN: &str = "publishing";
 /// How often a node that waits for its turn looks.
 const LOOK: Duration = Duration::from_millis(250);
 /// The most snapshots for one publication. A pack whose files are all removed after the snapshot is dropped
@@ -188,7 +187,7 @@ impl Turn {
         row.extend(base::random::u64().to_be_bytes());
         let turn = Turn { store: store.clone(), row: row.as_slice().into() };
         loop {
-            let before = store.get(&Key::volume(ROW_TURN)).map_err(failed)?;
+            let before = store.get(&Key::publishing()).map_err(failed)?;
             let holder = before.as_deref().and_then(holder);
             // The sessions are read after the row: a session that is not among them has ended for ever.
             let waits = match holder {
@@ -205,7 +204,7 @@ impl Turn {
     }
 
     fn write(&self, before: Option<Value>) -> std::result::Result<bool, StoreError> {
-        let key = Key::volume(ROW_TURN);
+        let key = Key::publishing();
         let checks = vec![(key.clone(), before.map_or(Expect::Absent, Expect::Is))];
         let puts = vec![(key, self.row.clone())];
         match self.store.commit(Commit { checks, puts, ..Commit::default() }) {
@@ -228,7 +227,7 @@ impl Turn {
 
     /// Fails if the right was lost, because the session ended meanwhile.
     fn check(&self) -> Result<()> {
-        let row = self.store.get(&Key::volume(ROW_TURN));
+        let row = self.store.get(&Key::publishing());
         let row = row.map_err(|error| failure("cannot publish", error.into()))?;
         if row.as_ref() == Some(&self.row) {
             return Ok(());
@@ -240,7 +239,7 @@ impl Turn {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        let key = Key::volume(ROW_TURN);
+        let key = Key::publishing();
         let checks = vec![(key.clone(), Expect::Is(self.row.clone()))];
         // If it fails, the right ends with the session.
         let _ = self.store.commit(Commit { checks, dels: vec![key], ..Commit::default() });

@@ -1,6 +1,8 @@
 //! The volume's own rows that only a shared volume has.
 
-use crate::publish::shared::{ROW_PUBLISHER, ROW_TURN};
+use meta::key::ROW_PUBLISHING;
+
+use crate::publish::shared::ROW_PUBLISHER;
 use crate::volume_dir::Home;
 
 /// Rows with the place of the volume's blobs. A volume without the first one is not complete.
@@ -27,7 +29,7 @@ pub(super) const ROWS_SHARED: [&str; 9] = [
     ROW_PROMOTING,
     ROW_REMOVING,
     ROW_PUBLISHER,
-    ROW_TURN,
+    ROW_PUBLISHING,
 ];
 
 /// The rows that say where the blobs are.

@@ -1,0 +1,68 @@
+//! How a pack of a shared volume becomes a blob.
+//!
+//! ```text
+//!   hash the pack ──► commit: it is this blob ──► hand the blob to the origin
+//!                     (refused while the blob is being deleted)
+//! ```
+//!
+//! The commit comes first, so that a blob is named before any node uploads it. From the commit on, no node
+//! deletes the blob. So an upload that finds the blob in the origin may rely on it. Until the origin has the
+//! blob, this node reads the pack from its file ([`Core::resealing`]), and so it does after a crash between
+//! the two steps.
+
+use std::io;
+
+use base::{BlobId, PackNo};
+use blob::BlobError;
+use meta::PackRow;
+use meta::plan::Op;
+
+use super::table::Place;
+use crate::bytes::content_id;
+use crate::errno::Error;
+use crate::volume::Core;
+
+impl Core {
+    /// See the [module](self).
+    pub(super) fn seal_shared(&self, no: PackNo, len: u32) -> Result<(), Error> {
+        let blob = match self.pack_row(no)? {
+            Some(PackRow::Open) => self.name_blob(no, len)?,
+            // It was handed over since an earlier attempt.
+            Some(PackRow::Sealed { .. }) if !self.resealing.lock().contains(&no) => return Ok(()),
+            Some(PackRow::Sealed { blob, .. }) => blob,
+            // All of it was removed since an earlier attempt.
+            Some(PackRow::Condemned { .. }) | None => {
+                self.resealing.lock().remove(&no);
+                self.table.drop(no);
+                self.sweep.discard(no);
+                return Ok(());
+            }
+        };
+        let found = self.parts.packs.seal(no, len)?;
+        if found != blob {
+            let what = format!("{no:?} was named {blob}, and its bytes are now {found}");
+            return Err(BlobError::Io(io::Error::new(io::ErrorKind::InvalidData, what)).into());
+        }
+        self.table.put(no, Place::Blob(blob));
+        self.resealing.lock().remove(&no);
+        self.counters.sealed.add(1);
+        self.garbage.touch(&[no]);
+        self.sweep.retire(no);
+        Ok(())
+    }
+
+    /// Says in the names which blob the pack is.
+    fn name_blob(&self, no: PackNo, len: u32) -> Result<BlobId, Error> {
+        let mut bytes = vec![0; len as usize];
+        self.parts.packs.read(no, 0, &mut bytes)?;
+        let blob = content_id(&bytes);
+        drop(bytes);
+        self.resealing.lock().insert(no);
+        let named = self.run(&Op::SealPack { pack: no, blob, size: len });
+        if let Err(Error::Refused(_)) = &named {
+            self.resealing.lock().remove(&no);
+        }
+        // After another error it is unknown whether it was committed.
+        named.map(|_| blob)
+    }
+}

@@ -1,0 +1,283 @@
+//! Nodes of a shared volume, in one process: an engine, an origin, and the sessions that last.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use base::PackNo;
+use blob::failing::{FailingOrigin, Faults};
+use blob::{BlobError, Origin};
+use meta::key::KeyRange;
+use meta::lease::{Holder, Leases, Nodes};
+use meta::shared::{SharedStore, Term};
+use meta::store::{CommitError, Rows, Snapshot, StoreError, Value};
+use meta::{Commit, Key};
+
+use super::*;
+use crate::api::Locks;
+use crate::shared::{FromOwner, Others, SessionId, Sharing, owner};
+
+/// What all nodes use.
+pub(super) struct Cluster {
+    pub rows: Arc<meta::Memory>,
+    pub origin: Arc<origin::Memory>,
+    pub sessions: Mutex<Vec<SessionId>>,
+    pub lines: Arc<Mutex<Vec<String>>>,
+    places: Mutex<Vec<Weak<Place>>>,
+    delay: Duration,
+}
+
+/// A node.
+pub(super) struct Node {
+    pub volume: Option<Arc<Volume>>,
+    pub faults: Arc<Faults>,
+    pub place: Arc<Place>,
+    _leases: Arc<Leases>,
+}
+
+impl std::ops::Deref for Node {
+    type Target = Volume;
+    fn deref(&self) -> &Volume {
+        self.volume.as_ref().unwrap()
+    }
+}
+
+/// What a node knows of the others, and they of it.
+pub(super) struct Place {
+    cluster: Arc<Cluster>,
+    node: u32,
+    epoch: AtomicU64,
+    pub term: Arc<Term>,
+    leases: Mutex<Weak<Leases>>,
+    volume: Mutex<Weak<Volume>>,
+    /// The node stops when a commit has doomed a blob, and before it learns that.
+    pub stops: AtomicBool,
+    /// It has stopped.
+    pub stopped: AtomicBool,
+}
+
+/// How long a session would last without being renewed; rounds are half as long apart.
+const LEASE: Duration = Duration::from_millis(100);
+const LONG: Duration = Duration::from_secs(3600);
+
+impl Cluster {
+    pub fn new(delay: Duration) -> Arc<Cluster> {
+        let cluster = Arc::new(Cluster {
+            rows: Arc::new(meta::Memory::new()),
+            origin: Arc::new(origin::Memory::new()),
+            sessions: Mutex::default(),
+            lines: Arc::default(),
+            places: Mutex::default(),
+            delay,
+        });
+        let origin: Arc<dyn Origin> = cluster.origin.clone();
+        let packs = Arc::new(cache::MemoryPacks::new(origin.clone()));
+        let source = Arc::new(OriginSource(origin.clone()));
+        let parts = Parts { store: cluster.rows.clone(), packs, source, origin };
+        Volume::format(&parts, &FormatRequest::default()).unwrap();
+        cluster
+    }
+
+    /// A node joins.
+    pub fn join(self: &Arc<Cluster>) -> Node {
+        let mut places = self.places.lock();
+        let node = places.len() as u32 + 1;
+        let (term, faults) = (Arc::new(Term::default()), Faults::new());
+        term.extend(base::time::monotonic(), LONG);
+        self.sessions.lock().push(SessionId { node, epoch: 1 });
+        let place = Arc::new(Place {
+            cluster: self.clone(),
+            node,
+            epoch: 1.into(),
+            term: term.clone(),
+            leases: Mutex::default(),
+            volume: Mutex::default(),
+            stops: false.into(),
+            stopped: false.into(),
+        });
+        places.push(Arc::downgrade(&place));
+        drop(places);
+        let origin: Arc<dyn Origin> = Arc::new(FailingOrigin::new(self.origin.clone(), faults.clone()));
+        let packs: Arc<dyn PackStore> = Arc::new(cache::MemoryPacks::new(origin.clone()));
+        let engine = Arc::new(Fence(place.clone()));
+        let store = Arc::new(SharedStore::new(engine, packs.clone(), term.clone()));
+        let leases = Leases::start(store, term, place.clone()).unwrap();
+        *place.leases.lock() = Arc::downgrade(&leases);
+        let source = Arc::new(OriginSource(origin.clone()));
+        let parts = Parts { store: leases.clone(), packs, source, origin };
+        let sharing = Sharing {
+            node,
+            others: place.clone(),
+            lease: LEASE,
+            delay: self.delay,
+            locks: Locks::Local,
+            leases: Some(leases.clone()),
+        };
+        let lines = self.lines.clone();
+        let options = Options {
+            names_local: false,
+            shared: Some(sharing),
+            commit: Duration::from_millis(50),
+            seal_small: Duration::from_millis(50),
+            report: Arc::new(move |line| lines.lock().push(format!("node {node}: {line}"))),
+            ..Options::default()
+        };
+        let volume = Arc::new(Volume::open(parts, options).unwrap());
+        *place.volume.lock() = Arc::downgrade(&volume);
+        Node { volume: Some(volume), faults, place, _leases: leases }
+    }
+
+    /// The blobs in the origin.
+    pub fn blobs(&self) -> Vec<BlobId> {
+        let mut all = Vec::new();
+        self.origin
+            .list(&mut |blob, _| {
+                all.push(blob);
+                true
+            })
+            .unwrap();
+        all.sort();
+        all
+    }
+
+    pub fn count(&self, tag: u8) -> usize {
+        self.rows.scan(&Key::kind(tag), usize::MAX).unwrap().len()
+    }
+
+    /// Every blob that a row names is in the origin.
+    pub fn assert_whole(&self) {
+        let blobs = self.blobs();
+        for (key, row) in self.rows.scan(&Key::kind(tags::BLOB_PACK), usize::MAX).unwrap() {
+            let (blob, pack) = key.as_blob_pack().unwrap();
+            assert!(
+                blobs.binary_search(&blob).is_ok(),
+                "{pack:?} is the blob {blob}, which is gone: {row:?}"
+            );
+        }
+    }
+
+    fn lasts(&self, node: u32, epoch: u64) -> bool {
+        self.sessions.lock().contains(&SessionId { node, epoch })
+    }
+}
+
+impl Drop for Node {
+    /// A test that fails must not wait for a node that is stopped.
+    fn drop(&mut self) {
+        self.faults.heal();
+        self.place.stops.store(false, Ordering::SeqCst);
+    }
+}
+
+impl Node {
+    /// The session ends, as the database sees it. The node does not know.
+    pub fn end_session(&self) {
+        self.place.cluster.sessions.lock().retain(|session| session.node != self.place.node);
+    }
+
+    /// The node notices that its session has ended, and joins again.
+    pub fn join_again(&self) {
+        self.place.term.end();
+        self._leases.session_ended();
+        let epoch = self.place.epoch.fetch_add(1, Ordering::SeqCst) + 1;
+        self.place.cluster.sessions.lock().push(SessionId { node: self.place.node, epoch });
+        self.place.term.extend(base::time::monotonic(), LONG);
+        self.joined_again();
+    }
+
+    /// What was written becomes a blob in the origin.
+    pub fn upload(&self) {
+        self.volume.as_ref().unwrap().sync().unwrap();
+        self.seal_now(Duration::from_secs(60)).unwrap();
+    }
+
+    /// A round now, whenever one is due.
+    pub fn round(&self) {
+        self.core.collect_shared(self.core.options.shared.as_ref().unwrap(), &mut |_| ()).unwrap();
+    }
+}
+
+impl Others for Place {
+    fn read(&self, pack: PackNo, offset: u32, buf: &mut [u8]) -> Result<FromOwner, BlobError> {
+        let gone = || BlobError::Unavailable("its node is gone".to_owned());
+        let place = self.cluster.places.lock().get(owner(pack) as usize - 1).and_then(Weak::upgrade);
+        let place = place.filter(|place| self.cluster.lasts(place.node, place.epoch.load(Ordering::SeqCst)));
+        let volume = place.and_then(|place| place.volume.lock().upgrade()).ok_or_else(gone)?;
+        let read = volume.read_own_pack(pack, offset, buf, |_| false);
+        read.map_err(|error| BlobError::Unavailable(error.to_string()))
+    }
+
+    fn alive(&self) -> Result<Vec<SessionId>, StoreError> {
+        Ok(self.cluster.sessions.lock().clone())
+    }
+
+    fn epoch(&self) -> Option<u64> {
+        Some(self.epoch.load(Ordering::SeqCst))
+    }
+}
+
+impl Nodes for Place {
+    fn me(&self) -> Option<Holder> {
+        Some(Holder { node: self.node, epoch: self.epoch.load(Ordering::SeqCst) })
+    }
+
+    fn alive(&self) -> Result<Vec<Holder>, StoreError> {
+        let sessions = self.cluster.sessions.lock();
+        Ok(sessions.iter().map(|session| Holder { node: session.node, epoch: session.epoch }).collect())
+    }
+
+    fn recall(&self, node: u32, unit: Ino, seq: u64) -> Result<(), String> {
+        let place = self.cluster.places.lock().get(node as usize - 1).and_then(Weak::upgrade);
+        let place = place.filter(|place| self.cluster.lasts(node, place.epoch.load(Ordering::SeqCst)));
+        let leases = place.and_then(|place| place.leases.lock().upgrade()).ok_or("it is gone")?;
+        leases.recall(unit, seq).map_err(|error| error.to_string())
+    }
+
+    fn report(&self, line: &str) {
+        self.cluster.lines.lock().push(line.to_owned());
+    }
+}
+
+/// The engine of one node: commits of a session that has ended are refused.
+struct Fence(Arc<Place>);
+
+impl MetaStore for Fence {
+    fn get(&self, key: &Key) -> Result<Option<Value>, StoreError> {
+        self.0.cluster.rows.get(key)
+    }
+
+    fn is_at_hand(&self, _: &Key) -> bool {
+        false
+    }
+
+    fn get_many(&self, keys: &[Key]) -> Result<Vec<Option<Value>>, StoreError> {
+        self.0.cluster.rows.get_many(keys)
+    }
+
+    fn scan(&self, range: &KeyRange, limit: usize) -> Result<Rows, StoreError> {
+        self.0.cluster.rows.scan(range, limit)
+    }
+
+    fn commit(&self, commit: Commit) -> Result<(), CommitError> {
+        let sessions = self.0.cluster.sessions.lock();
+        let (node, epoch) = (self.0.node, self.0.epoch.load(Ordering::SeqCst));
+        if !sessions.contains(&SessionId { node, epoch }) {
+            return Err(StoreError::Fenced("the session has ended".to_owned()).into());
+        }
+        let dooms = commit.puts.iter().any(|(key, _)| key.tag() == tags::DOOMED);
+        self.0.cluster.rows.commit(commit)?;
+        drop(sessions);
+        while dooms && self.0.stops.load(Ordering::SeqCst) {
+            self.0.stopped.store(true, Ordering::SeqCst);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    fn snapshot(&self) -> Result<Box<dyn Snapshot>, StoreError> {
+        self.0.cluster.rows.snapshot()
+    }
+}
