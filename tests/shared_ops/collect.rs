@@ -80,14 +80,14 @@ fn blobs_of_removed_files_leave_the_origin() {
         kept.push(bytes);
     }
     assert_eq!(blobs(&origin), 12);
-    for n in 0..9 {
+    for (n, kept) in kept.iter_mut().enumerate().take(9) {
         let path = shared.path(1 - n / 3 % 2, &format!("file{n}"));
         match n % 3 {
             0 => fs::remove_file(&path).unwrap(),
             1 => File::options().write(true).open(&path).unwrap().set_len(0).unwrap(),
             _ => {
-                kept[n] = rng.bytes(1000);
-                synced(&path, &kept[n]);
+                *kept = rng.bytes(1000);
+                synced(&path, kept);
             }
         }
     }
@@ -130,7 +130,7 @@ fn deletion_goes_on_after_kills() {
     let mut rng = Rng::new(2);
     // Few contents, so that equal blobs come and go.
     let contents: Vec<Vec<u8>> = (0..5).map(|n| rng.bytes(100_000 + n)).collect();
-    let mut model = vec![None; 6];
+    let mut model = [None; 6];
     for round in 0..8 {
         let victim = round % 3;
         for step in 0..12 {
