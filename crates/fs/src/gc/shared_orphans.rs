@@ -28,6 +28,8 @@ use crate::volume::{Core, Volume};
 const LATE: u32 = 4;
 /// Rows read at a time.
 const BATCH: usize = 4096;
+/// How many held inodes one commit is about.
+const HOLDS: usize = 1000;
 /// How long lookups in progress may delay a renewal.
 const FIND: Duration = Duration::from_millis(500);
 /// How often the thread looks whether it should end.
@@ -61,20 +63,37 @@ impl Core {
             .filter(|(_, node)| *node == sharing.node)
             .map(|(ino, _)| ino)
             .collect();
-        for ino in held.difference(&said) {
+        self.note_holds(held.difference(&said).copied().collect(), sharing.node)?;
+        let over = said.difference(&held).map(|ino| Key::hold(*ino, sharing.node));
+        self.remove_holds(over.collect())
+    }
+
+    /// Says that this node holds inodes without a name. There may be thousands, and the session must be
+    /// renewed in time, so many are said at once.
+    fn note_holds(&self, mut inos: Vec<Ino>, node: u32) -> Result<(), StoreError> {
+        let limit = self.parts.store.commit_limit();
+        let most = limit.rows.min(limit.checks).clamp(1, HOLDS);
+        while !inos.is_empty() {
+            let some: Vec<Ino> = inos.split_off(inos.len().saturating_sub(most));
             let commit = Commit {
-                checks: vec![(Key::orphan(*ino), Expect::Exists)],
-                puts: vec![(Key::hold(*ino, sharing.node), [][..].into())],
+                checks: some.iter().map(|ino| (Key::orphan(*ino), Expect::Exists)).collect(),
+                puts: some.iter().map(|ino| (Key::hold(*ino, node), [][..].into())).collect(),
                 ..Commit::default()
             };
             match self.parts.store.commit(commit) {
-                // It got a name again.
-                Ok(()) | Err(CommitError::Conflict { .. }) => {}
+                Ok(()) => {}
+                Err(CommitError::Conflict { rows, .. }) => {
+                    // These got a name again, or are collected.
+                    let gone: HashSet<Key> = rows.into_iter().map(|(key, _)| key).collect();
+                    let rest = some.iter().filter(|ino| !gone.contains(&Key::orphan(**ino)));
+                    if !gone.is_empty() {
+                        inos.extend(rest);
+                    }
+                }
                 Err(CommitError::Store(error)) => return Err(error),
             }
         }
-        let over = said.difference(&held).map(|ino| Key::hold(*ino, sharing.node));
-        self.remove_holds(over.collect())
+        Ok(())
     }
 
     /// Removes rows of nodes that no longer need them.

@@ -67,10 +67,33 @@ impl Keeper {
         Ok(session)
     }
 
-    /// Starts the thread that renews.
+    /// Starts the thread that renews, and one that looks at the other nodes. That one may wait for the
+    /// database, and a renewal must not wait behind it.
     pub(super) fn start(self: &Arc<Keeper>, volume: Weak<Volume>) -> std::io::Result<()> {
-        let keeper = self.clone();
+        let (keeper, looker, looked_at) = (self.clone(), self.clone(), volume.clone());
+        base::thread::spawn("covey-others", move || looker.look(&looked_at))?;
         base::thread::spawn("covey-session", move || keeper.run(&volume)).map(drop)
+    }
+
+    /// Looks at what the other nodes use of quotas, and at which of them renew their sessions. Without an
+    /// answer, what was known before stays.
+    fn look(&self, volume: &Weak<Volume>) {
+        loop {
+            {
+                let mut stop = self.stop.lock();
+                if !*stop {
+                    self.stopped.wait_for(&mut stop, EVERY);
+                }
+                if *stop {
+                    return;
+                }
+            }
+            let Some(volume) = volume.upgrade() else { return };
+            if self.term.lasts() {
+                let _ = volume.look_at_others();
+                let _ = volume.refresh_quotas();
+            }
+        }
     }
 
     /// Ends the thread, and the term: from now on nothing is answered.
@@ -97,10 +120,6 @@ impl Keeper {
             let now = base::time::monotonic();
             match self.renew(&volume) {
                 Ok(()) => {
-                    // What the other nodes used, and which of them renew their sessions. Without an answer,
-                    // what was known before stays.
-                    let _ = volume.refresh_quotas();
-                    let _ = volume.look_at_others();
                     if let Some(since) = trouble.take() {
                         let seconds = now.saturating_duration_since(since).as_secs();
                         log::line(&format!("the session is kept again, after {seconds} s"));
