@@ -103,8 +103,20 @@ impl Link {
             let share = left / u32::try_from(count - step).unwrap_or(1);
             match Link::open_writable(door, server, share) {
                 Ok(link) => {
-                    door.chosen.store(server, Ordering::Release);
-                    return Ok(link);
+                    // If another lane has found another server since this one began, that is newer: this
+                    // server may have hung until now, and been replaced.
+                    return match door.chosen.compare_exchange(
+                        first,
+                        server,
+                        Ordering::AcqRel,
+                        Ordering::Acquire,
+                    ) {
+                        Err(chosen) if chosen != server => Err(Failure::Lost(format!(
+                            "the server {} was given up for another one",
+                            link.target.server()
+                        ))),
+                        _ => Ok(link),
+                    };
                 }
                 Err(failure) => failures.push(failure),
             }
