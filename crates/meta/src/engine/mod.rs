@@ -16,6 +16,7 @@ pub mod etcd;
 pub mod memory;
 pub mod moment;
 pub mod postgres;
+mod secrets;
 pub mod sqlite;
 mod url;
 

@@ -15,8 +15,9 @@ use tokio::runtime::{Builder, Runtime};
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 
 use super::errors::{Failure, explain, unconnected};
-use super::secrets::Secrets;
+use super::secrets;
 use super::target::{Target, TlsMode};
+use crate::engine::secrets::Secrets;
 
 /// The largest answer. The engine asks for pages, so an answer is far below it.
 const ANSWER_MAX: usize = 1 << 30;
@@ -71,7 +72,7 @@ impl Door {
     fn options(&self) -> Result<ConnectOptions, Failure> {
         let mut options = ConnectOptions::new().with_require_leader(true).with_auto_token_refresh(true);
         if let Some(user) = &self.target.user {
-            let password = self.secrets.find().map_err(Failure::refused)?.ok_or_else(|| {
+            let password = secrets::find(&self.secrets).map_err(Failure::refused)?.ok_or_else(|| {
                 Failure::refused(format!(
                     "the address names user {user}, and there is no password; give it in ETCD_PASSFILE or ETCD_PASSWORD"
                 ))

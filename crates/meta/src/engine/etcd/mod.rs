@@ -52,7 +52,7 @@ use session::Place;
 use snapshot::Revision;
 
 pub use super::database::{Checked, Join, Level, Renewed, Session, SessionRow, SetupError};
-pub use secrets::Secrets;
+pub use super::secrets::Secrets;
 pub use target::{Target, TlsMode};
 
 /// The version of the keys and their values.

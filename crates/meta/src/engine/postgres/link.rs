@@ -17,9 +17,10 @@ use tokio::runtime::{Builder, Runtime};
 use tokio_postgres::{Client, Config, Error, config::SslMode};
 
 use super::errors::{Failure, explain};
-use super::secrets::Secrets;
+use super::secrets;
 use super::target::{Target, TlsMode};
 use super::tls::Tls;
+use crate::engine::secrets::Secrets;
 
 /// How long a connection may take to be closed politely.
 const CLOSE: Duration = Duration::from_millis(100);
@@ -64,7 +65,7 @@ impl Door {
             TlsMode::Prefer => SslMode::Prefer,
             TlsMode::Require | TlsMode::VerifyFull => SslMode::Require,
         });
-        if let Some(password) = self.secrets.find(target).map_err(Failure::refused)? {
+        if let Some(password) = secrets::find(&self.secrets, target).map_err(Failure::refused)? {
             config.password(password);
         }
         Ok(config)

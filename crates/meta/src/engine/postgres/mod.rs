@@ -74,7 +74,7 @@ use pool::Pool;
 use session::Place;
 
 pub use super::database::{Checked, Join, Level, Renewed, Session, SessionRow, SetupError};
-pub use secrets::Secrets;
+pub use super::secrets::Secrets;
 pub use target::{Target, TlsMode};
 
 /// The version of the tables and functions.

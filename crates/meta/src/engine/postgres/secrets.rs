@@ -7,100 +7,42 @@
 //!
 //! The password is read for each connection, so that a changed one needs no restart.
 
-use std::fmt;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::Target;
+use crate::engine::secrets::{Secrets, Source, private_text};
 
 /// Longer files hold something else.
 const FILE_MAX: u64 = 1 << 20;
-/// The mode bits for the group and for other users.
-const OTHERS: u32 = 0o077;
 
-/// Where the password comes from. Its text form shows no password.
-#[derive(Clone, Default)]
-pub struct Secrets(Source);
-
-#[derive(Clone, Default)]
-enum Source {
-    #[default]
-    Environment,
-    Password(String),
-    File(PathBuf),
-}
-
-impl fmt::Debug for Secrets {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secrets(not shown)")
-    }
-}
-
-impl Secrets {
-    /// From the environment, as the module says.
-    pub fn from_env() -> Secrets {
-        Secrets::default()
-    }
-
-    /// This password.
-    pub fn password(password: impl Into<String>) -> Secrets {
-        Secrets(Source::Password(password.into()))
-    }
-
-    /// From a file in PostgreSQL's format.
-    pub fn file(path: impl Into<PathBuf>) -> Secrets {
-        Secrets(Source::File(path.into()))
-    }
-
-    /// The password for a database; none if no source has one.
-    ///
-    /// # Errors
-    /// A line that says why a source cannot be used.
-    pub(super) fn find(&self, target: &Target) -> Result<Option<String>, String> {
-        let file = match &self.0 {
-            Source::Password(password) => return Ok(Some(password.clone())),
-            Source::File(path) => path.clone(),
-            Source::Environment => {
-                for name in ["COVEY_PG_PASSWORD", "PGPASSWORD"] {
-                    if let Some(value) = std::env::var_os(name) {
-                        let text = value.into_string().ok();
-                        return text.map(Some).ok_or_else(|| format!("the variable {name} is not text"));
-                    }
-                }
-                match (std::env::var_os("PGPASSFILE"), std::env::var_os("HOME")) {
-                    (Some(path), _) => path.into(),
-                    (None, Some(home)) => Path::new(&home).join(".pgpass"),
-                    (None, None) => return Ok(None),
+/// The password for a database; none if no source has one.
+///
+/// # Errors
+/// A line that says why a source cannot be used.
+pub(super) fn find(secrets: &Secrets, target: &Target) -> Result<Option<String>, String> {
+    let file = match &secrets.0 {
+        Source::Password(password) => return Ok(Some(password.clone())),
+        Source::File(path) => path.clone(),
+        Source::Environment => {
+            for name in ["COVEY_PG_PASSWORD", "PGPASSWORD"] {
+                if let Some(value) = std::env::var_os(name) {
+                    let text = value.into_string().ok();
+                    return text.map(Some).ok_or_else(|| format!("the variable {name} is not text"));
                 }
             }
-        };
-        in_file(&file, target)
-    }
+            match (std::env::var_os("PGPASSFILE"), std::env::var_os("HOME")) {
+                (Some(path), _) => path.into(),
+                (None, Some(home)) => Path::new(&home).join(".pgpass"),
+                (None, None) => return Ok(None),
+            }
+        }
+    };
+    in_file(&file, target)
 }
 
 fn in_file(path: &Path, target: &Target) -> Result<Option<String>, String> {
-    let shown = path.display();
-    let meta = match path.metadata() {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        meta => meta.map_err(|error| format!("the password file {shown} cannot be read: {error}"))?,
-    };
     // PGPASSFILE=/dev/null is the usual way to say that there is none.
-    if !meta.is_file() {
-        return Ok(None);
-    }
-    if meta.len() > FILE_MAX {
-        return Err(format!(
-            "the password file {shown} has more than {FILE_MAX} bytes: is it the right file?"
-        ));
-    }
-    if meta.mode() & OTHERS != 0 {
-        let mode = meta.mode() & 0o7777;
-        return Err(format!(
-            "the password file {shown} has mode {mode:04o}, so others can read it; `chmod 600 {shown}`"
-        ));
-    }
-    let text = std::fs::read_to_string(path)
-        .map_err(|error| format!("the password file {shown} cannot be read: {error}"))?;
+    let Some(text) = private_text(path, FILE_MAX)? else { return Ok(None) };
     // A Unix socket is written as `localhost` there too.
     let is_socket = target.host.starts_with('/');
     let port = target.port.to_string();
@@ -146,7 +88,7 @@ mod tests {
         fs::write(&path, text).unwrap();
         fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
         let target = Target::parse(&format!("postgres://u@{host}/d?volume=v")).unwrap();
-        Secrets::file(&path).find(&target).unwrap()
+        find(&Secrets::file(&path), &target).unwrap()
     }
 
     #[test]
@@ -165,10 +107,10 @@ mod tests {
         fs::write(&path, "*:*:*:*:s3cret").unwrap();
         fs::set_permissions(&path, Permissions::from_mode(0o640)).unwrap();
         let target = Target::parse("postgres://u@h/d?volume=v").unwrap();
-        let message = Secrets::file(&path).find(&target).unwrap_err();
+        let message = find(&Secrets::file(&path), &target).unwrap_err();
         assert!(message.contains("0640") && message.contains("chmod 600"), "{message}");
         assert!(!message.contains("s3cret"));
-        assert_eq!(Secrets::file(folder.path().join("none")).find(&target).unwrap(), None);
+        assert_eq!(find(&Secrets::file(folder.path().join("none")), &target).unwrap(), None);
         assert!(!format!("{:?}", Secrets::password("s3cret")).contains("s3cret"));
     }
 }
