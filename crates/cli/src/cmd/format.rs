@@ -17,9 +17,10 @@ use crate::term::Term;
     after_help = "Examples:\n  covey format /srv/volume\n  covey format /ssd/volume --origin file:/big-disk/blobs      names and new bytes on the SSD, blobs on the big disk\n  \
     covey format /srv/volume --origin s3://bucket/prefix --region eu-central-1\n  \
     covey format /srv/volume --origin s3://bucket/prefix --endpoint http://127.0.0.1:9000\n  \
-    covey format 'postgres://covey@db/covey?volume=work' --origin s3://bucket/work      many nodes write to it\n  \
-    covey format 'etcd://db1,db2,db3/?volume=work' --origin s3://bucket/work            the same, with its names in etcd\n\n\
-    The database's password comes from COVEY_PG_PASSWORD, PGPASSWORD or PGPASSFILE; for etcd from ETCD_PASSWORD or ETCD_PASSFILE.\n\
+    covey format 'postgres://covey@db/covey?volume=work' --origin s3://bucket/work   many nodes write\n  \
+    covey format 'etcd://db1,db2,db3/?volume=work' --origin s3://bucket/work    the same, names in etcd\n\n\
+    The database's password comes from COVEY_PG_PASSWORD, PGPASSWORD or PGPASSFILE.\n\
+    For etcd it comes from ETCD_PASSWORD or ETCD_PASSFILE.\n\
     Keys come from the environment (AWS_ACCESS_KEY_ID, ...) or ~/.aws/credentials, at every mount; the volume keeps none.\n\
     A volume in memory needs no format: covey mount mem: MOUNTPOINT"
 )]

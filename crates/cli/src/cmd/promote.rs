@@ -31,14 +31,17 @@ const BACK: Duration = Duration::from_secs(60);
 #[command(after_help = "Examples:\n  covey promote /srv/volume 'postgres://covey@db/covey?volume=work'\n  \
     covey mount -d /srv/volume /mnt/work                                  then on this machine\n  \
     covey mount -d 'postgres://covey@db/covey?volume=work' /mnt/work      and on every other one\n\n\
-    Its origin must be one that all machines reach. No blob is copied. Inode numbers, times and published trees stay. If the volume is\n\
-    mounted, its names are copied while programs use it; then it is unmounted, which needs that no program has it open, what changed\n\
-    meanwhile is copied, and its daemon mounts it again. Until the last step the volume is as it was; an interrupted command can be run again. There is no\n\
-    way back but publishing the shared volume and restoring that into a folder.")]
+    Its origin must be one that all machines reach. No blob is copied. Inode numbers, times and\n\
+    published trees stay. If the volume is mounted, its names are copied while programs use it.\n\
+    Then it is unmounted, which needs that no program has it open. What changed meanwhile is copied,\n\
+    and its daemon mounts it again. Until the last step the volume is as it was. An interrupted\n\
+    command can be run again. The only way back is to publish the shared volume, and to restore\n\
+    that into a folder.")]
 pub struct Args {
     /// The volume's folder, or where it is mounted. The folder becomes that of this node
     folder: PathBuf,
-    /// Where the names go: postgres://USER@HOST/DATABASE?volume=NAME. The name must be free
+    /// Where the names go: postgres://USER@HOST/DATABASE?volume=NAME or etcd://HOST:2379/?volume=NAME. The
+    /// name must be free
     #[arg(value_name = "ADDRESS")]
     address: PathBuf,
 }

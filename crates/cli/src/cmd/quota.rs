@@ -19,9 +19,11 @@ use crate::term::Term;
 /// Limits how many bytes and files a folder may hold, and shows how many it holds
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Examples:\n  covey quota set /mnt/work/team-a --bytes 2T --files 10M\n  covey quota ls /mnt/work\n  covey quota rm /mnt/work/team-a\n\n\
-    What would exceed a limit fails with EDQUOT, \"Disk quota exceeded\". Quotas nest: what is in the inner folder counts\n\
-    for the outer one too. mv between folders with different quotas copies, and links between them are refused."
+    after_help = "Examples:\n  covey quota set /mnt/covey/team-a --bytes 2T --files 10M\n  covey quota ls /mnt/covey\n  \
+    covey quota rm /mnt/covey/team-a\n\n\
+    What would exceed a limit fails with EDQUOT, \"Disk quota exceeded\". Quotas nest: what is in\n\
+    the inner folder counts for the outer one too. mv between folders with different quotas copies,\n\
+    and links between them are refused."
 )]
 pub struct Args {
     #[command(subcommand)]
@@ -32,7 +34,7 @@ pub struct Args {
 enum What {
     /// Give a folder a quota, or change its limits
     ///
-    /// Example: covey quota set /mnt/work/team-a --bytes 2T --files 10M
+    /// Example: covey quota set /mnt/covey/team-a --bytes 2T --files 10M
     Set {
         /// The most stored bytes below the folder: 500G, 2T; `none` for no limit
         #[arg(long, value_name = "SIZE", required_unless_present = "files")]
@@ -45,7 +47,7 @@ enum What {
     },
     /// List the quotas of a folder, of those below it and of those around it
     ///
-    /// Example: covey quota ls /mnt/work
+    /// Example: covey quota ls /mnt/covey
     #[command(alias = "list", alias = "get")]
     Ls {
         /// A folder on a mount, a volume's folder, or VOLUME:/PATH
@@ -53,7 +55,7 @@ enum What {
     },
     /// Take a folder's quota away
     ///
-    /// Example: covey quota rm /mnt/work/team-a
+    /// Example: covey quota rm /mnt/covey/team-a
     #[command(alias = "remove")]
     Rm {
         /// A folder on a mount, a volume's folder, or VOLUME:/PATH
