@@ -43,6 +43,8 @@ fn each_mistake_with_a_shared_volume_has_its_line() {
         (&["locks", &folder], 1, "is not a Covey volume"),
         (&["locks", &none], 1, "has no volume none"),
         (&["locks", &nowhere], 1, "nowhere"),
+        (&["upgrade", &single], 1, "is no shared volume"),
+        (&["upgrade", &nowhere], 1, "nowhere"),
         (&["sessions", "postgres://covey@a,/covey?volume=work"], 2, "name the server"),
         (&["mount", "postgres://covey@a,b/covey?volume=w&target_session_attrs=any", "/mnt"], 2, "read-write"),
     ];

@@ -43,5 +43,6 @@ pub mod ui;
 pub mod umount;
 pub mod unpublish;
 pub mod up;
+pub mod upgrade;
 pub mod warm;
 pub mod watch;

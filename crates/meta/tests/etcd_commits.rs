@@ -125,7 +125,9 @@ fn regression_a_lost_answer_does_not_end_a_session() {
     let options = Options { lanes: 1, patience: Duration::from_secs(30), ..Options::default() };
     let store = Etcd::open(&through(relay.port(), &target), options).unwrap();
     let ttl = Duration::from_secs(120);
-    store.join(&Join { node: [1; 16], host: "h", address: "a", ttl, take_over: false }).unwrap();
+    store
+        .join(&Join { node: [1; 16], host: "h", address: "a", ttl, take_over: false, program: "1.2" })
+        .unwrap();
     store.commit(add("n", 1)).unwrap();
     // Some answers of each commit, so that it ends within its patience.
     let (stop, left) = (AtomicBool::new(false), AtomicU64::new(0));

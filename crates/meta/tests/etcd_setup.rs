@@ -26,7 +26,7 @@ fn with(secrets: Secrets) -> Options {
 
 fn node(id: u8) -> Join<'static> {
     let ttl = Duration::from_secs(60);
-    Join { node: [id; 16], host: "machine-a", address: "10.0.0.1:7", ttl, take_over: false }
+    Join { node: [id; 16], host: "machine-a", address: "10.0.0.1:7", ttl, take_over: false, program: "1.2" }
 }
 
 fn is_fenced<T: std::fmt::Debug>(result: Result<T, CommitError>) -> bool {

@@ -26,7 +26,7 @@ fn with(secrets: Secrets) -> Options {
 
 fn node(id: u8) -> Join<'static> {
     let ttl = Duration::from_secs(60);
-    Join { node: [id; 16], host: "machine-a", address: "10.0.0.1:7", ttl, take_over: false }
+    Join { node: [id; 16], host: "machine-a", address: "10.0.0.1:7", ttl, take_over: false, program: "1.2" }
 }
 
 fn is_fenced<T: std::fmt::Debug>(result: Result<T, CommitError>) -> bool {
@@ -144,12 +144,19 @@ fn tables_of_another_version_are_refused() {
     server.sql_in("postgres", "create database later");
     let target = server.address("covey", server.port(), "later", "v");
     Postgres::create(&target, [1; 16], &Options::default()).unwrap();
-    for (version, advice) in [(2, "use a newer covey"), (0, "use the covey that wrote it")] {
+    for (version, advice) in
+        [(3, "use a newer covey"), (0, "restore it from a backup"), (1, "run: covey upgrade ")]
+    {
         server.sql_in("later", &format!("update covey_schema set version = {version}"));
         let found = line(Postgres::open(&target, Options::default()));
         assert!(found.contains(&format!("tables of version {version}")) && found.contains(advice), "{found}");
         let found = Postgres::create(&target, [1; 16], &Options::default()).unwrap_err().to_string();
         assert!(found.contains(advice), "{found}");
+        let checked = Postgres::check(&target, &Options::default());
+        assert!(
+            checked.iter().any(|line| line.level == Level::Bad && line.line.contains(advice)),
+            "{checked:?}"
+        );
     }
 }
 

@@ -165,6 +165,7 @@ pub fn setup_failure(error: SetupError) -> Failure {
         SetupError::Target(why) => Failure::usage("the address of the database cannot be used").why(why),
         SetupError::Exists(what) => Failure::new("exists", what),
         SetupError::Missing(what) => Failure::new("not-found", what),
+        SetupError::Version(what) => Failure::new("other-version", what),
         SetupError::Store(error) => Failure::new("no-database", "the database cannot be used")
             .why(error.to_string())
             .next("covey doctor ADDRESS checks all of it"),

@@ -89,7 +89,7 @@ fn format_shared(args: &Args, term: Term) -> Result<u8> {
         SharedOutcome { volume: made.names, id: made.id, format: SHARED_VERSION, origin: made.origin };
     term.result(&outcome, || {
         let shown = &outcome.volume;
-        format!("Made the shared volume {shown}. Next, on every node: covey mount {shown} MOUNTPOINT")
+        format!("Made the shared volume {shown}. Next, on every node: covey mount '{shown}' MOUNTPOINT")
     });
     Ok(0)
 }

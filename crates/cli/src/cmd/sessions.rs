@@ -32,7 +32,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
 }
 
 fn table(rows: &[SessionRow]) -> String {
-    let mut table = Table::new(&["NODE ", "HOST", "ADDRESS", "STARTS ", "EXPIRES IN ", "STATE"]);
+    let mut table = Table::new(&["NODE ", "HOST", "ADDRESS", "STARTS ", "PROGRAM", "EXPIRES IN ", "STATE"]);
     for row in rows {
         let left = row.expires_in_ms.max(0) / 1000;
         table.row(vec![
@@ -40,6 +40,7 @@ fn table(rows: &[SessionRow]) -> String {
             row.host.clone(),
             row.address.clone(),
             row.epoch.to_string(),
+            if row.program.is_empty() { "-".to_owned() } else { row.program.clone() },
             if row.alive { format!("{left} s") } else { "-".to_owned() },
             if row.alive { "alive".to_owned() } else { "left".to_owned() },
         ]);

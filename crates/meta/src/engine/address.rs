@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::database::{Checked, Database, SetupError};
+use super::database::{Checked, Database, SetupError, Upgraded};
 use super::{etcd, postgres};
 
 /// The address of a shared volume. Its text form can be parsed again, and holds no password.
@@ -83,6 +83,22 @@ impl Address {
         match self {
             Address::Postgres(target) => postgres::Postgres::remove(target, &Default::default()),
             Address::Etcd(target) => etcd::Etcd::remove(target, &Default::default()),
+        }
+    }
+
+    /// Raises the version of what the database holds to the one that this program writes. Nodes may be
+    /// mounted.
+    ///
+    /// # Errors
+    /// `Version` if it is newer than this program. Otherwise as [`Address::open`].
+    pub fn upgrade(&self) -> Result<Upgraded, SetupError> {
+        match self {
+            Address::Postgres(target) => postgres::Postgres::upgrade(target, &Default::default()),
+            Address::Etcd(target) => {
+                // There has been one version so far.
+                etcd::Etcd::open(target, Default::default())?;
+                Ok(Upgraded { from: etcd::FORMAT.to_owned(), to: etcd::FORMAT.to_owned() })
+            }
         }
     }
 

@@ -21,6 +21,9 @@ pub enum SetupError {
     /// The database is no Covey database, or has no volume of this name.
     #[error("{0}")]
     Missing(String),
+    /// What the database holds has another version than this program knows.
+    #[error("{0}")]
+    Version(String),
     /// The database cannot be used.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -40,6 +43,8 @@ pub struct Join<'a> {
     /// Ends an unexpired session of the same node id. Only for a user who knows that the other process is
     /// gone.
     pub take_over: bool,
+    /// The version of this program, for `covey sessions`.
+    pub program: &'a str,
 }
 
 /// A place in a volume.
@@ -81,6 +86,17 @@ pub struct SessionRow {
     pub renewal: Option<i64>,
     /// Whether it is over for good: the node left, another node ended its session, or the engine did.
     pub ended: bool,
+    /// The version of its program. Empty: it is older than this field.
+    pub program: String,
+}
+
+/// What an upgrade did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Upgraded {
+    /// The version that was found.
+    pub from: String,
+    /// The version now. The same: there was nothing to do.
+    pub to: String,
 }
 
 /// How a finding is meant.

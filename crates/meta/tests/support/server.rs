@@ -244,14 +244,21 @@ impl Server {
 
     /// The same in a database.
     pub fn sql_in(&self, database: &str, text: &str) -> String {
+        self.psql(database, text.split("; "))
+    }
+
+    /// The same with a text that is one transaction.
+    pub fn script_in(&self, database: &str, text: &str) -> String {
+        self.psql(database, [text])
+    }
+
+    fn psql<'a>(&self, database: &str, statements: impl IntoIterator<Item = &'a str>) -> String {
         let mut command = self.command("psql");
         command.args(["-h", path(&self.dir), "-p", &self.port.to_string(), "-U", "covey", "-d", database]);
         command.args(["-v", "ON_ERROR_STOP=1", "-Atq"]);
-        for statement in text.split("; ") {
-            command.args(["-c", statement]);
-        }
+        statements.into_iter().for_each(|statement| _ = command.args(["-c", statement]));
         let done = command.output().unwrap();
-        assert!(done.status.success(), "{text}: {}", String::from_utf8_lossy(&done.stderr));
+        assert!(done.status.success(), "{command:?}: {}", String::from_utf8_lossy(&done.stderr));
         String::from_utf8(done.stdout).unwrap().trim().to_owned()
     }
 

@@ -2,7 +2,7 @@
 
 use api::error::Result;
 use meta::engine::address::Address;
-pub use meta::engine::database::{Checked, Level};
+pub use meta::engine::database::{Checked, Level, Upgraded};
 use serde::Serialize;
 
 use super::setup_failure;
@@ -23,6 +23,8 @@ pub struct SessionRow {
     pub expires_in_ms: i64,
     /// Whether its session has not expired.
     pub alive: bool,
+    /// The version of the program with which it joined last. Empty: older than this field.
+    pub program: String,
 }
 
 /// All nodes that ever joined the volume at this address.
@@ -39,8 +41,17 @@ pub fn sessions(address: &str) -> Result<Vec<SessionRow>> {
         epoch: row.epoch,
         expires_in_ms: row.expires_in_ms,
         alive: row.alive,
+        program: row.program,
     };
     Ok(rows.into_iter().map(row).collect())
+}
+
+/// Raises the version of what the database at this address holds to the one that this program writes.
+///
+/// # Errors
+/// The address is wrong, the database cannot be used, or it is newer than this program.
+pub fn upgrade(address: &str) -> Result<Upgraded> {
+    Address::parse(address).and_then(|address| address.upgrade()).map_err(setup_failure)
 }
 
 /// Checks a database and the volume in it.

@@ -60,8 +60,14 @@ impl Keeper {
     pub(super) fn join(&self, take_over: bool) -> Result<Session, StoreError> {
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
         let began = base::time::monotonic();
-        let join =
-            Join { node: self.node.0, host: host.trim(), address: &self.address, ttl: LEASE, take_over };
+        let join = Join {
+            node: self.node.0,
+            host: host.trim(),
+            address: &self.address,
+            ttl: LEASE,
+            take_over,
+            program: env!("CARGO_PKG_VERSION"),
+        };
         let session = self.names.join(&join)?;
         self.term.extend(began, LEASE - MARGIN);
         Ok(session)

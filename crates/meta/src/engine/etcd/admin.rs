@@ -37,7 +37,7 @@ fn decode(target: &Target, row: &[u8]) -> Result<Found, SetupError> {
     let mut words = text.split(' ');
     let format = words.next().unwrap_or_default();
     if format != FORMAT {
-        return Err(SetupError::Missing(format!(
+        return Err(SetupError::Version(format!(
             "the volume {} on {} has the form {format:?}, and this program knows {FORMAT}; use the covey that wrote it, or a newer one",
             target.volume,
             target.server()

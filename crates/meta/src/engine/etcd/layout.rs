@@ -5,7 +5,7 @@
 //!   PREFIX/volume/NAME                a volume: format, number, id
 //!   PREFIX/NUMBER/k/KEY               a row
 //!   PREFIX/NUMBER/nodes               how many nodes ever joined
-//!   PREFIX/NUMBER/node/ID             a node: number, epoch, lease, host, address, token
+//!   PREFIX/NUMBER/node/ID             a node: number, epoch, lease, host, address, token, program
 //!   PREFIX/NUMBER/alive/NODE          its session lasts: the epoch. Its lease removes it
 //!   PREFIX/NUMBER/op/OWNER/LANE       the last operation of a lane. The owner's lease removes it
 //!   PREFIX/NUMBER/lock                the one commit that has too many checks for one transaction

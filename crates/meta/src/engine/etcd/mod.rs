@@ -56,7 +56,7 @@ pub use super::secrets::Secrets;
 pub use target::{Target, TlsMode};
 
 /// The version of the keys and their values.
-const FORMAT: &str = "1";
+pub(super) const FORMAT: &str = "1";
 /// The oldest server.
 const SERVER_MIN: (u32, u32) = (3, 4);
 /// A longer scan is read in pages.

@@ -44,19 +44,22 @@ struct Node {
     token: String,
     host: String,
     address: String,
+    /// The version of its program. Older programs do not write it, and do not mind it.
+    program: String,
 }
 
 impl Node {
     fn encode(&self) -> String {
         let one_line = |text: &str| text.replace(['\n', '\r'], " ");
         format!(
-            "{}\n{}\n{:x}\n{}\n{}\n{}\n",
+            "{}\n{}\n{:x}\n{}\n{}\n{}\n{}\n",
             self.number,
             self.epoch,
             self.lease,
             self.token,
             one_line(&self.host),
-            one_line(&self.address)
+            one_line(&self.address),
+            one_line(&self.program)
         )
     }
 
@@ -69,6 +72,7 @@ impl Node {
             token: lines.next()?.to_owned(),
             host: lines.next()?.to_owned(),
             address: lines.next()?.to_owned(),
+            program: lines.next().unwrap_or_default().to_owned(),
         })
     }
 }
@@ -170,6 +174,7 @@ impl Etcd {
             token: token.to_owned(),
             host: join.host.to_owned(),
             address: join.address.to_owned(),
+            program: join.program.to_owned(),
         };
         entry.writes.push(TxnOp::put(key, node.encode(), None));
         let put = PutOptions::new().with_lease(mine);
@@ -323,6 +328,7 @@ impl Database for Etcd {
                 alive: lives,
                 renewal: None,
                 ended: !lives,
+                program: node.program,
             })
             .collect();
         list.sort_unstable_by_key(|row| row.number);
@@ -343,10 +349,13 @@ mod tests {
             token: "t".to_owned(),
             host: "a b".to_owned(),
             address: String::new(),
+            program: "1.2".to_owned(),
         };
         assert_eq!(Node::decode(node.encode().as_bytes()), Some(node.clone()));
         let two_lines = Node { host: "a\nb".to_owned(), ..node.clone() };
         assert_eq!(Node::decode(two_lines.encode().as_bytes()), Some(node));
+        let older = Node::decode(b"3\n7\n1f\nt\nh\na\n").expect("an older program wrote it");
+        assert_eq!((older.lease, older.address.as_str(), older.program.as_str()), (31, "a", ""));
         for bad in ["", "0\n1\n1\nt\nh\na\n", "1\n1\n1\nt\nh", "x\n1\n1\nt\nh\na\n"] {
             assert_eq!(Node::decode(bad.as_bytes()), None, "{bad:?}");
         }

@@ -9,11 +9,12 @@ use tokio_postgres::{Client, Error};
 use super::errors::{Failure, is_missing};
 use super::link::{Door, Link};
 use super::pool::Pool;
-use super::{Options, Postgres, SERVER_MIN, SetupError, Target, VERSION};
+use super::{Options, Postgres, SERVER_MIN, SetupError, Target, VERSION, upgrade};
 use crate::store::StoreError;
 
 /// The tables, and the functions. Sent together, so that they are one transaction.
-const SCHEMA: &str = concat!(include_str!("schema.sql"), include_str!("commit.sql"));
+const SCHEMA: &str =
+    concat!(include_str!("schema.sql"), include_str!("join.sql"), include_str!("commit.sql"));
 
 const SERVER: &str = "select current_setting('server_version_num')::int, pg_is_in_recovery(), \
     to_regclass('covey_schema') is not null";
@@ -80,10 +81,7 @@ pub(super) async fn find(client: &Client, target: &Target) -> Result<Result<Volu
     let Some(row) = row else { return Ok(none()) };
     let version: i32 = row.try_get(2)?;
     if version != VERSION {
-        let advice = if version > VERSION { "use a newer covey" } else { "use the covey that wrote it" };
-        return Ok(Err(SetupError::Missing(format!(
-            "the database {database} on {server} has tables of version {version}, and this program knows {VERSION}; {advice}"
-        ))));
+        return Ok(Err(upgrade::other_version(target, version)));
     }
     let (Some(id), Some(uuid)) = (row.try_get::<_, Option<i32>>(0)?, row.try_get::<_, Option<&[u8]>>(1)?)
     else {
@@ -126,9 +124,7 @@ impl Postgres {
         match run(&mut link, limit, async |client| find(client, target).await)? {
             Ok(volume) if volume.uuid == uuid => return Ok(()),
             Ok(_) => return Err(exists(target)),
-            Err(SetupError::Missing(why)) if why.contains("has tables of version") => {
-                return Err(SetupError::Missing(why));
-            }
+            Err(error @ SetupError::Version(_)) => return Err(error),
             Err(_) => {}
         }
         let add = "insert into covey_volume(name, uuid) values($1, $2) on conflict do nothing";
@@ -170,7 +166,7 @@ pub(super) fn door(target: &Target, options: &Options) -> Result<Door, SetupErro
 }
 
 /// Connects to a server that can be used.
-fn connect(door: &Door, limit: Duration) -> Result<(Link, Server), SetupError> {
+pub(super) fn connect(door: &Door, limit: Duration) -> Result<(Link, Server), SetupError> {
     let mut link = Link::open(door, limit).map_err(Failure::into_store)?;
     let server = run(&mut link, limit, async |client| Server::ask(client).await)?;
     match server.mistake(&link.target) {

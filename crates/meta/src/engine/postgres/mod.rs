@@ -57,6 +57,7 @@ mod session;
 mod snapshot;
 mod target;
 mod tls;
+mod upgrade;
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -78,7 +79,7 @@ pub use super::secrets::Secrets;
 pub use target::{Target, TlsMode};
 
 /// The version of the tables and functions.
-const VERSION: i32 = 1;
+const VERSION: i32 = 2;
 /// The oldest server, as in `server_version_num`.
 const SERVER_MIN: i32 = 140_000;
 /// A longer scan is read in pages, from a snapshot.

@@ -19,7 +19,7 @@ use crate::engine::database::Database;
 use crate::store::StoreError;
 
 const JOIN: &str =
-    "select state, number_, epoch_, other_host, left_ms from covey_join_1($1, $2, $3, $4, $5, $6, $7)";
+    "select state, number_, epoch_, other_host, left_ms from covey_join_2($1, $2, $3, $4, $5, $6, $7, $8)";
 const RENEW: &str = "update covey_session set expires = clock_timestamp() + $4 * interval '1 millisecond' \
     where volume = $1 and number = $2 and epoch = $3 and expires > clock_timestamp() \
     returning (extract(epoch from expires - clock_timestamp()) * 1000)::bigint, \
@@ -31,7 +31,7 @@ const END: &str = "update covey_session set expires = to_timestamp(0) \
     where volume = $1 and number = $2 and epoch = $3 and (extract(epoch from expires) * 1000000)::bigint = $4";
 const LIST: &str = "select number, node, host, address, epoch, \
     (extract(epoch from expires - clock_timestamp()) * 1000)::bigint, expires > clock_timestamp(), \
-    (extract(epoch from expires) * 1000000)::bigint, expires <= to_timestamp(0) \
+    (extract(epoch from expires) * 1000000)::bigint, expires <= to_timestamp(0), program \
     from covey_session where volume = $1 order by number";
 
 /// A session with its length.
@@ -68,6 +68,7 @@ impl Postgres {
                         (&ttl_ms, Type::INT8),
                         (&join.take_over, Type::BOOL),
                         (&token, Type::BYTEA),
+                        (&join.program, Type::TEXT),
                     ],
                 )
                 .await
@@ -180,6 +181,7 @@ impl Postgres {
                 alive: row.try_get(6)?,
                 renewal: Some(row.try_get(7)?),
                 ended: row.try_get(8)?,
+                program: row.try_get(9)?,
             })
         };
         rows.iter().map(read).collect::<Result<_, _>>().map_err(unread)
