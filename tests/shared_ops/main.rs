@@ -16,6 +16,7 @@ mod promote;
 mod promote_mistakes;
 mod promote_mounted;
 mod publish;
+mod repair;
 mod restore;
 #[allow(dead_code, unused_imports, reason = "each test program uses its part")]
 #[path = "../shared/rig.rs"]

@@ -494,6 +494,15 @@ impl Key {
         Key([&self.0[..], &[number]].concat().into())
     }
 
+    /// One of the rows over which a shared volume spreads this sum; none if it is no such sum.
+    pub fn spread_part(&self) -> Option<Key> {
+        if self.tag() == tags::QUOTA_USED {
+            return Some(self.part(0));
+        }
+        let total = crate::shared::TOTALS.iter().find(|name| *self == Key::volume(name))?;
+        Some(Key::volume(&format!("{total} 00")))
+    }
+
     /// A pack of a shared volume that is condemned since a moment ([`crate::record::moment_to_u64`]).
     pub fn condemned(moment: u64, pack: PackNo) -> Key {
         build!(tags::CONDEMNED, &moment.to_be_bytes(), &pack.0.to_be_bytes())

@@ -16,6 +16,7 @@
 //! - [`listed`]: what the database says of a volume, without joining it.
 //! - [`living`]: which sessions last.
 //! - [`peers`]: bytes and leases between nodes.
+//! - [`repairing`]: a repair of the names, while no node uses them.
 //! - [`restoring`]: a new volume of a published tree.
 //! - [`promoting`]: the names of a volume of one node move into a database; [`unfinished`]: its last steps.
 //! - [`session`]: joins, renews in time, joins again, leaves.
@@ -26,6 +27,7 @@ mod living;
 pub mod making;
 mod peers;
 pub mod promoting;
+pub mod repairing;
 pub mod restoring;
 mod rows;
 mod session;

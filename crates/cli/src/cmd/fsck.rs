@@ -25,7 +25,8 @@ use crate::term::{Progress, Term};
 #[command(
     after_help = "Examples:\n  covey fsck /srv/volume\n  covey fsck --quick /srv/volume       names only, and whether all blobs are there\n  \
     covey fsck --repair /srv/volume\n  covey fsck --salvage /srv/volume     a damaged log: keep a copy, bring in what is in front of the damage\n  \
-    covey fsck 'postgres://covey@db/covey?volume=work'     the names of a shared volume, while its nodes use it\n\nEvery blob is read and compared with its name, so a check takes as long as reading the volume.\n\
+    covey fsck 'postgres://covey@db/covey?volume=work'     the names of a shared volume, while its nodes use it\n  \
+    covey fsck --repair 'postgres://covey@db/covey?volume=work'     the same, when no node has it mounted\n\nEvery blob is read and compared with its name, so a check takes as long as reading the volume.\n\
     What is lost is never replaced by zeros: reads of it go on to fail, and the files are listed.\n\n\
     Exit status: 0 sound, or mended; 1 damage found; 2 wrong usage."
 )]
@@ -323,7 +324,7 @@ fn text(outcome: &Outcome, args: &Args) -> String {
     let mended = outcome.findings.iter().filter(|found| found.repaired).count();
     let notes = outcome.findings.iter().filter(|found| found.harmless && !found.repaired).count();
     if node::shared::making::is_address(&outcome.volume) {
-        return shared_text(outcome);
+        return shared_text(outcome, args);
     }
     let mut text = match (outcome.sound, mended) {
         (true, 0) => format!("{shown} is sound ({size})."),
@@ -352,7 +353,7 @@ fn text(outcome: &Outcome, args: &Args) -> String {
     text
 }
 
-fn shared_text(outcome: &Outcome) -> String {
+fn shared_text(outcome: &Outcome, args: &Args) -> String {
     let shown = outcome.volume.display();
     let size = format!(
         "{} inodes, {} packs, in {}; blobs were not read",
@@ -360,11 +361,20 @@ fn shared_text(outcome: &Outcome) -> String {
         count(outcome.blobs),
         span(outcome.seconds)
     );
-    match outcome.sound {
-        true => format!("The names of {shown} are sound ({size})."),
-        false => format!(
-            "The names of {shown} are damaged: {} findings ({size}).\nRestore the database from a backup, or a published tree: covey restore ORIGIN@NAME ADDRESS",
-            outcome.damage_left
+    let mended = outcome.findings.iter().filter(|found| found.repaired).count();
+    let restore =
+        "restore the database from a backup, or a published tree: covey restore ORIGIN@NAME ADDRESS";
+    let left = outcome.damage_left;
+    match (outcome.sound, mended, args.repair) {
+        (true, 0, _) => format!("The names of {shown} are sound ({size})."),
+        (true, ..) => format!("The names of {shown} are sound now: {mended} mended ({size})."),
+        (false, _, true) => {
+            format!(
+                "The names of {shown} are damaged: {left} findings are left ({size}).\nWhat is left cannot be mended: {restore}"
+            )
+        }
+        (false, ..) => format!(
+            "The names of {shown} are damaged: {left} findings ({size}).\nUnmount the volume on all nodes, then mend what can be mended: covey fsck --repair '{shown}'\nOr {restore}"
         ),
     }
 }

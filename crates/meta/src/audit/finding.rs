@@ -152,6 +152,11 @@ pub enum Finding {
         /// The blob.
         blob: BlobId,
     },
+    /// A blob is being deleted, and a pack or a published tree needs it. Cannot be repaired.
+    DoomedInUse {
+        /// The blob.
+        blob: BlobId,
+    },
     /// A row says that a small file's content is in a pack that does not hold it any more. Harmless; the
     /// repair removes the row.
     StaleContent {
@@ -180,7 +185,7 @@ pub fn repair(finding: &Finding) -> Option<Commit> {
         }
     };
     match finding {
-        Finding::BadRow { .. } | Finding::LostPack { .. } => return None,
+        Finding::BadRow { .. } | Finding::LostPack { .. } | Finding::DoomedInUse { .. } => return None,
         Finding::DanglingName { parent, name, row, .. } | Finding::SecondName { parent, name, row, .. } => {
             replace(Key::dentry(*parent, name), row, None);
         }
@@ -294,6 +299,7 @@ impl fmt::Display for Finding {
                 write!(f, "pack {pack} is not there or too short, and {bytes} bytes of files were in it")
             }
             Finding::CondemnedInUse { pack, .. } => write!(f, "pack {pack} is condemned and in use"),
+            Finding::DoomedInUse { blob } => write!(f, "blob {blob} is being deleted and is needed"),
             Finding::MissingBlobRow { pack, blob } => {
                 write!(f, "pack {pack} cannot be found by its blob {blob}")
             }

@@ -6,7 +6,7 @@ use hashbrown::HashMap;
 
 use crate::key::{Key, tags};
 use crate::plan::packs_of;
-use crate::record::{ContentRow, PackRow};
+use crate::record::{ContentRow, DoomedRow, PackRow};
 use crate::store::{StoreError, Value};
 
 use super::cursor::Cursor;
@@ -106,7 +106,8 @@ pub(super) fn check(audit: &mut Audit<'_, '_>, tallies: &Tallies) -> Result<(), 
         }
     }
     check_blobs(audit)?;
-    check_contents(audit)
+    check_contents(audit)?;
+    check_deletions(audit)
 }
 
 fn check_pack(
@@ -200,6 +201,33 @@ fn check_contents(audit: &mut Audit<'_, '_>) -> Result<(), StoreError> {
         };
         if !is_there {
             audit.report(Finding::StaleContent { hash, row });
+        }
+        audit.count_rows(rows.take_read());
+    }
+    Ok(())
+}
+
+/// A blob that a shared volume deletes must not be needed.
+fn check_deletions(audit: &mut Audit<'_, '_>) -> Result<(), StoreError> {
+    let mut rows = Cursor::kind(audit.store, tags::CONDEMNED);
+    while let Some((key, row)) = rows.next()? {
+        if key.as_condemned().is_none() {
+            audit.report(Finding::StrayRow { key, row });
+        }
+        audit.count_rows(rows.take_read());
+    }
+    let mut rows = Cursor::kind(audit.store, tags::DOOMED);
+    while let Some((key, row)) = rows.next()? {
+        let (Some(blob), Ok(_)) = (key.as_doomed(), DoomedRow::decode(&row)) else {
+            audit.report(Finding::BadRow { key });
+            continue;
+        };
+        let needs = [Key::blob_packs(&blob), Key::holders(&blob)];
+        for need in needs {
+            if !audit.store.scan(&need, 1)?.is_empty() {
+                audit.report(Finding::DoomedInUse { blob });
+                break;
+            }
         }
         audit.count_rows(rows.take_read());
     }

@@ -7,7 +7,7 @@ use crate::key::Key;
 use crate::plan::op::{Body, SetAttrs, XattrMode};
 use crate::plan::tests::world::{World, dir, file};
 use crate::plan::{Op, nothing};
-use crate::record::{ContentRow, Dentry, InodeRecord, PackRow, encode_i64, mode};
+use crate::record::{ContentRow, Dentry, DoomedRow, HeldRow, InodeRecord, PackRow, encode_i64, mode};
 use crate::store::Value;
 
 use super::{Finding, repair};
@@ -361,6 +361,17 @@ fn contents_that_are_not_where_their_rows_say() {
     let (found, left) = mend(&world);
     assert!(matches!(found[..], [Finding::StaleContent { .. }]) && found[0].is_harmless());
     assert_eq!(left, []);
+}
+
+#[test]
+fn blobs_that_are_deleted_while_they_are_needed() {
+    let world = world();
+    let (blob, by) = (BlobId([9; 32]), DoomedRow { node: 1, epoch: 1 });
+    world.store.plant(Key::doomed(&blob), Some(by.encode()));
+    world.store.plant(Key::condemned(7, PackNo(40)), Some(nothing()));
+    assert_eq!(mend(&world), (vec![], vec![]));
+    world.store.plant(Key::held(&blob, "tree"), Some(HeldRow::Held.encode()));
+    assert_eq!(mend(&world).1, [Finding::DoomedInUse { blob }]);
 }
 
 /// A repair applies only if the row is still as it was found.

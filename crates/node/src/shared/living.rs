@@ -74,6 +74,7 @@ mod tests {
             alive: false,
             renewal: Some(renewal),
             ended: false,
+            program: String::new(),
         }
     }
 

@@ -30,7 +30,7 @@ use meta::engine::address::Address;
 use meta::engine::database::{Database, SetupError};
 use meta::engine::moment::Moment;
 use meta::store::{CommitError, StoreError, Value};
-use meta::{Commit, Expect, Key, MetaStore};
+use meta::{Commit, Expect, Key, MetaStore, Snapshot};
 use net::secret::Secret;
 use origin::Access;
 use tree::TreeError;
@@ -47,6 +47,9 @@ use crate::publisher::{self, Publisher, volume_id};
 use crate::refused::{not_a_volume, not_shared, open_failure, read_only};
 use crate::volume_dir::{Holder, VolumeDir};
 use moving::{Moving, Rows};
+
+/// Rows about condemned packs that are written at a time.
+const MARKS: usize = 1000;
 
 /// What a promotion did.
 #[derive(Clone, Debug)]
@@ -301,10 +304,24 @@ impl<'a> Promotion<'a> {
         commit(&*names, Commit { checks: vec![self.is_ours()], puts, ..Commit::default() })?;
         drop(names);
         self.read_back(copied, tick)?;
+        self.mark_condemned(&*source)?;
         let file = self.dir.path().join(unfinished::LIFE);
         write_durably(&file, &format!("{life}\n")).at("write", &file)?;
         self.say_whose(&life)?;
         Ok(copied)
+    }
+
+    /// Nodes find condemned packs by rows that a volume of one node does not have.
+    fn mark_condemned(&self, source: &dyn Snapshot) -> Result<()> {
+        let marks = moving::marks(source, base::time::now()).map_err(|error| self.of_source(error))?;
+        let names = self.open()?;
+        for part in marks.chunks(MARKS) {
+            commit(
+                &*names,
+                Commit { checks: vec![self.is_ours()], puts: part.to_vec(), ..Commit::default() },
+            )?;
+        }
+        Ok(())
     }
 
     /// No other attempt has begun since.

@@ -16,11 +16,13 @@ pub(super) const ROW_PROMOTING: &str = "promoting";
 /// The promotion that copies names into the volume: a random number, which each attempt replaces. What an
 /// earlier one sent and arrives late does not count any more.
 pub(super) const ROW_COPYING: &str = "copying";
+/// The session that repairs the volume ([`super::repairing`]).
+pub(super) const ROW_REPAIRING: &str = "repairing";
 /// What an interrupted command left, and the next one removes.
 pub(super) const ROW_REMOVING: &str = "removing";
 
 /// All of them.
-pub(super) const ROWS_SHARED: [&str; 9] = [
+pub(super) const ROWS_SHARED: [&str; 10] = [
     ROW_ORIGIN,
     ROW_ENDPOINT,
     ROW_REGION,
@@ -28,6 +30,7 @@ pub(super) const ROWS_SHARED: [&str; 9] = [
     ROW_COPYING,
     ROW_PROMOTING,
     ROW_REMOVING,
+    ROW_REPAIRING,
     ROW_PUBLISHER,
     ROW_PUBLISHING,
 ];

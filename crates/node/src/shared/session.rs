@@ -69,6 +69,10 @@ impl Keeper {
             program: env!("CARGO_PKG_VERSION"),
         };
         let session = self.names.join(&join)?;
+        if let Err(error) = super::repairing::check_none(&*self.names) {
+            let _ = self.names.leave();
+            return Err(error);
+        }
         self.term.extend(began, LEASE - MARGIN);
         Ok(session)
     }

@@ -18,11 +18,11 @@ mod tests;
 use std::cmp::Ordering;
 use std::collections::{HashMap, HashSet, VecDeque};
 
-use base::{BlobId, PackNo};
+use base::{BlobId, PackNo, Timestamp};
 use blob::Sums;
 use meta::key::{KeyRange, tags};
-use meta::record::{HeldRow, decode_i64};
-use meta::store::{StoreError, Value};
+use meta::record::{HeldRow, decode_i64, moment_to_u64};
+use meta::store::{self, StoreError, Value};
 use meta::{Key, MetaStore, PackRow, Snapshot};
 use tree::TreeError;
 use tree::restore::Bulk;
@@ -130,6 +130,20 @@ impl<'a> Moving<'a> {
         let (rows, hash) = digest.done();
         Ok(Rows { rows, left_out, hash })
     }
+}
+
+/// A row for each condemned pack, which says that its blob is to be deleted.
+///
+/// # Errors
+/// The names cannot be read.
+pub(super) fn marks(rows: &dyn Snapshot, now: Timestamp) -> Result<store::Rows, StoreError> {
+    let mut marks = store::Rows::new();
+    each_pack(rows, &mut |pack, row| {
+        if matches!(row, PackRow::Condemned { .. }) {
+            marks.push((Key::condemned(moment_to_u64(now), pack), Value::from(Vec::new())));
+        }
+    })?;
+    Ok(marks)
 }
 
 /// The rows that the database had before the copy, except those that only a shared volume has.

@@ -119,3 +119,14 @@ fn an_attempt_that_was_overtaken_writes_nothing() {
     let checks = vec![(new.0.clone(), Expect::Is(new.1))];
     there.commit(Commit { checks, ..Commit::default() }).unwrap();
 }
+
+#[test]
+fn condemned_packs_get_their_marks() {
+    let source = Memory::new();
+    let (blob, size) = (BlobId([7; 32]), 9);
+    let pack = |number: u64, row: PackRow| (Key::pack(PackNo(number)), row.encode());
+    put(&source, &[pack(3, PackRow::Sealed { blob, size }), pack(5, PackRow::Condemned { blob, size })]);
+    let marks = marks(&*source.snapshot().unwrap(), Timestamp(1_000_000_000)).unwrap();
+    let key = Key::condemned(moment_to_u64(Timestamp(1_000_000_000)), PackNo(5));
+    assert_eq!(marks, [(key, value(""))]);
+}
