@@ -7,6 +7,7 @@
 //! nodes out for 15 seconds.
 
 use std::cell::Cell;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -161,28 +162,29 @@ impl Hold {
         }
     }
 
-    /// Waits until the sessions of nodes that are gone are over.
+    /// Waits until the sessions of nodes that are gone are over. A session that is renewed is in use.
     fn wait_until_alone(&self) -> Result<()> {
         let living = Living::default();
-        let began = base::time::monotonic();
+        let (began, mut first) = (base::time::monotonic(), HashMap::new());
         loop {
             let asked = base::time::monotonic();
             let rows = self.names.sessions().map_err(failed)?;
             let others = rows.into_iter().filter(|row| row.number != self.number && !row.ended).collect();
-            let mut last = Vec::new();
+            let mut left = None;
             for (row, lasts) in living.judge(others, asked, base::time::monotonic()) {
-                if row.alive && began.elapsed() > LEASE || row.alive && row.renewal.is_none() {
+                let seen = (row.epoch, row.renewal);
+                if *first.entry(row.number).or_insert(seen) != seen {
                     return Err(in_use(&row));
                 }
                 if lasts || !self.names.end(&row).map_err(failed)? {
-                    last.push(row);
+                    left = Some(row);
                 }
             }
-            let Some(row) = last.first() else { return Ok(()) };
-            if began.elapsed() > 3 * LEASE {
-                return Err(in_use(row));
+            match left {
+                None => return Ok(()),
+                Some(row) if began.elapsed() > 2 * LEASE => return Err(in_use(&row)),
+                Some(_) => self.keep()?,
             }
-            self.keep()?;
             sleep(Duration::from_millis(500));
         }
     }
