@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -13,6 +14,7 @@ use crate::etcd_rig::Volume;
 use crate::failover::{Stop, Writer, content};
 use crate::publish::{LIMIT, Published, fill, publish, same};
 use crate::rig::Node;
+use crate::single::numbers;
 
 /// What one node writes the other reads. Every command that takes an address takes this one.
 #[test]
@@ -71,6 +73,52 @@ fn two_nodes_share_a_volume_in_etcd() {
     let node = Node::new(volume.folder.path(), &other, "other");
     let published = Published::mount(&name, volume.at("again"));
     same(&published.mountpoint, &node.mountpoint);
+}
+
+/// A volume of one node that is killed in use is promoted into etcd, and is the same volume there.
+#[test]
+fn a_volume_is_promoted_into_etcd() {
+    requires!(Need::Covey);
+    let Some(volume) = Volume::new(0) else { return };
+    let (single, before) = (volume.at("single"), volume.at("before"));
+    let origin = format!("file:{}", volume.at("single-origin").display());
+    run_ok(covey().arg("format").arg(&single).args(["--origin", &origin]), LIMIT);
+    let inos = {
+        let mut node = Node::new(volume.folder.path(), &single.display().to_string(), "before");
+        fill(&node.mountpoint, 3);
+        // More names than a transaction has operations, and more bytes than a request.
+        fs::create_dir(node.mountpoint.join("many")).unwrap();
+        for n in 0..3000 {
+            fs::write(node.mountpoint.join(format!("many/{n}")), [n as u8; 500]).unwrap();
+        }
+        fs::remove_file(node.mountpoint.join("many/7")).unwrap();
+        publish(&node.mountpoint, "first");
+        run_ok(Command::new("cp").arg("-a").arg(&node.mountpoint).arg(&before), LIMIT);
+        let inos = numbers(&node.mountpoint);
+        node.kill();
+        inos
+    };
+    let address = volume.with("promoted");
+    let promote = || run(covey().args(["promote", "--json"]).arg(&single).arg(&address), LIMIT);
+    let done = promote();
+    assert!(done.code() == 0 && done.json()["rows"].as_u64() > Some(9000), "{done:?}");
+    let first = Node::new(volume.folder.path(), &single.display().to_string(), "first");
+    let second = Node::new(volume.folder.path(), &address, "second");
+    for node in [&first, &second] {
+        same(&before, &node.mountpoint);
+        assert_eq!(numbers(&node.mountpoint), inos);
+    }
+    fs::write(second.mountpoint.join("dir/new"), "written").unwrap();
+    assert_eq!(fs::read_to_string(first.mountpoint.join("dir/new")).unwrap(), "written");
+    fs::remove_dir_all(first.mountpoint.join("many")).unwrap();
+    assert!(!second.mountpoint.join("many").exists());
+    assert_eq!(publish(&second.mountpoint, "first")["sequence"].as_u64(), Some(2));
+    let checked = run(covey().args(["fsck", "--json", &address]), LIMIT);
+    assert!(checked.code() == 0 && checked.json()["sound"] == true, "{checked:?}");
+    drop((first, second));
+    assert_eq!(run(covey().args(["fsck", "--repair", &address]), LIMIT).code(), 0);
+    let again = promote();
+    assert!(again.code() == 1 && again.stderr.contains("node of a shared volume already"), "{again:?}");
 }
 
 /// The leader is killed while nodes write, and then a node. Everything that was acknowledged is there.
