@@ -25,12 +25,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 
 import shared_works as works
 from access import run
 from shared_setup import Covey, Juicefs, Origin, Postgres, Relay
 
-FIGURES = ("private", "directories", "one", "ping", "list")
+FIGURES = ("private", "directories", "one", "ping", "list", "many")
 
 
 class Tree:
@@ -191,9 +192,29 @@ def listed(bench):
     return rows
 
 
+def many(bench):
+    """Many files in one volume: made by one node, looked up by a fresh one, and a mount anew."""
+    files = bench.args.files // 1000 * 1000
+    volume = bench.volume("covey")
+    maker = volume.mount(0)
+    begin = time.perf_counter()
+    works.fill(maker.at, files, 6 * 3600, bench.log)
+    subprocess.run(["sync", "-f", maker.at], check=True)
+    row = {"files": files, "per_second": files / (time.perf_counter() - begin)}
+    bench.note_end(volume.system, maker)
+    row["database_bytes"] = bench.postgres.size(volume.database)
+    begin = time.perf_counter()
+    fresh = volume.mount(0)
+    os.stat(fresh.at / "d000" / "f0000")
+    row["mount"] = time.perf_counter() - begin
+    row["cold"] = works.lookups(fresh.at, files, 5000, bench.args.limit, bench.log)
+    row["again"] = works.lookups(fresh.at, files, 5000, bench.args.limit, bench.log)
+    return row
+
+
 def measure(bench):
     results = {}
-    for name, figure in zip(FIGURES, (private, directories, one, ping, listed)):
+    for name, figure in zip(FIGURES, (private, directories, one, ping, listed, many)):
         if name not in bench.args.only:
             continue
         print(f"{name}: {figure.__doc__}", flush=True)
@@ -299,9 +320,22 @@ def say_list(rows, goals):
     return lines
 
 
+def say_many(row, _):
+    files = row["files"]
+    lines = ["| many files | |", "|---|---:|"]
+    for what, figure in (("files", f"{files:,}"), ("creates/s", f"{row['per_second']:.0f}"),
+                         ("bytes a file in the database, indexes included", f"{row['database_bytes'] / files:.0f}"),
+                         ("mount and first stat", f"{row['mount']:.2f} s")):
+        lines.append(f"| {what} | {figure} |")
+    for name, what in (("cold", "stat of random files on a fresh node"), ("again", "the same files again")):
+        times = row[name]
+        lines.append(f"| {what}: median, p99, slowest | {times['median_ms']:.3f}, {times['p99_ms']:.3f}, {times['slowest_ms']:.1f} ms |")
+    return lines
+
+
 def report(bench, results):
     goals, tables = Goals(), []
-    say = {"private": say_private, "directories": say_directories, "one": say_one, "list": say_list,
+    say = {"private": say_private, "directories": say_directories, "one": say_one, "list": say_list, "many": say_many,
            "ping": lambda rows, goals: say_ping(rows, bench.round_trips, goals)}
     for name, rows in results.items():
         tables += [*say[name](rows, goals), ""]
@@ -331,12 +365,13 @@ def asked():
     ask.add_argument("--quick", action="store_true", help="small sizes")
     ask.add_argument("--rounds", type=int, help="default: 3; with --quick 1")
     ask.add_argument("--limit", type=float, help="seconds for a step; default: 300; with --quick 30")
+    ask.add_argument("--files", type=int, help="of `many`; default: 10,000,000; with --quick 50,000")
     ask.add_argument("--seconds", type=float, help="how long files are made; default: 10; with --quick 2")
     ask.add_argument("--covey-options", default="", help='more for covey mount of a shared volume, such as "-o fsync=local"')
     ask.add_argument("--juicefs-options", default="", help="more for juicefs mount")
     ask.add_argument("--results", type=pathlib.Path, help="a folder in which shared.md and .json are kept")
     args = ask.parse_args()
-    for name, quick, full in (("rounds", 1, 3), ("limit", 30, 300), ("seconds", 2, 10)):
+    for name, quick, full in (("rounds", 1, 3), ("limit", 30, 300), ("seconds", 2, 10), ("files", 50_000, 10_000_000)):
         if getattr(args, name) is None:
             setattr(args, name, quick if args.quick else full)
     args.only = args.only.split(",")

@@ -165,6 +165,12 @@ class Postgres:
         self.tool("createdb", "-h", self.at, "-p", self.port, "-U", "covey", name)
         return name
 
+    def size(self, database):
+        """Bytes of the rows of a database and their indexes."""
+        words = [self.bin / "psql", "-h", self.at, "-p", str(self.port), "-U", "covey", "-Atc",
+                 "select pg_total_relation_size('covey_kv')", database]
+        return int(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
+
     def round_trip(self, port, rounds=200):
         """The median time in ms of `select 1` through this port."""
         script = self.at / "ping.sql"

@@ -1,11 +1,12 @@
 """The works of bench/shared.py. Each runs as a process of its own, so that a time limit can end it.
 
-    python3 bench/shared_works.py create|ping|fill WORDS
+    python3 bench/shared_works.py create|ping|fill|lookups WORDS
 """
 
 import json
 import os
 import pathlib
+import random
 import signal
 import statistics
 import subprocess
@@ -158,8 +159,27 @@ def listing(mount, files, limit, log):
     return {"cold": cold | {"done": found, "of": files}, "again": step(["ls", "-lR", mount.at], limit, log)}
 
 
+def lookups(root, files, rounds, limit, log):
+    """stat(2) of random files among those of `fill`."""
+    row = step([sys.executable, __file__, "lookups", root, files, rounds], limit, log)
+    if row["cut"]:
+        raise RuntimeError(f"{rounds} lookups: not done after {limit} s")
+    return json.loads(pathlib.Path(log).read_text())
+
+
+def lookups_here(root, files, rounds):
+    dice, times = random.Random(7), []
+    for _ in range(int(rounds)):
+        number = dice.randrange(int(files))
+        begin = time.perf_counter()
+        os.stat(f"{root}/d{number // 1000:03}/f{number % 1000:04}")
+        times.append((time.perf_counter() - begin) * 1000)
+    times.sort()
+    print(json.dumps({"median_ms": statistics.median(times), "p99_ms": times[len(times) * 99 // 100], "slowest_ms": times[-1]}))
+
+
 if __name__ == "__main__":
-    here = {"create": create_here, "ping": ping_here, "fill": fill_here}
+    here = {"create": create_here, "ping": ping_here, "fill": fill_here, "lookups": lookups_here}
     if len(sys.argv) < 2 or sys.argv[1] not in here:
         raise SystemExit(__doc__)
     here[sys.argv[1]](*sys.argv[2:])
