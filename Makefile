@@ -147,6 +147,14 @@ test-shared: build ## Shared volumes: histories of names under faults, ROUNDS=30
 	COVEY_ROUNDS="$(or $(PARTITIONS),10)" $(if $(SEED),COVEY_SEED="$(SEED)") COVEY_BIN="$(CURDIR)/$(program)" \
 		$(CARGO) test --package covey-nets --test shared
 
+.PHONY: test-on-shared
+test-on-shared: build ## The suites of one machine on a shared volume that a second node reads all the while; PJDFSTEST=path; needs root
+	@scripts/bootstrap test
+	@$(if $(PJDFSTEST),[ -x "$(PJDFSTEST)" ] || { echo "make test-on-shared: PJDFSTEST= must name the program" >&2; exit 2; })
+	$(if $(PJDFSTEST),PJDFSTEST="$(abspath $(PJDFSTEST))") scripts/keep-switch scripts/on-shared "$(program)" \
+		$(CARGO) test --package covey-tests --test posix --test fsx --test differential --test semantics --test suites -- \
+		--include-ignored --test-threads 1
+
 .PHONY: test-fleet
 test-fleet: build ## Fleets in network namespaces: each fault alone, then ROUNDS=1000 random ones; needs root; SEED=N
 	@scripts/bootstrap test-fleet

@@ -92,13 +92,14 @@ impl Plain {
     }
 }
 
-fn differential(first: u64, runs: u64, steps: usize, users: bool) {
+fn differential(first: u64, runs: u64, steps: usize, users: bool, options: &[&str]) {
     let Some(plain) = Plain::new() else {
         return say(format_args!("skipped: lacks an ext4 to compare with"));
     };
     let volume = Volume::new();
-    let mounted =
-        volume.mount_with(if rustix::process::geteuid().is_root() { &["allow_other"] } else { &[] });
+    let mut options = options.to_vec();
+    options.extend(rustix::process::geteuid().is_root().then_some("allow_other"));
+    let mounted = volume.mount_with(&options);
     let (ours, plain_root) = (mounted.join("ours"), plain.path().join("plain"));
     std::fs::create_dir(&ours).unwrap();
     std::fs::create_dir(&plain_root).unwrap();
@@ -114,19 +115,34 @@ fn differential(first: u64, runs: u64, steps: usize, users: bool) {
 #[test]
 fn operations_answer_as_on_ext4() {
     requires!(Need::Mount);
-    differential(1, 12, 800, false);
+    differential(1, 12, 800, false, &[]);
 }
 
 #[test]
 fn operations_of_several_users_answer_as_on_ext4() {
     requires!(Need::Mount, Need::Root);
-    differential(1_000, 12, 800, true);
+    differential(1_000, 12, 800, true, &[]);
+}
+
+/// Without the kernel's writeback cache, the daemon keeps the times of files.
+#[test]
+fn operations_without_writeback_answer_as_on_ext4() {
+    requires!(Need::Mount);
+    differential(2_000, 12, 800, false, &["writeback=off"]);
+}
+
+/// fallocate(2) of a range that was there left the file's times as they were.
+#[test]
+fn regression_an_allocation_that_changes_nothing_changes_the_times() {
+    requires!(Need::Mount);
+    differential(10_027, 1, 1_500, false, &["writeback=off"]);
 }
 
 #[test]
 #[ignore = "minutes: make test-posix"]
 fn long_operations_answer_as_on_ext4() {
     requires!(Need::Mount, Need::Root);
-    differential(10_000, 300, 1_500, false);
-    differential(20_000, 300, 1_500, true);
+    differential(10_000, 300, 1_500, false, &[]);
+    differential(20_000, 300, 1_500, true, &[]);
+    differential(30_000, 300, 1_500, false, &["writeback=off"]);
 }

@@ -48,10 +48,7 @@ impl Core {
                 (len, (!keep_size && end > record.size).then_some(end))
             }
         };
-        // A file loses its capabilities even if the call changes nothing else.
-        if punch == 0 && grow_to.is_none() && !record.has(InodeRecord::HAS_CAPABILITY) {
-            return Ok(());
-        }
+        // The times change, and a file loses its capabilities, even if the call changes nothing else.
         if record.has(InodeRecord::INLINE) {
             let size = grow_to.unwrap_or(record.size);
             if size <= INLINE_MAX as u64 {
