@@ -153,7 +153,7 @@ test-on-shared: build ## The suites of one machine on a shared volume that a sec
 	@$(if $(PJDFSTEST),[ -x "$(PJDFSTEST)" ] || { echo "make test-on-shared: PJDFSTEST= must name the program" >&2; exit 2; })
 	$(if $(PJDFSTEST),PJDFSTEST="$(abspath $(PJDFSTEST))") scripts/keep-switch scripts/on-shared "$(program)" \
 		$(CARGO) test --package covey-tests --test posix --test fsx --test differential --test semantics --test suites -- \
-		--include-ignored --test-threads 1
+		--include-ignored --skip long_ --test-threads 1
 
 .PHONY: test-fleet
 test-fleet: build ## Fleets in network namespaces: each fault alone, then ROUNDS=1000 random ones; needs root; SEED=N
