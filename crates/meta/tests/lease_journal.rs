@@ -1,0 +1,511 @@
+//! The journal of acknowledged changes: a process that is killed loses nothing, or it is said.
+
+extern crate covey_meta as meta;
+
+mod support;
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, RwLock};
+use std::time::Duration;
+
+use base::{Ino, PackNo, Timestamp};
+use blob::PackStore;
+use meta::engine::Memory;
+use meta::key::{KeyRange, tags};
+use meta::lease::{Holder, Journal, Leases, Left, Nodes, Replayed, replay};
+use meta::plan::op::{Body, Make, Piece};
+use meta::plan::{Ctx, Op};
+use meta::record::mode;
+use meta::shared::Term;
+use meta::store::{CommitError, Limit, Rows, StoreError};
+use meta::{Commit, Key, MetaStore, Names, NamesError, Value};
+use parking_lot::Mutex;
+use support::script::{Script, all, check};
+use support::{Dice, SimPacks};
+
+const NODE: [u8; 16] = [7; 16];
+const LONG: Duration = Duration::from_secs(3600);
+
+/// A database. It refuses commits of sessions that are over. What was sent on a connection that has died may
+/// still arrive, later.
+#[derive(Default)]
+struct Engine {
+    memory: Memory,
+    epoch: AtomicU64,
+    late: Mutex<Vec<(u64, Commit)>>,
+    dice: Mutex<Option<Dice>>,
+    away: AtomicBool,
+    limit: Option<Limit>,
+}
+
+impl Engine {
+    fn below(&self, n: u64) -> u64 {
+        self.dice.lock().as_mut().map_or(1, |dice| dice.below(n))
+    }
+
+    fn apply(&self, epoch: u64, commit: Commit) -> Result<(), CommitError> {
+        if self.epoch.load(Ordering::SeqCst) != epoch {
+            return Err(StoreError::Fenced("the session is over".to_owned()).into());
+        }
+        self.memory.commit(commit)
+    }
+
+    /// Something that was sent long ago arrives.
+    fn arrive(&self) {
+        let mut late = self.late.lock();
+        if !late.is_empty() && self.below(3) == 0 {
+            let at = self.below(late.len() as u64) as usize;
+            let (epoch, commit) = late.swap_remove(at);
+            let _ = self.apply(epoch, commit);
+        }
+    }
+}
+
+fn unavailable() -> StoreError {
+    StoreError::Unavailable("it is away".to_owned())
+}
+
+/// A process's connection to the database.
+struct Wire {
+    engine: Arc<Engine>,
+    epoch: u64,
+}
+
+impl MetaStore for Wire {
+    fn get(&self, key: &Key) -> Result<Option<Value>, StoreError> {
+        self.engine.memory.get(key)
+    }
+
+    fn is_at_hand(&self, _: &Key) -> bool {
+        false
+    }
+
+    fn get_many(&self, keys: &[Key]) -> Result<Vec<Option<Value>>, StoreError> {
+        self.engine.memory.get_many(keys)
+    }
+
+    fn scan(&self, range: &KeyRange, limit: usize) -> Result<Rows, StoreError> {
+        self.engine.memory.scan(range, limit)
+    }
+
+    fn commit(&self, commit: Commit) -> Result<(), CommitError> {
+        let is_batch = commit.puts.iter().any(|(key, _)| key.tag() == tags::BATCH);
+        if is_batch && self.engine.away.load(Ordering::SeqCst) {
+            return Err(unavailable().into());
+        }
+        if !is_batch {
+            return self.engine.apply(self.epoch, commit);
+        }
+        self.engine.arrive();
+        match self.engine.below(6) {
+            0 => {
+                self.engine.late.lock().push((self.epoch, commit));
+                Err(unavailable().into())
+            }
+            1 => self.engine.apply(self.epoch, commit).and(Err(unavailable().into())),
+            _ => self.engine.apply(self.epoch, commit),
+        }
+    }
+
+    fn commit_limit(&self) -> Limit {
+        self.engine.limit.unwrap_or(Limit::NONE)
+    }
+
+    fn flush(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+}
+
+struct Alone(u64);
+
+impl Nodes for Alone {
+    fn me(&self) -> Option<Holder> {
+        Some(Holder { node: 1, epoch: self.0 })
+    }
+
+    fn alive(&self) -> Result<Vec<Holder>, StoreError> {
+        Ok(self.me().into_iter().collect())
+    }
+
+    fn recall(&self, _: u32, _: Ino, _: u64) -> Result<(), String> {
+        Err("there is no other".to_owned())
+    }
+
+    fn report(&self, line: &str) {
+        println!("{line}");
+    }
+}
+
+/// A node whose process is killed now and then, and started again.
+struct Mortal {
+    engine: Arc<Engine>,
+    dir: tempfile::TempDir,
+    packs: SimPacks,
+    process: RwLock<Option<Arc<Leases>>>,
+    /// One of so many commits is followed by a kill. 0: none is.
+    kills: u64,
+    killed: AtomicU64,
+    outstanding: AtomicU64,
+    next: AtomicBool,
+}
+
+impl Mortal {
+    fn new(seed: Option<u64>, kills: u64, limit: Option<Limit>) -> Arc<Mortal> {
+        let engine = Engine { limit, epoch: AtomicU64::new(1), ..Engine::default() };
+        *engine.dice.lock() = seed.map(|seed| Dice(seed * 7 + 3));
+        let node = Mortal {
+            engine: Arc::new(engine),
+            dir: tempfile::tempdir().unwrap(),
+            packs: SimPacks::default(),
+            process: RwLock::default(),
+            kills,
+            killed: AtomicU64::new(0),
+            outstanding: AtomicU64::new(0),
+            next: AtomicBool::new(false),
+        };
+        node.start();
+        Arc::new(node)
+    }
+
+    fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    fn wire(&self) -> Wire {
+        Wire { engine: self.engine.clone(), epoch: self.engine.epoch.load(Ordering::SeqCst) }
+    }
+
+    /// The process begins, in the session of the engine.
+    fn start(&self) {
+        let wire = self.wire();
+        let term = Arc::new(Term::default());
+        term.extend(base::time::monotonic(), LONG);
+        let journal = Journal::open(self.dir(), NODE).unwrap();
+        let nodes = Arc::new(Alone(wire.epoch));
+        let leases = Leases::with_journal(Arc::new(wire), term, nodes, Some(journal)).unwrap();
+        *self.process.write().unwrap() = Some(leases);
+    }
+
+    fn kill(&self) {
+        self.killed.fetch_add(1, Ordering::SeqCst);
+        // It writes nothing back.
+        drop(self.process.write().unwrap().take());
+    }
+
+    fn left(&self) -> Left {
+        Left::read(self.dir(), NODE).unwrap()
+    }
+
+    fn replay(&self) -> Replayed {
+        replay(self.left(), &self.wire(), &self.packs, &mut || Ok(())).unwrap()
+    }
+
+    /// What it has acknowledged is stored, then it joins again.
+    fn again(&self) {
+        self.outstanding.fetch_add(self.left().len() as u64, Ordering::SeqCst);
+        // The process that stores it may be killed too.
+        let mut batches = self.engine.below(3);
+        let mut keep = || {
+            batches = batches.checked_sub(1).ok_or(StoreError::Full)?;
+            Ok(())
+        };
+        if let Ok(done) = replay(self.left(), &self.wire(), &self.packs, &mut keep) {
+            assert_eq!(done.line(), None);
+        }
+        for _ in 0..1 + self.engine.below(2) {
+            let done = self.replay();
+            assert_eq!(done.line(), None);
+        }
+        self.join();
+    }
+
+    fn join(&self) {
+        self.engine.epoch.fetch_add(1, Ordering::SeqCst);
+        self.start();
+    }
+
+    fn process(&self) -> Arc<Leases> {
+        self.process.read().unwrap().clone().unwrap()
+    }
+
+    fn names(self: &Arc<Mortal>) -> Names {
+        Names::leased(self.clone())
+    }
+}
+
+impl MetaStore for Mortal {
+    fn get(&self, key: &Key) -> Result<Option<Value>, StoreError> {
+        self.process().get(key)
+    }
+
+    fn is_at_hand(&self, key: &Key) -> bool {
+        self.process().is_at_hand(key)
+    }
+
+    fn get_many(&self, keys: &[Key]) -> Result<Vec<Option<Value>>, StoreError> {
+        self.process().get_many(keys)
+    }
+
+    fn scan(&self, range: &KeyRange, limit: usize) -> Result<Rows, StoreError> {
+        self.process().scan(range, limit)
+    }
+
+    fn commit(&self, commit: Commit) -> Result<(), CommitError> {
+        let done = self.process().commit(commit);
+        if done.is_ok() && self.kills > 0 && self.engine.below(self.kills) == 0 {
+            self.kill();
+            self.again();
+        }
+        done
+    }
+
+    fn flush(&self) -> Result<(), StoreError> {
+        self.process().flush()
+    }
+}
+
+fn ctx() -> Ctx {
+    Ctx { now: Timestamp(1_000_000), uid: 0, gid: 0 }
+}
+
+fn format(names: &Names) {
+    names.run(&Op::Format { rows: &[("format", vec![1])] }, &ctx()).unwrap();
+}
+
+fn file(names: &Names, name: &str, ino: u64) -> Result<(), NamesError> {
+    let make = Make { ino: Ino(ino), mode: mode::S_IFREG | 0o644, umask: 0, rdev: 0, target: b"" };
+    names.run(&Op::Create { parent: Ino::ROOT, name: name.as_bytes(), make }, &ctx()).map(drop)
+}
+
+fn is_there(names: &Names, name: &str) -> bool {
+    names.entry(Ino::ROOT, name.as_bytes()).unwrap().inode.is_some()
+}
+
+/// A node with a volume, whose database is away after that.
+fn cut_off() -> (Arc<Mortal>, Names) {
+    let node = Mortal::new(None, 0, None);
+    let names = node.names();
+    format(&names);
+    file(&names, "first", 2).unwrap();
+    node.flush().unwrap();
+    node.engine.away.store(true, Ordering::SeqCst);
+    (node, names)
+}
+
+fn rows_of(store: &dyn MetaStore) -> Vec<(Key, Value)> {
+    let mut rows = all(store);
+    rows.retain(|(key, _)| !matches!(key.tag(), tags::LEASE | tags::BATCH | tags::WISH));
+    rows
+}
+
+/// A node that is killed at any moment, also while it stores what an earlier process left, does what a node
+/// does that is never killed. Answers get lost, and commits arrive late.
+#[test]
+fn kills_are_not_seen() {
+    let (mut killed, mut outstanding) = (0, 0);
+    for seed in 1..9 {
+        let alone = Arc::new(Memory::new());
+        let mut expected = Script::new(vec![Names::new(alone.clone())], seed);
+        expected.play();
+        let limit = (seed % 2 == 0).then_some(Limit { rows: 12, bytes: 2000, checks: 8 });
+        let node = Mortal::new(Some(seed), 12, limit);
+        let mut script = Script::new(vec![node.names()], seed);
+        script.play();
+        let differs = script.refused.iter().zip(&expected.refused).position(|(one, other)| one != other);
+        assert_eq!(differs, None, "seed {seed}");
+        node.flush().unwrap();
+        assert_eq!(rows_of(&node.engine.memory), all(&*alone), "seed {seed}");
+        check(&node.engine.memory);
+        killed += node.killed.load(Ordering::SeqCst);
+        outstanding += node.outstanding.load(Ordering::SeqCst);
+    }
+    assert!(killed > 100 && outstanding > 100, "{killed} kills, {outstanding} changes were outstanding");
+}
+
+#[test]
+fn what_was_acknowledged_is_stored_by_the_next_process() {
+    let (node, names) = cut_off();
+    (0..50).for_each(|n| file(&names, &format!("file{n}"), 10 + n).unwrap());
+    node.kill();
+    assert_eq!(node.left().len(), 50);
+    node.engine.away.store(false, Ordering::SeqCst);
+    let done = node.replay();
+    assert_eq!((done.stored, done.refused(), done.line()), (50, 0, None));
+    node.join();
+    assert!(node.left().is_empty(), "it is given up once it is stored");
+    (0..50).for_each(|n| assert!(is_there(&names, &format!("file{n}"))));
+    check(&node.engine.memory);
+}
+
+/// A database that does not answer refuses nothing.
+#[test]
+fn a_journal_that_cannot_be_stored_now_stays() {
+    let (node, names) = cut_off();
+    file(&names, "second", 3).unwrap();
+    node.kill();
+    let mut tries = 0;
+    let mut keep = || {
+        tries += 1;
+        if tries > 2 { Err(StoreError::Full) } else { Ok(()) }
+    };
+    replay(node.left(), &node.wire(), &node.packs, &mut keep).unwrap_err();
+    assert_eq!((tries, node.left().len()), (3, 1));
+}
+
+/// What other nodes could see after the session was over stays as they saw it.
+#[test]
+fn what_another_node_took_over_is_refused_and_said() {
+    let (node, names) = cut_off();
+    file(&names, "second", 3).unwrap();
+    node.kill();
+    let lease = Key::lease(Ino::ROOT);
+    let row = node.engine.memory.get(&lease).unwrap().unwrap();
+    let other = [&row[..row.len() - 12], &[0; 12]].concat();
+    let taken = Commit { puts: vec![(lease, other.into())], ..Commit::default() };
+    node.engine.memory.commit(taken).unwrap();
+    node.engine.away.store(false, Ordering::SeqCst);
+    let before = all(&node.engine.memory);
+    let done = node.replay();
+    assert_eq!(all(&node.engine.memory), before);
+    assert_eq!((done.stored, done.refused()), (0, 1));
+    let line = done.line().unwrap();
+    assert!(line.contains("1 changes") && line.contains("\"second\"") && line.contains("leases"), "{line}");
+    let kept = done.keep(node.dir()).unwrap().unwrap();
+    let text = fs::read_to_string(&kept).unwrap();
+    assert!(text.contains("name \"second\" in folder 1 for inode 3"), "{text}");
+    node.join();
+    assert!(kept.exists() && node.left().is_empty());
+    assert!(!is_there(&names, "second"));
+}
+
+#[test]
+fn what_an_ended_session_left_is_refused_and_said() {
+    let (node, names) = cut_off();
+    file(&names, "second", 3).unwrap();
+    node.kill();
+    node.engine.epoch.fetch_add(1, Ordering::SeqCst);
+    node.engine.away.store(false, Ordering::SeqCst);
+    // A commit of the ended session, and the way that a node takes.
+    let wire = Wire { engine: node.engine.clone(), epoch: 1 };
+    let done = replay(node.left(), &wire, &node.packs, &mut || Ok(())).unwrap();
+    assert_eq!((done.stored, done.refused()), (0, 1));
+    let done = node.left().refuse(&wire).unwrap();
+    assert_eq!((done.stored, done.refused()), (0, 1));
+    assert!(done.line().unwrap().contains("ended"));
+    node.join();
+    assert!(!is_there(&names, "second"));
+}
+
+/// What the engine has is not called refused, whatever became of the session.
+#[test]
+fn what_was_stored_is_not_refused() {
+    let (node, names) = cut_off();
+    file(&names, "second", 3).unwrap();
+    let before = node.left().len();
+    node.kill();
+    node.engine.away.store(false, Ordering::SeqCst);
+    assert_eq!(node.replay().stored, before);
+    let done = node.left().refuse(&node.wire()).unwrap();
+    assert_eq!((done.stored, done.refused()), (before, 0));
+}
+
+/// A change whose bytes are not on the disk is refused, with all that follow it.
+#[test]
+fn a_change_without_its_bytes_is_refused() {
+    let (node, names) = cut_off();
+    node.packs.create(PackNo(9)).unwrap();
+    let crc = node.packs.write_summed(PackNo(9), 0, &[1; 3000]).unwrap();
+    let write = |ino: u64, crc: u32| {
+        let piece = Piece { at: 0, len: 3000, pack: PackNo(9), offset: 0, fresh: Some(crc) };
+        let body = Body::Packed(std::slice::from_ref(&piece));
+        let op = Op::Write { ino: Ino(ino), body, unprivileged: None, cached: true, intern: None, over: None };
+        names.run(&op, &ctx()).unwrap();
+    };
+    names.run(&Op::OpenPack { pack: PackNo(9) }, &ctx()).unwrap();
+    file(&names, "whole", 3).unwrap();
+    write(3, crc);
+    file(&names, "lacks", 4).unwrap();
+    write(4, crc ^ 1);
+    file(&names, "last", 5).unwrap();
+    node.kill();
+    node.engine.away.store(false, Ordering::SeqCst);
+    let done = node.replay();
+    assert_eq!((done.stored, done.refused()), (3, 2), "{:?}", done.line());
+    assert!(done.line().unwrap().contains("bytes"));
+    node.join();
+    assert!(is_there(&names, "whole") && is_there(&names, "lacks") && !is_there(&names, "last"));
+    assert_eq!(names.entry(Ino::ROOT, b"lacks").unwrap().inode.unwrap().1.size, 0);
+    assert_eq!(names.entry(Ino::ROOT, b"whole").unwrap().inode.unwrap().1.size, 3000);
+}
+
+/// The last record may be torn: it was not acknowledged. Damage before others is said.
+#[test]
+fn a_torn_tail_is_ignored_and_damage_is_said() {
+    let (node, names) = cut_off();
+    (0..5).for_each(|n| file(&names, &format!("file{n}"), 10 + n).unwrap());
+    node.kill();
+    let path = node.dir().join("0");
+    let bytes = fs::read(&path).unwrap();
+    let end = bytes.iter().rposition(|byte| *byte != 0).unwrap() + 1;
+    let records: Vec<usize> = (4096..end)
+        .filter(|at| bytes[at + 8..].starts_with(&bytes[4096 + 16..4096 + 24]) || *at == 4096)
+        .collect();
+    assert!(!records.is_empty());
+    let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+    for at in (4096..end).rev().step_by(7) {
+        // Cut here: a prefix.
+        file.set_len(at as u64).unwrap();
+        let left = node.left();
+        assert!(left.len() < 5 && replay_line(&node, at).is_none(), "cut at {at}: {}", left.len());
+        file.write_all_at(&bytes, 0).unwrap();
+        // A flipped bit.
+        file.write_all_at(&[bytes[at] ^ 1], at as u64).unwrap();
+        let left = node.left();
+        assert!(left.len() == 4 || left.len() == 5, "damage at {at}: {}", left.len());
+        file.write_all_at(&bytes, 0).unwrap();
+    }
+    file.write_all_at(&[bytes[4100] ^ 1], 4100).unwrap();
+    node.engine.away.store(false, Ordering::SeqCst);
+    let done = node.replay();
+    assert_eq!((done.stored, done.refused()), (0, 4));
+    assert!(done.line().unwrap().contains("damaged"));
+}
+
+/// What is said of a journal that is cut, without storing anything.
+fn replay_line(node: &Mortal, _: usize) -> Option<String> {
+    let memory = Memory::new();
+    let rows = all(&node.engine.memory);
+    memory.commit(Commit { puts: rows, ..Commit::default() }).unwrap();
+    let engine = Arc::new(Engine { memory, epoch: AtomicU64::new(1), ..Engine::default() });
+    let wire = Wire { engine, epoch: 1 };
+    replay(node.left(), &wire, &node.packs, &mut || Ok(())).unwrap().line()
+}
+
+#[test]
+fn another_nodes_journal_is_none() {
+    let (node, names) = cut_off();
+    file(&names, "second", 3).unwrap();
+    node.kill();
+    assert_eq!(Left::read(node.dir(), [8; 16]).unwrap().len(), 0);
+    assert_eq!(node.left().len(), 1);
+}
+
+/// The files stay as short as what is outstanding, also when something always is.
+#[test]
+fn the_journal_does_not_grow() {
+    let node = Mortal::new(None, 0, None);
+    let names = node.names();
+    format(&names);
+    for n in 0..12_000 {
+        let name = format!("{n:0200}");
+        file(&names, &name, 10 + n).unwrap();
+    }
+    let len = |file: &str| fs::metadata(node.dir().join(file)).unwrap().len();
+    println!("{} and {} bytes", len("0"), len("1"));
+    assert!(len("0") + len("1") < 12 << 20, "{} and {} bytes", len("0"), len("1"));
+    node.flush().unwrap();
+    assert!(node.left().is_empty());
+}
