@@ -28,7 +28,7 @@ use crate::store::{CommitError, MetaStore, StoreError};
 /// How long a batch is tried. A large commit of the killed process may stand in the way for a while.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// The pause before a batch is tried again.
-const AGAIN: Duration = Duration::from_millis(200);
+const AGAIN: Duration = Duration::from_millis(50);
 /// How many files of refused changes are kept.
 const KEPT: usize = 16;
 /// How many lines such a file has.
