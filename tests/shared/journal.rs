@@ -53,14 +53,19 @@ fn change(folder: &Path) {
 
 /// All of [`change`] is there, once and whole.
 fn must_be_changed(folder: &Path, what: &str) {
-    let mut names: Vec<String> =
-        fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    let mut names: Vec<String> = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
     names.sort();
     let mut expected: Vec<String> = (0..8).map(|n| format!("new{n}")).collect();
-    expected.extend(["below", "link", "old2", "old4", "old5", "old6", "old7", "renamed", "small"].map(String::from));
+    expected.extend(
+        ["below", "link", "old2", "old4", "old5", "old6", "old7", "renamed", "small"].map(String::from),
+    );
     expected.sort();
     assert_eq!(names, expected, "{what}");
-    let read = |name: &str| fs::read(folder.join(name)).unwrap_or_else(|error| panic!("{what}: {name}: {error}"));
+    let read =
+        |name: &str| fs::read(folder.join(name)).unwrap_or_else(|error| panic!("{what}: {name}: {error}"));
     assert_eq!(read("small"), b"small", "{what}");
     (0..8u8).for_each(|n| assert!(read(&format!("new{n}")) == vec![n + 1; 5000 + usize::from(n)], "{what}"));
     assert!(read("renamed") == vec![0; 3000] && read("old2") == vec![1; 3000], "{what}");
@@ -82,7 +87,9 @@ fn clean(shared: &Shared) {
 #[test]
 fn what_a_killed_node_acknowledged_is_there_again() {
     requires!(Need::Covey);
-    let Some((mut shared, folder)) = warm() else { return say(format_args!("skipped: lacks PostgreSQL's server")) };
+    let Some((mut shared, folder)) = warm() else {
+        return say(format_args!("skipped: lacks PostgreSQL's server"));
+    };
     shared.server.freeze(true);
     change(&folder);
     shared.nodes[1].kill();
@@ -108,7 +115,9 @@ fn what_a_killed_node_acknowledged_is_there_again() {
 #[test]
 fn a_read_only_mount_stores_what_was_acknowledged() {
     requires!(Need::Covey);
-    let Some((mut shared, folder)) = warm() else { return say(format_args!("skipped: lacks PostgreSQL's server")) };
+    let Some((mut shared, folder)) = warm() else {
+        return say(format_args!("skipped: lacks PostgreSQL's server"));
+    };
     shared.server.freeze(true);
     change(&folder);
     shared.nodes[1].kill();
@@ -128,7 +137,9 @@ fn a_read_only_mount_stores_what_was_acknowledged() {
 #[test]
 fn what_another_node_took_over_is_refused_and_said() {
     requires!(Need::Covey);
-    let Some((mut shared, folder)) = warm() else { return say(format_args!("skipped: lacks PostgreSQL's server")) };
+    let Some((mut shared, folder)) = warm() else {
+        return say(format_args!("skipped: lacks PostgreSQL's server"));
+    };
     shared.server.freeze(true);
     change(&folder);
     shared.nodes[1].kill();

@@ -239,9 +239,8 @@ fn the_session_of_a_dead_process_is_continued() {
     let session = dead.join(&node(1)).unwrap();
     (0..40).for_each(|_| dead.commit(add()).unwrap());
     let next = open();
-    let fenced = |session: Session| {
-        matches!(open().resume(&node(1).node, session, ttl), Err(StoreError::Fenced(_)))
-    };
+    let fenced =
+        |session: Session| matches!(open().resume(&node(1).node, session, ttl), Err(StoreError::Fenced(_)));
     assert!(matches!(next.resume(&other, session, ttl), Err(StoreError::Fenced(_))));
     next.resume(&node(1).node, session, ttl).unwrap();
     assert_eq!(next.session(), Some(session));

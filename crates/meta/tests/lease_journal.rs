@@ -419,7 +419,8 @@ fn a_change_without_its_bytes_is_refused() {
     let write = |ino: u64, crc: u32| {
         let piece = Piece { at: 0, len: 3000, pack: PackNo(9), offset: 0, fresh: Some(crc) };
         let body = Body::Packed(std::slice::from_ref(&piece));
-        let op = Op::Write { ino: Ino(ino), body, unprivileged: None, cached: true, intern: None, over: None };
+        let op =
+            Op::Write { ino: Ino(ino), body, unprivileged: None, cached: true, intern: None, over: None };
         names.run(&op, &ctx()).unwrap();
     };
     names.run(&Op::OpenPack { pack: PackNo(9) }, &ctx()).unwrap();

@@ -248,7 +248,8 @@ fn the_session_of_a_dead_process_is_continued() {
     let volume = server.volume();
     let open = || Postgres::open(&volume, Options::default()).unwrap();
     let add = || Commit { adds: vec![(key("n"), 1)], ..Commit::default() };
-    let number = |store: &Postgres| meta::record::decode_i64(store.get(&key("n")).unwrap().as_deref()).unwrap();
+    let number =
+        |store: &Postgres| meta::record::decode_i64(store.get(&key("n")).unwrap().as_deref()).unwrap();
     let (ttl, other) = (Duration::from_secs(60), [9; 16]);
     let dead = open();
     let session = dead.join(&node(1)).unwrap();

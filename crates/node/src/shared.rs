@@ -91,7 +91,7 @@ impl Shared {
         let text = dir.format().names.as_deref().unwrap_or_default();
         let target = Address::parse(text).map_err(setup_failure)?;
         let names = target.open().map_err(setup_failure)?;
-        check_id(dir, &target, &*names)?;
+        check_id(dir, &target, &*names).map_err(|failure| resuming::with_left(failure, dir))?;
         let rows: Arc<dyn MetaStore> = names.clone();
         unfinished::complete(dir, &rows)?;
         unfinished::check_complete(&target, &rows)?;

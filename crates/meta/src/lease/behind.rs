@@ -42,6 +42,9 @@ impl Core {
     /// Waits until there is space for a change.
     pub(super) fn admit(&self) -> Result<(), StoreError> {
         let mut state = self.state.lock();
+        if state.journal.as_ref().is_some_and(Journal::is_broken) && !base::thread::may_wait() {
+            return Err(StoreError::Waits);
+        }
         while is_late(&state.queue) && !state.stopping {
             self.term.check()?;
             if !base::thread::may_wait() {

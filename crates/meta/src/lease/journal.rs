@@ -69,7 +69,13 @@ impl Journal {
     pub fn open(dir: &Path, node: [u8; 16]) -> io::Result<Journal> {
         fs::DirBuilder::new().mode(0o700).recursive(true).create(dir)?;
         let open = |file: usize| {
-            OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path(dir, file))
+            OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .mode(0o600)
+                .open(path(dir, file))
         };
         let files = [open(0)?, open(1)?];
         let mut number = 0;
@@ -81,8 +87,16 @@ impl Journal {
             let _ = rustix::fs::fallocate(file, rustix::fs::FallocateFlags::KEEP_SIZE, 0, FILE);
         }
         let place = Place { segment: number, seq: 1, key: record::key_of(&node) };
-        let mut journal =
-            Journal { files, active: 0, node, place, at: HEADER, last: [0; 2], is_broken: false, buf: Vec::new() };
+        let mut journal = Journal {
+            files,
+            active: 0,
+            node,
+            place,
+            at: HEADER,
+            last: [0; 2],
+            is_broken: false,
+            buf: Vec::new(),
+        };
         journal.begin(0, number + 1)?;
         Ok(journal)
     }
@@ -142,6 +156,11 @@ impl Journal {
         if is_long && !self.is_broken {
             let _ = self.files[self.active].set_len(FILE);
         }
+    }
+
+    /// Whether changes are acknowledged only when the engine has them.
+    pub(super) fn is_broken(&self) -> bool {
+        self.is_broken
     }
 
     fn append(&mut self) -> bool {
@@ -225,6 +244,17 @@ impl Left {
         left.behind = behind.len();
         left.changes.append(&mut behind);
         Ok(left)
+    }
+
+    /// The same for the node whose journal it is, as far as can be read.
+    pub fn read_any(dir: &Path) -> Left {
+        let node = |file: usize| {
+            let mut bytes = vec![0; HEADER as usize];
+            let read = File::open(path(dir, file)).ok()?.read_at(&mut bytes, 0).ok()?;
+            Header::decode(&bytes[..read]).map(|header| header.node)
+        };
+        let node = node(0).or_else(|| node(1));
+        node.and_then(|node| Left::read(dir, node).ok()).unwrap_or_default()
     }
 
     /// Whether everything that was acknowledged is in the engine.
@@ -406,7 +436,7 @@ mod tests {
         leases.flush().unwrap();
         // There is space again.
         leases.core.state.lock().journal.as_mut().unwrap().files[0] = good;
-        let is_broken = || leases.core.state.lock().journal.as_ref().unwrap().is_broken;
+        let is_broken = || leases.core.state.lock().journal.as_ref().unwrap().is_broken();
         assert!(is_broken());
         assert!(file(6));
         leases.flush().unwrap();

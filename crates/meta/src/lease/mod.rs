@@ -422,7 +422,7 @@ impl MetaStore for Leases {
             return false;
         }
         let mut state = self.core.state.lock();
-        if behind::is_late(&state.queue) {
+        if behind::is_late(&state.queue) || state.journal.as_ref().is_some_and(Journal::is_broken) {
             return false;
         }
         let Ok(Some(unit)) = state.unit_of(key) else { return false };

@@ -73,7 +73,11 @@ pub fn replay(
         return Ok(left.refused(0, "the database does not have what it confirmed".to_owned()));
     }
     let why = "the journal is damaged before them".to_owned();
-    Ok(if left.behind > 0 || left.is_headless { left.refused(sound, why) } else { left.refused(sound, String::new()) })
+    Ok(if left.behind > 0 || left.is_headless {
+        left.refused(sound, why)
+    } else {
+        left.refused(sound, String::new())
+    })
 }
 
 fn is_early(began: Instant) -> bool {
@@ -263,10 +267,13 @@ impl Replayed {
 
     /// Names that were to be made or removed.
     fn names(&self) -> impl Iterator<Item = String> {
-        let keys = self.refused.iter().flat_map(|change| {
-            change.commit.puts.iter().map(|(key, _)| key).chain(&change.commit.dels)
-        });
-        keys.filter_map(|key| key.as_dentry().map(|dentry| format!("{:?}", String::from_utf8_lossy(dentry.name))))
+        let keys = self
+            .refused
+            .iter()
+            .flat_map(|change| change.commit.puts.iter().map(|(key, _)| key).chain(&change.commit.dels));
+        keys.filter_map(|key| {
+            key.as_dentry().map(|dentry| format!("{:?}", String::from_utf8_lossy(dentry.name)))
+        })
     }
 }
 

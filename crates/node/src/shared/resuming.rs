@@ -45,9 +45,13 @@ pub(super) fn resume(
     }
     let count = left.len();
     let done = store(dir, names, keeper, term, left).map_err(|error| {
-        Failure::new("not-stored", format!("{count} changes that this node had acknowledged are not stored yet"))
-            .why(error.to_string())
-            .next("mount it again; they stay in the node's folder until they are stored")
+        Failure::new(
+            "not-stored",
+            format!("{count} changes that this node had acknowledged are not stored yet"),
+        )
+        .why(error.to_string())
+        .next("mount it again; they stay in the node's folder until they are stored")
+        .next(format!("to give them up, move {} away", folder.display()))
     })?;
     if done.stored > 0 {
         let stored = done.stored;
@@ -60,6 +64,16 @@ pub(super) fn resume(
     }
     // Before the node joins: the next process must not find them again in a session that is over.
     journal(dir, node).map(drop)
+}
+
+/// Adds to a failure that the folder holds changes of a volume that is not there any more.
+pub(super) fn with_left(failure: Failure, dir: &VolumeDir) -> Failure {
+    match Left::read_any(&place(dir)).len() {
+        0 => failure,
+        count => failure.next(format!(
+            "the folder has {count} changes that were acknowledged and not stored: they are lost with the names that they belong to"
+        )),
+    }
 }
 
 fn store(

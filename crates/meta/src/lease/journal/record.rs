@@ -221,10 +221,7 @@ fn put_value(buf: &mut Vec<u8>, value: &[u8]) {
     buf.extend_from_slice(value);
 }
 
-fn all<T>(
-    fields: &mut Fields<'_>,
-    get: impl Fn(&mut Fields<'_>) -> Option<T>,
-) -> Option<Vec<T>> {
+fn all<T>(fields: &mut Fields<'_>, get: impl Fn(&mut Fields<'_>) -> Option<T>) -> Option<Vec<T>> {
     let count = fields.u32()?;
     (0..count).map(|_| get(fields)).collect()
 }
@@ -262,11 +259,7 @@ mod tests {
             commit,
             leases: vec![(Ino(1), value.clone())],
             made: vec![(Ino(9), value.clone()), (Ino(10), Value::from(&[1][..]))],
-            checks: vec![
-                (one.clone(), Expect::Is(value)),
-                (two, Expect::Absent),
-                (one, Expect::Exists),
-            ],
+            checks: vec![(one.clone(), Expect::Is(value)), (two, Expect::Absent), (one, Expect::Exists)],
         };
         let place = Place { segment: 3, seq: 8, key: 5 };
         let mut buf = Vec::new();
