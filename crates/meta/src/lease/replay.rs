@@ -1,8 +1,8 @@
 //! What a killed process had acknowledged is stored: before this node joins again, under the old session.
 //!
 //! Each batch is composed as before, from the changes that have its number, and gets the same number in the
-//! row of the session. So a batch that the engine has, or that a dying connection still brings, is not applied
-//! twice: of two commits with one number the engine takes one, and both are the same.
+//! row of the session. So a batch that the engine has, or that a dying connection still brings, is not
+//! applied twice: of two commits with one number the engine takes one, and both are the same.
 //!
 //! What is stored is a prefix. At the first change that cannot be stored, this one and all later ones are
 //! refused, because they may rest on it: its lease went to another node, the session was ended, its bytes are
@@ -44,8 +44,8 @@ pub struct Replayed {
     why: String,
 }
 
-/// Stores what a process left in its journal, through the store of its session. `keep` renews the session, and
-/// is called before each attempt to store a batch.
+/// Stores what a process left in its journal, through the store of its session. `keep` renews the session,
+/// and is called before each attempt to store a batch.
 ///
 /// # Errors
 /// The engine or the disk cannot be used now. Nothing was refused, and it can be tried again.

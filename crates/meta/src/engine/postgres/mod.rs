@@ -117,8 +117,8 @@ pub struct Postgres {
     pool: Pool,
     volume: i32,
     uuid: [u8; 16],
-    /// Identifies the operations of a store without a session, or with one that another process began: negative
-    /// and random.
+    /// Identifies the operations of a store without a session, or with one that another process began:
+    /// negative and random.
     own: i64,
     place: RwLock<Option<Place>>,
 }

@@ -104,8 +104,8 @@ impl Postgres {
     /// Continues the session of a process of this node that is dead.
     ///
     /// # Errors
-    /// `Fenced` if the session is over for good: the node has joined again, it left, or another node ended the
-    /// session. See [`StoreError`] for others.
+    /// `Fenced` if the session is over for good: the node has joined again, it left, or another node ended
+    /// the session. See [`StoreError`] for others.
     pub fn resume(&self, node: &[u8; 16], session: Session, ttl: Duration) -> Result<(), StoreError> {
         let (ttl_ms, node): (i64, &[u8]) = (millis(ttl), node);
         let Session { number, epoch } = session;
