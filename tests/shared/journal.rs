@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use covey_tests::program::{covey, run_ok};
 use covey_tests::{Need, requires, say, seeds};
@@ -161,29 +161,6 @@ fn what_another_node_took_over_is_refused_and_said() {
     fs::remove_file(file).unwrap();
     let status = run_ok(covey().arg("status").arg(&shared.nodes[1].mountpoint), LIMIT);
     assert!(!status.stdout.contains("could not be stored"), "{status:?}");
-    clean(&shared);
-}
-
-/// The session of an unmounted node is not left while something is to be stored in it.
-#[test]
-fn what_an_unmount_could_not_store_is_there_after_the_next_mount() {
-    requires!(Need::Covey);
-    let mut shared = Shared::new(requires_server!(), 1);
-    let folder = shared.path(0, "folder");
-    fs::create_dir(&folder).unwrap();
-    fs::write(folder.join("old"), vec![1; 3000]).unwrap();
-    std::thread::sleep(Duration::from_millis(300));
-    shared.server.down();
-    fs::write(folder.join("new"), vec![2; 3000]).unwrap();
-    fs::rename(folder.join("old"), folder.join("renamed")).unwrap();
-    let began = Instant::now();
-    shared.nodes[0].unmount();
-    say(format_args!("unmounted after {:?}", began.elapsed()));
-    shared.server.up();
-    shared.nodes[0].mount();
-    assert!(fs::read(folder.join("new")).unwrap() == vec![2; 3000]);
-    assert!(fs::read(folder.join("renamed")).unwrap() == vec![1; 3000]);
-    assert!(!folder.join("old").exists() && refused(&shared.nodes[0]).is_empty());
     clean(&shared);
 }
 

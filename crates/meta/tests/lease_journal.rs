@@ -353,6 +353,27 @@ fn a_journal_that_cannot_be_stored_now_stays() {
     assert_eq!((tries, node.left().len()), (3, 1));
 }
 
+/// A node that is closed while the database is away says that something is left, and the next process stores
+/// it.
+#[test]
+fn what_a_close_could_not_store_stays() {
+    let (node, names) = cut_off();
+    file(&names, "second", 3).unwrap();
+    let process = node.process();
+    assert!(process.is_behind());
+    process.close(Duration::from_millis(100)).unwrap_err();
+    assert!(process.is_behind());
+    drop(process);
+    node.kill();
+    node.engine.away.store(false, Ordering::SeqCst);
+    assert_eq!(node.replay().stored, 1);
+    node.join();
+    assert!(is_there(&names, "second"));
+    let process = node.process();
+    process.close(LONG).unwrap();
+    assert!(!process.is_behind() && node.left().is_empty());
+}
+
 /// What other nodes could see after the session was over stays as they saw it.
 #[test]
 fn what_another_node_took_over_is_refused_and_said() {
