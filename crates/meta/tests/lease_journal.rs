@@ -38,6 +38,8 @@ struct Engine {
     late: Mutex<Vec<(u64, Commit)>>,
     dice: Mutex<Option<Dice>>,
     away: AtomicBool,
+    /// One of so many batches is lost and may arrive later, and of so many another is not answered.
+    lose: AtomicU64,
     limit: Option<Limit>,
 }
 
@@ -100,7 +102,8 @@ impl MetaStore for Wire {
             return self.engine.apply(self.epoch, commit);
         }
         self.engine.arrive();
-        match self.engine.below(24) {
+        std::thread::sleep(Duration::from_micros(self.engine.below(2) * 500));
+        match self.engine.below(self.engine.lose.load(Ordering::SeqCst).max(2)) {
             0 => {
                 self.engine.late.lock().push((self.epoch, commit));
                 Err(unavailable().into())
@@ -153,7 +156,8 @@ struct Mortal {
 
 impl Mortal {
     fn new(seed: Option<u64>, kills: u64, limit: Option<Limit>) -> Arc<Mortal> {
-        let engine = Engine { limit, epoch: AtomicU64::new(1), ..Engine::default() };
+        let engine =
+            Engine { limit, epoch: AtomicU64::new(1), lose: AtomicU64::new(24), ..Engine::default() };
         *engine.dice.lock() = seed.map(|seed| Dice(seed * 7 + 3));
         let node = Mortal {
             engine: Arc::new(engine),
@@ -321,6 +325,43 @@ fn kills_are_not_seen() {
         outstanding += node.outstanding.load(Ordering::SeqCst);
     }
     assert!(killed > 100 && outstanding > 100, "{killed} kills, {outstanding} changes were outstanding");
+}
+
+/// Many batches are outstanding when the process is killed, and some of them arrive while the next one stores
+/// them.
+#[test]
+fn bursts_are_stored_once() {
+    for seed in 1..5 {
+        let node = Mortal::new(Some(seed), 0, Some(Limit { rows: 20, bytes: 4000, checks: 20 }));
+        node.engine.lose.store(4, Ordering::SeqCst);
+        let alone = Arc::new(Memory::new());
+        let both = [node.names(), Names::new(alone.clone())];
+        both.iter().for_each(format);
+        let (mut dice, mut made) = (Dice(seed + 77), Vec::new());
+        for round in 0..40u64 {
+            for n in 0..1 + dice.below(40) {
+                let ino = 10 + round * 100 + n;
+                let kind = if dice.below(3) == 0 { mode::S_IFDIR } else { mode::S_IFREG };
+                let name = format!("{ino}");
+                let make = Make { ino: Ino(ino), mode: kind | 0o755, umask: 0, rdev: 0, target: b"" };
+                let op = Op::Create { parent: Ino::ROOT, name: name.as_bytes(), make };
+                both.iter().for_each(|names| _ = names.run(&op, &ctx()).unwrap());
+                made.push((name, kind));
+                if dice.below(2) == 0 {
+                    let (name, kind) = made.swap_remove(dice.below(made.len() as u64) as usize);
+                    let (parent, name) = (Ino::ROOT, name.as_bytes());
+                    let is_dir = kind == mode::S_IFDIR;
+                    let op = if is_dir { Op::Rmdir { parent, name } } else { Op::Unlink { parent, name } };
+                    both.iter().for_each(|names| _ = names.run(&op, &ctx()).unwrap());
+                }
+                std::thread::sleep(Duration::from_micros(dice.below(3) * 700));
+            }
+            node.kill();
+            node.again();
+            assert_eq!(rows_of(&node.engine.memory), all(&*alone), "seed {seed}, round {round}");
+        }
+        check(&node.engine.memory);
+    }
 }
 
 #[test]
