@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use covey_tests::{Need, requires, say, seeds};
 
 use crate::etcd_rig::{Cluster, Volume};
-use crate::names::{round, round_where};
+use crate::names::{round, round_again, round_where};
 use crate::rig::Relay;
 
 /// A new folder for a round, on each node. It is stored, so it outlives the node that made it.
@@ -77,6 +77,29 @@ fn names_in_etcd_are_linearizable_while_answers_are_lost_and_a_node_is_killed() 
             volume.nodes[victim].mount();
         }
     }
+}
+
+/// The same as in PostgreSQL, with a cluster that stands still before the kill.
+#[test]
+fn names_in_etcd_are_linearizable_when_a_killed_node_comes_back() {
+    requires!(Need::Covey);
+    let Some(mut volume) = Volume::new(3) else { return };
+    for seed in seeds(650, rounds()) {
+        let victim = (seed % 3) as usize;
+        let all = folders(&volume, seed);
+        let folders: Vec<PathBuf> = [0, 1, 0, 0, 2, 0].map(|node| all[(victim + node) % 3].clone()).into();
+        round_again(&folders, 6, 16, seed, || {
+            std::thread::sleep(Duration::from_millis(5 + seed * 37 % 60));
+            fs::write(all[victim].join("lease"), "").unwrap();
+            (0..3).for_each(|member| volume.cluster.freeze(member, true));
+            std::thread::sleep(Duration::from_millis(2 + seed * 11 % 30));
+            volume.nodes[victim].kill();
+            (0..3).for_each(|member| volume.cluster.freeze(member, false));
+            volume.nodes[victim].mount();
+        });
+    }
+    let said = volume.nodes.iter().map(|node| node.log().matches("earlier process").count()).sum::<usize>();
+    assert!(said > 0, "no kill left anything to store");
 }
 
 /// A node that is stopped for longer than its session shows nothing old when it goes on, and joins again.

@@ -11,6 +11,7 @@ mod etcd;
 #[allow(dead_code, reason = "each test program uses its part")]
 mod etcd_rig;
 mod faults;
+mod journal;
 mod locks;
 mod names;
 mod quotas;

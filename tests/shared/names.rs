@@ -171,6 +171,41 @@ pub fn round_where(
     work: impl FnOnce(),
 ) {
     let start = Instant::now();
+    judge(history(start, folders, clients, count, seed, durable, work), seed);
+}
+
+/// The same while `work` kills a node and mounts it again before its session ends: each result counts when it
+/// is there, and at the end every node sees what the results say.
+pub fn round_again(folders: &[PathBuf], clients: usize, count: usize, seed: u64, work: impl FnOnce()) {
+    let start = Instant::now();
+    let now = || start.elapsed().as_nanos() as u64;
+    let mut history = history(start, folders, clients, count, seed, false, work);
+    let before = history.len();
+    for name in 0..NAMES + clients as u8 {
+        for folder in folders {
+            let (op, called) = (Op::Read { name }, now());
+            let seen = act(folder, &op).unwrap_or_else(|| panic!("seed {seed}: {folder:?} cannot be read"));
+            // Nothing happens any more. So what one node sees twice need not be judged twice.
+            let is_known = history[before..].iter().any(|event| {
+                event.op == op && event.returned.as_ref().is_some_and(|(_, other)| *other == seen)
+            });
+            if !is_known {
+                history.push(Event { op, called, returned: Some((now(), seen)) });
+            }
+        }
+    }
+    judge(history, seed);
+}
+
+fn history(
+    start: Instant,
+    folders: &[PathBuf],
+    clients: usize,
+    count: usize,
+    seed: u64,
+    durable: bool,
+    work: impl FnOnce(),
+) -> Vec<Event<Op, Seen>> {
     let now = || start.elapsed().as_nanos() as u64;
     let client = |client: usize| {
         // By the open folder: after the node was killed, its path leads to the folder below the mount.
@@ -197,11 +232,15 @@ pub fn round_where(
         events
     };
     let client = &client;
-    let history: Vec<Event<Op, Seen>> = std::thread::scope(|scope| {
+    std::thread::scope(|scope| {
         let clients: Vec<_> = (0..clients).map(|n| scope.spawn(move || client(n))).collect();
         work();
         clients.into_iter().flat_map(|client| client.join().unwrap()).collect()
-    });
+    })
+}
+
+/// Panics if a history is not linearizable.
+fn judge(history: Vec<Event<Op, Seen>>, seed: u64) {
     let is_read = |op: &Op| matches!(op, Op::Read { .. });
     let history: Vec<_> =
         history.into_iter().filter(|event| event.returned.is_some() || !is_read(&event.op)).collect();

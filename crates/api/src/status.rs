@@ -91,6 +91,10 @@ pub struct Status {
     pub memory_bytes: u64,
     /// The peak of that.
     pub memory_peak_bytes: u64,
+    /// Acknowledged changes of an earlier process of this node that could not be stored, and where they are
+    /// listed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused: Option<String>,
     /// Whether the folder may write to its origin, if it was opened for writing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claim: Option<ClaimStatus>,
@@ -192,6 +196,7 @@ impl Status {
             io_errors: 0,
             memory_bytes: 0,
             memory_peak_bytes: 0,
+            refused: None,
             claim: None,
             remote_side: None,
             fleet: None,

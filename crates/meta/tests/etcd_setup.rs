@@ -228,6 +228,36 @@ fn a_session_that_was_taken_over_or_expired_is_fenced() {
 }
 
 /// A session that is renewed lasts, also over a new leader. A killed member does not end it.
+/// A process that is started again continues the session of the one that died, as long as it lasts.
+#[test]
+fn the_session_of_a_dead_process_is_continued() {
+    let Some(cluster) = Cluster::shared() else { return };
+    let target = cluster.volume();
+    let open = || Etcd::open(&target, Options::default()).unwrap();
+    let (ttl, other) = (Duration::from_secs(60), [9; 16]);
+    let dead = open();
+    let session = dead.join(&node(1)).unwrap();
+    (0..40).for_each(|_| dead.commit(add()).unwrap());
+    let next = open();
+    let fenced =
+        |session: Session| matches!(open().resume(&node(1).node, session, ttl), Err(StoreError::Fenced(_)));
+    assert!(matches!(next.resume(&other, session, ttl), Err(StoreError::Fenced(_))));
+    next.resume(&node(1).node, session, ttl).unwrap();
+    assert_eq!(next.session(), Some(session));
+    (0..5).for_each(|_| next.commit(add()).unwrap());
+    next.renew().unwrap();
+    // A commit that was under way.
+    dead.commit(add()).unwrap();
+    assert_eq!(number(&next), 46);
+    let joined = next.join(&Join { take_over: true, ..node(1) }).unwrap();
+    assert_eq!(joined, Session { epoch: session.epoch + 1, ..session });
+    next.commit(add()).unwrap();
+    assert!(is_fenced(dead.commit(add())) && fenced(session));
+    assert_eq!(number(&next), 47);
+    next.leave().unwrap();
+    assert!(fenced(joined));
+}
+
 #[test]
 fn a_renewed_session_survives_the_leader() {
     let Some(cluster) = Cluster::start() else { return };

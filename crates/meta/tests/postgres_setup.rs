@@ -248,6 +248,54 @@ fn a_session_that_was_taken_over_or_expired_is_fenced() {
 }
 
 /// Joining nodes wait for commits of the earlier session that are under way, so none of these follows.
+/// A process that is started again continues the session of the one that died, as long as nobody ended it.
+#[test]
+fn the_session_of_a_dead_process_is_continued() {
+    let Some(server) = Server::shared() else { return };
+    let volume = server.volume();
+    let open = || Postgres::open(&volume, Options::default()).unwrap();
+    let add = || Commit { adds: vec![(key("n"), 1)], ..Commit::default() };
+    let number =
+        |store: &Postgres| meta::record::decode_i64(store.get(&key("n")).unwrap().as_deref()).unwrap();
+    let (ttl, other) = (Duration::from_secs(60), [9; 16]);
+    let dead = open();
+    let session = dead.join(&node(1)).unwrap();
+    // What the server remembers of these must not be taken for the next process's.
+    (0..40).for_each(|_| dead.commit(add()).unwrap());
+    let next = open();
+    let fenced = |store: &Postgres, session: Session| {
+        matches!(store.resume(&node(1).node, session, ttl), Err(StoreError::Fenced(_)))
+    };
+    assert!(matches!(next.resume(&other, session, ttl), Err(StoreError::Fenced(_))));
+    next.resume(&node(1).node, session, ttl).unwrap();
+    assert_eq!(next.session(), Some(session));
+    (0..5).for_each(|_| next.commit(add()).unwrap());
+    next.renew().unwrap();
+    // A commit that was under way.
+    dead.commit(add()).unwrap();
+    assert_eq!(number(&next), 46);
+    let joined = next.join(&Join { take_over: true, ..node(1) }).unwrap();
+    assert_eq!(joined, Session { epoch: session.epoch + 1, ..session });
+    next.commit(add()).unwrap();
+    assert!(is_fenced(dead.commit(add())) && fenced(&open(), session));
+    assert_eq!(number(&next), 47);
+
+    // One that has expired, and was not ended.
+    let brief = open();
+    let session = brief.join(&Join { ttl: Duration::from_millis(1), take_over: true, ..node(1) }).unwrap();
+    thread::sleep(Duration::from_millis(20));
+    assert!(is_fenced(brief.commit(add())));
+    let seen = next.sessions().unwrap().remove(0);
+    let again = open();
+    again.resume(&node(1).node, session, ttl).unwrap();
+    again.commit(add()).unwrap();
+    assert!(!next.end(&seen).unwrap(), "it was renewed since");
+    again.commit(add()).unwrap();
+    let seen = next.sessions().unwrap().remove(0);
+    assert!(next.end(&seen).unwrap());
+    assert!(is_fenced(again.commit(add())) && fenced(&open(), session));
+}
+
 #[test]
 fn taking_over_waits_for_commits_under_way() {
     let Some(server) = Server::shared() else { return };

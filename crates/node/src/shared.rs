@@ -19,6 +19,7 @@
 //! - [`repairing`]: a repair of the names, while no node uses them.
 //! - [`restoring`]: a new volume of a published tree.
 //! - [`promoting`]: the names of a volume of one node move into a database; [`unfinished`]: its last steps.
+//! - [`resuming`]: what a killed process of this node had acknowledged is stored.
 //! - [`session`]: joins, renews in time, joins again, leaves.
 
 pub mod checking;
@@ -29,6 +30,7 @@ mod peers;
 pub mod promoting;
 pub mod repairing;
 pub mod restoring;
+pub(crate) mod resuming;
 mod rows;
 mod session;
 pub(crate) mod unfinished;
@@ -48,12 +50,13 @@ use blob::PackStore;
 use meta::MetaStore;
 use meta::engine::address::Address;
 use meta::engine::database::{Database, SetupError};
-use meta::lease::Leases;
+use meta::lease::{Journal, Leases};
 use meta::shared::{SharedStore, Term};
 use net::hello::Identity;
 use net::id::{NodeId, Role};
 use net::secret::Secret;
 use net::transport::{Limits, Net};
+use parking_lot::Mutex;
 
 use crate::fleet::options::FleetOptions;
 use crate::log;
@@ -79,6 +82,8 @@ pub struct Shared {
     server: Arc<PackServer>,
     peers: Arc<Peers>,
     keeper: Arc<Keeper>,
+    /// Until the leases have it.
+    journal: Mutex<Option<Journal>>,
     number: u32,
 }
 
@@ -88,7 +93,7 @@ impl Shared {
         let text = dir.format().names.as_deref().unwrap_or_default();
         let target = Address::parse(text).map_err(setup_failure)?;
         let names = target.open().map_err(setup_failure)?;
-        check_id(dir, &target, &*names)?;
+        check_id(dir, &target, &*names).map_err(|failure| resuming::with_left(failure, dir))?;
         let rows: Arc<dyn MetaStore> = names.clone();
         unfinished::complete(dir, &rows)?;
         unfinished::check_complete(&target, &rows)?;
@@ -99,6 +104,8 @@ impl Shared {
         let address = address.map(|address| address.to_string()).unwrap_or_default();
         let term = Arc::new(Term::default());
         let keeper = Arc::new(Keeper::new(names.clone(), term.clone(), node, address));
+        resuming::resume(dir, &names, &keeper, &term, node)?;
+        let journal = Mutex::new(Some(resuming::journal(dir, node)?));
         // This process holds the folder's lock, so an earlier session of this node is a dead process's.
         let session = keeper.join(true).map_err(|error| {
             Failure::new("not-joined", format!("cannot join the shared volume {}", target.volume()))
@@ -112,13 +119,14 @@ impl Shared {
         // When a node does not answer, there must be time to ask the origin.
         let wait = peers::WAIT.min(options.deadline / 3);
         let peers = Arc::new(Peers::new(net.clone(), names.clone(), wait));
-        Ok(Shared { names, term, net, server, peers, keeper, number })
+        Ok(Shared { names, term, net, server, peers, keeper, journal, number })
     }
 
     /// The store for the volume.
     pub fn store(&self, packs: Arc<dyn PackStore>) -> Result<Arc<Leases>> {
         let store = SharedStore::new(self.names.clone(), packs, self.term.clone());
-        let leases = Leases::start(Arc::new(store), self.term.clone(), self.peers.clone())
+        let (term, journal) = (self.term.clone(), self.journal.lock().take());
+        let leases = Leases::with_journal(Arc::new(store), term, self.peers.clone(), journal)
             .map_err(|error| Failure::io("cannot start a thread", &error))?;
         self.keeper.guard(leases.clone());
         self.server.lend(&leases);
@@ -150,11 +158,18 @@ impl Shared {
 
     /// Leaves the volume.
     pub fn close(&self) {
-        if let Some(Err(error)) = self.keeper.leases().map(|leases| leases.close(CLOSE)) {
-            log::warn(&format!("the last changes could not be stored in the database: {error}"));
+        let leases = self.keeper.leases();
+        if let Some(Err(error)) = leases.as_ref().map(|leases| leases.close(CLOSE)) {
+            log::warn(&format!(
+                "the last changes could not be stored in the database: {error}; the next mount of this node stores them"
+            ));
         }
         self.keeper.stop();
         self.net.close();
+        if leases.is_some_and(|leases| leases.is_behind()) {
+            // The next process needs the session for what is in the journal.
+            return;
+        }
         if let Err(error) = self.names.leave() {
             log::warn(&format!("the session could not be ended, and expires by itself: {error}"));
         }

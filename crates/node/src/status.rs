@@ -17,6 +17,7 @@ use crate::memory::Memory;
 use crate::opened::Node;
 use crate::remote_side::RemoteSide;
 use crate::remote_side::tree::TreeCache;
+use crate::shared::resuming;
 use crate::volume_dir::VolumeDir;
 
 /// The time limit for counting a tree's metadata.
@@ -108,6 +109,7 @@ impl Node {
             io_errors: stats.io_errors,
             memory_bytes: memory.now,
             memory_peak_bytes: memory.peak,
+            refused: self.dir().and_then(resuming::refused),
             claim: self.writer().and_then(|writer| claim::status(writer.keeper().standing())),
             remote_side: self
                 .remote_side()

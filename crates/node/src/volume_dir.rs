@@ -13,6 +13,7 @@
 //!   VOLUME/cache.idx       with a remote origin: which blobs are cached, in which order
 //!   VOLUME/claim           the folder's claim on the origin; its inode tells a copy of the folder
 //!   VOLUME/node            of a node of a shared volume: its id; the names are in a database then
+//!   VOLUME/changes/        of a node of a shared volume: changes that may not be in the database yet
 //!   VOLUME/publisher.json  the identity of the folder in its origin, and the key that signs published trees
 //! ```
 //!

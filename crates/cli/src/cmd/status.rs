@@ -150,6 +150,9 @@ fn text(status: &Status, verbose: bool) -> String {
     if status.io_errors > 0 {
         pairs.row("I/O errors", format!("{}: see the log, then covey fsck", count(status.io_errors)));
     }
+    if let Some(refused) = &status.refused {
+        pairs.row("refused", refused);
+    }
     let mut text = pairs.text();
     if let Some(remote_side) = status.remote_side.as_ref().filter(|_| verbose) {
         text.push_str(&rows::waiting(&remote_side.uploads));

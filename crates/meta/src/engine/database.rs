@@ -155,6 +155,14 @@ pub trait Database: MetaStore {
     /// expires. See [`StoreError`] for others.
     fn join(&self, join: &Join<'_>) -> Result<Session, StoreError>;
 
+    /// Continues a session of this node whose process is dead, so that what that process had acknowledged can
+    /// be stored. The session lasts its whole length again. Commits that the process had sent may still take
+    /// effect.
+    ///
+    /// # Errors
+    /// `Fenced` if the session is over for good. See [`StoreError`] for others.
+    fn resume(&self, node: &[u8; 16], session: Session, ttl: Duration) -> Result<(), StoreError>;
+
     /// Makes the session last its whole length again.
     ///
     /// # Errors

@@ -290,24 +290,24 @@ pub fn get_mark(payload: &[u8]) -> Option<Mark> {
 }
 
 /// The unread rest of a buffer.
-struct Fields<'a>(&'a [u8]);
+pub(crate) struct Fields<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Fields<'a> {
-    fn bytes(&mut self, len: usize) -> Option<&'a [u8]> {
+    pub(crate) fn bytes(&mut self, len: usize) -> Option<&'a [u8]> {
         let (taken, rest) = self.0.split_at_checked(len)?;
         self.0 = rest;
         Some(taken)
     }
 
-    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
+    pub(crate) fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
         self.bytes(N)?.try_into().ok()
     }
 
-    fn u32(&mut self) -> Option<u32> {
+    pub(crate) fn u32(&mut self) -> Option<u32> {
         self.take().map(u32::from_be_bytes)
     }
 
-    fn u64(&mut self) -> Option<u64> {
+    pub(crate) fn u64(&mut self) -> Option<u64> {
         self.take().map(u64::from_be_bytes)
     }
 }

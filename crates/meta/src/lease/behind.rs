@@ -5,12 +5,14 @@
 
 use std::time::{Duration, Instant};
 
+use super::journal::Journal;
 use super::queue::{Batch, Queue};
 use super::row::Holder;
+use super::state::State;
 use super::{Core, TURN};
 use crate::key::Key;
-use crate::record::{decode_u64, encode_u64};
-use crate::store::{CommitError, Expect, StoreError};
+use crate::record::decode_u64;
+use crate::store::{CommitError, StoreError, Value};
 
 /// How long a batch waits for further changes.
 const GATHER: Duration = Duration::from_millis(20);
@@ -40,6 +42,9 @@ impl Core {
     /// Waits until there is space for a change.
     pub(super) fn admit(&self) -> Result<(), StoreError> {
         let mut state = self.state.lock();
+        if state.journal.as_ref().is_some_and(Journal::is_broken) && !base::thread::may_wait() {
+            return Err(StoreError::Waits);
+        }
         while is_late(&state.queue) && !state.stopping {
             self.term.check()?;
             if !base::thread::may_wait() {
@@ -105,11 +110,16 @@ impl Core {
             let sent = self.send(&batch, sessions, &mut written);
             let mut state = self.state.lock();
             state.queue.flying = 0;
+            state.stored = written;
             match sent {
                 Some(Sent::Done) => {
                     // A session may have ended meanwhile, and with it all batches up to a later one.
                     state.queue.done = state.queue.done.max(number);
                     state.queue.oldest = state.queue.since();
+                    let State { queue, journal, sessions: now, .. } = &mut *state;
+                    if let (Some(journal), true, Some((_, last))) = (journal, *now == sessions, written) {
+                        journal.done(last, queue.is_empty());
+                    }
                 }
                 Some(Sent::Lost) if state.sessions == sessions => {
                     drop(state);
@@ -138,20 +148,14 @@ impl Core {
             }
             let Some(me) = self.nodes.me() else { return Some(Sent::Lost) };
             let last = written.filter(|(holder, _)| *holder == me).map_or(0, |(_, last)| last);
-            let key = Key::batch(me.node, me.epoch);
-            let mut commit = batch.commit();
-            let before = if last == 0 { Expect::Absent } else { Expect::Is(encode_u64(last)) };
-            commit.checks.push((key.clone(), before));
-            commit.puts.push((key.clone(), encode_u64(last + 1)));
+            let (key, commit) = (Key::batch(me.node, me.epoch), batch.numbered(me, last));
             match self.inner.commit(commit) {
                 Ok(()) => {
                     *written = Some((me, last + 1));
                     return Some(Sent::Done);
                 }
                 Err(CommitError::Conflict { rows, .. }) => {
-                    let row = rows.iter().find(|(other, _)| *other == key);
-                    let is_there = row.and_then(|(_, value)| decode_u64(value.as_deref()).ok());
-                    if is_there != Some(last + 1) {
+                    if !is_there(&rows, &key, last + 1) {
                         return Some(Sent::Lost);
                     }
                     // An earlier attempt was applied, and its answer was lost.
@@ -180,6 +184,7 @@ impl Core {
     fn lose(&self, batch: Option<&Batch>) {
         let mut state = self.state.lock();
         let waiting = state.queue.take_all();
+        state.journal.iter_mut().for_each(Journal::restart);
         let before = state.lost.len();
         for batch in batch.into_iter().chain(&waiting) {
             note_lost(&mut state.lost, batch);
@@ -197,6 +202,12 @@ impl Core {
         // If that fails, the kernel forgets by itself: what it keeps has a time that ends with the session.
         self.kernel_forgets(&told);
     }
+}
+
+/// Whether the engine has this batch of a session, by the rows of a conflict: an earlier attempt was applied.
+pub(super) fn is_there(rows: &[(Key, Option<Value>)], key: &Key, batch: u64) -> bool {
+    let row = rows.iter().find(|(other, _)| other == key);
+    row.and_then(|(_, value)| decode_u64(value.as_deref()).ok()) == Some(batch)
 }
 
 fn note_lost(lost: &mut hashbrown::HashSet<base::Ino>, batch: &Batch) {

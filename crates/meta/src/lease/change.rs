@@ -2,10 +2,12 @@
 //! in memory.
 
 use std::collections::BTreeSet;
+use std::time::Instant;
 
 use base::Ino;
 use hashbrown::HashMap;
 
+use super::journal::record::Basis;
 use super::queue::{added, raised};
 use super::row::{Holder, Mode, Row};
 use super::state::{Home, Need, State, Unit, home_of};
@@ -31,6 +33,9 @@ pub(super) struct Survey {
 
 /// The checks that failed, as the engines return them.
 pub(super) type Failed = (Vec<(Key, Option<Value>)>, bool);
+
+/// The leases that a change rests on, the units that it made, and what it checks.
+pub(super) type OwnBasis = (Vec<(Ino, Value)>, Vec<Ino>, Vec<(Key, Expect)>);
 
 /// Whether a commit writes rows that leases cover. The others go to the engine as they are.
 pub(super) fn is_covered(commit: &Commit) -> bool {
@@ -170,6 +175,25 @@ impl State {
         let collected = commit.dels.iter().filter(|key| key.tag() == tags::ORPHAN);
         collected.for_each(|key| self.note_dead(number(key)));
         made
+    }
+
+    /// Adds a change to the queue, and to the journal before anything is told of it. `basis`: the leases that
+    /// it rests on, the units that it made, and what it checks. False: the journal cannot take it.
+    pub fn enqueue(&mut self, commit: &Commit, basis: OwnBasis, me: Holder, now: Instant) -> bool {
+        let (leases, made, checks) = basis;
+        let lease = |ino: Ino| self.units.get(&ino).map(|unit| (ino, unit.lease.clone()));
+        let made: Vec<(Ino, Value)> = made.into_iter().filter_map(lease).collect();
+        if let Some(journal) = &mut self.journal {
+            let basis = Basis { leases: &leases, made: &made, checks: &checks };
+            journal.prepare(me, commit, &basis);
+        }
+        self.queue.add(commit, leases, checks, now);
+        made.iter().for_each(|(ino, lease)| self.queue.filling.make(*ino, lease));
+        let before = self.stored.filter(|(holder, _)| *holder == me).map_or(0, |(_, batch)| batch);
+        let (queued, done) = (self.queue.current, self.queue.done);
+        // Batches are stored one after the other, so this is the number that the batch will have.
+        let batch = before + (queued - done);
+        self.journal.as_mut().is_none_or(|journal| journal.write(batch, queued, done))
     }
 
     /// An inode without a name was deleted, or got a name. If nothing is left of the unit, its lease row goes

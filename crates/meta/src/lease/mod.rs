@@ -23,9 +23,11 @@
 //!   have ended ([`Term`](crate::shared::Term)).
 //! - **Changes that no lease covers** (a commit that checks the row of a pack) are decided by the engine,
 //!   while the units wait.
-//! - **What is acknowledged and not in a batch yet is lost if the process dies**, as the page cache is lost
-//!   when a machine dies. [`MetaStore::flush`] waits until it is in the engine. What the end of a session
-//!   makes of acknowledged changes is told once to fsync(2) of the file ([`MetaStore::take_lost`]).
+//! - **What is acknowledged is in a journal on this node's disk before** ([`journal`]), so a process that is
+//!   killed loses nothing: the next one stores it first ([`replay`]). The journal is not synced. So a power
+//!   cut loses what is in no batch yet. [`MetaStore::flush`] waits until all of it is in the engine. What the
+//!   end of a session makes of acknowledged changes is told once to fsync(2) of the file
+//!   ([`MetaStore::take_lost`]).
 //!
 //! Leases for parts of a tree that are recalled by the next user are known as delegations in NFSv4 (RFC 8881,
 //! 10.2), and as capabilities in Ceph.
@@ -34,10 +36,12 @@ mod acquire;
 mod behind;
 mod change;
 mod fetch;
+mod journal;
 mod prefetch;
 mod promise;
 mod queue;
 mod recall;
+mod replay;
 mod row;
 mod state;
 
@@ -54,7 +58,9 @@ use crate::store::{
     Commit, CommitError, Limit, Linked, MetaStore, Rows, Snapshot, StoreError, Value, linked_keys,
 };
 use change::{conflict, is_covered, is_of_inode};
+pub use journal::{Journal, Left};
 pub use promise::{KernelCache, Promise};
+pub use replay::{Replayed, replay};
 pub use row::{Holder, Mode};
 use state::{Need, State};
 
@@ -115,7 +121,21 @@ impl Leases {
         term: Arc<Term>,
         nodes: Arc<dyn Nodes>,
     ) -> std::io::Result<Arc<Leases>> {
-        let state = State::new(inner.commit_limit());
+        Leases::with_journal(inner, term, nodes, None)
+    }
+
+    /// The same. Changes are in the journal before they are acknowledged, so that a kill loses none.
+    ///
+    /// # Errors
+    /// The system cannot start a thread.
+    pub fn with_journal(
+        inner: Arc<dyn MetaStore>,
+        term: Arc<Term>,
+        nodes: Arc<dyn Nodes>,
+        journal: Option<Journal>,
+    ) -> std::io::Result<Arc<Leases>> {
+        let mut state = State::new(inner.commit_limit());
+        state.journal = journal;
         let core = Arc::new(Core {
             inner,
             term,
@@ -154,6 +174,12 @@ impl Leases {
         let held =
             |state: &mut State| state.held(dir, Mode::Read).is_ok_and(|unit| unit.has_names && unit.has_dirs);
         self.core.term.lasts() && held(&mut self.core.state.lock())
+    }
+
+    /// Whether acknowledged changes are not in the engine yet.
+    pub fn is_behind(&self) -> bool {
+        let state = self.core.state.lock();
+        state.queue.done < state.queue.last()
     }
 
     /// Writes everything back and ends the threads.
@@ -257,10 +283,15 @@ impl Core {
         loop {
             self.term.check()?;
             self.admit()?;
-            let me = self.nodes.me().ok_or_else(not_joined)?;
             let mut state = self.state.lock();
+            // Under the lock: nothing that is remembered then is of another session.
+            let me = self.nodes.me().ok_or_else(not_joined)?;
             let need = match self.decide(&mut state, commit, me) {
                 Ok(Decided::Done) => return Ok(()),
+                Ok(Decided::Unsafe(batch)) => {
+                    drop(state);
+                    return Ok(self.drain(batch, base::time::monotonic() + PATIENCE)?);
+                }
                 Ok(Decided::Refused(failed)) => return Err(conflict(failed)),
                 Ok(Decided::ByEngine(_)) if !base::thread::may_wait() => return Err(StoreError::Waits.into()),
                 Ok(Decided::ByEngine(survey)) => match self.commit_foreign(state, commit, &survey, me) {
@@ -287,12 +318,8 @@ impl Core {
         let (leases, checks) = (state.leases_of(&survey.writes), state.checks_of_read(commit));
         let made = state.apply(commit, &survey, me);
         let now = base::time::monotonic();
-        state.queue.add(commit, leases, checks, now);
+        let is_safe = state.enqueue(commit, (leases, made, checks), me, now);
         let batch = state.queue.current;
-        for ino in made {
-            let State { units, queue, .. } = &mut *state;
-            units.get(&ino).iter().for_each(|unit| queue.filling.make(ino, unit));
-        }
         for unit in survey.writes.iter().chain(&survey.reads).chain(survey.born.values()) {
             state.units.get_mut(unit).into_iter().for_each(|unit| (unit.batch, unit.last) = (batch, now));
         }
@@ -300,7 +327,7 @@ impl Core {
             state.queue.oldest = Some(now);
             self.work.notify_one();
         }
-        Ok(Decided::Done)
+        Ok(if is_safe { Decided::Done } else { Decided::Unsafe(batch) })
     }
 
     /// A commit that the engine decides. Meanwhile nothing else happens in its units. False: look again.
@@ -365,6 +392,8 @@ impl Core {
 /// What became of a commit.
 enum Decided {
     Done,
+    /// It is done, and not in the journal: it is acknowledged when the engine has this batch.
+    Unsafe(u64),
     Refused(change::Failed),
     ByEngine(change::Survey),
 }
@@ -393,7 +422,7 @@ impl MetaStore for Leases {
             return false;
         }
         let mut state = self.core.state.lock();
-        if behind::is_late(&state.queue) {
+        if behind::is_late(&state.queue) || state.journal.as_ref().is_some_and(Journal::is_broken) {
             return false;
         }
         let Ok(Some(unit)) = state.unit_of(key) else { return false };

@@ -6,8 +6,7 @@ use std::time::Instant;
 use base::Ino;
 use hashbrown::{HashMap, HashSet};
 
-use super::row::Mode;
-use super::state::Unit;
+use super::row::Holder;
 use crate::key::{Key, tags};
 use crate::record::{decode_i64, decode_u64, encode_i64, encode_u64};
 use crate::store::{Commit, Expect, FreshData, Limit, Value};
@@ -126,9 +125,8 @@ impl Batch {
     }
 
     /// Adds the lease of a unit that this node has made.
-    pub fn make(&mut self, ino: Ino, unit: &Unit) {
-        debug_assert_eq!(unit.mode, Mode::Write);
-        self.effect(&Key::lease(ino), Effect::Put(unit.lease.clone()));
+    pub fn make(&mut self, ino: Ino, lease: &Value) {
+        self.effect(&Key::lease(ino), Effect::Put(lease.clone()));
         self.made.insert(ino);
     }
 
@@ -166,6 +164,18 @@ impl Batch {
         commit.checks.extend(leases.map(|(unit, lease)| (Key::lease(*unit), Expect::Is(lease.clone()))));
         // No other node can know of these yet.
         commit.checks.extend(self.made.iter().map(|unit| (Key::lease(*unit), Expect::Absent)));
+        commit
+    }
+}
+
+impl Batch {
+    /// The batch as the next one of a session, of which the engine has `last`. So it is applied once, however
+    /// often it is sent.
+    pub fn numbered(&self, me: Holder, last: u64) -> Commit {
+        let (key, mut commit) = (Key::batch(me.node, me.epoch), self.commit());
+        let before = if last == 0 { Expect::Absent } else { Expect::Is(encode_u64(last)) };
+        commit.checks.push((key.clone(), before));
+        commit.puts.push((key, encode_u64(last + 1)));
         commit
     }
 }

@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 use base::Ino;
 use hashbrown::{HashMap, HashSet};
 
+use super::journal::Journal;
 use super::queue::Queue;
-use super::row::Mode;
+use super::row::{Holder, Mode};
 use crate::key::{Key, KeyRange, tags};
 use crate::record::{Dentry, InodeRecord, mode};
 use crate::store::{Limit, Rows, Value};
@@ -139,6 +140,10 @@ pub(super) struct State {
     /// Inodes whose acknowledged changes were lost with a session.
     pub lost: HashSet<Ino>,
     pub stopping: bool,
+    /// Where changes are before they are acknowledged.
+    pub journal: Option<Journal>,
+    /// The last batch of a session that the engine has.
+    pub stored: Option<(Holder, u64)>,
 }
 
 impl State {

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test program uses its part")]
 
 pub mod cluster;
+pub mod mortal;
 pub mod script;
 pub mod server;
 

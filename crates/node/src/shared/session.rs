@@ -77,6 +77,25 @@ impl Keeper {
         Ok(session)
     }
 
+    /// Continues the session of an earlier process of this node.
+    pub(super) fn resume(&self, session: Session) -> Result<(), StoreError> {
+        let began = base::time::monotonic();
+        self.names.resume(&self.node.0, session, LEASE)?;
+        self.term.extend(began, LEASE - MARGIN);
+        Ok(())
+    }
+
+    /// Renews such a session, if much of it is over.
+    pub(super) fn keep(&self) -> Result<(), StoreError> {
+        if self.term.left() > LEASE - MARGIN - EVERY {
+            return Ok(());
+        }
+        let began = base::time::monotonic();
+        self.names.renew()?;
+        self.term.extend(began, LEASE - MARGIN);
+        Ok(())
+    }
+
     /// Starts the thread that renews, and one that looks at the other nodes. That one may wait for the
     /// database, and a renewal must not wait behind it.
     pub(super) fn start(self: &Arc<Keeper>, volume: Weak<Volume>) -> std::io::Result<()> {

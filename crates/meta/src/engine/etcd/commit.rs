@@ -187,8 +187,9 @@ impl Etcd {
         if let Some(place) = *self.place.read() {
             let guard =
                 Guard::Session { alive: self.layout.alive(place.number), epoch: place.epoch.to_string() };
+            let process = place.resumed.map_or_else(String::new, |number| format!(".{number:016x}"));
             return Ok(Owner {
-                name: format!("{}.{}", place.number, place.epoch),
+                name: format!("{}.{}{process}", place.number, place.epoch),
                 lease: place.lease,
                 guard,
             });

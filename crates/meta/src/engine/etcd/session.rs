@@ -32,6 +32,9 @@ pub(super) struct Place {
     pub(super) epoch: i64,
     pub(super) lease: i64,
     ttl: Duration,
+    /// Set if another process of the node began it: a random number. What etcd remembers of that process's
+    /// operations says nothing of this one's.
+    pub(super) resumed: Option<u64>,
 }
 
 /// The value of a node's key.
@@ -134,7 +137,7 @@ impl Etcd {
         token: &str,
         lease: &mut Option<i64>,
     ) -> Result<Place, Failure> {
-        let ttl = ttl_of(join);
+        let ttl = ttl_of(join.ttl);
         let mine = granted(taken, ttl, lease)?;
         let (volume, count, key) =
             (self.volume_key(), self.layout.node_count(), self.layout.node(&join.node));
@@ -153,7 +156,8 @@ impl Etcd {
         };
         let before = single(nodes).map(node_of).transpose().map_err(Failure::Store)?;
         if let Some(before) = before.as_ref().filter(|before| before.token == token) {
-            return Ok(Place { number: before.number, epoch: before.epoch, lease: before.lease, ttl });
+            let Node { number, epoch, lease, .. } = *before;
+            return Ok(Place { number, epoch, lease, ttl, resumed: None });
         }
         let mut entry = match (&before, single(nodes)) {
             (Some(before), Some(row)) => {
@@ -194,7 +198,20 @@ impl Etcd {
             // The keys of its operations go away with it. Its expiry would do the same.
             let _ = taken.once(async |mut wires| wires.lease.revoke(before.lease).await);
         }
-        Ok(Place { number, epoch, lease: mine, ttl })
+        Ok(Place { number, epoch, lease: mine, ttl, resumed: None })
+    }
+
+    /// Makes a session last its whole length again, if it is not over.
+    fn keep(&self, taken: &mut Taken<'_>, place: &Place) -> Result<(), Failure> {
+        match taken.once(async |mut wires| wires.lease.keep_alive(place.lease).await.map(drop)) {
+            Err(Failure::NoLease) => return Err(Failure::Store(fenced())),
+            done => done?,
+        }
+        // The lease lasts even if another process took the place.
+        let key = self.layout.alive(place.number);
+        let row = taken.once(async |mut wires| wires.kv.get(key.clone(), None).await)?;
+        let holds = row.kvs().first().is_some_and(|row| row.value() == place.epoch.to_string().as_bytes());
+        if holds { Ok(()) } else { Err(Failure::Store(fenced())) }
     }
 
     /// The node has a session elsewhere.
@@ -233,8 +250,8 @@ impl Etcd {
     }
 }
 
-fn ttl_of(join: &Join<'_>) -> Duration {
-    let seconds = join.ttl.as_millis().div_ceil(1000);
+fn ttl_of(ttl: Duration) -> Duration {
+    let seconds = ttl.as_millis().div_ceil(1000);
     Duration::from_secs(u64::try_from(seconds).unwrap_or(TTL_MAX).clamp(1, TTL_MAX))
 }
 
@@ -259,21 +276,31 @@ impl Database for Etcd {
         Ok(Session { number: place.number, epoch: place.epoch })
     }
 
+    fn resume(&self, node: &[u8; 16], session: Session, ttl: Duration) -> Result<(), StoreError> {
+        let key = self.layout.node(node);
+        let place = self.pool.take()?.attempts(|taken| {
+            let found = taken.once(async |mut wires| wires.kv.get(key.clone(), None).await)?;
+            let row = found.kvs().first().ok_or_else(|| Failure::Store(fenced()))?;
+            let Node { number, epoch, lease, .. } = node_of(row).map_err(Failure::Store)?;
+            if (Session { number, epoch }) != session {
+                return Err(Failure::Store(fenced()));
+            }
+            let resumed = Some(base::random::u64());
+            let place = Place { number, epoch, lease, ttl: ttl_of(ttl), resumed };
+            self.keep(taken, &place)?;
+            Ok(place)
+        })?;
+        *self.place.write() = Some(place);
+        Ok(())
+    }
+
     /// In two round trips. The length is counted from before them.
     fn renew(&self) -> Result<Renewed, StoreError> {
         let place = self.joined()?;
-        let key = self.layout.alive(place.number);
         let done = self.pool.take()?.attempts(|taken| {
             let began = base::time::monotonic();
-            match taken.once(async |mut wires| wires.lease.keep_alive(place.lease).await.map(drop)) {
-                Err(Failure::NoLease) => return Err(Failure::Store(fenced())),
-                done => done?,
-            }
-            // The lease lasts even if another process took the place.
-            let row = taken.once(async |mut wires| wires.kv.get(key.clone(), None).await)?;
-            let holds =
-                row.kvs().first().is_some_and(|row| row.value() == place.epoch.to_string().as_bytes());
-            if holds { Ok(began) } else { Err(Failure::Store(fenced())) }
+            self.keep(taken, &place)?;
+            Ok(began)
         });
         let remaining = place.ttl.saturating_sub(done?.elapsed());
         Ok(Renewed { remaining, server_time: None })

@@ -118,7 +118,8 @@ pub struct Postgres {
     pool: Pool,
     volume: i32,
     uuid: [u8; 16],
-    /// Identifies the operations of a store without a session: negative and random.
+    /// Identifies the operations of a store without a session, or with one that another process began:
+    /// negative and random.
     own: i64,
     place: RwLock<Option<Place>>,
 }
@@ -248,7 +249,7 @@ impl MetaStore for Postgres {
         let mut taken = self.pool.take()?;
         let (lane, op) = taken.next_op();
         let place = *self.place.read();
-        let owner = place.map_or(self.own, |place| place.number);
+        let owner = place.filter(|place| !place.is_resumed).map_or(self.own, |place| place.number);
         let row = taken.attempts(|taken, attempt| {
             let id = Id { volume: self.volume, place, owner, lane, op, attempt };
             let done = taken.once(async |client| request.call(client, id).await);
@@ -276,7 +277,7 @@ impl MetaStore for Postgres {
 impl Drop for Postgres {
     fn drop(&mut self) {
         // A session's rows are removed when the node joins again.
-        if self.place.get_mut().is_none() {
+        if self.place.get_mut().is_none_or(|place| place.is_resumed) {
             admin::forget(&self.pool, self.volume, self.own);
         }
     }

@@ -24,6 +24,10 @@ const RENEW: &str = "update covey_session set expires = clock_timestamp() + $4 *
     where volume = $1 and number = $2 and epoch = $3 and expires > clock_timestamp() \
     returning (extract(epoch from expires - clock_timestamp()) * 1000)::bigint, \
     (extract(epoch from clock_timestamp()) * 1000000)::bigint";
+/// A session that has expired, and was not ended, is continued: another node that waits for its end ends it
+/// only if it was not renewed since.
+const RESUME: &str = "update covey_session set expires = clock_timestamp() + $5 * interval '1 millisecond' \
+    where volume = $1 and number = $2 and epoch = $3 and node = $4 and expires > to_timestamp(0)";
 /// A session that was ended has expired in 1970, whatever the server's clock says.
 const LEAVE: &str = "update covey_session set expires = to_timestamp(0) \
     where volume = $1 and number = $2 and epoch = $3";
@@ -40,6 +44,9 @@ pub(super) struct Place {
     pub(super) number: i64,
     pub(super) epoch: i64,
     ttl_ms: i64,
+    /// Another process of the node began it. What the server remembers of that process's operations says
+    /// nothing of this one's.
+    pub(super) is_resumed: bool,
 }
 
 fn millis(time: Duration) -> i64 {
@@ -86,10 +93,38 @@ impl Postgres {
             }
             _ => return Err(self.gone()),
         }
-        let place =
-            Place { number: row.try_get(1).map_err(unread)?, epoch: row.try_get(2).map_err(unread)?, ttl_ms };
-        *self.place.write() = Some(place);
+        let (number, epoch) = (row.try_get(1).map_err(unread)?, row.try_get(2).map_err(unread)?);
+        let place = Place { number, epoch, ttl_ms, is_resumed: false };
+        let before = self.place.write().replace(place);
+        if before.is_some_and(|before| before.is_resumed) {
+            super::admin::forget(&self.pool, self.volume, self.own);
+        }
         Ok(Session { number: place.number, epoch: place.epoch })
+    }
+
+    /// Continues the session of a process of this node that is dead.
+    ///
+    /// # Errors
+    /// `Fenced` if the session is over for good: the node has joined again, it left, or another node ended
+    /// the session. See [`StoreError`] for others.
+    pub fn resume(&self, node: &[u8; 16], session: Session, ttl: Duration) -> Result<(), StoreError> {
+        let (ttl_ms, node): (i64, &[u8]) = (millis(ttl), node);
+        let Session { number, epoch } = session;
+        let found = self.pool.ask(async |client| {
+            let args = [
+                (&self.volume as &(dyn tokio_postgres::types::ToSql + Sync), Type::INT4),
+                (&number, Type::INT8),
+                (&epoch, Type::INT8),
+                (&node, Type::BYTEA),
+                (&ttl_ms, Type::INT8),
+            ];
+            client.execute_typed(RESUME, &args).await
+        })?;
+        if found == 0 {
+            return Err(StoreError::Fenced("the session was ended meanwhile".to_owned()));
+        }
+        *self.place.write() = Some(Place { number, epoch, ttl_ms, is_resumed: true });
+        Ok(())
     }
 
     /// Makes the session last its whole length again, in one round trip.
@@ -209,6 +244,10 @@ impl Database for Postgres {
 
     fn join(&self, join: &Join<'_>) -> Result<Session, StoreError> {
         Postgres::join(self, join)
+    }
+
+    fn resume(&self, node: &[u8; 16], session: Session, ttl: Duration) -> Result<(), StoreError> {
+        Postgres::resume(self, node, session, ttl)
     }
 
     fn renew(&self) -> Result<Renewed, StoreError> {
