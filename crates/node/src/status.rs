@@ -17,6 +17,7 @@ use crate::memory::Memory;
 use crate::opened::Node;
 use crate::remote_side::RemoteSide;
 use crate::remote_side::tree::TreeCache;
+use crate::shared::Shared;
 use crate::volume_dir::VolumeDir;
 
 /// The time limit for counting a tree's metadata.
@@ -114,6 +115,7 @@ impl Node {
                 .map(RemoteSide::status)
                 .or_else(|| self.tree_cache().map(TreeCache::status)),
             fleet: self.fleet_status(),
+            copies: self.shared().map(Shared::copies),
         })
     }
 }

@@ -27,7 +27,7 @@ impl Core {
         let Some(present) = self.present(sharing)? else { return Ok(()) };
         self.search_dead(sharing, &present.alive)?;
         while self.delete_due(sharing, &present, false)? && !self.stopping() {}
-        Ok(())
+        self.look_at_kept(sharing, &present)
     }
 
     /// Collection on request: what is due is deleted now, wherever it is. The rest waits for its time.

@@ -111,6 +111,8 @@ impl Cluster {
             delay: self.delay,
             locks: Locks::Local,
             leases: Some(leases.clone()),
+            keeping: None,
+            kept: None,
         };
         let lines = self.lines.clone();
         let options = Options {
