@@ -33,6 +33,7 @@ impl Core {
             // The previous run left packs that are not in the origin, and what is synced may be in them.
             self.settle(patience)?;
             self.is_behind.store(false, std::sync::atomic::Ordering::Release);
+            self.forget_settled(keeping)?;
         }
         let wanted = keeping.wanted();
         if wanted.is_empty() {

@@ -35,14 +35,16 @@ use crate::packs::{Slot, Writer};
 use crate::shared::{FromOwner, Sharing, owner};
 use crate::volume::Core;
 
-/// The interval between two looks at all copies.
-const EVERY: Duration = Duration::from_secs(5);
+/// All copies are looked at so many times while a session lasts.
+const LOOKS: u32 = 3;
 /// An owner is asked about a copy after this long, and again each time.
 const ASK: Duration = Duration::from_secs(60);
 /// How long the origin may take to say whether it has a blob.
 const ORIGIN: Duration = Duration::from_secs(5);
-/// Copies that are looked at in one round.
-const BATCH: usize = 256;
+/// How long one round takes over packs. The others follow in the next one.
+const ROUND: Duration = Duration::from_secs(3);
+/// Copies that owners are asked about in one round.
+const ASKED: usize = 64;
 
 /// When copies were looked at.
 #[derive(Default)]
@@ -66,35 +68,40 @@ impl Core {
             if looked.next.is_some_and(|next| now < next) {
                 return Ok(());
             }
-            looked.next = Some(now + EVERY);
+            looked.next = Some(now + sharing.lease / LOOKS);
             let is_here = |pack: &PackNo| copies.iter().any(|copy| copy.pack == *pack);
             looked.asked.retain(|pack, _| is_here(pack));
         }
-        let is_there = |copy: &KeptPack| present.alive.iter().any(|session| session.node == owner(copy.pack));
-        let mut failed = Ok(());
-        for copy in copies.iter().take(BATCH) {
-            if self.stopping() {
+        let is_there = |copy: &&KeptPack| present.alive.iter().any(|session| session.node == owner(copy.pack));
+        let (owned, left): (Vec<&KeptPack>, Vec<&KeptPack>) = copies.iter().partition(is_there);
+        let due = |copy: &&&KeptPack| self.is_to_be_asked(copy.pack, now);
+        // What fails is tried again in the next round, and the other copies do not wait for it.
+        let mut done = Ok(());
+        for copy in owned.iter().filter(due).take(ASKED) {
+            done = done.and(self.ask_owner(sharing, kept, copy));
+        }
+        let mut origin_answers = true;
+        for copy in left {
+            if self.stopping() || time::monotonic().saturating_duration_since(now) > ROUND {
                 break;
             }
-            let done = match is_there(copy) {
-                true => self.ask_owner(sharing, kept, copy, now),
-                false => self.take_over(kept, copy),
-            };
-            // The next round tries it again, and the other copies do not wait for it.
-            failed = failed.and(done);
+            done = done.and(self.take_over(kept, copy, &mut origin_answers));
         }
-        failed
+        done
     }
 
-    fn ask_owner(&self, sharing: &Sharing, kept: &dyn Kept, copy: &KeptPack, now: Instant) -> Result<(), Error> {
-        {
-            let mut looked = self.deletions.kept.0.lock();
-            let asked = looked.asked.entry(copy.pack).or_insert(now);
-            if now.saturating_duration_since(*asked) < ASK {
-                return Ok(());
-            }
+    /// Whether it is time to ask the owner of a copy about it.
+    fn is_to_be_asked(&self, pack: PackNo, now: Instant) -> bool {
+        let mut looked = self.deletions.kept.0.lock();
+        let asked = looked.asked.entry(pack).or_insert(now);
+        let is_due = now.saturating_duration_since(*asked) >= ASK;
+        if is_due {
             *asked = now;
         }
+        is_due
+    }
+
+    fn ask_owner(&self, sharing: &Sharing, kept: &dyn Kept, copy: &KeptPack) -> Result<(), Error> {
         match sharing.others.read(copy.pack, 0, &mut [0; 1]) {
             Ok(FromOwner::InOrigin | FromOwner::Gone) => Ok(kept.remove(copy.pack, Some(copy.version))?),
             Ok(FromOwner::Bytes) | Err(_) => Ok(()),
@@ -102,11 +109,14 @@ impl Core {
     }
 
     /// Moves what files refer to in a pack of a node that is gone to a pack of this node.
-    fn take_over(&self, kept: &dyn Kept, copy: &KeptPack) -> Result<(), Error> {
+    fn take_over(&self, kept: &dyn Kept, copy: &KeptPack, origin_answers: &mut bool) -> Result<(), Error> {
         let pack = copy.pack;
         let row = self.pack_row(pack)?;
-        if let Some(PackRow::Sealed { blob, .. } | PackRow::Condemned { blob, .. }) = row {
+        if let Some(PackRow::Sealed { blob, .. } | PackRow::Condemned { blob, .. }) = row
+            && *origin_answers
+        {
             let size = Deadline::after(ORIGIN).scope(|| self.parts.origin.size(&blob));
+            *origin_answers = size.is_ok();
             // The row still names the blob after that, so nothing deletes it.
             if self.parts.origin.is_settled(&blob) && matches!(size, Ok(Some(_))) && self.pack_row(pack)? == row {
                 return Ok(kept.remove(pack, Some(copy.version))?);
