@@ -84,7 +84,8 @@ fn contents() -> Vec<Vec<u8>> {
 }
 
 fn write_all(shared: &Shared, node: usize, contents: &[Vec<u8>]) -> Duration {
-    let took = |(n, bytes): (usize, &Vec<u8>)| synced(&shared.path(node, &format!("file{n}")), bytes).unwrap();
+    let took =
+        |(n, bytes): (usize, &Vec<u8>)| synced(&shared.path(node, &format!("file{n}")), bytes).unwrap();
     contents.iter().enumerate().map(took).max().unwrap()
 }
 
@@ -102,6 +103,17 @@ fn must_read(shared: &Shared, node: usize, contents: &[Vec<u8>], when: &str) {
 #[test]
 fn what_was_synced_outlives_its_writer_while_the_origin_is_away() {
     requires!(Need::Covey);
+    outlives(Duration::ZERO);
+}
+
+/// The same when the writer has already named its packs as blobs, which wait to be uploaded.
+#[test]
+fn what_waits_to_be_uploaded_outlives_its_writer() {
+    requires!(Need::Covey);
+    outlives(Duration::from_secs(12));
+}
+
+fn outlives(pause: Duration) {
     let mut rig = Rig::new(requires_server!(), &[&[], &[], &[]]);
     let contents = contents();
     rig.proxy.down();
@@ -114,6 +126,7 @@ fn what_was_synced_outlives_its_writer_while_the_origin_is_away() {
     file.sync_all().unwrap();
     let mut contents = contents;
     contents[3][300_000..305_000].fill(7);
+    std::thread::sleep(pause);
     rig.shared.nodes[1].kill();
     fs::remove_dir_all(&rig.shared.nodes[1].folder).unwrap();
     assert_eq!((rig.kept(0), rig.kept(2) > 6 << 20), (0, true), "the next node keeps all of it");
@@ -209,7 +222,9 @@ fn a_full_node_is_passed_over() {
     rig.proxy.down();
     assert!(synced(&rig.shared.path(0, "nowhere"), &[2; 10_000]).is_err());
     rig.shared.add();
-    until("the third node keeps it", || File::open(rig.shared.path(0, "nowhere")).unwrap().sync_all().is_ok());
+    until("the third node keeps it", || {
+        File::open(rig.shared.path(0, "nowhere")).unwrap().sync_all().is_ok()
+    });
     assert_eq!((rig.kept(1), rig.kept(2) > 0), (0, true));
     rig.proxy.up();
 }

@@ -179,9 +179,8 @@ impl KeptPacks {
             }
             let crc = crc32c(bytes);
             let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-            let is_same = |record: &Record| {
-                record.own && (record.offset, record.len, record.crc) == (offset, len, crc)
-            };
+            let is_same =
+                |record: &Record| record.own && (record.offset, record.len, record.crc) == (offset, len, crc);
             if state.records.iter().any(is_same) {
                 return Ok(false);
             }

@@ -107,7 +107,10 @@ pub fn copies(pairs: &mut Pairs, copies: &CopiesStatus) {
     let (packs, max) = (count(copies.packs), bytes(copies.max_bytes));
     pairs.row("keeps for others", format!("{packs} packs, {} of {max}{full}", bytes(copies.bytes)));
     if let Some(keeper) = copies.keeper {
-        pairs.row("kept by", format!("node {keeper}: {} that the origin does not have", bytes(copies.sent_bytes)));
+        pairs.row(
+            "kept by",
+            format!("node {keeper}: {} that the origin does not have", bytes(copies.sent_bytes)),
+        );
     }
 }
 

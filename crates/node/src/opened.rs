@@ -97,8 +97,10 @@ impl Node {
             return Node::open_shared(dir, &FleetOptions::default(), options);
         }
         if options.remote_side.fsync == Some(FsyncTo::Peer) {
-            return Err(Failure::usage("fsync=peer is for shared volumes: no other node has this one's bytes")
-                .next("use fsync=origin, or leave it out"));
+            return Err(Failure::usage(
+                "fsync=peer is for shared volumes: no other node has this one's bytes",
+            )
+            .next("use fsync=origin, or leave it out"));
         }
         if !options.read_only {
             limits::check(limits::For::Change)?;

@@ -38,10 +38,12 @@ impl Core {
         match self.options.fsync {
             Fsync::Here => Ok(()),
             Fsync::Origin(patience) => self.settle(patience),
-            Fsync::Peer(patience) => match self.options.shared.as_ref().and_then(|sharing| sharing.keeping.as_ref()) {
-                Some(keeping) => self.settle_near(keeping, patience),
-                None => self.settle(patience),
-            },
+            Fsync::Peer(patience) => {
+                match self.options.shared.as_ref().and_then(|sharing| sharing.keeping.as_ref()) {
+                    Some(keeping) => self.settle_near(keeping, patience),
+                    None => self.settle(patience),
+                }
+            }
         }
     }
 

@@ -100,6 +100,8 @@ struct State {
     avoid: HashMap<u32, Instant>,
     /// Packs that could not be read. Only the origin can have them.
     unreadable: HashSet<PackNo>,
+    /// Packs that the keeper may drop.
+    dropped: Vec<PackNo>,
     /// How often sending failed, or had no node to send to.
     failures: u64,
     why: String,
@@ -169,8 +171,9 @@ impl Keeping {
     /// Whether all of this is kept, or in the origin.
     pub(crate) fn has(&self, wanted: &Wanted) -> bool {
         let state = self.state.lock();
-        let is_kept =
-            |(no, ranges): (&PackNo, &Ranges)| state.packs.get(no).is_none_or(|pack| pack.sent.has_all(ranges));
+        let is_kept = |(no, ranges): (&PackNo, &Ranges)| {
+            state.packs.get(no).is_none_or(|pack| pack.sent.has_all(ranges))
+        };
         wanted.iter().all(is_kept)
     }
 
@@ -226,18 +229,23 @@ impl Keeping {
         self.state.lock().packs.keys().copied().collect()
     }
 
-    /// The origin has these packs, or nothing refers to them. Returns the node that has copies, and of which.
-    pub(crate) fn forget(&self, packs: &[PackNo]) -> Option<(Keeper, Vec<PackNo>)> {
+    /// The origin has these packs, or nothing refers to them.
+    pub(crate) fn forget(&self, packs: &[PackNo]) {
         let mut state = self.state.lock();
-        let mut copied = Vec::new();
         for no in packs {
             state.unreadable.remove(no);
             if state.packs.remove(no).is_some_and(|pack| !pack.sent.is_empty()) {
-                copied.push(*no);
+                state.dropped.push(*no);
             }
         }
         self.done.notify_all();
-        state.keeper.filter(|_| !copied.is_empty()).map(|keeper| (keeper, copied))
+    }
+
+    /// The packs that were forgotten since, and the node that has copies of them.
+    pub(crate) fn take_dropped(&self) -> Option<(Keeper, Vec<PackNo>)> {
+        let mut state = self.state.lock();
+        let dropped = std::mem::take(&mut state.dropped);
+        state.keeper.filter(|_| !dropped.is_empty()).map(|keeper| (keeper, dropped))
     }
 
     /// Which node is to be asked now: the one that has copies, or the first that has not failed lately. If
@@ -257,7 +265,8 @@ impl Keeping {
         let keeper = node.map(|node| Keeper { node, run: None });
         state.keeper = keeper;
         if keeper.is_none() {
-            let why = if nodes.is_empty() { "no other node has the volume mounted" } else { "each has failed" };
+            let why =
+                if nodes.is_empty() { "no other node has the volume mounted" } else { "each has failed" };
             // What failed before says more.
             if nodes.is_empty() || state.why.is_empty() {
                 why.clone_into(&mut state.why);
@@ -277,7 +286,9 @@ impl Keeping {
         }
         let State { packs, unreadable, .. } = &mut *state;
         let mut taken = Vec::new();
-        for (no, pack) in packs.iter_mut().filter(|(no, pack)| !pack.unsent.is_empty() && !unreadable.contains(*no)) {
+        for (no, pack) in
+            packs.iter_mut().filter(|(no, pack)| !pack.unsent.is_empty() && !unreadable.contains(*no))
+        {
             let Pack { unsent, flying, .. } = pack;
             flying.take_all(unsent);
             taken.push((*no, flying.clone()));
@@ -336,6 +347,8 @@ impl State {
     /// Nothing counts as sent, and all of it is to be sent.
     fn put_back(&mut self) {
         self.keeper = None;
+        // It finds out by itself that the origin has them.
+        self.dropped.clear();
         for pack in self.packs.values_mut() {
             let Pack { unsent, flying, sent } = pack;
             unsent.take_all(flying);
@@ -373,7 +386,9 @@ mod tests {
         ranges.remove((0, 11));
         ranges.remove((39, 50));
         assert_eq!(ranges, Ranges(vec![(11, 15), (20, 39)]));
-        assert!(ranges.has_all(&Ranges(vec![(11, 12), (21, 39)])) && !ranges.has_all(&Ranges(vec![(14, 21)])));
+        assert!(
+            ranges.has_all(&Ranges(vec![(11, 12), (21, 39)])) && !ranges.has_all(&Ranges(vec![(14, 21)]))
+        );
     }
 
     #[test]
@@ -392,7 +407,8 @@ mod tests {
         assert_eq!(take(&keeping), [(10, 20)]);
         keeping.sent(keeper, 7);
         assert!(keeping.has(&second) && keeping.wanted().is_empty());
-        let (keeper, copied) = keeping.forget(&[PACK]).unwrap();
+        keeping.forget(&[PACK]);
+        let (keeper, copied) = keeping.take_dropped().unwrap();
         assert_eq!((keeper.run, copied), (Some(7), vec![PACK]));
         assert!(keeping.has(&first) && keeping.packs().is_empty());
     }

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use base::phase::{self, Phase};
 use base::{PackNo, time};
 use blob::BlobError;
 
@@ -27,6 +28,7 @@ const PIECE: u32 = 16 << 10;
 impl Core {
     /// Waits until everything that was named is on another node's disk, or in the origin.
     pub(crate) fn settle_near(&self, keeping: &Keeping, patience: Duration) -> Result<(), Error> {
+        let _phase = phase::enter(Phase::Peer);
         let began = time::monotonic();
         let elapsed = || time::monotonic().saturating_duration_since(began);
         if self.is_behind.load(std::sync::atomic::Ordering::Acquire) {
@@ -79,8 +81,8 @@ impl Core {
         .into()
     }
 
-    /// Forgets what is in the origin. Returns the node that has copies of it.
-    fn forget_settled(&self, keeping: &Keeping) -> Result<Option<(Keeper, Vec<PackNo>)>, Error> {
+    /// Forgets what is in the origin.
+    fn forget_settled(&self, keeping: &Keeping) -> Result<(), Error> {
         let mut settled = Vec::new();
         for pack in keeping.packs() {
             let is_settled = match self.place_of(pack)? {
@@ -93,11 +95,11 @@ impl Core {
                 settled.push(pack);
             }
         }
-        if settled.is_empty() {
-            return Ok(None);
+        if !settled.is_empty() {
+            self.parts.origin.sync()?;
+            keeping.forget(&settled);
         }
-        self.parts.origin.sync()?;
-        Ok(keeping.forget(&settled))
+        Ok(())
     }
 
     /// The thread that sends.
@@ -106,8 +108,8 @@ impl Core {
         let Some(keeping) = &sharing.keeping else { return };
         while keeping.next(TICK) && !self.stopping() {
             // What fails now is tried again at the next fsync, or a second later.
-            let settled = self.forget_settled(keeping).ok().flatten();
-            if let Some((keeper, packs)) = settled {
+            let _ = self.forget_settled(keeping);
+            if let Some((keeper, packs)) = keeping.take_dropped() {
                 let drops: Vec<KeepRange> = packs
                     .into_iter()
                     .map(|pack| KeepRange { pack, offset: 0, what: Keep::Drop, bytes: Vec::new() })
@@ -170,9 +172,15 @@ impl Core {
             for (from, to) in ranges.iter() {
                 match self.read_for_keeper(*pack, from, to) {
                     Ok(bytes) => {
-                        for (at, piece) in (from..).step_by(PIECE as usize).zip(bytes.chunks(PIECE as usize)) {
+                        for (at, piece) in (from..).step_by(PIECE as usize).zip(bytes.chunks(PIECE as usize))
+                        {
                             let bytes = piece.to_vec();
-                            sending.batch.push(KeepRange { pack: *pack, offset: at, what: Keep::Write, bytes });
+                            sending.batch.push(KeepRange {
+                                pack: *pack,
+                                offset: at,
+                                what: Keep::Write,
+                                bytes,
+                            });
                             if sending.batch.len() == BATCH {
                                 keep(sending)?;
                             }

@@ -39,7 +39,9 @@ use super::outbox::Outbox;
 use super::service::{Content, Filled, Service, Unfilled};
 use super::slice::{Slice, slice_end};
 use super::{Shared, suspicions};
-use crate::frame::{self, ErrorKind, Get, HEADER, Header, KeepAsk, ListAsk, PackAsk, RecallAsk, Texted, Type};
+use crate::frame::{
+    self, ErrorKind, Get, HEADER, Header, KeepAsk, ListAsk, PackAsk, RecallAsk, Texted, Type,
+};
 use crate::frame::{PART, WITH_SUMS};
 use crate::hello::{Class, Other};
 use crate::id::NodeId;

@@ -212,7 +212,8 @@ fn questions_notes_and_lists_are_answered() {
     assert!(matches!(pack(PackNo(4), 0, 1), Err(Fail::Unable(why)) if why.contains("the disk failed")));
     let keep = |pack: u64, len: u32| {
         let bytes = vec![1; len as usize];
-        here.keep(peer, &KeepAsk { pack: PackNo(pack), offset: 5, what: frame::Keep::Sync, bytes }, TIME).wait()
+        here.keep(peer, &KeepAsk { pack: PackNo(pack), offset: 5, what: frame::Keep::Sync, bytes }, TIME)
+            .wait()
     };
     assert_eq!((keep(1, 0), keep(1, frame::KEEP_MAX)), (Ok(5), Ok(5)));
     assert!(matches!(keep(2, 1), Err(Fail::Unable(why)) if why.contains("the disk is full")));

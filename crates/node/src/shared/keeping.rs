@@ -43,7 +43,8 @@ pub(super) fn open(dir: &VolumeDir, options: &NodeOptions) -> Result<Arc<KeptPac
     let floor = options.remote_side.cache_floor.map_or_else(|| cache::default_floor(dir.path()), Ok);
     // A node that may change nothing adds nothing, and has what it had.
     let budget = if options.read_only { 0 } else { options.remote_side.keep_max };
-    let kept = KeptPacks::open(&folder, budget, floor.at("use", dir.path())?);
+    // Below the cache's floor. So the cache first evicts blobs that the origin has.
+    let kept = KeptPacks::open(&folder, budget, floor.at("use", dir.path())? / 2);
     kept.map(Arc::new).map_err(|error| Failure::io(format!("cannot open {}", folder.display()), &error))
 }
 
@@ -62,11 +63,7 @@ pub(super) fn nodes(peers: &Peers) -> std::result::Result<Vec<SessionId>, StoreE
 }
 
 /// Has a node keep ranges. See [`::fs::shared::Others::keep`].
-pub(super) fn keep(
-    peers: &Peers,
-    node: SessionId,
-    ranges: &[KeepRange],
-) -> std::result::Result<u64, String> {
+pub(super) fn keep(peers: &Peers, node: SessionId, ranges: &[KeepRange]) -> std::result::Result<u64, String> {
     let nodes = peers.look().map_err(|error| error.to_string())?;
     let known = nodes.get(&node.node).filter(|known| known.alive).ok_or("it has left")?;
     let (host, peer) = (&known.host, known.peer.ok_or("its address is unknown")?);

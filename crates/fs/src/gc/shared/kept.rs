@@ -22,10 +22,10 @@ use base::size::MIB;
 use base::{Deadline, PackNo, time};
 use blob::{ExtentPage, Kept, KeptPack};
 use hashbrown::HashMap;
-use meta::store::StoreError;
-use meta::{Key, PackRow};
 use meta::plan::Op;
 use meta::plan::op::Move;
+use meta::store::StoreError;
+use meta::{Key, PackRow};
 use parking_lot::Mutex;
 
 use super::delete::Present;
@@ -72,7 +72,8 @@ impl Core {
             let is_here = |pack: &PackNo| copies.iter().any(|copy| copy.pack == *pack);
             looked.asked.retain(|pack, _| is_here(pack));
         }
-        let is_there = |copy: &&KeptPack| present.alive.iter().any(|session| session.node == owner(copy.pack));
+        let is_there =
+            |copy: &&KeptPack| present.alive.iter().any(|session| session.node == owner(copy.pack));
         let (owned, left): (Vec<&KeptPack>, Vec<&KeptPack>) = copies.iter().partition(is_there);
         let due = |copy: &&&KeptPack| self.is_to_be_asked(copy.pack, now);
         // What fails is tried again in the next round, and the other copies do not wait for it.
@@ -118,7 +119,10 @@ impl Core {
             let size = Deadline::after(ORIGIN).scope(|| self.parts.origin.size(&blob));
             *origin_answers = size.is_ok();
             // The row still names the blob after that, so nothing deletes it.
-            if self.parts.origin.is_settled(&blob) && matches!(size, Ok(Some(_))) && self.pack_row(pack)? == row {
+            if self.parts.origin.is_settled(&blob)
+                && matches!(size, Ok(Some(_)))
+                && self.pack_row(pack)? == row
+            {
                 return Ok(kept.remove(pack, Some(copy.version))?);
             }
         }

@@ -21,7 +21,10 @@ fn what_is_here_of_a_node_that_is_gone_is_taken_over() {
     let extents = one.core.names.extents(here, 0).unwrap();
     for extent in extents.extents() {
         let at = extent.at as usize;
-        two.place.kept.write(extent.pack, extent.offset, &noise(1, 30_000)[at..at + extent.len as usize]).unwrap();
+        two.place
+            .kept
+            .write(extent.pack, extent.offset, &noise(1, 30_000)[at..at + extent.len as usize])
+            .unwrap();
     }
     one.end_session();
     assert!(two.get(here) == noise(1, 30_000), "it is read from the copy");

@@ -15,8 +15,8 @@ use meta::{Commit, Key};
 
 use super::*;
 use crate::api::Locks;
-use crate::volume::Fsync;
 use crate::shared::{FromOwner, Keep, KeepRange, Keeping, Others, SessionId, Sharing, owner};
+use crate::volume::Fsync;
 
 /// What all nodes use.
 pub(super) struct Cluster {
@@ -245,7 +245,8 @@ impl Others for Place {
     }
 
     fn keepers(&self) -> Result<Vec<SessionId>, StoreError> {
-        let session = |place: &Arc<Place>| SessionId { node: place.node, epoch: place.epoch.load(Ordering::SeqCst) };
+        let session =
+            |place: &Arc<Place>| SessionId { node: place.node, epoch: place.epoch.load(Ordering::SeqCst) };
         Ok(self.others().iter().map(session).collect())
     }
 

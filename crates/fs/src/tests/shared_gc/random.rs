@@ -17,7 +17,14 @@ pub(super) fn bytes(content: u64) -> Vec<u8> {
 }
 
 /// Each node writes and removes its own files, copies the others' files, and reads all the time.
-pub(super) fn work(cluster: &Cluster, nodes: &[Node], me: usize, dirs: &[Ino], seed: u64, until: Instant) -> Model {
+pub(super) fn work(
+    cluster: &Cluster,
+    nodes: &[Node],
+    me: usize,
+    dirs: &[Ino],
+    seed: u64,
+    until: Instant,
+) -> Model {
     let (mut dice, mut model) = (Dice::new(seed), Model::new());
     let (node, mut made) = (&nodes[me], HashMap::new());
     while Instant::now() < until {
