@@ -1,8 +1,8 @@
 //! The trait of the copies that a node keeps of other nodes' packs.
 //!
-//! A pack that is no blob in the origin yet is on the disk of the node that writes it. A node keeps the ranges
-//! of it that were synced there, so that they are on two disks. A range that is named never changes, so a copy
-//! is right for as long as it exists.
+//! A pack that is no blob in the origin yet is on the disk of the node that writes it. A node keeps the
+//! ranges of it that were synced there, so that they are on two disks. A range that is named never changes,
+//! so a copy is right for as long as it exists.
 
 use base::PackNo;
 

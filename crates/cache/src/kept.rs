@@ -5,8 +5,8 @@
 //! ```
 //!
 //! A header says which range of the pack follows, and has the range's CRC32C and its own. So a restart finds
-//! what is there without reading it, and a read returns nothing that differs from what was sent. A record that
-//! a power cut tore is cut off, with what follows it: nothing of it was acknowledged, because an
+//! what is there without reading it, and a read returns nothing that differs from what was sent. A record
+//! that a power cut tore is cut off, with what follows it: nothing of it was acknowledged, because an
 //! acknowledgement comes after fdatasync(2). Of two records of one range, the later one counts.
 //!
 //! **It is bounded.** Beyond the budget, or when the disk has too little free space, ranges are refused. The
@@ -209,7 +209,8 @@ impl KeptPacks {
     /// Makes all that was written to a copy survive a power cut.
     ///
     /// # Errors
-    /// See [`BlobError`]; `NotFound` when nothing of it is here. After an error it is unknown what is durable, and each further sync of the copy fails.
+    /// See [`BlobError`]; `NotFound` when nothing of it is here. After an error it is unknown what is
+    /// durable, and each further sync of the copy fails.
     pub fn sync(&self, pack: PackNo) -> Result<(), BlobError> {
         let copy = self.find(pack).ok_or(absent(pack))?;
         // Opened first, so that a lack of file handles does not count as a failed sync.

@@ -365,7 +365,7 @@ impl Volume {
             core.adopt_leftovers()?;
             if core.options.shared.as_ref().is_some_and(|sharing| sharing.keeping.is_some()) {
                 core.is_behind.store(core.was_left_behind(), Ordering::Release);
-                volume.start("covey-keep", Core::keeper)?;
+                volume.start("covey-second", Core::keeper)?;
             }
             volume.start("covey-seal", Core::sealer)?;
             volume.start("covey-sweep", Core::sweeper)?;

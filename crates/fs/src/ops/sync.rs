@@ -1,8 +1,8 @@
 //! fsync(2) and syncfs(2). One flush makes everything committed before it durable, for all callers that wait.
 //!
 //! Where fsync includes the origin, the open packs are sealed for it, and the call waits for the uploads. A
-//! pack closed in this way may be small; the program that asked for the fsync accepts that. Where another node
-//! is enough, see [`crate::shared::keeping`].
+//! pack closed in this way may be small; the program that asked for the fsync accepts that. Where another
+//! node is enough, see [`crate::shared::keeping`].
 
 use std::io;
 use std::time::Duration;

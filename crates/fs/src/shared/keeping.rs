@@ -1,14 +1,13 @@
 //! A second copy of what fsync(2) synced: on the disk of one other node, until the origin has it.
 //!
 //! ```text
-//!   commit names ranges of this node's packs ──► unsent ──► being sent ──► sent: another node has synced them
-//!                        ([`Named`])               ▲                         │ that node is gone
-//!                                                  └─────────────────────────┘
+//!   commit names ranges of this node's packs ──► unsent ──► being sent ──► sent: another node has synced
+//!   them ([`Named`])               ▲                         │ that node is gone └─────────────────────────┘
 //!   the origin has the pack ──► nothing more is known of it; the other node drops its copy
 //! ```
 //!
-//! One thread sends, for all callers of fsync(2) at once ([`Core::keeper`]). All copies are on one node. If it
-//! fails, is full or is gone, everything goes to another one.
+//! One thread sends, for all callers of fsync(2) at once ([`Core::keeper`]). All copies are on one node. If
+//! it fails, is full or is gone, everything goes to another one.
 //!
 //! - **A range counts as sent** when the other node has synced it, in the same run of its program in which it
 //!   was sent. Ranges that were written in a run that has ended may not be durable there.

@@ -201,7 +201,8 @@ impl Core {
             range.what = Keep::Sync;
             return keep(sending);
         }
-        // The syncs follow the answers to all writes. If the node was started anew in between, its run differs.
+        // The syncs follow the answers to all writes. If the node was started anew in between, its run
+        // differs.
         keep(sending)?;
         for pack in written {
             sending.batch.push(KeepRange { pack, offset: 0, what: Keep::Sync, bytes: Vec::new() });

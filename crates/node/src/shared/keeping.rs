@@ -1,8 +1,8 @@
 //! Copies of packs between the nodes of a shared volume: the messages that make and delete them, and reads of
 //! what a node that is gone has synced.
 //!
-//! No row says which node has which copy: a row would make each fsync(2) a commit more. A node asks all others
-//! when the owner of a pack does not answer, and remembers which one had it.
+//! No row says which node has which copy: a row would make each fsync(2) a commit more. A node asks all
+//! others when the owner of a pack does not answer, and remembers which one had it.
 
 use std::collections::HashMap;
 use std::sync::Arc;

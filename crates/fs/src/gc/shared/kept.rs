@@ -11,10 +11,10 @@
 //! change, and only if it still refers to the bytes. So nothing is lost when several nodes do this, or when
 //! the owner comes back meanwhile. What the owner did not sync stays where it is.
 //!
-//! A copy is dropped when nothing refers to any byte of it, at one moment. While a node may refer to a byte, also in changes
-//! that are not stored, the database has a row that does (see the [module above](super)), because an owner
-//! that is gone names no new bytes. If it comes back in between and sends more, the copy has another version
-//! and stays.
+//! A copy is dropped when nothing refers to any byte of it, at one moment. While a node may refer to a byte,
+//! also in changes that are not stored, the database has a row that does (see the [module above](super)),
+//! because an owner that is gone names no new bytes. If it comes back in between and sends more, the copy has
+//! another version and stays.
 
 use std::time::{Duration, Instant};
 
