@@ -20,6 +20,8 @@ const HEDGE: Duration = Duration::from_millis(500);
 const LOOK: Duration = Duration::from_millis(20);
 /// How often the origin and the sessions are looked at when there is no fsync.
 const TICK: Duration = Duration::from_secs(1);
+/// While there is, the origin is looked at this often.
+const FORGET: Duration = Duration::from_millis(100);
 /// Requests that are sent before the first answer is waited for: 1 MiB.
 const BATCH: usize = 64;
 /// Bytes in one request.
@@ -60,9 +62,11 @@ impl Core {
             if elapsed() >= patience || self.stopping() {
                 return Err(self.not_kept(keeping, &wanted, patience, &why));
             }
-            keeping.wait(if sealing { LOOK } else { HEDGE.saturating_sub(elapsed()).max(LOOK) });
             if sealing {
+                keeping.wait(&wanted, None, LOOK);
                 self.forget_settled(keeping)?;
+            } else {
+                keeping.wait(&wanted, Some(failures), HEDGE.saturating_sub(elapsed()).max(LOOK));
             }
         }
     }
@@ -106,9 +110,14 @@ impl Core {
     pub(crate) fn keeper(&self) {
         let Some(sharing) = &self.options.shared else { return };
         let Some(keeping) = &sharing.keeping else { return };
+        let mut looked = None;
         while keeping.next(TICK) && !self.stopping() {
-            // What fails now is tried again at the next fsync, or a second later.
-            let _ = self.forget_settled(keeping);
+            let now = time::monotonic();
+            if looked.is_none_or(|looked| now.saturating_duration_since(looked) >= FORGET) {
+                looked = Some(now);
+                // What fails now is tried again later.
+                let _ = self.forget_settled(keeping);
+            }
             if let Some((keeper, packs)) = keeping.take_dropped() {
                 let drops: Vec<KeepRange> = packs
                     .into_iter()
@@ -117,7 +126,8 @@ impl Core {
                 // A node that does not hear this finds it out by itself.
                 drops.chunks(BATCH).all(|drops| sharing.others.keep(keeper.node, drops).is_ok());
             }
-            while keeping.needs_a_node() && !self.stopping() {
+            let in_time = || time::monotonic().saturating_duration_since(now) < TICK;
+            while keeping.needs_a_node() && in_time() && !self.stopping() {
                 let nodes = match sharing.others.keepers() {
                     Ok(nodes) => nodes,
                     Err(error) => {

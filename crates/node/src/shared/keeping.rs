@@ -25,8 +25,8 @@ use crate::volume_dir::VolumeDir;
 
 /// How long a node may take to keep some ranges. After that another one is asked.
 const WAIT: Duration = Duration::from_secs(3);
-/// How long nodes may take to say that they have no copy.
-const ASK: Duration = Duration::from_secs(2);
+/// How long nodes may take to say whether they have a copy.
+const ASK: Duration = Duration::from_secs(5);
 
 /// What is remembered of nodes with copies.
 #[derive(Default)]
