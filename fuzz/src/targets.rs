@@ -117,6 +117,12 @@ fn frames(data: &[u8]) {
     if let Ok(part) = frame::PackPart::decode(payload) {
         assert_eq!(part.encode(), payload);
     }
+    if let Ok(ask) = frame::KeepAsk::decode(payload) {
+        assert_eq!(ask.encode(), payload);
+    }
+    if let Ok(run) = frame::decode_kept(payload) {
+        assert_eq!(run.to_le_bytes(), payload);
+    }
     if let Ok(listed) = frame::decode_listed(payload) {
         assert!(payload.len() > SMALL || frame::encode_listed(&listed) == payload);
     }
@@ -164,6 +170,7 @@ fn frames_seeds() -> Vec<Vec<u8>> {
     let notes = whats.map(|what| Note { group: Group(1), blob, what });
     let get = Get { blob, offset: 5, len: Get::REST };
     let list = ListAsk { prefix: Prefix { value: 1 << 31, bits: 1 }, most: 9 };
+    let keep = frame::KeepAsk { pack: PackNo(9), offset: 1, what: frame::Keep::Sync, bytes: vec![3; 5] };
     let error = Texted { kind: ErrorKind::Missing, text: "no".to_owned() };
     let refused = Texted { kind: Refusal::Secret, text: "no".to_owned() };
     let member = Member {
@@ -187,6 +194,8 @@ fn frames_seeds() -> Vec<Vec<u8>> {
         (Type::Filled, vec![1]),
         (Type::Pack, frame::PackAsk { pack: PackNo(9), offset: 1, len: 2 }.encode().to_vec()),
         (Type::PackPart, frame::PackPart::Bytes(vec![3; 5]).encode()),
+        (Type::Keep, keep.encode()),
+        (Type::Kept, vec![9; 8]),
         (Type::Get, get.encode().to_vec()),
         (Type::Error, error.encode()),
         (Type::Refuse, refused.encode()),

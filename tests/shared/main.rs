@@ -6,6 +6,7 @@
 //! file that was closed on one node is read whole on another. `make test-shared` runs the long form.
 
 mod checker;
+mod copies;
 mod data;
 mod etcd;
 #[allow(dead_code, reason = "each test program uses its part")]

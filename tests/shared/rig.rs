@@ -82,7 +82,15 @@ impl Shared {
 
     /// Mounts the volume on one more node.
     pub fn add(&mut self) {
+        self.add_with(&[]);
+    }
+
+    /// The same with more arguments for this node.
+    pub fn add_with(&mut self, more: &[&'static str]) {
+        let before = self.more.len();
+        self.more.extend(more);
         self.add_in(self.folder.path().join(format!("node{}", self.nodes.len())));
+        self.more.truncate(before);
     }
 
     /// The same for a node that keeps what belongs to it in this folder.

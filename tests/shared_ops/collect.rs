@@ -70,7 +70,7 @@ fn sound(shared: &Shared) {
 #[test]
 fn blobs_of_removed_files_leave_the_origin() {
     requires!(Need::Covey);
-    let mut shared = Shared::with(requires_server!(), 2, &["-o", "gc_delay=1"]);
+    let mut shared = Shared::with(requires_server!(), 2, &["-o", "gc_delay=1,fsync=origin"]);
     let origin = shared.folder.path().join("origin");
     let mut rng = Rng::new(1);
     let mut kept = Vec::new();
@@ -124,7 +124,7 @@ fn blobs_of_removed_files_leave_the_origin() {
 #[test]
 fn deletion_goes_on_after_kills() {
     requires!(Need::Covey);
-    let more = ["-o", "gc_delay=0.2"];
+    let more = ["-o", "gc_delay=0.2,fsync=origin"];
     let mut shared = Shared::with(requires_server!(), 3, &more);
     let origin = shared.folder.path().join("origin");
     let mut rng = Rng::new(2);
@@ -182,7 +182,7 @@ fn a_node_that_was_stopped_does_not_delete_later() {
     let proxy = Proxy::start(store.address(), 1);
     let (folder, hosts) = (covey_tests::scratch(), format!("127.0.0.1:{}", server.port()));
     let (origin, endpoint) = (format!("s3://{}/work", s3server::BUCKET), proxy.endpoint());
-    let more = ["-o", "gc_delay=0.2"];
+    let more = ["-o", "gc_delay=0.2,fsync=origin"];
     let shared = Shared::stored(server, folder, &hosts, 2, &more, &[&origin, "--endpoint", &endpoint]);
     let bytes = Rng::new(3).bytes(150_000);
     synced(&shared.path(0, "file"), &bytes);
@@ -208,7 +208,7 @@ fn a_node_that_was_stopped_does_not_delete_later() {
 #[test]
 fn reads_go_on_while_another_node_replaces_and_deletes() {
     requires!(Need::Covey);
-    let shared = Shared::with(requires_server!(), 2, &["-o", "gc_delay=0.05"]);
+    let shared = Shared::with(requires_server!(), 2, &["-o", "gc_delay=0.05,fsync=origin"]);
     let (folder, stop) = (shared.path(0, "dir"), AtomicBool::new(false));
     fs::create_dir(&folder).unwrap();
     let content = |version: u64| {
@@ -251,7 +251,7 @@ fn reads_go_on_while_another_node_replaces_and_deletes() {
 #[test]
 fn copies_and_published_trees_keep_what_is_removed() {
     requires!(Need::Covey);
-    let shared = Shared::with(requires_server!(), 2, &["-o", "gc_delay=0.2"]);
+    let shared = Shared::with(requires_server!(), 2, &["-o", "gc_delay=0.2,fsync=origin"]);
     let origin = shared.folder.path().join("origin");
     let mut rng = Rng::new(5);
     let (copied, published) = (rng.bytes(300_000), rng.bytes(400_000));

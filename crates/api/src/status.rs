@@ -1,5 +1,6 @@
 //! The figures of a mount, as a daemon reports them. Field names are stable.
 
+pub mod copies;
 pub mod fleet;
 pub mod remote_side;
 
@@ -9,6 +10,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::source;
+use copies::CopiesStatus;
 use fleet::FleetStatus;
 use remote_side::RemoteStatus;
 
@@ -105,6 +107,9 @@ pub struct Status {
     /// The figures of a node of a fleet: the other nodes, and where bytes came from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fleet: Option<FleetStatus>,
+    /// The copies of packs that the nodes of a shared volume keep of one another.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copies: Option<CopiesStatus>,
 }
 
 /// The kind of thing that is mounted.
@@ -200,6 +205,7 @@ impl Status {
             claim: None,
             remote_side: None,
             fleet: None,
+            copies: None,
         }
     }
 }

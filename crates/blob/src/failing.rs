@@ -354,6 +354,10 @@ impl Origin for FailingOrigin {
         self.inner.settle(patience)
     }
 
+    fn is_settled(&self, id: &BlobId) -> bool {
+        self.inner.is_settled(id)
+    }
+
     fn remove(&self, id: &BlobId) -> Result<(), BlobError> {
         self.faults.meet(Op::Remove)?;
         self.inner.remove(id)

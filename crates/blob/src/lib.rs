@@ -18,6 +18,7 @@
 //! - [`folder`]: blobs as files, each with its sums beside it. A `file:` origin and a node's cache consist of
 //!   these.
 //! - [`gate::Gate`]: where writers wait when the origin is behind (backpressure).
+//! - [`kept::Kept`]: the copies that a node keeps of other nodes' packs.
 //! - [`stock`]: a pool of buffers for the bytes of blobs.
 //! - [`failing`]: implementations with faults that a test switches on.
 
@@ -28,6 +29,7 @@ pub mod extent;
 pub mod failing;
 pub mod folder;
 pub mod gate;
+pub mod kept;
 pub mod pack;
 pub mod records;
 pub mod source;
@@ -38,6 +40,7 @@ pub use access::Access;
 pub use extent::{Extent, ExtentPage};
 pub use folder::BlobFolder;
 pub use gate::Gate;
+pub use kept::{Kept, KeptPack};
 pub use pack::{PackStore, Space};
 pub use records::Records;
 pub use source::{BlobError, BlobSource, Origin, Part, SharedBytes};

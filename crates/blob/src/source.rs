@@ -200,6 +200,12 @@ pub trait Origin: BlobSource + Records {
         self.sync()
     }
 
+    /// Whether a blob that this node stored is in the origin permanently, as after [`Origin::settle`] and
+    /// [`Origin::sync`]. Quick: asks no other machine.
+    fn is_settled(&self, _id: &BlobId) -> bool {
+        true
+    }
+
     /// Removes a blob; a missing one is not an error.
     ///
     /// # Errors

@@ -13,10 +13,12 @@
 //! - [`residency`]: which cached blobs stay.
 //! - [`upload`]: which blobs the origin lacks, and how they get there.
 //! - [`Beside`]: a cache, and what the other caches of its volume on this machine have.
+//! - [`KeptPacks`]: copies of other nodes' packs, of a shared volume.
 //! - [`SharedDisk`]: open packs on a disk that they share with the cache.
 
 mod beside;
 mod disk;
+mod kept;
 mod memory;
 mod names;
 pub mod node;
@@ -34,6 +36,7 @@ use blob::BlobError;
 
 pub use beside::Beside;
 pub use disk::DiskPacks;
+pub use kept::{KeptPacks, KeptStats};
 pub use memory::{MemoryPacks, memory_room};
 pub use names::NameCache;
 pub use node::pending::{Pending, Pinned, StoresNothing};

@@ -552,6 +552,10 @@ impl Origin for NodeCache {
         self.core.remote.settle(patience)
     }
 
+    fn is_settled(&self, id: &BlobId) -> bool {
+        !self.core.pending.is_pending(id) && self.core.remote.is_settled(id)
+    }
+
     fn remove(&self, id: &BlobId) -> Result<(), BlobError> {
         self.core.remove(id)
     }

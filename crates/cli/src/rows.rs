@@ -1,6 +1,7 @@
 //! Rows of `covey status` that other commands show too.
 
 use api::status::ClaimStatus;
+use api::status::copies::CopiesStatus;
 use api::status::fleet::{FleetStatus, LentStatus, TierStatus};
 use api::status::remote_side::{RemoteStatus, UploadStatus};
 use api::text::{bytes, count, span};
@@ -94,6 +95,22 @@ pub fn cache(pairs: &mut Pairs, remote_side: &RemoteStatus) {
     }
     if cache.damaged > 0 {
         pairs.row("damaged here", format!("{} copies, fetched anew", count(cache.damaged)));
+    }
+}
+
+/// The rows of `covey status` for a node of a shared volume.
+pub fn copies(pairs: &mut Pairs, copies: &CopiesStatus) {
+    let full = match copies.refused {
+        0 => String::new(),
+        n => format!("; {} requests found no room", count(n)),
+    };
+    let (packs, max) = (count(copies.packs), bytes(copies.max_bytes));
+    pairs.row("keeps for others", format!("{packs} packs, {} of {max}{full}", bytes(copies.bytes)));
+    if let Some(keeper) = copies.keeper {
+        pairs.row(
+            "kept by",
+            format!("node {keeper}: {} that the origin does not have", bytes(copies.sent_bytes)),
+        );
     }
 }
 

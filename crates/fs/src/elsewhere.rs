@@ -119,7 +119,12 @@ impl Core {
                 // Deleted since the row was read: the names are read again.
                 Err(BlobError::Missing(_)) if self.pack_row(pack)? != Some(row) => Err(gone(pack)),
                 Err(BlobError::Missing(_) | BlobError::Unavailable(_)) => Err(error.into()),
-                done => Ok(done?),
+                done => {
+                    done?;
+                    // Its owner and the nodes with copies need not be asked about it again.
+                    self.table.put(pack, Place::Blob(blob));
+                    Ok(())
+                }
             },
             (Err(error), None) => Err(error.into()),
         }

@@ -7,6 +7,8 @@
 //! - **Nothing is remembered that another node can change.** A read looks up the names again: in memory where
 //!   this node has a lease ([`meta::lease`]), in the database otherwise. Of the pack table, only packs that
 //!   are in the origin are remembered.
+//! - **What fsync(2) synced is on a second disk**, if the mount asks for that, until the origin has it:
+//!   [`keeping`].
 //! - **Equal bytes are not searched for**, and packs are not compacted. Both decide about packs that other
 //!   nodes may be about to refer to.
 //! - **Blobs are deleted when no node can refer to them any more**: see [`crate::gc::shared`].
@@ -15,16 +17,20 @@
 //! - **What a write makes of the bytes that it found** (an inline file) is committed only if the file has not
 //!   changed since. A lock of this process is not enough.
 
+pub(crate) mod keeping;
 pub(crate) mod locks;
+mod sender;
 mod waits;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use base::PackNo;
-use blob::BlobError;
+use blob::{BlobError, Kept};
 use meta::lease::Leases;
 use meta::store::StoreError;
+
+pub use keeping::{Keeping, KeepingStats};
 
 use crate::api::Locks;
 use crate::volume::Volume;
@@ -60,6 +66,34 @@ pub struct Sharing {
     /// What lets this node answer and change names in memory. Without them, each look at a name is one at the
     /// database, and the kernel keeps nothing.
     pub leases: Option<Arc<Leases>>,
+    /// What is known of second copies of this node's packs, if fsync(2) makes some.
+    pub keeping: Option<Arc<Keeping>>,
+    /// Copies of other nodes' packs on this node.
+    pub kept: Option<Arc<dyn Kept>>,
+}
+
+/// What another node is asked to do with its copy of a pack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keep {
+    /// Write the bytes to it.
+    Write,
+    /// The same, and answer when all that was written to it survives a power cut.
+    Sync,
+    /// Delete it: the origin has the pack.
+    Drop,
+}
+
+/// A range of a pack for another node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeepRange {
+    /// Which pack.
+    pub pack: PackNo,
+    /// Where in it the bytes are.
+    pub offset: u32,
+    /// What is to be done.
+    pub what: Keep,
+    /// At most 16 KiB.
+    pub bytes: Vec<u8>,
 }
 
 /// A session of a node. A node that joins again has another epoch, and no epoch comes twice.
@@ -85,6 +119,23 @@ pub trait Others: Send + Sync {
     /// # Errors
     /// See [`StoreError`].
     fn alive(&self) -> Result<Vec<SessionId>, StoreError>;
+
+    /// The other nodes that may keep copies of this node's packs. The first is asked first.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    fn keepers(&self) -> Result<Vec<SessionId>, StoreError> {
+        Ok(Vec::new())
+    }
+
+    /// Has a node keep these ranges, in any order. Returns the number of its run: the same as long as its
+    /// program was not started anew.
+    ///
+    /// # Errors
+    /// A sentence. Some may be kept.
+    fn keep(&self, _: SessionId, _: &[KeepRange]) -> Result<u64, String> {
+        Err("nodes do not keep packs of one another".to_owned())
+    }
 
     /// The epoch of this node's session: the last one, if it has ended. Does not ask another machine.
     fn epoch(&self) -> Option<u64>;

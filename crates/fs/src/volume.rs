@@ -102,6 +102,9 @@ pub enum Fsync {
     Here,
     /// In addition, its bytes are in the origin. fsync(2) fails if that takes longer than this.
     Origin(Duration),
+    /// In addition, they are on the disk of another node of a shared volume, or in the origin: whichever is
+    /// first. fsync(2) fails if both take longer than this.
+    Peer(Duration),
 }
 
 /// Prints one line for the operator of the node.
@@ -267,6 +270,8 @@ pub(crate) struct Core {
     pub(crate) resealing: Mutex<HashSet<PackNo>>,
     /// Packs with lower numbers existed when the volume was opened.
     pub(crate) first_pack: AtomicU64,
+    /// The previous run left packs that are not in the origin, and no other node was sent them.
+    pub(crate) is_behind: AtomicBool,
     /// In a shared volume: the latest time that was given ahead of the clock, in nanoseconds.
     pub(crate) latest: AtomicI64,
 }
@@ -348,6 +353,7 @@ impl Volume {
             publishing: Publishing::default(),
             resealing: Mutex::default(),
             first_pack: AtomicU64::new(0),
+            is_behind: AtomicBool::new(false),
             latest: AtomicI64::new(0),
             options,
         });
@@ -357,6 +363,10 @@ impl Volume {
             core.names.read_quotas().map_err(OpenError::Store)?;
             core.first_pack.store(core.next_pack()?.0, Ordering::Release);
             core.adopt_leftovers()?;
+            if core.options.shared.as_ref().is_some_and(|sharing| sharing.keeping.is_some()) {
+                core.is_behind.store(core.was_left_behind(), Ordering::Release);
+                volume.start("covey-second", Core::keeper)?;
+            }
             volume.start("covey-seal", Core::sealer)?;
             volume.start("covey-sweep", Core::sweeper)?;
             volume.start("covey-reap", Core::reaper)?;
@@ -417,6 +427,7 @@ impl Volume {
         self.core.fresh.close();
         self.core.streams.queue.close();
         self.core.reaper.stop();
+        self.core.options.shared.iter().filter_map(|sharing| sharing.keeping.as_ref()).for_each(|k| k.stop());
         let locks = self.core.fleet_locks.queue.stop();
         for thread in self.threads.lock().drain(..).chain(locks) {
             if thread.join().is_err() {

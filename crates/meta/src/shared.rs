@@ -17,7 +17,7 @@ use blob::{BlobError, PackStore};
 
 use crate::key::{Key, KeyRange, tags};
 use crate::store::{
-    Commit, CommitError, Limit, Linked, Looked, MetaStore, Rows, Snapshot, StoreError, Value,
+    Commit, CommitError, FreshData, Limit, Linked, Looked, MetaStore, Rows, Snapshot, StoreError, Value,
 };
 
 /// Until when a node's session lasts for certain, by this node's own clock.
@@ -90,17 +90,29 @@ fn spread(commit: &mut Commit) {
     }
 }
 
+/// Is told which ranges of this node's packs are about to be named for the first time.
+pub trait Named: Send + Sync {
+    /// Called before the commit. It may fail, or have succeeded with an unknown outcome.
+    fn named(&self, fresh: &[FreshData]);
+}
+
 /// The store of one node. See the [module](self).
 pub struct SharedStore {
     engine: Arc<dyn MetaStore>,
     packs: Arc<dyn PackStore>,
     term: Arc<Term>,
+    named: Option<Arc<dyn Named>>,
 }
 
 impl SharedStore {
     /// Puts the fence in front of an engine. `packs` are this node's own.
     pub fn new(engine: Arc<dyn MetaStore>, packs: Arc<dyn PackStore>, term: Arc<Term>) -> SharedStore {
-        SharedStore { engine, packs, term }
+        SharedStore { engine, packs, term, named: None }
+    }
+
+    /// Tells this which ranges are named. See [`Named`].
+    pub fn telling(self, named: Option<Arc<dyn Named>>) -> SharedStore {
+        SharedStore { named, ..self }
     }
 
     /// An answer counts only if the session lasted when it arrived.
@@ -147,6 +159,9 @@ impl MetaStore for SharedStore {
                 BlobError::Full => StoreError::Full,
                 error => StoreError::Unavailable(format!("bytes could not be made durable: {error}")),
             })?;
+        }
+        if let Some(named) = self.named.as_ref().filter(|_| !commit.fresh.is_empty()) {
+            named.named(&commit.fresh);
         }
         // The engine itself refuses a session that has ended.
         self.engine.commit(commit)

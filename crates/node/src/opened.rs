@@ -49,6 +49,7 @@ use crate::limits;
 use crate::log;
 use crate::options::NodeOptions;
 use crate::refused::{no_cache, no_fleet, open_failure};
+use crate::remote_side::options::FsyncTo;
 use crate::remote_side::tree::TreeCache;
 use crate::remote_side::{RemoteSide, warm};
 use crate::shared::Shared;
@@ -94,6 +95,12 @@ impl Node {
     pub fn open(dir: &VolumeDir, options: &NodeOptions) -> Result<Node> {
         if dir.is_shared() {
             return Node::open_shared(dir, &FleetOptions::default(), options);
+        }
+        if options.remote_side.fsync == Some(FsyncTo::Peer) {
+            return Err(Failure::usage(
+                "fsync=peer is for shared volumes: no other node has this one's bytes",
+            )
+            .next("use fsync=origin, or leave it out"));
         }
         if !options.read_only {
             limits::check(limits::For::Change)?;

@@ -15,7 +15,7 @@
 //! - [`checking`]: a check of the names, and the locks that nodes hold.
 //! - [`listed`]: what the database says of a volume, without joining it.
 //! - [`living`]: which sessions last.
-//! - [`peers`]: bytes and leases between nodes.
+//! - [`peers`]: bytes and leases between nodes; [`keeping`]: copies of packs on a second node.
 //! - [`repairing`]: a repair of the names, while no node uses them.
 //! - [`restoring`]: a new volume of a published tree.
 //! - [`promoting`]: the names of a volume of one node move into a database; [`unfinished`]: its last steps.
@@ -23,6 +23,7 @@
 //! - [`session`]: joins, renews in time, joins again, leaves.
 
 pub mod checking;
+mod keeping;
 pub mod listed;
 mod living;
 pub mod making;
@@ -43,15 +44,17 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use ::fs::api::Locks;
-use ::fs::shared::{NODE_MAX, Others, Sharing};
-use ::fs::volume::Volume;
+use ::fs::shared::{Keeping, NODE_MAX, Others, Sharing};
+use ::fs::volume::{Fsync, Volume};
 use api::error::{Context, Failure, Result};
+use api::status::copies::CopiesStatus;
 use blob::PackStore;
+use cache::KeptPacks;
 use meta::MetaStore;
 use meta::engine::address::Address;
 use meta::engine::database::{Database, SetupError};
 use meta::lease::{Journal, Leases};
-use meta::shared::{SharedStore, Term};
+use meta::shared::{Named, SharedStore, Term};
 use net::hello::Identity;
 use net::id::{NodeId, Role};
 use net::secret::Secret;
@@ -85,6 +88,8 @@ pub struct Shared {
     /// Until the leases have it.
     journal: Mutex<Option<Journal>>,
     number: u32,
+    kept: Arc<KeptPacks>,
+    keeping: Option<Arc<Keeping>>,
 }
 
 impl Shared {
@@ -118,13 +123,17 @@ impl Shared {
         })?;
         // When a node does not answer, there must be time to ask the origin.
         let wait = peers::WAIT.min(options.deadline / 3);
-        let peers = Arc::new(Peers::new(net.clone(), names.clone(), wait));
-        Ok(Shared { names, term, net, server, peers, keeper, journal, number })
+        let kept = keeping::open(dir, options)?;
+        let peers = Arc::new(Peers::new(net.clone(), names.clone(), wait, kept.clone()));
+        let makes_copies = !options.read_only && matches!(options.remote_side.fsync(true), Fsync::Peer(_));
+        let keeping = makes_copies.then(Arc::default);
+        Ok(Shared { names, term, net, server, peers, keeper, journal, number, kept, keeping })
     }
 
     /// The store for the volume.
     pub fn store(&self, packs: Arc<dyn PackStore>) -> Result<Arc<Leases>> {
-        let store = SharedStore::new(self.names.clone(), packs, self.term.clone());
+        let named = self.keeping.clone().map(|keeping| keeping as Arc<dyn Named>);
+        let store = SharedStore::new(self.names.clone(), packs, self.term.clone()).telling(named);
         let (term, journal) = (self.term.clone(), self.journal.lock().take());
         let leases = Leases::with_journal(Arc::new(store), term, self.peers.clone(), journal)
             .map_err(|error| Failure::io("cannot start a thread", &error))?;
@@ -146,13 +155,37 @@ impl Shared {
     /// What the volume must know of other nodes, after [`Shared::store`].
     pub fn sharing(&self, locks: Locks, delay: Duration) -> Sharing {
         let leases = self.keeper.leases();
-        Sharing { node: self.number, others: self.peers.clone(), lease: LEASE, delay, locks, leases }
+        Sharing {
+            node: self.number,
+            others: self.peers.clone(),
+            lease: LEASE,
+            delay,
+            locks,
+            leases,
+            keeping: self.keeping.clone(),
+            kept: Some(self.kept.clone()),
+        }
+    }
+
+    /// The copies of packs that this node and the others keep of one another.
+    pub fn copies(&self) -> CopiesStatus {
+        let (kept, sent) = (self.kept.stats(), self.keeping.as_ref().map(|keeping| keeping.stats()));
+        let sent = sent.unwrap_or_default();
+        CopiesStatus {
+            packs: kept.packs,
+            bytes: kept.bytes,
+            max_bytes: kept.budget,
+            refused: kept.refused,
+            keeper: sent.node,
+            sent_bytes: sent.bytes,
+        }
     }
 
     /// Begins to serve other nodes, and to renew the session.
     pub fn start(&self, volume: &Arc<Volume>, is_pending: IsPending) -> Result<()> {
         let weak: Weak<Volume> = Arc::downgrade(volume);
         self.server.serve(weak.clone(), is_pending);
+        self.server.keep(self.kept.clone(), &self.peers);
         self.keeper.start(weak).map_err(|error| Failure::io("cannot start a thread", &error))
     }
 

@@ -17,7 +17,7 @@ use crate::memory::Memory;
 use crate::opened::Node;
 use crate::remote_side::RemoteSide;
 use crate::remote_side::tree::TreeCache;
-use crate::shared::resuming;
+use crate::shared::{Shared, resuming};
 use crate::volume_dir::VolumeDir;
 
 /// The time limit for counting a tree's metadata.
@@ -116,6 +116,7 @@ impl Node {
                 .map(RemoteSide::status)
                 .or_else(|| self.tree_cache().map(TreeCache::status)),
             fleet: self.fleet_status(),
+            copies: self.shared().map(Shared::copies),
         })
     }
 }

@@ -298,6 +298,11 @@ impl VolumeDir {
         self.path.join("open")
     }
 
+    /// The folder of copies of other nodes' packs, in a shared volume.
+    pub fn kept(&self) -> PathBuf {
+        self.path.join("kept")
+    }
+
     /// The folder of blobs: all of them, or with a remote origin the cached ones.
     pub fn blobs(&self) -> PathBuf {
         self.path.join("blobs")

@@ -237,6 +237,10 @@ impl Origin for ForeignOrigin {
         self.inner.settle(patience)
     }
 
+    fn is_settled(&self, id: &BlobId) -> bool {
+        self.inner.is_settled(id)
+    }
+
     fn remove(&self, id: &BlobId) -> Result<(), BlobError> {
         own(id)?;
         self.inner.remove(id)

@@ -146,6 +146,7 @@ fn text(status: &Status, verbose: bool) -> String {
     if let Some(fleet) = &status.fleet {
         rows::fleet(&mut pairs, fleet);
     }
+    status.copies.iter().for_each(|copies| rows::copies(&mut pairs, copies));
     pairs.row("memory", format!("{} (peak {})", bytes(status.memory_bytes), bytes(status.memory_peak_bytes)));
     if status.io_errors > 0 {
         pairs.row("I/O errors", format!("{}: see the log, then covey fsck", count(status.io_errors)));

@@ -135,7 +135,7 @@ impl Core {
     }
 
     /// The pages that refer to a pack, and the ranges of it that they refer to.
-    fn live_ranges(&self, pack: PackNo) -> Result<Uses, Error> {
+    pub(super) fn live_ranges(&self, pack: PackNo) -> Result<Uses, Error> {
         let (mut users, mut ranges) = (Vec::new(), Vec::new());
         let mut from = (Ino(0), 0);
         loop {
@@ -183,7 +183,7 @@ struct Moved {
 }
 
 /// Sorts ranges (offset, length) and joins those that touch or overlap.
-fn merge_ranges(ranges: &mut Vec<(u32, u32)>) {
+pub(super) fn merge_ranges(ranges: &mut Vec<(u32, u32)>) {
     ranges.sort_unstable();
     ranges.dedup_by(|next, last| {
         let joins = next.0 <= last.0 + last.1;

@@ -1,7 +1,8 @@
 //! fsync(2) and syncfs(2). One flush makes everything committed before it durable, for all callers that wait.
 //!
 //! Where fsync includes the origin, the open packs are sealed for it, and the call waits for the uploads. A
-//! pack closed in this way may be small; the program that asked for the fsync accepts that.
+//! pack closed in this way may be small; the program that asked for the fsync accepts that. Where another
+//! node is enough, see [`crate::shared::keeping`].
 
 use std::io;
 use std::time::Duration;
@@ -37,6 +38,12 @@ impl Core {
         match self.options.fsync {
             Fsync::Here => Ok(()),
             Fsync::Origin(patience) => self.settle(patience),
+            Fsync::Peer(patience) => {
+                match self.options.shared.as_ref().and_then(|sharing| sharing.keeping.as_ref()) {
+                    Some(keeping) => self.settle_near(keeping, patience),
+                    None => self.settle(patience),
+                }
+            }
         }
     }
 
@@ -63,7 +70,7 @@ impl Core {
         Err(BlobError::Unavailable(format!("open packs could not be sealed within {seconds} s")).into())
     }
 
-    fn settle(&self, patience: Duration) -> Result<(), Error> {
+    pub(crate) fn settle(&self, patience: Duration) -> Result<(), Error> {
         let began = time::monotonic();
         let _phase = phase::enter(Phase::Origin);
         self.seal_now(patience)?;

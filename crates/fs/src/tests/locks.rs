@@ -106,6 +106,8 @@ impl Two {
                 delay: Duration::from_secs(300),
                 locks: Locks::Fleet,
                 leases: None,
+                keeping: None,
+                kept: None,
             };
             let options = Options { names_local: false, shared: Some(sharing), ..world.options() };
             Arc::new(Volume::open(parts.clone(), options).unwrap())

@@ -119,6 +119,8 @@ impl Shared {
             delay: Duration::from_secs(300),
             locks: Locks::Local,
             leases,
+            keeping: None,
+            kept: None,
         });
         let options = Options { names_local: false, shared, commit: lease, ..world.options() };
         let volume = Volume::open(world.parts.clone(), options).unwrap();

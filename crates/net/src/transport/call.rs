@@ -27,6 +27,7 @@ pub(crate) enum Reply {
     Filled(Filled),
     Roll(Roll),
     Pack(PackPart),
+    Kept(u64),
     Groups(Sums, Vec<u8>),
     Done,
 }
@@ -198,6 +199,10 @@ pub(crate) fn roll(reply: Reply) -> Option<Roll> {
 
 pub(crate) fn pack(reply: Reply) -> Option<PackPart> {
     if let Reply::Pack(part) = reply { Some(part) } else { None }
+}
+
+pub(crate) fn kept(reply: Reply) -> Option<u64> {
+    if let Reply::Kept(run) = reply { Some(run) } else { None }
 }
 
 pub(crate) fn groups(reply: Reply) -> Option<(Sums, Vec<u8>)> {

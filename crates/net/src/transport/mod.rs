@@ -66,7 +66,7 @@ use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Handle, Runtime};
 
-use crate::frame::{self, Get, ListAsk, PackAsk, PackPart, RecallAsk, Type, WITH_SUMS};
+use crate::frame::{self, Get, KeepAsk, ListAsk, PackAsk, PackPart, RecallAsk, Type, WITH_SUMS};
 use crate::hello::{Class, Greeter, Identity};
 use crate::id::NodeId;
 use crate::message::{Answer, Ask, Note};
@@ -362,6 +362,11 @@ impl Net {
     /// Asks the node that writes a pack for bytes of it: at most [`frame::PACK_MAX`].
     pub fn pack(&self, peer: Peer, ask: &PackAsk, time: Duration) -> Call<PackPart> {
         self.call(peer, Class::Control, Type::Pack, &ask.encode(), time, call::pack)
+    }
+
+    /// Asks a node to keep bytes of a pack that this one writes. The result is the number of that node's run.
+    pub fn keep(&self, peer: Peer, ask: &KeepAsk, time: Duration) -> Call<u64> {
+        self.call(peer, Class::Control, Type::Keep, &ask.encode(), time, call::kept)
     }
 
     /// Asks a node to give back a lease. The call ends when the node no longer uses it.

@@ -39,7 +39,9 @@ use super::outbox::Outbox;
 use super::service::{Content, Filled, Service, Unfilled};
 use super::slice::{Slice, slice_end};
 use super::{Shared, suspicions};
-use crate::frame::{self, ErrorKind, Get, HEADER, Header, ListAsk, PackAsk, RecallAsk, Texted, Type};
+use crate::frame::{
+    self, ErrorKind, Get, HEADER, Header, KeepAsk, ListAsk, PackAsk, RecallAsk, Texted, Type,
+};
 use crate::frame::{PART, WITH_SUMS};
 use crate::hello::{Class, Other};
 use crate::id::NodeId;
@@ -265,6 +267,12 @@ impl Serving {
                 let ask = RecallAsk::decode(payload).map_err(bad)?;
                 self.answer_slowly(request, Type::Done, move |service| {
                     service.recall(ask).map(|()| Vec::new())
+                });
+            }
+            Type::Keep => {
+                let ask = KeepAsk::decode(payload).map_err(bad)?;
+                self.answer_slowly(request, Type::Kept, move |service| {
+                    Ok(service.keep(from, ask)?.to_le_bytes().to_vec())
                 });
             }
             Type::Fill => self.fill(request, payload)?,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use base::BlobId;
 
-use crate::frame::{PackAsk, PackPart, RecallAsk};
+use crate::frame::{KeepAsk, PackAsk, PackPart, RecallAsk};
 use crate::id::{NodeId, Seen};
 use crate::message::{Answer, Ask, Note};
 use crate::seam::Held;
@@ -143,6 +143,15 @@ pub trait Service: Send + Sync {
     /// This node cannot give it back now.
     fn recall(&self, _: RecallAsk) -> Result<(), String> {
         Ok(())
+    }
+
+    /// Keeps bytes of a pack that `from` writes. Returns the number of this node's run, which differs after
+    /// each start. May take long. The error is a sentence.
+    ///
+    /// # Errors
+    /// This node does not keep them.
+    fn keep(&self, _from: NodeId, _: KeepAsk) -> Result<u64, String> {
+        Err("this node keeps no packs of other nodes".to_owned())
     }
 
     /// At most `most` blobs that are here and match the prefix. May take long.

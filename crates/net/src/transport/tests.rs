@@ -91,6 +91,10 @@ impl Service for Store {
         }
     }
 
+    fn keep(&self, _: NodeId, ask: KeepAsk) -> Result<u64, String> {
+        if ask.pack.0 == 1 { Ok(u64::from(ask.offset)) } else { Err("the disk is full".to_owned()) }
+    }
+
     fn list(&self, prefix: Prefix, most: usize) -> Listed {
         let all: Vec<BlobId> = self.blobs.lock().keys().copied().filter(|id| prefix.holds(id)).collect();
         let more = all.len() > most;
@@ -206,6 +210,13 @@ fn questions_notes_and_lists_are_answered() {
     assert_eq!(pack(PackNo(2), 0, 1), Ok(PackPart::InOrigin));
     assert_eq!(pack(PackNo(3), 0, 1), Ok(PackPart::Gone));
     assert!(matches!(pack(PackNo(4), 0, 1), Err(Fail::Unable(why)) if why.contains("the disk failed")));
+    let keep = |pack: u64, len: u32| {
+        let bytes = vec![1; len as usize];
+        here.keep(peer, &KeepAsk { pack: PackNo(pack), offset: 5, what: frame::Keep::Sync, bytes }, TIME)
+            .wait()
+    };
+    assert_eq!((keep(1, 0), keep(1, frame::KEEP_MAX)), (Ok(5), Ok(5)));
+    assert!(matches!(keep(2, 1), Err(Fail::Unable(why)) if why.contains("the disk is full")));
     // All of it used one connection.
     assert_eq!(here.counters().made, 1);
     let nobody = BlobId([5; 32]);

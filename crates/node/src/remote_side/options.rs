@@ -5,13 +5,31 @@ use std::time::Duration;
 use api::error::{Failure, Result};
 use fs::volume::Fsync;
 
+/// What fsync(2) waits for, as an option says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FsyncTo {
+    /// This node's disk.
+    Local,
+    /// The disk of another node of a shared volume, or the origin.
+    Peer,
+    /// The origin.
+    Origin,
+}
+
+impl FsyncTo {
+    const ALL: [(&str, FsyncTo); 3] =
+        [("local", FsyncTo::Local), ("peer", FsyncTo::Peer), ("origin", FsyncTo::Origin)];
+}
+
 /// How a remote origin is used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemoteOptions {
-    /// Whether fsync(2) waits until its bytes are in the origin. None: only in a shared volume.
-    pub fsync_origin: Option<bool>,
-    /// How long a writer waits for space, and an fsync for the origin.
+    /// What fsync(2) waits for. None: another node in a shared volume, else this node's disk.
+    pub fsync: Option<FsyncTo>,
+    /// How long a writer waits for space, and an fsync for the origin or another node.
     pub timeout: Duration,
+    /// Bytes of this node's disk for what other nodes of a shared volume have synced.
+    pub keep_max: u64,
     /// Bytes of this node's disk for blobs. None: a part of the free space.
     pub cache_size: Option<u64>,
     /// Bytes of the disk that stay free. None: a part of the disk.
@@ -27,8 +45,9 @@ pub struct RemoteOptions {
 impl Default for RemoteOptions {
     fn default() -> RemoteOptions {
         RemoteOptions {
-            fsync_origin: None,
+            fsync: None,
             timeout: Duration::from_secs(30),
+            keep_max: KEEP_MAX,
             cache_size: None,
             cache_floor: None,
             max_requests: None,
@@ -41,12 +60,16 @@ impl Default for RemoteOptions {
 /// The words that `-o` accepts, each with a short explanation.
 pub const KNOWN: &[(&str, &str)] = &[
     (
-        "fsync=local|origin",
-        "what fsync waits for: this node's disk, or the origin as well (default local; in a shared volume origin)",
+        "fsync=local|peer|origin",
+        "what fsync waits for: this node's disk, that of another node or the origin, the origin (default local; in a shared volume peer)",
     ),
     (
         "timeout=SECONDS",
-        "how long writes wait for room while the origin is behind, and fsync=origin for it (default 30)",
+        "how long writes wait for room while the origin is behind, and fsync for it or another node (default 30)",
+    ),
+    (
+        "keep_max=SIZE",
+        "bytes of the node's disk for what other nodes of a shared volume have synced (default 2G; 0 keeps nothing)",
     ),
     ("cache_size=SIZE", "bytes of the node's disk for blobs, like 200G (default: most of what is free)"),
     ("cache_floor=SIZE", "bytes of the node's disk that stay free (default: 5 % of it, at least 1 GiB)"),
@@ -55,15 +78,18 @@ pub const KNOWN: &[(&str, &str)] = &[
     ("uploads=N", "blobs uploaded at a time (default 8)"),
 ];
 
+/// The default of `keep_max`.
+const KEEP_MAX: u64 = 2 << 30;
 /// The smallest cache that works: it holds a few blobs on their way in and out.
 const CACHE_MIN: u64 = 64 << 20;
 
 impl RemoteOptions {
     /// What fsync(2) waits for.
     pub fn fsync(&self, is_shared: bool) -> Fsync {
-        match self.fsync_origin.unwrap_or(is_shared) {
-            true => Fsync::Origin(self.timeout),
-            false => Fsync::Here,
+        match self.fsync.unwrap_or(if is_shared { FsyncTo::Peer } else { FsyncTo::Local }) {
+            FsyncTo::Local => Fsync::Here,
+            FsyncTo::Peer => Fsync::Peer(self.timeout),
+            FsyncTo::Origin => Fsync::Origin(self.timeout),
         }
     }
 
@@ -78,12 +104,10 @@ impl RemoteOptions {
             |least: u64, wanted: &str| parse_size(text).filter(|n| *n >= least).ok_or_else(|| bad(wanted));
         match name {
             "fsync" => {
-                self.fsync_origin = match text {
-                    "origin" => Some(true),
-                    "local" => Some(false),
-                    _ => return Err(bad("local or origin")),
-                }
+                let found = FsyncTo::ALL.iter().find(|(word, _)| *word == text);
+                self.fsync = Some(found.ok_or_else(|| bad("local, peer or origin"))?.1);
             }
+            "keep_max" => self.keep_max = size(0, "a size like 10G, or 0")?,
             "timeout" => {
                 let seconds = text.parse::<f64>().ok().filter(|n| *n > 0.0 && *n <= 86_400.0);
                 let seconds = seconds.ok_or_else(|| bad("a number of seconds above 0, at most 86400"))?;
@@ -111,8 +135,11 @@ impl RemoteOptions {
     pub fn to_words(&self) -> Vec<String> {
         let default = RemoteOptions::default();
         let mut words = Vec::new();
-        let fsync = self.fsync_origin.map(|origin| if origin { "fsync=origin" } else { "fsync=local" });
-        words.extend(fsync.map(str::to_owned));
+        let fsync = FsyncTo::ALL.iter().find(|(_, to)| self.fsync == Some(*to));
+        words.extend(fsync.map(|(word, _)| format!("fsync={word}")));
+        if self.keep_max != default.keep_max {
+            words.push(format!("keep_max={}", self.keep_max));
+        }
         if self.timeout != default.timeout {
             words.push(format!("timeout={}", self.timeout.as_secs_f64()));
         }
@@ -161,6 +188,7 @@ mod tests {
         let words = [
             "fsync=origin",
             "timeout=5",
+            "keep_max=10G",
             "cache_size=200G",
             "cache_floor=512M",
             "max_requests=100",
@@ -172,6 +200,11 @@ mod tests {
         let again = options.to_words();
         assert_eq!(set(&again.iter().map(String::as_str).collect::<Vec<_>>()).unwrap(), options);
         assert!(RemoteOptions::default().to_words().is_empty());
+        for (word, to) in FsyncTo::ALL {
+            assert_eq!(set(&[&format!("fsync={word}")]).unwrap().fsync, Some(to));
+        }
+        let (alone, shared) = (RemoteOptions::default().fsync(false), RemoteOptions::default().fsync(true));
+        assert!(matches!((alone, shared), (Fsync::Here, Fsync::Peer(_))));
         assert!(!RemoteOptions::default().set("commit", Some("1")).unwrap());
         assert!(!RemoteOptions::default().set("ro", None).unwrap());
     }
@@ -180,6 +213,7 @@ mod tests {
     fn what_makes_no_sense_is_refused() {
         for word in [
             "fsync=never",
+            "keep_max=-1",
             "timeout=0",
             "timeout=soon",
             "timeout=NaN",

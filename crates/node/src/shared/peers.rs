@@ -6,20 +6,22 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use ::fs::shared::{FromOwner, Others, SessionId, owner};
+use ::fs::shared::{FromOwner, KeepRange, Others, SessionId, owner};
 use ::fs::volume::Volume;
 use base::{BlobId, Ino, PackNo};
-use blob::BlobError;
+use blob::{BlobError, Kept};
+use cache::KeptPacks;
 use meta::engine::database::{Database, SessionRow};
 use meta::lease::{Holder, Leases, Nodes};
 use meta::store::StoreError;
-use net::frame::{PACK_MAX, PackAsk, PackPart, RecallAsk};
+use net::frame::{KeepAsk, PACK_MAX, PackAsk, PackPart, RecallAsk};
 use net::id::NodeId;
 use net::message::{Answer, Ask, Note};
 use net::transport::{Content, CopyState, Fail, Listed, Net, Peer, Prefix, Service};
 use parking_lot::{Mutex, RwLock};
 
 use super::IsPending;
+use super::keeping::{self, Keepers};
 use super::living::Living;
 use crate::log;
 
@@ -32,26 +34,31 @@ const KNOWN: Duration = Duration::from_secs(1);
 
 /// The other nodes, as sources of bytes.
 pub(super) struct Peers {
-    net: Net,
-    names: Arc<dyn Database>,
-    wait: Duration,
+    pub(super) net: Net,
+    pub(super) names: Arc<dyn Database>,
+    pub(super) wait: Duration,
+    pub(super) kept: Arc<KeptPacks>,
+    pub(super) keepers: Keepers,
     known: Mutex<Option<(Instant, HashMap<u32, Known>)>>,
     living: Living,
 }
 
 #[derive(Clone)]
-struct Known {
-    host: String,
-    peer: Option<Peer>,
-    alive: bool,
+pub(super) struct Known {
+    pub(super) host: String,
+    pub(super) peer: Option<Peer>,
+    pub(super) epoch: u64,
+    pub(super) alive: bool,
 }
 
 impl Peers {
-    pub(super) fn new(net: Net, names: Arc<dyn Database>, wait: Duration) -> Peers {
-        Peers { net, names, wait, known: Mutex::default(), living: Living::default() }
+    pub(super) fn new(net: Net, names: Arc<dyn Database>, wait: Duration, kept: Arc<KeptPacks>) -> Peers {
+        let (known, living, keepers) = (Mutex::default(), Living::default(), Keepers::default());
+        Peers { net, names, wait, kept, keepers, known, living }
     }
 
-    fn look(&self) -> Result<HashMap<u32, Known>, StoreError> {
+    /// The nodes of all sessions, as they were a moment ago.
+    pub(super) fn look(&self) -> Result<HashMap<u32, Known>, StoreError> {
         let mut known = self.known.lock();
         if let Some((when, nodes)) = &*known
             && base::time::monotonic().saturating_duration_since(*when) < KNOWN
@@ -64,7 +71,8 @@ impl Peers {
             .filter_map(|(row, lasts)| {
                 let address: Option<SocketAddr> = row.address.parse().ok();
                 let peer = address.map(|address| Peer { address, node: Some(NodeId(row.node)) });
-                Some((u32::try_from(row.number).ok()?, Known { host: row.host, peer, alive: lasts }))
+                let epoch = row.epoch.try_into().ok()?;
+                Some((u32::try_from(row.number).ok()?, Known { host: row.host, peer, epoch, alive: lasts }))
             })
             .collect();
         *known = Some((base::time::monotonic(), nodes.clone()));
@@ -87,7 +95,7 @@ impl Peers {
             nodes = look()?;
         }
         match nodes.get(&node) {
-            Some(Known { host, peer: Some(peer), alive: true }) => Ok((host.clone(), *peer)),
+            Some(Known { host, peer: Some(peer), alive: true, .. }) => Ok((host.clone(), *peer)),
             Some(Known { host, .. }) => Err(BlobError::Unavailable(format!(
                 "these bytes are only on the node {node} ({host}), which has left; they can be read when it is back"
             ))),
@@ -99,7 +107,7 @@ impl Peers {
 }
 
 impl Peers {
-    fn read_from(
+    pub(super) fn read_from(
         &self,
         (host, peer): (&str, Peer),
         pack: PackNo,
@@ -132,12 +140,8 @@ impl Peers {
     }
 }
 
-impl Others for Peers {
-    fn read(&self, pack: PackNo, offset: u32, buf: &mut [u8]) -> Result<FromOwner, BlobError> {
-        if owner(pack) == 0 {
-            // The volume was one node's when the pack was written: it was restored or promoted.
-            return Ok(FromOwner::InOrigin);
-        }
+impl Peers {
+    fn read_owner(&self, pack: PackNo, offset: u32, buf: &mut [u8]) -> Result<FromOwner, BlobError> {
         let (host, peer) = self.find(owner(pack))?;
         self.read_from((&host, peer), pack, offset, buf).or_else(|error| {
             // It may have joined again, at another address.
@@ -145,6 +149,24 @@ impl Others for Peers {
             let (host, again) = self.find(owner(pack))?;
             if again == peer { Err(error) } else { self.read_from((&host, again), pack, offset, buf) }
         })
+    }
+}
+
+impl Others for Peers {
+    fn read(&self, pack: PackNo, offset: u32, buf: &mut [u8]) -> Result<FromOwner, BlobError> {
+        if owner(pack) == 0 {
+            // The volume was one node's when the pack was written: it was restored or promoted.
+            return Ok(FromOwner::InOrigin);
+        }
+        self.read_owner(pack, offset, buf).or_else(|error| self.read_kept(pack, offset, buf).ok_or(error))
+    }
+
+    fn keepers(&self) -> Result<Vec<SessionId>, StoreError> {
+        keeping::nodes(self)
+    }
+
+    fn keep(&self, node: SessionId, ranges: &[KeepRange]) -> Result<u64, String> {
+        keeping::keep(self, node, ranges)
     }
 
     fn alive(&self) -> Result<Vec<SessionId>, StoreError> {
@@ -196,11 +218,17 @@ impl Nodes for Peers {
 pub(super) struct PackServer {
     served: RwLock<Option<(Weak<Volume>, IsPending)>>,
     leases: RwLock<Option<Weak<Leases>>>,
+    kept: RwLock<Option<(Arc<KeptPacks>, Weak<Peers>)>>,
 }
 
 impl PackServer {
     pub(super) fn serve(&self, volume: Weak<Volume>, is_pending: IsPending) {
         *self.served.write() = Some((volume, is_pending));
+    }
+
+    /// Keeps packs of other nodes from now on.
+    pub(super) fn keep(&self, kept: Arc<KeptPacks>, peers: &Arc<Peers>) {
+        *self.kept.write() = Some((kept, Arc::downgrade(peers)));
     }
 
     /// Gives leases back from now on.
@@ -215,12 +243,26 @@ impl Service for PackServer {
         let volume = served.as_ref().and_then(|(volume, pending)| Some((volume.upgrade()?, pending)));
         let (volume, is_pending) = volume.ok_or("the volume is not open yet, or is being closed")?;
         let mut bytes = vec![0; ask.len as usize];
+        let kept = self.kept.read().as_ref().map(|(kept, _)| kept.clone());
+        // Of this node's own packs there are no copies here.
+        if let Some(kept) = kept
+            && kept.read(ask.pack, ask.offset, &mut bytes).map_err(|error| error.to_string())?
+        {
+            return Ok(PackPart::Bytes(bytes));
+        }
         let read = volume.read_own_pack(ask.pack, ask.offset, &mut bytes, |blob| is_pending(blob));
         match read.map_err(|error| error.to_string())? {
             FromOwner::Bytes => Ok(PackPart::Bytes(bytes)),
             FromOwner::InOrigin => Ok(PackPart::InOrigin),
             FromOwner::Gone => Ok(PackPart::Gone),
         }
+    }
+
+    fn keep(&self, from: NodeId, ask: KeepAsk) -> Result<u64, String> {
+        let served = self.kept.read().as_ref().map(|(kept, peers)| (kept.clone(), peers.clone()));
+        let peers = served.and_then(|(kept, peers)| Some((kept, peers.upgrade()?)));
+        let (kept, peers) = peers.ok_or("the volume is not open yet, or is being closed")?;
+        keeping::serve(&peers, &kept, from, &ask)
     }
 
     fn recall(&self, ask: RecallAsk) -> Result<(), String> {

@@ -126,6 +126,10 @@ impl Origin for Guarded {
         self.keeper.verify_within(until.since(base::time::boot()).max(LEAST), FRESH)
     }
 
+    fn is_settled(&self, id: &BlobId) -> bool {
+        self.inner.is_settled(id)
+    }
+
     fn remove(&self, id: &BlobId) -> Result<(), BlobError> {
         self.remove_many(std::slice::from_ref(id), BootTime::NEVER)
     }

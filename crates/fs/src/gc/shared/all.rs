@@ -25,9 +25,11 @@ impl Core {
         }
         self.condemn_touched()?;
         let Some(present) = self.present(sharing)? else { return Ok(()) };
+        // An origin that does not answer delays deletions, and not this.
+        let kept = self.look_at_kept(sharing, &present);
         self.search_dead(sharing, &present.alive)?;
         while self.delete_due(sharing, &present, false)? && !self.stopping() {}
-        Ok(())
+        kept
     }
 
     /// Collection on request: what is due is deleted now, wherever it is. The rest waits for its time.

@@ -35,6 +35,7 @@
 mod all;
 mod dead;
 mod delete;
+mod kept;
 mod strays;
 
 use std::time::{Duration, Instant};
@@ -55,6 +56,7 @@ const TOUCHED_MAX: usize = 1 << 20;
 #[derive(Default)]
 pub(crate) struct Deletions {
     state: Mutex<State>,
+    kept: kept::KeptState,
 }
 
 #[derive(Default)]

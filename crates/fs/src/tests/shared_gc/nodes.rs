@@ -5,16 +5,18 @@ use std::sync::{Arc, Weak};
 
 use base::PackNo;
 use blob::failing::{FailingOrigin, Faults};
-use blob::{BlobError, Origin};
+use blob::{BlobError, Kept, Origin};
+use cache::KeptPacks;
 use meta::key::KeyRange;
 use meta::lease::{Holder, Leases, Nodes};
-use meta::shared::{SharedStore, Term};
+use meta::shared::{Named, SharedStore, Term};
 use meta::store::{CommitError, Rows, Snapshot, StoreError, Value};
 use meta::{Commit, Key};
 
 use super::*;
 use crate::api::Locks;
-use crate::shared::{FromOwner, Others, SessionId, Sharing, owner};
+use crate::shared::{FromOwner, Keep, KeepRange, Keeping, Others, SessionId, Sharing, owner};
+use crate::volume::Fsync;
 
 /// What all nodes use.
 pub(super) struct Cluster {
@@ -49,6 +51,9 @@ pub(super) struct Place {
     pub term: Arc<Term>,
     leases: Mutex<Weak<Leases>>,
     volume: Mutex<Weak<Volume>>,
+    /// Copies of other nodes' packs.
+    pub kept: Arc<KeptPacks>,
+    _folder: tempfile::TempDir,
     /// The node stops when a commit has doomed a blob, and before it learns that.
     pub stops: AtomicBool,
     /// It has stopped.
@@ -79,9 +84,18 @@ impl Cluster {
 
     /// A node joins.
     pub fn join(self: &Arc<Cluster>) -> Node {
+        self.join_with(None)
+    }
+
+    /// A node joins whose fsync(2) waits for another node, or the origin.
+    pub fn join_copying(self: &Arc<Cluster>) -> Node {
+        self.join_with(Some(Arc::default()))
+    }
+
+    fn join_with(self: &Arc<Cluster>, keeping: Option<Arc<Keeping>>) -> Node {
         let mut places = self.places.lock();
         let node = places.len() as u32 + 1;
-        let (term, faults) = (Arc::new(Term::default()), Faults::new());
+        let (term, faults, folder) = (Arc::new(Term::default()), Faults::new(), tempfile::tempdir().unwrap());
         term.extend(base::time::monotonic(), LONG);
         self.sessions.lock().push(SessionId { node, epoch: 1 });
         let place = Arc::new(Place {
@@ -91,6 +105,8 @@ impl Cluster {
             term: term.clone(),
             leases: Mutex::default(),
             volume: Mutex::default(),
+            kept: Arc::new(KeptPacks::open(folder.path(), u64::MAX, 0).unwrap()),
+            _folder: folder,
             stops: false.into(),
             stopped: false.into(),
         });
@@ -99,7 +115,8 @@ impl Cluster {
         let origin: Arc<dyn Origin> = Arc::new(FailingOrigin::new(self.origin.clone(), faults.clone()));
         let packs: Arc<dyn PackStore> = Arc::new(cache::MemoryPacks::new(origin.clone()));
         let engine = Arc::new(Fence(place.clone()));
-        let store = Arc::new(SharedStore::new(engine, packs.clone(), term.clone()));
+        let named = keeping.clone().map(|keeping| keeping as Arc<dyn Named>);
+        let store = Arc::new(SharedStore::new(engine, packs.clone(), term.clone()).telling(named));
         let leases = Leases::start(store, term, place.clone()).unwrap();
         *place.leases.lock() = Arc::downgrade(&leases);
         let source = Arc::new(OriginSource(origin.clone()));
@@ -111,10 +128,13 @@ impl Cluster {
             delay: self.delay,
             locks: Locks::Local,
             leases: Some(leases.clone()),
+            keeping: keeping.clone(),
+            kept: Some(place.kept.clone()),
         };
         let lines = self.lines.clone();
         let options = Options {
             names_local: false,
+            fsync: if keeping.is_some() { Fsync::Peer(LONG) } else { Fsync::Here },
             shared: Some(sharing),
             commit: Duration::from_millis(50),
             seal_small: Duration::from_millis(50),
@@ -196,14 +216,53 @@ impl Node {
     }
 }
 
-impl Others for Place {
-    fn read(&self, pack: PackNo, offset: u32, buf: &mut [u8]) -> Result<FromOwner, BlobError> {
+impl Place {
+    /// The other nodes whose sessions last.
+    fn others(&self) -> Vec<Arc<Place>> {
+        let places: Vec<Arc<Place>> = self.cluster.places.lock().iter().filter_map(Weak::upgrade).collect();
+        let lasts = |place: &Arc<Place>| self.cluster.lasts(place.node, place.epoch.load(Ordering::SeqCst));
+        places.into_iter().filter(|place| place.node != self.node && lasts(place)).collect()
+    }
+
+    fn read_owner(&self, pack: PackNo, offset: u32, buf: &mut [u8]) -> Result<FromOwner, BlobError> {
         let gone = || BlobError::Unavailable("its node is gone".to_owned());
         let place = self.cluster.places.lock().get(owner(pack) as usize - 1).and_then(Weak::upgrade);
         let place = place.filter(|place| self.cluster.lasts(place.node, place.epoch.load(Ordering::SeqCst)));
         let volume = place.and_then(|place| place.volume.lock().upgrade()).ok_or_else(gone)?;
         let read = volume.read_own_pack(pack, offset, buf, |_| false);
         read.map_err(|error| BlobError::Unavailable(error.to_string()))
+    }
+}
+
+impl Others for Place {
+    fn read(&self, pack: PackNo, offset: u32, buf: &mut [u8]) -> Result<FromOwner, BlobError> {
+        self.read_owner(pack, offset, buf).or_else(|error| {
+            let others = self.others();
+            let mut stores = std::iter::once(&self.kept).chain(others.iter().map(|place| &place.kept));
+            let found = stores.any(|kept| kept.read(pack, offset, buf).unwrap());
+            found.then_some(FromOwner::Bytes).ok_or(error)
+        })
+    }
+
+    fn keepers(&self) -> Result<Vec<SessionId>, StoreError> {
+        let session =
+            |place: &Arc<Place>| SessionId { node: place.node, epoch: place.epoch.load(Ordering::SeqCst) };
+        Ok(self.others().iter().map(session).collect())
+    }
+
+    fn keep(&self, node: SessionId, ranges: &[KeepRange]) -> Result<u64, String> {
+        let others = self.others();
+        let kept = &others.iter().find(|place| place.node == node.node).ok_or("it is gone")?.kept;
+        for KeepRange { pack, offset, what, bytes } in ranges {
+            let done = match what {
+                Keep::Drop => kept.remove(*pack, None),
+                Keep::Write => kept.write(*pack, *offset, bytes),
+                Keep::Sync if bytes.is_empty() => kept.sync(*pack),
+                Keep::Sync => kept.write(*pack, *offset, bytes).and_then(|()| kept.sync(*pack)),
+            };
+            done.map_err(|error| error.to_string())?;
+        }
+        Ok(kept.run())
     }
 
     fn alive(&self) -> Result<Vec<SessionId>, StoreError> {

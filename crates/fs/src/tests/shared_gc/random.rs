@@ -10,14 +10,21 @@ const FILES: u64 = 6;
 const CONTENTS: u64 = 4;
 
 /// What a file holds: the content of each of its parts. 0 is none.
-type Model = HashMap<(usize, u64), u64>;
+pub(super) type Model = HashMap<(usize, u64), u64>;
 
-fn bytes(content: u64) -> Vec<u8> {
+pub(super) fn bytes(content: u64) -> Vec<u8> {
     noise(content, 20_000 + content as usize)
 }
 
 /// Each node writes and removes its own files, copies the others' files, and reads all the time.
-fn work(cluster: &Cluster, nodes: &[Node], me: usize, dirs: &[Ino], seed: u64, until: Instant) -> Model {
+pub(super) fn work(
+    cluster: &Cluster,
+    nodes: &[Node],
+    me: usize,
+    dirs: &[Ino],
+    seed: u64,
+    until: Instant,
+) -> Model {
     let (mut dice, mut model) = (Dice::new(seed), Model::new());
     let (node, mut made) = (&nodes[me], HashMap::new());
     while Instant::now() < until {

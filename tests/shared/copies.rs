@@ -1,0 +1,280 @@
+//! fsync(2) and the copy on a second node: what was synced is there without its writer, also if the origin
+//! does not answer.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use covey_tests::program::{covey, environment, run_ok};
+use covey_tests::{Need, Rng, requires, say};
+use s3server::{Proxy, Server as Store};
+
+use crate::requires_server;
+use crate::rig::{Server, Shared};
+
+/// What no step of these tests takes.
+const LIMIT: Duration = Duration::from_secs(90);
+
+/// A shared volume whose origin is behind a proxy.
+struct Rig {
+    shared: Shared,
+    proxy: Proxy,
+    store: Store,
+}
+
+impl Rig {
+    /// `each`: the options of each node.
+    fn new(server: Server, each: &[&[&'static str]]) -> Rig {
+        environment(s3server::environment());
+        let store = Store::start();
+        let proxy = Proxy::start(store.address(), 1);
+        let hosts = format!("127.0.0.1:{}", server.port());
+        let (origin, endpoint) = (format!("s3://{}/work", s3server::BUCKET), proxy.endpoint());
+        let stored = [&*origin, "--endpoint", &endpoint];
+        let mut shared = Shared::stored(server, covey_tests::scratch(), &hosts, 0, &[], &stored);
+        each.iter().for_each(|options| shared.add_with(options));
+        Rig { shared, proxy, store }
+    }
+
+    fn blobs(&self) -> usize {
+        files(&self.store.folder())
+    }
+
+    /// A figure of `covey status --json` of a node.
+    fn figure(&self, node: usize, path: &[&str]) -> u64 {
+        let mut status = covey();
+        status.args(["status", "--json"]).arg(&self.shared.nodes[node].mountpoint);
+        let said = run_ok(&mut status, LIMIT).json();
+        let one = said.get(0).unwrap_or(&said);
+        path.iter().fold(one, |value, name| &value[*name]).as_u64().unwrap_or(0)
+    }
+
+    /// Bytes that a node keeps for others.
+    fn kept(&self, node: usize) -> u64 {
+        self.figure(node, &["copies", "bytes"])
+    }
+}
+
+fn files(folder: &Path) -> usize {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.map(|entry| if entry.path().is_dir() { files(&entry.path()) } else { 1 }).sum()
+}
+
+/// Writes a file and syncs it. Returns how long the sync took.
+fn synced(path: &Path, bytes: &[u8]) -> std::io::Result<Duration> {
+    fs::write(path, bytes)?;
+    let began = Instant::now();
+    File::open(path)?.sync_all()?;
+    Ok(began.elapsed())
+}
+
+fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let end = Instant::now() + LIMIT;
+    while !done() {
+        assert!(Instant::now() < end, "{what}");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+}
+
+/// Contents in a shared pack, over packs of its own, and over the end of a page.
+fn contents() -> Vec<Vec<u8>> {
+    let mut rng = Rng::new(11);
+    [600, 4096, 200_000, 1 << 20, 5 << 20].map(|len| rng.bytes(len)).to_vec()
+}
+
+fn write_all(shared: &Shared, node: usize, contents: &[Vec<u8>]) -> Duration {
+    let took =
+        |(n, bytes): (usize, &Vec<u8>)| synced(&shared.path(node, &format!("file{n}")), bytes).unwrap();
+    contents.iter().enumerate().map(took).max().unwrap()
+}
+
+fn must_read(shared: &Shared, node: usize, contents: &[Vec<u8>], when: &str) {
+    for (n, bytes) in contents.iter().enumerate() {
+        let read = fs::read(shared.path(node, &format!("file{n}")));
+        let read = read.unwrap_or_else(|error| {
+            panic!("{when}: file{n} on {node}: {error}: {}", shared.nodes[node].log())
+        });
+        assert!(read == *bytes, "{when}: file{n} on {node}");
+    }
+}
+
+/// The writer is killed and loses its disk right after fsync(2), while the origin does not answer. The node
+/// with the copy is killed and started again. When the origin is back it gets everything, and then nothing
+/// depends on that node either.
+#[test]
+fn what_was_synced_outlives_its_writer_while_the_origin_is_away() {
+    requires!(Need::Covey);
+    outlives(Duration::ZERO);
+}
+
+/// The same when the writer has already named its packs as blobs, which wait to be uploaded.
+#[test]
+fn what_waits_to_be_uploaded_outlives_its_writer() {
+    requires!(Need::Covey);
+    outlives(Duration::from_secs(12));
+}
+
+fn outlives(pause: Duration) {
+    let mut rig = Rig::new(requires_server!(), &[&[], &[], &[]]);
+    let contents = contents();
+    rig.proxy.down();
+    let took = write_all(&rig.shared, 1, &contents);
+    say(format_args!("the longest fsync took {took:?}"));
+    // Written over in the middle: a range of another pack.
+    let patched = rig.shared.path(1, "file3");
+    let file = File::options().write(true).open(&patched).unwrap();
+    file.write_all_at(&[7; 5000], 300_000).unwrap();
+    file.sync_all().unwrap();
+    let mut contents = contents;
+    contents[3][300_000..305_000].fill(7);
+    std::thread::sleep(pause);
+    rig.shared.nodes[1].kill();
+    fs::remove_dir_all(&rig.shared.nodes[1].folder).unwrap();
+    assert_eq!((rig.kept(0), rig.kept(2) > 6 << 20), (0, true), "the next node keeps all of it");
+    // Before the writer's session has ended, and so before what it synced is another node's.
+    rig.shared.nodes[2].kill();
+    rig.shared.nodes[2].mount();
+    for node in [0, 2] {
+        must_read(&rig.shared, node, &contents, "the writer is gone, and the keeper was started anew");
+    }
+    rig.proxy.up();
+    until("the origin gets all of it", || {
+        rig.kept(2) == 0
+            && rig.figure(2, &["open_packs"]) == 0
+            && rig.figure(2, &["far", "uploads", "blobs"]) == 0
+    });
+    rig.shared.nodes[2].kill();
+    fs::remove_dir_all(&rig.shared.nodes[2].folder).unwrap();
+    rig.shared.add();
+    for node in [0, 3] {
+        must_read(&rig.shared, node, &contents, "the keeper is gone too");
+    }
+}
+
+/// The writer was killed, and comes back with its folder after its files have moved to the keeper.
+#[test]
+fn a_writer_that_comes_back_finds_what_was_taken_over() {
+    requires!(Need::Covey);
+    let mut rig = Rig::new(requires_server!(), &[&[], &[]]);
+    let contents = contents();
+    rig.proxy.down();
+    write_all(&rig.shared, 0, &contents);
+    rig.shared.nodes[0].kill();
+    rig.proxy.up();
+    until("the keeper takes over", || rig.kept(1) == 0);
+    rig.shared.nodes[0].mount();
+    for node in 0..2 {
+        must_read(&rig.shared, node, &contents, "it is back");
+    }
+    synced(&rig.shared.path(0, "more"), &contents[2]).unwrap();
+    assert!(fs::read(rig.shared.path(1, "more")).unwrap() == contents[2]);
+    for node in 0..2 {
+        run_ok(covey().arg("flush").arg(&rig.shared.nodes[node].mountpoint), LIMIT);
+    }
+    run_ok(covey().arg("fsck").arg(&rig.shared.address), LIMIT);
+}
+
+/// The copy is dropped when the origin has the bytes, and nothing was sent that no program synced.
+#[test]
+fn copies_go_when_the_origin_has_the_bytes() {
+    requires!(Need::Covey);
+    let rig = Rig::new(requires_server!(), &[&[], &[]]);
+    fs::write(rig.shared.path(0, "not-synced"), vec![1; 3 << 20]).unwrap();
+    std::thread::sleep(Duration::from_secs(1));
+    assert_eq!(rig.kept(1), 0);
+    let contents = contents();
+    write_all(&rig.shared, 0, &contents);
+    until("the copies go", || rig.kept(1) == 0);
+    must_read(&rig.shared, 1, &contents, "the origin has them");
+}
+
+/// Without another node fsync(2) waits for the origin. It never returns with the bytes on one disk only.
+#[test]
+fn without_another_node_fsync_waits_for_the_origin() {
+    requires!(Need::Covey);
+    let rig = Rig::new(requires_server!(), &[&["-o", "timeout=3"]]);
+    let before = rig.blobs();
+    synced(&rig.shared.path(0, "file"), &[5; 10_000]).unwrap();
+    assert!(rig.blobs() > before, "the origin has it");
+    rig.proxy.down();
+    let began = Instant::now();
+    let error = synced(&rig.shared.path(0, "other"), &[6; 10_000]).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EIO), "{error}");
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+    rig.proxy.up();
+    until("it is synced when the origin is back", || {
+        File::open(rig.shared.path(0, "other")).unwrap().sync_all().is_ok()
+    });
+}
+
+/// A node that keeps nothing is passed over. If no node keeps anything, the origin is waited for.
+#[test]
+fn a_full_node_is_passed_over() {
+    requires!(Need::Covey);
+    let full: &[&str] = &["-o", "keep_max=0,timeout=3"];
+    let mut rig = Rig::new(requires_server!(), &[&["-o", "timeout=3"], full]);
+    let blobs = rig.blobs();
+    synced(&rig.shared.path(0, "origin"), &[1; 10_000]).unwrap();
+    assert!(rig.blobs() > blobs, "no node keeps it, so the origin has it");
+    rig.proxy.down();
+    assert!(synced(&rig.shared.path(0, "nowhere"), &[2; 10_000]).is_err());
+    rig.shared.add();
+    until("the third node keeps it", || {
+        File::open(rig.shared.path(0, "nowhere")).unwrap().sync_all().is_ok()
+    });
+    assert_eq!((rig.kept(1), rig.kept(2) > 0), (0, true));
+    rig.proxy.up();
+}
+
+/// The node that keeps the bytes stops answering. Another one keeps them, or the origin gets them.
+#[test]
+fn a_node_that_stops_in_the_middle_is_replaced() {
+    requires!(Need::Covey);
+    let rig = Rig::new(requires_server!(), &[&[], &[], &[]]);
+    let contents = contents();
+    // A lease of the folder, so that no node is asked for one.
+    write_all(&rig.shared, 0, &contents);
+    rig.shared.nodes[1].freeze(true);
+    let took = synced(&rig.shared.path(0, "a"), &contents[4]).unwrap();
+    say(format_args!("with the origin: {took:?}"));
+    rig.proxy.down();
+    let took = synced(&rig.shared.path(0, "b"), &contents[4]).unwrap();
+    say(format_args!("with another node: {took:?}"));
+    assert!(took < Duration::from_secs(10), "{took:?}");
+    assert!(rig.kept(2) > 4 << 20);
+    rig.shared.nodes[1].freeze(false);
+    rig.proxy.up();
+}
+
+/// The node with the copies leaves. They are made on another one, without another fsync(2).
+#[test]
+fn copies_move_when_their_node_leaves() {
+    requires!(Need::Covey);
+    let mut rig = Rig::new(requires_server!(), &[&[], &[], &[]]);
+    let contents = contents();
+    rig.proxy.down();
+    write_all(&rig.shared, 0, &contents);
+    assert!(rig.kept(1) > 6 << 20);
+    rig.shared.nodes[1].kill();
+    until("the third node has them", || rig.kept(2) > 6 << 20);
+    rig.shared.nodes[0].kill();
+    fs::remove_dir_all(&rig.shared.nodes[0].folder).unwrap();
+    must_read(&rig.shared, 2, &contents, "both are gone");
+    rig.proxy.up();
+}
+
+/// `fsync=origin` and `fsync=local` make no copies.
+#[test]
+fn only_fsync_peer_makes_copies() {
+    requires!(Need::Covey);
+    let each: &[&[&str]] = &[&["-o", "fsync=origin"], &["-o", "fsync=local"], &[]];
+    let rig = Rig::new(requires_server!(), each);
+    let blobs = rig.blobs();
+    synced(&rig.shared.path(0, "origin"), &[1; 10_000]).unwrap();
+    assert!(rig.blobs() > blobs);
+    rig.proxy.down();
+    let took = synced(&rig.shared.path(1, "local"), &[2; 10_000]).unwrap();
+    assert_eq!([0, 1, 2].map(|node| rig.kept(node)), [0; 3], "{took:?}");
+    rig.proxy.up();
+}
