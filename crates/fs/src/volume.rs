@@ -57,10 +57,10 @@ use crate::shared::locks::FleetLocks;
 use crate::shared::{Sharing, pack_of};
 use crate::space::SpaceGate;
 
-/// The format this program writes, and the only one it reads.
-pub const FORMAT: u32 = 1;
+/// The formats that this program reads: of a new volume, and of one that has trash.
+pub use meta::trash::{FORMAT, FORMAT_TRASH};
 /// Names of the volume's own rows.
-pub(crate) const ROW_FORMAT: &str = "format";
+pub(crate) use meta::trash::ROW_FORMAT;
 pub(crate) const ROW_ID: &str = "id";
 /// The longest time that closing spends on looking for equal pages.
 const DEDUP_PATIENCE: Duration = Duration::from_secs(10);
@@ -184,7 +184,7 @@ pub enum OpenError {
     Exists,
     /// A program with another format made it, most likely a newer one.
     #[error(
-        "the volume has format {found}, and this program reads format {FORMAT}: use the program that made it, or a newer one"
+        "the volume has format {found}, and this program reads formats up to {FORMAT_TRASH}: use the program that made it, or a newer one"
     )]
     Format {
         /// Its format.
@@ -298,7 +298,7 @@ impl Volume {
         let format = row(ROW_FORMAT)?.ok_or(OpenError::NotFormatted)?;
         let number = <[u8; 4]>::try_from(&format[..]).map(u32::from_be_bytes);
         match number {
-            Ok(FORMAT) => {}
+            Ok(FORMAT | FORMAT_TRASH) => {}
             Ok(found) => return Err(OpenError::Format { found }),
             Err(_) => return Err(OpenError::Damaged("the row of its format is no number".into())),
         }
@@ -355,6 +355,7 @@ impl Volume {
         core.note_resealing()?;
         if !core.options.read_only {
             core.names.read_quotas().map_err(OpenError::Store)?;
+            core.names.read_trash().map_err(OpenError::Store)?;
             core.first_pack.store(core.next_pack()?.0, Ordering::Release);
             core.adopt_leftovers()?;
             volume.start("covey-seal", Core::sealer)?;

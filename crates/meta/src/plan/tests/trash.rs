@@ -1,0 +1,297 @@
+//! The trash: what goes in comes back as it was, or is collected.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use base::dice::Dice;
+use base::{Ino, Timestamp};
+
+use crate::key::{Key, tags};
+use crate::names::NamesError;
+use crate::plan::op::{Body, RenameMode, SetAttrs};
+use crate::plan::{Op, Refusal};
+use crate::record::{InodeRecord, mode};
+use crate::store::MetaStore;
+use crate::trash::Setting;
+
+use super::world::{World, dir, file};
+
+fn keeping() -> World {
+    let world = World::new();
+    world.names.set_trash(Setting::Keep(1000)).unwrap();
+    world
+}
+
+fn rows(world: &World, tag: u8) -> usize {
+    world.store.scan(&Key::kind(tag), usize::MAX).unwrap().len()
+}
+
+fn restore(world: &World, ino: u64, parent: u64, name: &str) -> Result<(), Refusal> {
+    world.run(&Op::Restore { ino: Ino(ino), parent: Ino(parent), name: name.as_bytes() }).map(drop)
+}
+
+fn at(world: &World, ino: u64) -> Timestamp {
+    world.names.trash_row(Ino(ino)).unwrap().unwrap().at
+}
+
+fn expire(world: &World, ino: u64) {
+    let at = at(world, ino);
+    world.run(&Op::Expire { ino: Ino(ino), at }).unwrap();
+}
+
+#[test]
+fn what_is_removed_comes_back_as_it_was() {
+    let mut world = keeping();
+    world.create(1, "d", dir(2, 0o750)).unwrap();
+    world.create(2, "f", file(3, 0o640)).unwrap();
+    world.write(3, 0, &[7; 5_000_000]).unwrap();
+    let xattr = Op::SetXattr {
+        ino: Ino(3),
+        name: b"user.a",
+        value: b"b",
+        mode: crate::plan::op::XattrMode::Set,
+        kill_sgid: false,
+    };
+    world.run(&xattr).unwrap();
+    let before = (world.attr(2), world.attr(3));
+    world.run(&Op::Unlink { parent: Ino(2), name: b"f" }).unwrap();
+    let removed = world.attr(3);
+    assert_eq!((removed.nlink, removed.size), (0, 5_000_000));
+    world.run(&Op::Rmdir { parent: Ino(1), name: b"d" }).unwrap();
+    assert_eq!((world.attr(2).nlink, world.attr(1).nlink), (0, 2));
+    assert_eq!((rows(&world, tags::ORPHAN), rows(&world, tags::TRASH)), (0, 2));
+    world.assert_sound();
+    // An open folder's attributes can still be changed.
+    let set = SetAttrs { perm: Some(0o700), ..SetAttrs::default() };
+    world.run(&Op::SetAttr { ino: Ino(2), set }).unwrap();
+    world.run(&Op::Reap { ino: Ino(3) }).unwrap();
+
+    assert_eq!(restore(&world, 3, 2, "f"), Err(Refusal::NotFound), "its folder has no name");
+    restore(&world, 2, 1, "d").unwrap();
+    world.create(2, "f", file(4, 0o600)).unwrap();
+    assert_eq!(restore(&world, 3, 2, "f"), Err(Refusal::Exists));
+    restore(&world, 3, 2, "g").unwrap();
+    assert_eq!(restore(&world, 3, 2, "h"), Err(Refusal::NotFound), "it is not there any more");
+    let after = (world.attr(2), world.attr(3));
+    assert_eq!((after.0.mode, after.0.nlink, after.0.parent), (mode::S_IFDIR | 0o700, 2, Ino(1)));
+    let times = |record: &InodeRecord| (record.atime, record.mtime, record.btime);
+    assert_eq!(times(&after.1), times(&before.1));
+    assert_eq!((after.1.mode, after.1.nlink, after.1.xattr_list), (before.1.mode, 1, before.1.xattr_list));
+    assert!(world.read(3) == [7; 5_000_000]);
+    assert_eq!(world.names.xattr(Ino(3), b"user.a").unwrap().as_deref(), Some(&b"b"[..]));
+    assert_eq!(rows(&world, tags::TRASH), 0);
+    world.assert_sound();
+}
+
+#[test]
+fn only_the_last_name_counts_and_a_replaced_file_is_kept_too() {
+    let world = keeping();
+    world.create(1, "a", file(2, 0o644)).unwrap();
+    world.run(&Op::Link { ino: Ino(2), parent: Ino(1), name: b"b" }).unwrap();
+    world.run(&Op::Unlink { parent: Ino(1), name: b"a" }).unwrap();
+    assert_eq!(rows(&world, tags::TRASH), 0);
+    world.create(1, "new", file(3, 0o644)).unwrap();
+    let (one, other) = (b"new", b"b");
+    let mode = RenameMode::Replace;
+    world.run(&Op::Rename { parent: Ino(1), name: one, to: Ino(1), to_name: other, mode }).unwrap();
+    let row = world.names.trash_row(Ino(2)).unwrap().unwrap();
+    assert_eq!((row.parent, &*row.name, row.dir), (Ino(1), &b"b"[..], None));
+    // A file that was made without a name never was in the tree.
+    world.run(&Op::Tmpfile { parent: Ino(1), make: file(4, 0o644) }).unwrap();
+    assert_eq!((rows(&world, tags::TRASH), rows(&world, tags::ORPHAN)), (1, 1));
+    // Another node, whose kernel believes that it has a name, gives it one.
+    world.run(&Op::Link { ino: Ino(2), parent: Ino(1), name: b"c" }).unwrap();
+    assert_eq!(rows(&world, tags::TRASH), 0);
+    world.assert_sound();
+}
+
+#[test]
+fn what_expires_is_collected_and_exactly_one_of_two_wins() {
+    let mut world = keeping();
+    world.create(1, "d", dir(2, 0o755)).unwrap();
+    world.create(1, "f", file(3, 0o644)).unwrap();
+    world.write(3, 0, &[7; 100_000]).unwrap();
+    world.run(&Op::Unlink { parent: Ino(1), name: b"f" }).unwrap();
+    world.run(&Op::Rmdir { parent: Ino(1), name: b"d" }).unwrap();
+    let moment = at(&world, 3);
+    restore(&world, 3, 1, "f").unwrap();
+    world.run(&Op::Expire { ino: Ino(3), at: moment }).unwrap();
+    assert_eq!(world.attr(3).nlink, 1, "it came back first");
+    world.run(&Op::Unlink { parent: Ino(1), name: b"f" }).unwrap();
+    world.run(&Op::Expire { ino: Ino(3), at: moment }).unwrap();
+    assert_eq!(rows(&world, tags::ORPHAN), 0, "it went there again since");
+    for ino in [2, 3] {
+        expire(&world, ino);
+        assert_eq!(restore(&world, ino, 1, "late"), Err(Refusal::NotFound));
+        world.assert_sound();
+        world.run(&Op::Reap { ino: Ino(ino) }).unwrap();
+    }
+    assert_eq!((rows(&world, tags::TRASH), rows(&world, tags::ORPHAN), rows(&world, tags::INODE)), (0, 0, 1));
+    assert_eq!(world.names.totals().unwrap().bytes, 0);
+    world.assert_sound();
+}
+
+#[test]
+fn without_trash_nothing_is_different() {
+    let world = World::new();
+    world.create(1, "f", file(2, 0o644)).unwrap();
+    world.run(&Op::Unlink { parent: Ino(1), name: b"f" }).unwrap();
+    assert_eq!((rows(&world, tags::TRASH), rows(&world, tags::ORPHAN)), (0, 1));
+    assert_eq!(world.names.volume_row("format").unwrap().as_deref(), Some(&b"1"[..]));
+    world.names.set_trash(Setting::Never).unwrap();
+    assert_eq!(world.names.volume_row("trash").unwrap(), None);
+    world.names.set_trash(Setting::Keep(5)).unwrap();
+    world.names.set_trash(Setting::Never).unwrap();
+    assert_eq!(world.names.read_trash().unwrap(), Setting::Off);
+    let for_good = keeping();
+    for_good.create(1, "f", file(2, 0o644)).unwrap();
+    let op = Op::Unlink { parent: Ino(1), name: b"f" };
+    for_good.names.run_for_good(&op, &for_good.ctx()).map_err(|error| panic!("{error}")).ok();
+    assert_eq!(rows(&for_good, tags::TRASH), 0);
+}
+
+/// Names, folders, the trash and what is to be collected, as plain maps.
+#[derive(Default)]
+struct Model {
+    names: BTreeMap<(u64, String), u64>,
+    kinds: BTreeMap<u64, (bool, u8)>,
+    trash: BTreeMap<u64, (u64, String)>,
+    orphans: BTreeSet<u64>,
+    live: BTreeSet<u64>,
+}
+
+impl Model {
+    fn is_empty(&self, dir: u64) -> bool {
+        self.names.keys().all(|(parent, _)| *parent != dir)
+    }
+
+    fn remove(&mut self, parent: u64, name: &str) -> Result<(), Refusal> {
+        let key = (parent, name.to_owned());
+        let ino = *self.names.get(&key).ok_or(Refusal::NotFound)?;
+        if self.kinds[&ino].0 && !self.is_empty(ino) {
+            return Err(Refusal::NotEmpty);
+        }
+        self.names.remove(&key);
+        self.live.remove(&ino);
+        self.trash.insert(ino, key);
+        Ok(())
+    }
+}
+
+#[test]
+fn random_removals_restores_and_expiries_agree_with_a_map() {
+    for seed in 0..40 {
+        let mut world = keeping();
+        let mut model = Model::default();
+        model.live.insert(1);
+        let mut dice = Dice::counting_from(seed);
+        let mut next = 2;
+        for _ in 0..300 {
+            let dirs: Vec<u64> =
+                model.live.iter().copied().filter(|ino| *ino == 1 || model.kinds[ino].0).collect();
+            let parent = dirs[dice.roll() as usize % dirs.len()];
+            let name = format!("n{}", dice.roll() % 4);
+            let in_trash: Vec<u64> = model.trash.keys().copied().collect();
+            let picked = (!in_trash.is_empty()).then(|| in_trash[dice.roll() as usize % in_trash.len()]);
+            match (dice.roll() % 10, picked) {
+                (0..=2, _) => {
+                    let (is_dir, byte) = (dice.roll() % 3 == 0, dice.roll() as u8);
+                    let make = if is_dir { dir(next, 0o755) } else { file(next, 0o644) };
+                    let made = world.create(parent, &name, make);
+                    let is_free = !model.names.contains_key(&(parent, name.clone()));
+                    assert_eq!(made.is_ok(), is_free, "seed {seed}");
+                    if is_free {
+                        model.names.insert((parent, name), next);
+                        model.kinds.insert(next, (is_dir, byte));
+                        model.live.insert(next);
+                        if !is_dir {
+                            world.write(next, 0, &[byte; 700]).unwrap();
+                        }
+                        next += 1;
+                    }
+                }
+                (3..=5, _) => {
+                    let is_dir = model
+                        .names
+                        .get(&(parent, name.clone()))
+                        .is_some_and(|ino| model.kinds[ino].0);
+                    let op = match is_dir {
+                        true => Op::Rmdir { parent: Ino(parent), name: name.as_bytes() },
+                        false => Op::Unlink { parent: Ino(parent), name: name.as_bytes() },
+                    };
+                    assert_eq!(world.run(&op).map(drop), model.remove(parent, &name), "seed {seed}");
+                }
+                (6..=7, Some(ino)) => {
+                    let done = restore(&world, ino, parent, &name);
+                    let is_free = !model.names.contains_key(&(parent, name.clone()));
+                    assert_eq!(done, if is_free { Ok(()) } else { Err(Refusal::Exists) }, "seed {seed}");
+                    if is_free {
+                        model.trash.remove(&ino);
+                        model.names.insert((parent, name), ino);
+                        model.live.insert(ino);
+                    }
+                }
+                (8, Some(ino)) => {
+                    expire(&world, ino);
+                    model.trash.remove(&ino);
+                    model.orphans.insert(ino);
+                }
+                _ => {
+                    if let Some(ino) = model.orphans.pop_first() {
+                        world.run(&Op::Reap { ino: Ino(ino) }).unwrap();
+                    }
+                }
+            }
+        }
+        for ((parent, name), ino) in &model.names {
+            let found = world.names.lookup(Ino(*parent), name.as_bytes()).unwrap();
+            assert_eq!(found.map(|found| found.ino), Some(Ino(*ino)), "seed {seed}");
+            if let (false, byte) = model.kinds[ino] {
+                assert!(world.read(*ino) == [byte; 700], "seed {seed}");
+            }
+        }
+        let there = world.names.in_trash(Ino(0), usize::MAX).unwrap();
+        let said = |(ino, row): (Ino, crate::trash::TrashRow)| {
+            (ino.0, (row.parent.0, String::from_utf8(row.name.into()).unwrap()))
+        };
+        assert_eq!(there.into_iter().map(said).collect::<BTreeMap<_, _>>(), model.trash, "seed {seed}");
+        let inodes = world.names.totals().unwrap().inodes as usize;
+        assert_eq!(inodes, model.live.len() + model.trash.len() + model.orphans.len(), "seed {seed}");
+        let (summary, _) = world.audit();
+        assert_eq!(summary.trash as usize, model.trash.len());
+        world.assert_sound();
+    }
+}
+
+#[test]
+fn an_audit_mends_rows_of_the_trash() {
+    let world = keeping();
+    world.create(1, "f", file(2, 0o644)).unwrap();
+    world.write_body(2, &Body::Inline(b"abc")).unwrap();
+    world.run(&Op::Unlink { parent: Ino(1), name: b"f" }).unwrap();
+    let row = world.store.get(&Key::trash(Ino(2))).unwrap().unwrap();
+    restore(&world, 2, 1, "f").unwrap();
+    let put = |key: Key, value: &[u8]| {
+        let commit = crate::Commit { puts: vec![(key, value.into())], ..crate::Commit::default() };
+        world.store.commit(commit).unwrap();
+    };
+    // Of a file that has a name, of one that does not exist, and one that makes no sense.
+    put(Key::trash(Ino(2)), &row);
+    put(Key::trash(Ino(9)), &row);
+    put(Key::trash(Ino(1)), b"x");
+    let (_, findings) = world.audit();
+    assert_eq!(findings.len(), 3, "{findings:?}");
+    for finding in findings {
+        world.store.commit(crate::audit::repair(&finding).unwrap()).unwrap();
+    }
+    world.assert_sound();
+    assert_eq!((rows(&world, tags::TRASH), world.attr(2).nlink), (0, 1));
+}
+
+#[test]
+fn a_store_without_such_an_inode_says_so() {
+    let world = keeping();
+    assert_eq!(restore(&world, 77, 1, "x"), Err(Refusal::NotFound));
+    let op = Op::Expire { ino: Ino(77), at: Timestamp(0) };
+    assert!(matches!(world.names.run(&op, &world.ctx()), Ok(_) | Err(NamesError::Refused(Refusal::NotFound))));
+    assert_eq!(world.names.attr(Ino(77)).unwrap(), None);
+}
