@@ -56,6 +56,7 @@ use crate::refs::Refs;
 use crate::shared::locks::FleetLocks;
 use crate::shared::{Sharing, pack_of};
 use crate::space::SpaceGate;
+use crate::trash::Trash;
 
 /// The formats that this program reads: of a new volume, and of one that has trash.
 pub use meta::trash::{FORMAT, FORMAT_TRASH};
@@ -258,6 +259,8 @@ pub(crate) struct Core {
     /// the same time.
     pub(crate) blobs: RwLock<()>,
     pub(crate) fleet_locks: FleetLocks,
+    /// See [`crate::trash`].
+    pub(crate) trash: Trash,
     /// One quota is changed at a time.
     pub(crate) quota_changes: Mutex<()>,
     /// See [`crate::publish`].
@@ -344,6 +347,7 @@ impl Volume {
             revoked: AtomicBool::new(false),
             blobs: RwLock::new(()),
             fleet_locks: FleetLocks::default(),
+            trash: Trash::default(),
             quota_changes: Mutex::default(),
             publishing: Publishing::default(),
             resealing: Mutex::default(),
@@ -481,7 +485,19 @@ impl Core {
     pub(crate) fn run_as(&self, caller: &Caller, now: Timestamp, op: &Op<'_>) -> Result<Change, Error> {
         let now = if self.is_shared() { self.after_what_was_seen(op, now)? } else { now };
         let ctx = Ctx { now, uid: caller.uid, gid: caller.gid };
-        let mut change = self.names.run(op, &ctx)?;
+        let change = self.names.run(op, &ctx)?;
+        Ok(self.note_change(change))
+    }
+
+    /// The same as [`Core::run`], but what loses its last name does not go to the trash.
+    pub(crate) fn run_for_good(&self, op: &Op<'_>) -> Result<Change, Error> {
+        let now = time::now();
+        let now = if self.is_shared() { self.after_what_was_seen(op, now)? } else { now };
+        let change = self.names.run_for_good(op, &Ctx { now, uid: 0, gid: 0 })?;
+        Ok(self.note_change(change))
+    }
+
+    fn note_change(&self, mut change: Change) -> Change {
         if !self.dirty.load(Ordering::Relaxed) {
             self.dirty.store(true, Ordering::Release);
         }
@@ -494,7 +510,7 @@ impl Core {
         if !change.crowded.is_empty() {
             change.crowded = self.garbage.crowd(&change.crowded);
         }
-        Ok(change)
+        change
     }
 
     /// An inode's record, for reading, or for a decision that depends on its kind.

@@ -19,7 +19,7 @@
 use base::{Ino, Timestamp};
 
 use crate::key::is_name;
-use crate::record::{BadRecord, InodeRecord, moment_from_u64, moment_to_u64};
+use crate::record::{BadRecord, InodeRecord, mode, moment_from_u64, moment_to_u64};
 use crate::store::Value;
 
 /// The name of the volume's row that says how long its trash is kept, in milliseconds. 0: what is removed now
@@ -82,19 +82,25 @@ pub struct TrashRow {
     pub parent: Ino,
     /// The name.
     pub name: Box<[u8]>,
+    /// `S_IFMT` bits of its mode.
+    pub kind: u32,
+    /// How large it was then, in bytes.
+    pub size: u64,
     /// Of a directory: its inode. A file has a row for that.
     pub dir: Option<InodeRecord>,
 }
 
 impl TrashRow {
     /// Bytes before the name.
-    const HEAD: usize = 17;
+    const HEAD: usize = 26;
 
     /// The row.
     pub fn encode(&self) -> Value {
         let mut out = Vec::with_capacity(Self::HEAD + self.name.len());
         out.extend_from_slice(&moment_to_u64(self.at).to_be_bytes());
         out.extend_from_slice(&self.parent.0.to_be_bytes());
+        out.extend_from_slice(&self.size.to_be_bytes());
+        out.push((self.kind >> 12) as u8);
         out.push(self.name.len() as u8);
         out.extend_from_slice(&self.name);
         if let Some(dir) = &self.dir {
@@ -115,14 +121,18 @@ impl TrashRow {
         };
         let at = moment_from_u64(number(0)?);
         let parent = Ino(number(8)?);
-        let len = usize::from(*bytes.get(16).ok_or_else(bad)?);
+        let size = number(16)?;
+        let kind = u32::from(*bytes.get(24).ok_or_else(bad)?) << 12;
+        let len = usize::from(*bytes.get(25).ok_or_else(bad)?);
         let name = bytes.get(Self::HEAD..Self::HEAD + len).filter(|name| is_name(name)).ok_or_else(bad)?;
         let rest = bytes.get(Self::HEAD + len..).unwrap_or_default();
         let dir = if rest.is_empty() { None } else { Some(InodeRecord::decode(rest)?) };
-        if parent == Ino(0) || dir.is_some_and(|dir| !dir.is_dir()) {
+        let is_dir = kind == mode::S_IFDIR;
+        let agrees = dir.is_some() == is_dir && dir.is_none_or(|dir| dir.is_dir());
+        if parent == Ino(0) || !mode::is_kind(kind) || !agrees {
             return Err(bad());
         }
-        Ok(TrashRow { at, parent, name: name.into(), dir })
+        Ok(TrashRow { at, parent, name: name.into(), kind, size, dir })
     }
 }
 
@@ -140,7 +150,6 @@ pub(crate) fn removed_dir(orphan: Option<&Value>, trash: Option<&Value>) -> Resu
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::mode;
 
     #[test]
     fn rows_of_the_trash_are_read_as_they_were_written() {
@@ -150,13 +159,12 @@ mod tests {
         let dir = InodeRecord::decode(&bytes).unwrap();
         for dir in [None, Some(dir)] {
             for name in [&b"a"[..], &[b'x'; 255]] {
-                let row = TrashRow { at: Timestamp(12_345_678_901), parent: Ino(7), name: name.into(), dir };
+                let (at, parent) = (Timestamp(12_345_678_901), Ino(7));
+                let kind = if dir.is_some() { mode::S_IFDIR } else { mode::S_IFLNK };
+                let row = TrashRow { at, parent, name: name.into(), kind, size: 1 << 40, dir };
                 let bytes = row.encode();
                 assert_eq!(TrashRow::decode(&bytes).unwrap(), row);
-                for end in 0..bytes.len() {
-                    // A file's row is the beginning of a directory's.
-                    assert!(TrashRow::decode(&bytes[..end]).is_err() || end == TrashRow::HEAD + name.len());
-                }
+                (0..bytes.len()).for_each(|end| assert!(TrashRow::decode(&bytes[..end]).is_err()));
             }
         }
         for setting in [Setting::Never, Setting::Off, Setting::Keep(1), Setting::Keep(86_400_000)] {

@@ -158,7 +158,10 @@ impl Draft {
         node: &Node,
         (parent, name): (Ino, &[u8]),
     ) -> Result<(), Stop> {
-        let trash = |dir| TrashRow { at: ctx.now, parent, name: name.into(), dir }.encode();
+        let trash = |dir| {
+            let (kind, size) = (node.record.kind(), node.record.size);
+            TrashRow { at: ctx.now, parent, name: name.into(), kind, size, dir }.encode()
+        };
         let mut record = self.touched(view, ctx, node)?;
         if record.is_dir() || record.nlink == 1 {
             quota::leave(self, &mut record);

@@ -2,6 +2,7 @@
 
 mod nodes;
 mod random;
+mod trash;
 
 use base::BlobId;
 use meta::key::tags;
