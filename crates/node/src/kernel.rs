@@ -55,6 +55,21 @@ impl Kernel {
         }
     }
 
+    /// A removed inode has a name again.
+    pub fn came_back(&self, parent: Ino, name: &[u8], ino: Ino) {
+        let is_known = |ino: Ino| ino == Ino::ROOT || self.volume.references(ino) > 0;
+        if is_known(parent) {
+            // It believes that there is no such name, and keeps the folder's listing and times.
+            self.notifier.inval_entry(parent, name);
+            self.notifier.inval_inode(parent, 0, 0);
+            self.count();
+        }
+        if is_known(ino) {
+            self.notifier.inval_inode(ino, 0, 0);
+            self.count();
+        }
+    }
+
     fn count(&self) {
         if self.queued.fetch_add(1, Ordering::Relaxed) >= QUEUE {
             self.settle();

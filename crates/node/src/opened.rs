@@ -14,6 +14,7 @@ mod clone;
 mod parts;
 mod published;
 mod quota;
+mod trash;
 mod shared;
 mod source;
 

@@ -41,3 +41,13 @@ pub struct Ready {
     /// The inode number of the folder that it goes to.
     pub ino: u64,
 }
+
+/// Something in the trash.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Trashed {
+    /// By its inode number.
+    Id(u64),
+    /// The newest that was at this path, below the volume's root; or what was removed from this folder.
+    Path(RawPath),
+}

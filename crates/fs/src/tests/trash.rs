@@ -112,7 +112,7 @@ fn the_newest_version_comes_back_and_a_name_that_is_taken_is_an_error() {
     assert_eq!(restore(&v, "/none"), Err(RestoreError::NotThere));
     assert_eq!(v.trash().unwrap().len(), 2, "nothing is lost");
     let oldest = v.trash().unwrap().pop().unwrap();
-    let (picked, place) = (Picked::Ino(oldest.ino), Place::At(Ino::ROOT, b"old"));
+    let (picked, place) = (Picked::Ino(oldest.ino), Place::At(Ino::ROOT, Some(b"old")));
     v.restore_trash(picked, place, false, &mut |_, _, _| (), &mut |_| ()).unwrap();
     assert_eq!(v.get(v.find(Ino::ROOT, "old").unwrap().ino), b"version 0");
     remove(&v, Ino::ROOT, "file");
@@ -160,7 +160,7 @@ fn folders_on_the_way_come_back_and_contents_of_a_folder_that_exists() {
     let entry = v.trash().unwrap().into_iter().find(|entry| !entry.has_folder).unwrap();
     let back = |place| v.restore_trash(Picked::Ino(entry.ino), place, false, &mut |_, _, _| (), &mut |_| ());
     assert_eq!((&entry.path[..], back(Place::Back)), (&b"f"[..], Err(RestoreError::NoFolder)));
-    back(Place::At(other, b"f")).unwrap();
+    back(Place::At(other, None)).unwrap();
     v.close().unwrap();
     check(&world);
 }

@@ -42,8 +42,8 @@ pub enum Picked<'a> {
 pub enum Place<'a> {
     /// Back to where it was. Folders on the way that were removed since come back too.
     Back,
-    /// To this name in this folder.
-    At(Ino, &'a [u8]),
+    /// To this folder, with this name. None: with its own.
+    At(Ino, Option<&'a [u8]>),
 }
 
 /// What was restored.
@@ -141,7 +141,7 @@ impl Core {
         let mut steps = Steps::default();
         steps.path = joined(folder.as_deref().unwrap_or_default(), &row.name, folder.is_some());
         let (parent, name) = match place {
-            Place::At(parent, name) => (parent, name),
+            Place::At(parent, name) => (parent, name.unwrap_or(&row.name)),
             Place::Back => match self.plan_way(&rows, row, &mut steps)? {
                 Ok(parent) => (parent, &*row.name),
                 Err(error) => return Ok(Err(error)),
