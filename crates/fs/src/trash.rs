@@ -237,9 +237,9 @@ impl Core {
         let wait = match oldest {
             _ if more => Duration::ZERO,
             _ if left => SCAN[0] * 10,
-            Some(oldest) => {
-                Duration::from_nanos((oldest.0 - limit.0).max(0) as u64).max(keep / 16).clamp(SCAN[0], SCAN[1])
-            }
+            Some(oldest) => Duration::from_nanos((oldest.0 - limit.0).max(0) as u64)
+                .max(keep / 16)
+                .clamp(SCAN[0], SCAN[1]),
             // What comes now expires after the whole time.
             None => keep.clamp(SCAN[0], SCAN[1]),
         };

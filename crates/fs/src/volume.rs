@@ -58,10 +58,10 @@ use crate::shared::{Sharing, pack_of};
 use crate::space::SpaceGate;
 use crate::trash::Trash;
 
-/// The formats that this program reads: of a new volume, and of one that has trash.
-pub use meta::trash::{FORMAT, FORMAT_TRASH};
 /// Names of the volume's own rows.
 pub(crate) use meta::trash::ROW_FORMAT;
+/// The formats that this program reads: of a new volume, and of one that has trash.
+pub use meta::trash::{FORMAT, FORMAT_TRASH};
 pub(crate) const ROW_ID: &str = "id";
 /// The longest time that closing spends on looking for equal pages.
 const DEDUP_PATIENCE: Duration = Duration::from_secs(10);

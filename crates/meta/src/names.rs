@@ -89,7 +89,13 @@ impl Names {
     /// Names in a store on another machine: operations are planned with the rows that were seen last, and
     /// rows that belong together are read together.
     pub fn far(store: Arc<dyn MetaStore>) -> Names {
-        Names { store, guesses: Some(Arc::default()), shared: true, quotas: Arc::default(), trash: Arc::default() }
+        Names {
+            store,
+            guesses: Some(Arc::default()),
+            shared: true,
+            quotas: Arc::default(),
+            trash: Arc::default(),
+        }
     }
 
     /// Names of a shared volume behind leases ([`crate::lease`]): the store is on another machine, and most

@@ -140,7 +140,10 @@ impl TrashRow {
 ///
 /// # Errors
 /// The row is damaged.
-pub(crate) fn removed_dir(orphan: Option<&Value>, trash: Option<&Value>) -> Result<Option<InodeRecord>, BadRecord> {
+pub(crate) fn removed_dir(
+    orphan: Option<&Value>,
+    trash: Option<&Value>,
+) -> Result<Option<InodeRecord>, BadRecord> {
     if let Some(row) = orphan.filter(|row| !row.is_empty()) {
         return InodeRecord::decode(row).map(Some);
     }

@@ -14,9 +14,9 @@ mod clone;
 mod parts;
 mod published;
 mod quota;
-mod trash;
 mod shared;
 mod source;
+mod trash;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -276,7 +276,8 @@ impl MountOptions {
             ("locks", Some(_)) => return Err(bad(word, "local or fleet")),
             ("gc_delay", Some(text)) => self.gc_delay = seconds(word, text, GC_DELAY_MAX)?,
             ("trash", Some(text)) => {
-                self.trash = KeepTrash::parse(text).ok_or_else(|| bad(word, "a time like 12h or 7d, or off"))?;
+                self.trash =
+                    KeepTrash::parse(text).ok_or_else(|| bad(word, "a time like 12h or 7d, or off"))?;
             }
             ("deadline", Some(text)) => self.deadline = seconds(word, text, 3_600)?,
             ("access", Some(text)) => {

@@ -21,12 +21,10 @@ use crate::term::Term;
 
 /// Lists what was removed from a volume, restores it, or deletes it for good
 #[derive(Debug, clap::Args)]
-#[command(
-    after_help = "Examples:\n  covey trash set /mnt/covey 7d\n  covey trash ls /mnt/covey\n  \
+#[command(after_help = "Examples:\n  covey trash set /mnt/covey 7d\n  covey trash ls /mnt/covey\n  \
     covey trash restore /mnt/covey /mnt/covey/thesis\n  covey trash empty /mnt/covey --older-than 1d\n\n\
     A volume keeps what is removed only after covey trash set, or when it was mounted with -o trash=TIME.\n\
-    A folder comes back with what was removed with it, as by rm -r."
-)]
+    A folder comes back with what was removed with it, as by rm -r.")]
 pub struct Args {
     #[command(subcommand)]
     what: What,

@@ -51,7 +51,10 @@ fn remove_all(v: &Volume, dir: Ino, name: &str) {
     let attr = v.find(dir, name).unwrap();
     if attr.kind == FileKind::Dir {
         let names = v.names(attr.ino);
-        names.iter().filter(|name| *name != "." && *name != "..").for_each(|name| remove_all(v, attr.ino, name));
+        names
+            .iter()
+            .filter(|name| *name != "." && *name != "..")
+            .for_each(|name| remove_all(v, attr.ino, name));
     }
     remove(v, dir, name);
 }

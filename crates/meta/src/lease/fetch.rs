@@ -123,7 +123,8 @@ impl Core {
         let pages = self.inner.scan(&Key::extents_from(ino, 0), PAGES_MAX + 1)?;
         let large = pages.len() > PAGES_MAX;
         let removed = [Key::orphan(ino), Key::trash(ino)];
-        let single = [[Key::inline(ino), Key::dir_changed(ino), Key::subdirs(ino)].as_slice(), &removed].concat();
+        let single =
+            [[Key::inline(ino), Key::dir_changed(ino), Key::subdirs(ino)].as_slice(), &removed].concat();
         let values = self.inner.get_many(&single)?;
         let xattrs: Rows = self.inner.scan(&Key::xattrs(ino), usize::MAX)?;
         let mut state = self.state.lock();

@@ -124,7 +124,8 @@ impl View {
             value = self.row(&key)?;
         }
         let value = value.ok_or(Refusal::NotFound)?;
-        let (orphan, trash) = if key.tag() == tags::TRASH { (None, Some(value)) } else { (Some(value), None) };
+        let (orphan, trash) =
+            if key.tag() == tags::TRASH { (None, Some(value)) } else { (Some(value), None) };
         let record = trash::removed_dir(orphan, trash)?.ok_or(Refusal::NotFound)?;
         Ok(Node { ino, key, record, seen: value.clone() })
     }

@@ -210,10 +210,8 @@ fn random_removals_restores_and_expiries_agree_with_a_map() {
                     }
                 }
                 (3..=5, _) => {
-                    let is_dir = model
-                        .names
-                        .get(&(parent, name.clone()))
-                        .is_some_and(|ino| model.kinds[ino].0);
+                    let is_dir =
+                        model.names.get(&(parent, name.clone())).is_some_and(|ino| model.kinds[ino].0);
                     let op = match is_dir {
                         true => Op::Rmdir { parent: Ino(parent), name: name.as_bytes() },
                         false => Op::Unlink { parent: Ino(parent), name: name.as_bytes() },
@@ -292,6 +290,9 @@ fn a_store_without_such_an_inode_says_so() {
     let world = keeping();
     assert_eq!(restore(&world, 77, 1, "x"), Err(Refusal::NotFound));
     let op = Op::Expire { ino: Ino(77), at: Timestamp(0) };
-    assert!(matches!(world.names.run(&op, &world.ctx()), Ok(_) | Err(NamesError::Refused(Refusal::NotFound))));
+    assert!(matches!(
+        world.names.run(&op, &world.ctx()),
+        Ok(_) | Err(NamesError::Refused(Refusal::NotFound))
+    ));
     assert_eq!(world.names.attr(Ino(77)).unwrap(), None);
 }
