@@ -39,7 +39,7 @@ use crate::watch::Wish;
 
 pub use address::ControlAddress;
 pub use client::{Asked, Known, Stopper, ask, silent, state};
-pub use orders::{ImportOrder, NewLimit, Ready, Trashed};
+pub use orders::{ImportOrder, NewLimit, Ready, TrashOrder, Trashed};
 
 /// The requests to a daemon. Paths are relative to the volume's root.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -88,26 +88,10 @@ pub enum Request {
         /// The folder.
         path: RawPath,
     },
-    /// List the trash. The answer is a `TrashList`.
-    Trash,
-    /// Set how long the trash is kept.
-    SetTrash {
-        /// The time. None: what is removed is deleted at once.
-        seconds: Option<u64>,
-    },
-    /// Restore something from the trash. The answer is a `TrashRestored`.
-    RestoreTrash {
-        /// What.
-        what: Trashed,
-        /// Where to: a path that does not exist, or a folder. None: where it was.
-        to: Option<RawPath>,
-        /// With a folder, restore whatever was removed from it at any time.
-        all: bool,
-    },
-    /// Delete what is in the trash. The answer is a `TrashEmptied`.
-    EmptyTrash {
-        /// Only what has been there so long.
-        older_seconds: u64,
+    /// Look at the trash, or change it.
+    Trash {
+        /// What to do.
+        order: TrashOrder,
     },
     /// Publish a folder under a name.
     Publish {

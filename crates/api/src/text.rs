@@ -42,8 +42,8 @@ pub fn span(seconds: f64) -> String {
     }
 }
 
-/// Reads a time span of whole units: `90s`, `30m`, `12h`, `7d`, `2w`. A bare number is in seconds. None if it is
-/// something else, nothing, or more than a hundred years.
+/// Reads a time span of whole units: `90s`, `30m`, `12h`, `7d`, `2w`. A bare number is in seconds. None if it
+/// is something else, nothing, or more than a hundred years.
 pub fn parse_span(text: &str) -> Option<std::time::Duration> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = match &text[digits.len()..] {

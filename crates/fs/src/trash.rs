@@ -9,8 +9,9 @@
 //! The node with the lowest number deletes what is still there some time later.
 
 mod restore;
+pub(crate) mod state;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use base::{Ino, Timestamp, time};
 use hashbrown::HashMap;
@@ -19,7 +20,6 @@ use meta::plan::Op;
 use meta::store::StoreError;
 pub use meta::trash::Setting;
 use meta::trash::TrashRow;
-use parking_lot::Mutex;
 
 use crate::api::FileKind;
 use crate::errno::{Errno, Error};
@@ -38,14 +38,6 @@ const LATE: u32 = 4;
 const GIVE_UP: u64 = 64 << 20;
 /// No path has more components than this.
 const DEEPEST: usize = 4096;
-
-/// When the trash is looked through.
-#[derive(Default)]
-pub(crate) struct Trash {
-    next: Mutex<Option<Instant>>,
-    /// One thread at a time gives up entries for space.
-    giving_up: Mutex<()>,
-}
 
 /// An entry of the trash.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -56,7 +56,7 @@ use crate::refs::Refs;
 use crate::shared::locks::FleetLocks;
 use crate::shared::{Sharing, pack_of};
 use crate::space::SpaceGate;
-use crate::trash::Trash;
+use crate::trash::state::Trash;
 
 /// Names of the volume's own rows.
 pub(crate) use meta::trash::ROW_FORMAT;

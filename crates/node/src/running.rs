@@ -34,11 +34,11 @@ use crate::kernel::Kernel;
 use crate::memory::Trimmer;
 use crate::mount::{Mount, Short};
 use crate::opened::{Node, Source};
-use crate::options::{KeepTrash, MountOptions, NodeOptions};
+use crate::options::{MountOptions, NodeOptions};
 use crate::publish::Wanted;
 use crate::refused::not_mounted;
 use crate::watch::{self, Shown};
-use crate::{import, limits, log, metrics, mounts, notify, origins};
+use crate::{import, limits, log, metrics, mounts, notify, origins, trash};
 
 /// A mount to create.
 #[derive(Debug)]
@@ -150,10 +150,7 @@ impl Running {
         log::debug(|| format!("opening {}", plan.source.name().display()));
         let node = Arc::new(Mount::open(&plan.source, &node_options(plan, &mountpoint))?);
         log::of_volume(&node.name());
-        if let Err(failure) = keep_trash(plan, &node) {
-            node.close()?;
-            return Err(failure);
-        }
+        trash::keep(&node, plan.options.trash)?;
         let endpoint = node.as_node().and_then(Node::endpoint);
         origins::clear_line(endpoint.as_deref()).iter().for_each(|line| log::warn(line));
         let session = match Session::mount(node.filesystem(), &mountpoint, session_options(plan, &node)) {
@@ -362,15 +359,6 @@ fn node_options(plan: &Plan, mountpoint: &Path) -> NodeOptions {
     }
 }
 
-/// What the mount says of the trash of its volume.
-fn keep_trash(plan: &Plan, node: &Mount) -> Result<()> {
-    match plan.options.trash {
-        KeepTrash::AsIs => Ok(()),
-        KeepTrash::Off => node.node()?.set_trash(None),
-        KeepTrash::For(time) => node.node()?.set_trash(Some(time)),
-    }
-}
-
 /// Only in a shared volume is there more than one machine to lock against.
 fn check_locks(plan: &Plan) -> Result<()> {
     if plan.options.locks == Locks::Local || matches!(plan.source, Source::Shared(..)) {
@@ -571,23 +559,7 @@ impl Serve for Daemon {
                 self.node.node()?.remove_quota(&PathBuf::from(path), tick)?;
                 serde_json::to_value(())
             }
-            Request::Trash => serde_json::to_value(self.node.node()?.trash()?),
-            Request::SetTrash { seconds } => {
-                self.node.node()?.set_trash(seconds.map(Duration::from_secs))?;
-                serde_json::to_value(())
-            }
-            Request::RestoreTrash { what, to, all } => {
-                let node = self.node.node()?;
-                let kernel = Kernel::new(node.shown(), self.session.notifier());
-                let to = to.map(PathBuf::from);
-                let mut named = |parent, name: &[u8], ino| kernel.came_back(parent, name, ino);
-                let done = node.restore_trash(&what, to.as_deref(), all, &mut named, tick);
-                kernel.settle();
-                serde_json::to_value(done?)
-            }
-            Request::EmptyTrash { older_seconds } => {
-                serde_json::to_value(self.node.node()?.empty_trash(Duration::from_secs(older_seconds), tick)?)
-            }
+            Request::Trash { order } => trash::serve(&self.node, &self.session, order, tick)?,
             Request::Peers => serde_json::to_value(self.node.peers()?),
             Request::Holders { path } => {
                 serde_json::to_value(self.node.node()?.holders(&PathBuf::from(path))?)

@@ -6,17 +6,18 @@ use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
 use api::answers::{TrashEmptied, TrashList, TrashRestored};
-use api::control::{Request, Tick, Trashed};
+use api::control::{Request, Tick, TrashOrder, Trashed};
 use api::error::{Failure, Result};
 use api::raw_path::RawPath;
 use api::text::{bytes, count, parse_span, span};
 use node::control;
 use node::opened::Node;
 use node::options::{KeepTrash, NodeOptions};
+use serde::de::DeserializeOwned;
 
 use super::clone::show;
 use crate::table::Table;
-use crate::target::{Target, resolve};
+use crate::target::{Place, Target, resolve};
 use crate::term::Term;
 
 /// Lists what was removed from a volume, restores it, or deletes it for good
@@ -127,11 +128,14 @@ fn no_time(text: &str) -> Failure {
     Failure::usage(format!("{text} is no time")).next("write one like 90s, 30m, 12h or 7d")
 }
 
+fn ask<T: DeserializeOwned>(place: &Place, order: TrashOrder, tick: &mut dyn FnMut(&Tick)) -> Result<T> {
+    control::ask(&place.address(), &Request::Trash { order }, tick)
+}
+
 fn set(place: &Path, keep: Option<Duration>) -> Result<()> {
     match resolve(place)? {
         Target::Mounted(place) => {
-            let request = Request::SetTrash { seconds: keep.map(|keep| keep.as_secs()) };
-            control::ask(&place.address(), &request, &mut |_| ())
+            ask(&place, TrashOrder::Set { seconds: keep.map(|keep| keep.as_secs()) }, &mut |_| ())
         }
         Target::Closed { dir, .. } => {
             let node = Node::open(&dir, &NodeOptions::writing("trash"))?;
@@ -145,7 +149,7 @@ fn set(place: &Path, keep: Option<Duration>) -> Result<()> {
 fn list(place: &Path) -> Result<TrashList> {
     match resolve(place)? {
         Target::Mounted(place) => {
-            let mut list: TrashList = control::ask(&place.address(), &Request::Trash, &mut |_| ())?;
+            let mut list: TrashList = ask(&place, TrashOrder::List, &mut |_| ())?;
             for entry in list.entries.iter_mut().filter(|entry| entry.has_folder) {
                 let path = PathBuf::from(entry.path.clone());
                 let below = place.mount.path.join(path.strip_prefix("/").unwrap_or(&path));
@@ -183,7 +187,7 @@ fn restore(
     match target {
         Target::Mounted(place) => {
             let to = to.as_deref().map(RawPath::from);
-            control::ask(&place.address(), &Request::RestoreTrash { what, to, all }, tick)
+            ask(&place, TrashOrder::Restore { what, to, all }, tick)
         }
         Target::Closed { dir, .. } => {
             let node = Node::open(&dir, &NodeOptions::writing("trash"))?;
@@ -197,10 +201,7 @@ fn restore(
 
 fn empty(place: &Path, older: Duration, tick: &mut dyn FnMut(&Tick)) -> Result<TrashEmptied> {
     match resolve(place)? {
-        Target::Mounted(place) => {
-            let request = Request::EmptyTrash { older_seconds: older.as_secs() };
-            control::ask(&place.address(), &request, tick)
-        }
+        Target::Mounted(place) => ask(&place, TrashOrder::Empty { older_seconds: older.as_secs() }, tick),
         Target::Closed { dir, .. } => {
             let node = Node::open(&dir, &NodeOptions::writing("trash"))?;
             let done = node.empty_trash(older, &mut |now| tick(&now));

@@ -1,8 +1,8 @@
 //! Out of the trash, back into the tree.
 //!
-//! A folder comes back with what was removed with it. `rm -rf` removes the contents first, one by one. So what
-//! counts is, of each name, the newest entry below the folder, going back from the removal of the folder until
-//! there is a pause of more than [`PAUSE`]. What was removed earlier was not meant to go with it.
+//! A folder comes back with what was removed with it. `rm -rf` removes the contents first, one by one. So
+//! what counts is, of each name, the newest entry below the folder, going back from the removal of the folder
+//! until there is a pause of more than [`PAUSE`]. What was removed earlier was not meant to go with it.
 //!
 //! Folders come back before what is in them, each by a commit of its own. If the daemon is killed in between,
 //! the rest is still in the trash, below a folder that exists: to restore the folder again continues.
@@ -96,8 +96,8 @@ struct Steps {
 }
 
 impl Volume {
-    /// Gives what was removed its name again. `all`: with a folder comes back whatever was removed from it, at
-    /// any time. `tick` hears how many names there are.
+    /// Gives what was removed its name again. `all`: with a folder comes back whatever was removed from it,
+    /// at any time. `tick` hears how many names there are.
     ///
     /// # Errors
     /// See [`RestoreError`].
@@ -203,7 +203,8 @@ impl Core {
         Ok(Ok(steps))
     }
 
-    /// Finds what comes back below a folder, which exists or is in the trash itself. `last`: the last removal that belongs to it; none: all do.
+    /// Finds what comes back below a folder, which exists or is in the trash itself. `last`: the last removal
+    /// that belongs to it; none: all do.
     fn plan_below(
         &self,
         rows: &HashMap<Ino, TrashRow>,

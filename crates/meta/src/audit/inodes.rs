@@ -256,7 +256,8 @@ fn check_trash(
     }
 }
 
-/// Checks links, parent and mark: the row that says that it has no name. `right` becomes what the row should say.
+/// Checks links, parent and mark: the row that says that it has no name. `right` becomes what the row should
+/// say.
 fn check_names(
     audit: &mut Audit<'_, '_>,
     ino: Ino,

@@ -149,8 +149,8 @@ impl Draft {
         self.change.inode = Some((ino, record));
     }
 
-    /// Removes an inode's last name, or one of several: `name` in `parent`. Checks that a directory's range of
-    /// entries is empty. A directory's row `08` must have been shown.
+    /// Removes an inode's last name, or one of several: `name` in `parent`. Checks that a directory's range
+    /// of entries is empty. A directory's row `08` must have been shown.
     pub fn lose_name(
         &mut self,
         view: &View,

@@ -162,13 +162,17 @@ impl Script {
                 for ino in self.node().orphans(Ino(0), 4).unwrap() {
                     self.run(&Op::Reap { ino });
                 }
-                for (ino, row) in self.node().in_trash(Ino(0), 4).unwrap() {
-                    match self.dice.below(3) {
-                        0 => _ = self.run(&Op::Restore { ino, parent, name: &name }),
-                        1 => _ = self.run(&Op::Restore { ino, parent: row.parent, name: &row.name }),
-                        _ => _ = self.run(&Op::Expire { ino, at: row.at }),
-                    }
-                }
+                self.step_of_trash(parent, &name);
+            }
+        }
+    }
+
+    fn step_of_trash(&mut self, parent: Ino, name: &[u8]) {
+        for (ino, row) in self.node().in_trash(Ino(0), 4).unwrap() {
+            match self.dice.below(3) {
+                0 => _ = self.run(&Op::Restore { ino, parent, name }),
+                1 => _ = self.run(&Op::Restore { ino, parent: row.parent, name: &row.name }),
+                _ => _ = self.run(&Op::Expire { ino, at: row.at }),
             }
         }
     }
