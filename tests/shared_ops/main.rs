@@ -21,3 +21,4 @@ mod restore;
 #[path = "../shared/rig.rs"]
 mod rig;
 mod single;
+mod trash;

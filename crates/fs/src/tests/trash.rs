@@ -299,3 +299,26 @@ fn random_removals_and_restores_leave_what_a_map_says() {
         check(&world);
     }
 }
+
+/// An older program would take what is in the trash for damage, so it refuses the volume by its format.
+#[test]
+fn a_volume_with_trash_is_of_another_format() {
+    let world = World::new();
+    let format = || world.parts.store.get(&meta::Key::volume("format")).unwrap().unwrap().to_vec();
+    let v = world.open();
+    v.file(Ino::ROOT, "f");
+    remove(&v, Ino::ROOT, "f");
+    v.set_trash(None).unwrap();
+    assert_eq!((format(), v.trash_setting()), (vec![0, 0, 0, 1], Ok(Setting::Never)));
+    v.set_trash(DAY).unwrap();
+    assert_eq!(format(), [0, 0, 0, 2]);
+    v.set_trash(None).unwrap();
+    v.close().unwrap();
+    drop(v);
+    assert_eq!(format(), [0, 0, 0, 2]);
+    world.open().close().unwrap();
+    let puts = vec![(meta::Key::volume("format"), [0, 0, 0, 3][..].into())];
+    world.parts.store.commit(meta::Commit { puts, ..meta::Commit::default() }).unwrap();
+    let refused = Volume::open(world.parts.clone(), world.options()).err();
+    assert!(matches!(refused, Some(crate::OpenError::Format { found: 3 })));
+}
