@@ -198,7 +198,7 @@ pub const KNOWN: &[(&str, &str)] = &[
         "of a shared volume: locks exclude the programs of this machine (the default), or those of all nodes with locks=fleet; then each open and close of a file asks this daemon, and each lock the database",
     ),
     (
-        "trash=TIME|off",
+        "trash=off|TIME",
         "set for the volume how long what is removed can be restored by covey trash: 12h, 7d (default: as it was set, first off)",
     ),
     ("publish_group=GROUP", "members of this group (a name or a number) may publish the volume, and no more"),

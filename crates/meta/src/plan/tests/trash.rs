@@ -5,12 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use base::dice::Dice;
 use base::{Ino, Timestamp};
 
+use crate::Commit;
 use crate::key::{Key, tags};
 use crate::names::NamesError;
 use crate::plan::op::{Body, RenameMode, SetAttrs};
-use crate::plan::{Op, Refusal};
+use crate::plan::{Op, Plan, Refusal, View, plan};
 use crate::record::{InodeRecord, mode};
-use crate::store::MetaStore;
+use crate::store::{CommitError, MetaStore};
 use crate::trash::Setting;
 
 use super::world::{World, dir, file};
@@ -300,7 +301,7 @@ fn an_audit_mends_rows_of_the_trash() {
     let row = world.store.get(&Key::trash(Ino(2))).unwrap().unwrap();
     restore(&world, 2, 1, "f").unwrap();
     let put = |key: Key, value: &[u8]| {
-        let commit = crate::Commit { puts: vec![(key, value.into())], ..crate::Commit::default() };
+        let commit = Commit { puts: vec![(key, value.into())], ..Commit::default() };
         world.store.commit(commit).unwrap();
     };
     // Of a file that has a name, of one that does not exist, and one that makes no sense.
@@ -326,4 +327,46 @@ fn a_store_without_such_an_inode_says_so() {
         Ok(_) | Err(NamesError::Refused(Refusal::NotFound))
     ));
     assert_eq!(world.names.attr(Ino(77)).unwrap(), None);
+}
+
+/// Both were planned before either was committed. Whichever is first, the other one conflicts.
+#[test]
+fn a_restore_and_an_expiry_that_were_planned_together_exclude_each_other() {
+    for (is_dir, first) in [(false, 0), (false, 1), (true, 0), (true, 1)] {
+        let world = keeping();
+        let made = if is_dir { dir(2, 0o755) } else { file(2, 0o644) };
+        world.create(1, "x", made).unwrap();
+        let (parent, name) = (Ino(1), &b"x"[..]);
+        let removal = if is_dir { Op::Rmdir { parent, name } } else { Op::Unlink { parent, name } };
+        world.run(&removal).unwrap();
+        let at = at(&world, 2);
+        let mut ops = [Op::Restore { ino: Ino(2), parent, name }, Op::Expire { ino: Ino(2), at }];
+        ops.rotate_left(first);
+        let [one, other] = ops.map(|op| planned(&world, &op));
+        world.store.commit(one).unwrap();
+        let error = world.store.commit(other).unwrap_err();
+        assert!(matches!(error, CommitError::Conflict { .. }), "{error:?}");
+        world.assert_sound();
+    }
+}
+
+/// The commit of an operation, given the rows as they are.
+fn planned(world: &World, op: &Op<'_>) -> Commit {
+    let mut view = View::of(Setting::Keep(1));
+    loop {
+        match plan(op, &world.ctx(), &view) {
+            Plan::Need { keys, ranges } => {
+                for key in keys {
+                    let value = world.store.get(&key).unwrap();
+                    view.show(key, value);
+                }
+                for (range, limit) in ranges {
+                    let rows = world.store.scan(&range, limit).unwrap();
+                    view.show_range(range, limit, rows);
+                }
+            }
+            Plan::Change(change) => return change.commit,
+            Plan::Refused(refusal) => panic!("{refusal}"),
+        }
+    }
 }
