@@ -300,6 +300,9 @@ fn joined(folder: &[u8], name: &[u8], is_rooted: bool) -> Vec<u8> {
     [folder, slash, name].concat()
 }
 
+/// A folder, and a name in it.
+type NameIn = (Ino, Box<[u8]>);
+
 /// The paths of folders, those in the trash included.
 struct Paths<'a> {
     core: &'a Core,
@@ -344,7 +347,7 @@ impl<'a> Paths<'a> {
 
 impl Core {
     /// The folder that has the name of a folder, and the name.
-    fn name_of_dir(&self, dir: Ino) -> Result<Option<(Ino, Box<[u8]>)>, Error> {
+    fn name_of_dir(&self, dir: Ino) -> Result<Option<NameIn>, Error> {
         let Some(record) = self.names.inode(dir)?.filter(|record| record.is_dir() && record.nlink > 0) else {
             return Ok(None);
         };

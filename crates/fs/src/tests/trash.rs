@@ -275,12 +275,12 @@ fn random_removals_and_restores_leave_what_a_map_says() {
                         (done, newest) => panic!("seed {seed}: {done:?}, {newest:?}"),
                     }
                 }
-                6 if dice.roll() % 8 == 0 => {
+                6 if dice.roll().is_multiple_of(8) => {
                     v.empty_trash(time::now(), &mut |_| ()).unwrap();
                     trash.clear();
                 }
-                7 if dice.roll() % 8 == 0 => {
-                    if dice.roll() % 2 == 0 {
+                7 if dice.roll().is_multiple_of(8) => {
+                    if dice.roll().is_multiple_of(2) {
                         v.close().unwrap();
                     }
                     drop(v);

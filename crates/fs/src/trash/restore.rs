@@ -138,8 +138,8 @@ impl Core {
         };
         let Some(row) = rows.get(&ino) else { return Ok(Err(RestoreError::NotThere)) };
         let folder = paths.of(row.parent)?;
-        let mut steps = Steps::default();
-        steps.path = joined(folder.as_deref().unwrap_or_default(), &row.name, folder.is_some());
+        let path = joined(folder.as_deref().unwrap_or_default(), &row.name, folder.is_some());
+        let mut steps = Steps { path, ..Steps::default() };
         let (parent, name) = match place {
             Place::At(parent, name) => (parent, name.unwrap_or(&row.name)),
             Place::Back => match self.plan_way(&rows, row, &mut steps)? {

@@ -25,7 +25,8 @@ fn bytes_in_the_trash_stay_until_they_expire() {
     assert_eq!(cluster.count(tags::ORPHAN), 0);
     let began = Instant::now();
     while began.elapsed() < Duration::from_secs(2) {
-        (one.round(), two.round());
+        one.round();
+        two.round();
         std::thread::sleep(Duration::from_millis(50));
     }
     assert_eq!((cluster.blobs().len(), cluster.count(tags::CONDEMNED)), (2, 0));
@@ -38,7 +39,8 @@ fn bytes_in_the_trash_stay_until_they_expire() {
     two.set_trash(Some(Duration::from_millis(500))).unwrap();
     one.refresh_trash().unwrap();
     eventually("it has expired, and its blob is deleted", || {
-        (one.round(), two.round());
+        one.round();
+        two.round();
         cluster.count(tags::TRASH) == 0 && cluster.blobs() == [blob_of(&noise(1, 100_000))]
     });
     assert!(one.find(Ino::ROOT, "a").is_some());
