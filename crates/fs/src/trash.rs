@@ -24,7 +24,7 @@ use meta::trash::TrashRow;
 use crate::api::FileKind;
 use crate::errno::{Errno, Error};
 use crate::volume::{Core, Volume};
-pub use restore::{Picked, Place, RestoreError, Restored};
+pub use restore::{Picked, Place, RestoreError, Restored, Told};
 
 /// Rows read at a time.
 const BATCH: usize = 4096;

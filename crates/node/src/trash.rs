@@ -42,8 +42,7 @@ pub fn serve(
         TrashOrder::Restore { what, to, all } => {
             let kernel = Kernel::new(node.shown(), session.notifier());
             let to = to.map(PathBuf::from);
-            let mut named = |parent, name: &[u8], ino| kernel.came_back(parent, name, ino);
-            let done = node.restore_trash(&what, to.as_deref(), all, &mut named, tick);
+            let done = node.restore_trash(&what, to.as_deref(), all, &kernel, tick);
             kernel.settle();
             serde_json::to_value(done?)
         }

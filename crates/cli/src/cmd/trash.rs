@@ -192,7 +192,7 @@ fn restore(
         Target::Closed { dir, .. } => {
             let node = Node::open(&dir, &NodeOptions::writing("trash"))?;
             let mut ticked = |now: Tick| tick(&now);
-            let done = node.restore_trash(&what, to.as_deref(), all, &mut |_, _, _| (), &mut ticked);
+            let done = node.restore_trash(&what, to.as_deref(), all, &(), &mut ticked);
             node.close()?;
             done
         }

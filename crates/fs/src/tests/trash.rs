@@ -20,7 +20,7 @@ fn keeping(world: &World) -> Volume {
 }
 
 fn restore(v: &Volume, path: &str) -> Result<Restored, RestoreError> {
-    v.restore_trash(Picked::Path(path.as_bytes()), Place::Back, false, &mut |_, _, _| (), &mut |_| ())
+    v.restore_trash(Picked::Path(path.as_bytes()), Place::Back, false, &(), &mut |_| ())
 }
 
 fn restored(v: &Volume, path: &str) -> (u64, u64) {
@@ -116,7 +116,7 @@ fn the_newest_version_comes_back_and_a_name_that_is_taken_is_an_error() {
     assert_eq!(v.trash().unwrap().len(), 2, "nothing is lost");
     let oldest = v.trash().unwrap().pop().unwrap();
     let (picked, place) = (Picked::Ino(oldest.ino), Place::At(Ino::ROOT, Some(b"old")));
-    v.restore_trash(picked, place, false, &mut |_, _, _| (), &mut |_| ()).unwrap();
+    v.restore_trash(picked, place, false, &(), &mut |_| ()).unwrap();
     assert_eq!(v.get(v.find(Ino::ROOT, "old").unwrap().ino), b"version 0");
     remove(&v, Ino::ROOT, "file");
     assert_eq!(restored(&v, "/file"), (1, 0));
@@ -161,7 +161,7 @@ fn folders_on_the_way_come_back_and_contents_of_a_folder_that_exists() {
     remove(&v, Ino::ROOT, "gone");
     eventually("the folder is deleted", || v.getattr(gone).is_err());
     let entry = v.trash().unwrap().into_iter().find(|entry| !entry.has_folder).unwrap();
-    let back = |place| v.restore_trash(Picked::Ino(entry.ino), place, false, &mut |_, _, _| (), &mut |_| ());
+    let back = |place| v.restore_trash(Picked::Ino(entry.ino), place, false, &(), &mut |_| ());
     assert_eq!((&entry.path[..], back(Place::Back)), (&b"f"[..], Err(RestoreError::NoFolder)));
     back(Place::At(other, None)).unwrap();
     v.close().unwrap();

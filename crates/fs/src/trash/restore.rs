@@ -73,15 +73,35 @@ pub enum RestoreError {
     Failed(Errno),
 }
 
-/// Called with each name that is there again: the folder, the name, the inode.
-pub type Named<'a> = dyn FnMut(Ino, &[u8], Ino) + 'a;
+/// The kernel that has the volume mounted, if any has. It did not ask for what is done here.
+pub trait Told {
+    /// An inode has this name in this folder again.
+    fn came_back(&self, parent: Ino, name: &[u8], ino: Ino);
+    /// This name was removed from this folder, perhaps by another node. If the kernel has not heard of it, it
+    /// still refers to the inode.
+    fn was_removed(&self, parent: Ino, name: &[u8]);
+}
+
+/// No kernel.
+impl Told for () {
+    fn came_back(&self, _: Ino, _: &[u8], _: Ino) {}
+    fn was_removed(&self, _: Ino, _: &[u8]) {}
+}
 
 /// An inode, and the name that it gets.
 struct Step {
     ino: Ino,
     parent: Ino,
     name: Box<[u8]>,
-    is_dir: bool,
+    /// Of a folder: where it was.
+    dir: Option<(Ino, Box<[u8]>)>,
+}
+
+impl Step {
+    fn new(ino: Ino, row: &TrashRow, parent: Ino, name: &[u8]) -> Step {
+        let dir = row.dir.map(|_| (row.parent, row.name.clone()));
+        Step { ino, parent, name: name.into(), dir }
+    }
 }
 
 /// What will be done.
@@ -106,7 +126,7 @@ impl Volume {
         picked: Picked<'_>,
         place: Place<'_>,
         all: bool,
-        named: &mut Named<'_>,
+        told: &dyn Told,
         tick: &mut dyn FnMut(u64),
     ) -> Result<Restored, RestoreError> {
         if self.core.is_read_only() {
@@ -114,8 +134,8 @@ impl Volume {
         }
         let failed = |error| RestoreError::Failed(self.core.answer("trash", Ino::ROOT, error));
         let steps = self.core.plan_restore(picked, place, all).map_err(failed)??;
-        self.core.wait_for_kernel(&steps)?;
-        self.core.do_restore(steps, named, tick).map_err(failed)?
+        self.core.wait_for_kernel(&steps, told)?;
+        self.core.do_restore(steps, told, tick).map_err(failed)?
     }
 }
 
@@ -151,7 +171,7 @@ impl Core {
             let folder = paths.of(parent)?.unwrap_or_default();
             return Ok(Err(RestoreError::Taken(joined(&folder, name, true))));
         }
-        steps.first.push(Step { ino, parent, name: name.into(), is_dir: row.dir.is_some() });
+        steps.first.push(Step::new(ino, row, parent, name));
         if row.dir.is_some() {
             self.plan_below(&rows, (ino, false), (!all).then_some(row.at), &mut steps)?;
         }
@@ -180,7 +200,7 @@ impl Core {
                     return Ok(Err(RestoreError::Taken(joined(&folder, &row.name, true))));
                 }
                 None => {
-                    steps.first.push(Step { ino, parent: at, name: row.name.clone(), is_dir: true });
+                    steps.first.push(Step::new(ino, row, at, &row.name));
                     (at, exists) = (ino, false);
                 }
             }
@@ -238,8 +258,7 @@ impl Core {
         for (ino, row) in found {
             if since.is_none_or(|since| row.at >= since) && comes.contains(&row.parent) {
                 comes.insert(ino);
-                let (name, is_dir) = (row.name.clone(), row.dir.is_some());
-                steps.below.push(Step { ino, parent: row.parent, name, is_dir });
+                steps.below.push(Step::new(ino, row, row.parent, &row.name));
             }
         }
         steps.left -= steps.below.len() as u64;
@@ -248,9 +267,12 @@ impl Core {
 
     /// A kernel that still refers to a removed folder, because a program has it open, makes nothing in it any
     /// more, also if it has a name again. So such a folder stays in the trash.
-    fn wait_for_kernel(&self, steps: &Steps) -> Result<(), RestoreError> {
+    fn wait_for_kernel(&self, steps: &Steps, told: &dyn Told) -> Result<(), RestoreError> {
         let until: Instant = time::monotonic() + FORGETS;
-        for step in steps.first.iter().chain(&steps.below).filter(|step| step.is_dir) {
+        let all = || steps.first.iter().chain(&steps.below);
+        let held = || all().filter(|step| step.dir.is_some() && self.refs.of(step.ino) > 0);
+        held().for_each(|step| step.dir.iter().for_each(|(parent, name)| told.was_removed(*parent, name)));
+        for step in held() {
             while self.refs.of(step.ino) > 0 {
                 if time::monotonic() > until {
                     return Err(RestoreError::InUse(step.name.to_vec()));
@@ -261,14 +283,14 @@ impl Core {
         Ok(())
     }
 
-    fn do_restore(&self, steps: Steps, named: &mut Named<'_>, tick: &mut dyn FnMut(u64)) -> Answer<Restored> {
+    fn do_restore(&self, steps: Steps, told: &dyn Told, tick: &mut dyn FnMut(u64)) -> Answer<Restored> {
         let mut done = Restored { path: steps.path, files: 0, left: steps.left };
         let firsts = steps.first.len();
         for (at, step) in steps.first.into_iter().chain(steps.below).enumerate() {
             match self.run(&Op::Restore { ino: step.ino, parent: step.parent, name: &step.name }) {
                 Ok(_) => {
                     done.files += 1;
-                    named(step.parent, &step.name, step.ino);
+                    told.came_back(step.parent, &step.name, step.ino);
                 }
                 // It expired, or another node was first, or a program has made such a name.
                 Err(Error::Refused(Refusal::NotFound | Refusal::Exists)) if at >= firsts => done.left += 1,

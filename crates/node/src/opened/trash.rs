@@ -12,13 +12,10 @@ use api::text::{count, utc};
 use base::{Ino, Timestamp};
 use fs::Errno;
 use fs::api::FileKind;
-use fs::trash::{Emptied, Picked, Place, RestoreError, Setting};
+use fs::trash::{Emptied, Picked, Place, RestoreError, Setting, Told};
 
 use super::Node;
 use crate::errno::errno_failure;
-
-/// Called with each name that is there again: the folder, the name, the inode.
-pub type Named<'a> = dyn FnMut(Ino, &[u8], Ino) + 'a;
 
 impl Node {
     /// What is in the trash, and how long it is kept.
@@ -61,7 +58,7 @@ impl Node {
         what: &Trashed,
         to: Option<&Path>,
         all: bool,
-        named: &mut Named<'_>,
+        kernel: &dyn Told,
         tick: &mut dyn FnMut(Tick),
     ) -> Result<TrashRestored> {
         let path;
@@ -76,7 +73,7 @@ impl Node {
         let mut ticked = |files: u64| {
             tick(Tick { done: files, of: 0, what: format!("{} files and folders", count(files)) });
         };
-        let done = self.volume.restore_trash(picked, place, all, named, &mut ticked);
+        let done = self.volume.restore_trash(picked, place, all, kernel, &mut ticked);
         let done = done.map_err(|error| not_restored(&shown, error))?;
         Ok(TrashRestored { path: raw(done.path), files: done.files, left: done.left })
     }

@@ -9,7 +9,7 @@ const DAY: Option<Duration> = Some(Duration::from_secs(86_400));
 
 fn restore(node: &Node, path: &str) -> Result<u64, RestoreError> {
     let picked = Picked::Path(path.as_bytes());
-    let done = node.restore_trash(picked, Place::Back, false, &mut |_, _, _| (), &mut |_| ());
+    let done = node.restore_trash(picked, Place::Back, false, &(), &mut |_| ());
     done.map(|done| done.files)
 }
 
