@@ -207,13 +207,18 @@ impl Core {
         *self.trash.next.lock() = Some(now + SCAN[0]);
         let limit = Timestamp(time::now().0 - keep.as_nanos().min(i64::MAX as u128) as i128);
         let (mut old, mut oldest) = (Vec::new(), None::<Timestamp>);
-        self.each_in_trash(&mut |ino, row| {
+        let read = self.each_in_trash(&mut |ino, row| {
             if row.at > limit {
                 oldest = Some(oldest.map_or(row.at, |oldest| oldest.min(row.at)));
             } else if old.len() <= AT_ONCE {
                 old.push((ino, row.at));
             }
-        })?;
+        });
+        match read {
+            // The volume is being closed.
+            Err(Error::Errno(Errno::EINTR)) => return Ok(()),
+            read => read?,
+        }
         let more = old.len() > AT_ONCE;
         let (mut left, mut is_first) = (false, None);
         for (ino, at) in old {

@@ -30,15 +30,16 @@ impl Core {
         self.reaper.hurry();
         loop {
             // A round that fails frees nothing. The sweeper reports the error.
-            let pending = self.space_is_pending() && self.sweep_round(false).is_ok();
+            let waits = self.space_is_pending();
+            let pending = waits && self.sweep_round(false).is_ok();
             // Asked once more after the last step.
             self.space.met_full();
             match self.space.admit(bytes, || self.parts.packs.space()) {
                 Err(BlobError::Full) if pending && began.elapsed() < PATIENCE && !self.stopping() => {
                     self.sweep.pause(LOOK);
                 }
-                // What is given up becomes a pending deletion.
-                Err(BlobError::Full) if !pending && !self.stopping() && self.give_up_trash() => {
+                // What is given up becomes a pending deletion. If a round failed, that would free nothing.
+                Err(BlobError::Full) if !waits && !self.stopping() && self.give_up_trash() => {
                     began = time::monotonic();
                 }
                 done => return Ok(done?),

@@ -98,7 +98,11 @@ impl Node {
 
     /// Deletes what has been in the trash at least so long.
     pub fn empty_trash(&self, older: Duration, tick: &mut dyn FnMut(Tick)) -> Result<TrashEmptied> {
-        let until = Timestamp(base::time::now().0 - older.as_nanos() as i128);
+        let until = match older.is_zero() {
+            // Also what a node removed whose clock is ahead.
+            true => Timestamp::from_nanos(i64::MAX),
+            false => Timestamp(base::time::now().0 - older.as_nanos() as i128),
+        };
         let mut ticked = |done: Emptied| {
             tick(Tick { done: done.files, of: 0, what: format!("{} files and folders", count(done.files)) });
         };
