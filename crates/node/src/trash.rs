@@ -12,14 +12,16 @@ use crate::kernel::Kernel;
 use crate::mount::Mount;
 use crate::options::KeepTrash;
 
-/// Sets what the options of the mount say. If that fails, the mount is closed.
+/// Sets what the options of the mount say. If that fails, the mount is closed. A mount that only reads leaves
+/// the volume's setting as it is: the options may be those that a configuration file gives to all mounts.
 pub fn keep(mount: &Mount, keep: KeepTrash) -> Result<()> {
     let keep = match keep {
         KeepTrash::AsIs => return Ok(()),
         KeepTrash::Off => None,
         KeepTrash::For(time) => Some(time),
     };
-    let done = mount.node().and_then(|node| node.set_trash(keep));
+    let Some(node) = mount.as_node().filter(|node| node.mode().writes()) else { return Ok(()) };
+    let done = node.set_trash(keep);
     if done.is_err() {
         mount.close()?;
     }

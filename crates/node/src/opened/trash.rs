@@ -47,7 +47,7 @@ impl Node {
         self.volume.set_trash(keep).map_err(|errno| match errno {
             Errno::EROFS => Failure::usage(format!("{} is opened to be read only", self.name))
                 .why("how long the trash is kept belongs to the volume, and setting it is a change")
-                .next("mount a volume for writing, or leave trash= out"),
+                .next("mount the volume for writing, and set it there"),
             errno => errno_failure("the trash cannot be set", errno),
         })
     }
