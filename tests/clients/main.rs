@@ -6,3 +6,4 @@ mod programs;
 mod quotas;
 mod refusals;
 mod sqlite;
+mod trash;

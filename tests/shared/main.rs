@@ -19,5 +19,6 @@ mod quotas;
 mod refusals;
 #[allow(dead_code, reason = "each test program uses its part")]
 mod rig;
+mod trash;
 mod weather;
 mod work;

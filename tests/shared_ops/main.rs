@@ -22,4 +22,5 @@ mod restore;
 #[path = "../shared/rig.rs"]
 mod rig;
 mod single;
+mod trash;
 mod upgrade;

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::raw_path::RawPath;
+
 /// The result of waiting until the origin has everything.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Settled {
@@ -193,6 +195,52 @@ pub struct QuotaUse {
     pub files_limit: Option<u64>,
     /// `set`, `counting` or `removing`.
     pub state: String,
+}
+
+/// What is in the trash of a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TrashList {
+    /// How long it is kept, in seconds. None: what is removed is deleted at once.
+    pub keep_seconds: Option<u64>,
+    /// What is there, the newest first.
+    pub entries: Vec<TrashEntry>,
+}
+
+/// A file or folder in the trash.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TrashEntry {
+    /// Its inode number, by which it can be restored.
+    pub id: u64,
+    /// Where it was. If its folder is gone for good: only its name.
+    pub path: RawPath,
+    /// Whether its folder still exists, or is in the trash too.
+    pub has_folder: bool,
+    /// `file`, `folder`, `link` or `other`.
+    pub kind: String,
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// When it was removed, as `2026-11-20T11:30:00Z`.
+    pub removed: String,
+}
+
+/// What was restored from the trash.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TrashRestored {
+    /// Where it was, from the volume's root.
+    pub path: RawPath,
+    /// How many files and folders were restored.
+    pub files: u64,
+    /// How many below it stay in the trash: they were removed earlier, or their names are taken.
+    pub left: u64,
+}
+
+/// What was deleted from the trash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TrashEmptied {
+    /// Files and folders.
+    pub files: u64,
+    /// Their sizes in bytes.
+    pub bytes: u64,
 }
 
 /// The result of a clone.

@@ -39,7 +39,7 @@ use crate::watch::Wish;
 
 pub use address::ControlAddress;
 pub use client::{Asked, Known, Stopper, ask, silent, state};
-pub use orders::{ImportOrder, NewLimit, Ready};
+pub use orders::{ImportOrder, NewLimit, Ready, TrashOrder, Trashed};
 
 /// The requests to a daemon. Paths are relative to the volume's root.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -87,6 +87,11 @@ pub enum Request {
     RemoveQuota {
         /// The folder.
         path: RawPath,
+    },
+    /// Look at the trash, or change it.
+    Trash {
+        /// What to do.
+        order: TrashOrder,
     },
     /// Publish a folder under a name.
     Publish {

@@ -42,6 +42,22 @@ pub fn span(seconds: f64) -> String {
     }
 }
 
+/// Reads a time span of whole units: `90s`, `30m`, `12h`, `7d`, `2w`. A bare number is in seconds. None if it
+/// is something else, nothing, or more than a hundred years.
+pub fn parse_span(text: &str) -> Option<std::time::Duration> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = match &text[digits.len()..] {
+        "" | "s" => 1,
+        "m" | "min" => 60,
+        "h" => 3_600,
+        "d" => 86_400,
+        "w" => 604_800,
+        _ => return None,
+    };
+    let seconds = digits.parse::<u64>().ok()?.checked_mul(unit)?;
+    (1..=3_155_760_000).contains(&seconds).then(|| std::time::Duration::from_secs(seconds))
+}
+
 /// A moment as `2026-11-20T11:30:00Z`. `seconds` counts from 1970.
 pub fn utc(seconds: i64) -> String {
     // SAFETY: `tm` holds numbers and a pointer that gmtime_r sets, and all zeros are a valid value of it.

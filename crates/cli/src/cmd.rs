@@ -39,6 +39,7 @@ pub mod stats;
 pub mod status;
 pub mod top;
 pub mod trace;
+pub mod trash;
 pub mod ui;
 pub mod umount;
 pub mod unpublish;

@@ -31,6 +31,7 @@ use crate::packs::seal::is_damage;
 use crate::volume::{OpenError, Parts, Volume};
 
 pub use finding::{FileRange, Finding, RANGES_MAX};
+pub(crate) use lost::name_in;
 pub use lost::{Lost, lost, path_of};
 
 /// How thoroughly blobs are checked.

@@ -7,6 +7,7 @@
 //!   one file per family.
 //! - [`shared`]: what is different in a volume that several nodes write to.
 //! - [`follow`]: serves a series of trees, each newer than the last, as one filesystem.
+//! - [`trash`]: what was removed, and how it comes back or is deleted.
 //! - [`clone`], [`fsck`], [`publish`], [`stats`]: what the command line does to a whole volume.
 //! - [`locks`]: byte-range and whole-file locks, as a table without clocks and threads.
 //! - `packs`: where new bytes are stored. `gc`: how unused bytes are freed. `equal`: whether a new write may
@@ -42,6 +43,7 @@ mod space;
 pub mod stats;
 #[cfg(test)]
 mod tests;
+pub mod trash;
 pub mod volume;
 
 pub use api::Filesystem;

@@ -33,7 +33,7 @@ impl Volume {
 }
 
 impl Core {
-    fn resolve(&self, path: &[u8], follow: bool) -> Result<Attr, Error> {
+    pub(crate) fn resolve(&self, path: &[u8], follow: bool) -> Result<Attr, Error> {
         let mut at = self.getattr(Ino::ROOT)?;
         let mut links = 0;
         // The rest of the path, its next component last.

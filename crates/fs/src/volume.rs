@@ -56,11 +56,12 @@ use crate::refs::Refs;
 use crate::shared::locks::FleetLocks;
 use crate::shared::{Sharing, pack_of};
 use crate::space::SpaceGate;
+use crate::trash::state::Trash;
 
-/// The format this program writes, and the only one it reads.
-pub const FORMAT: u32 = 1;
 /// Names of the volume's own rows.
-pub(crate) const ROW_FORMAT: &str = "format";
+pub(crate) use meta::trash::ROW_FORMAT;
+/// The formats that this program reads: of a new volume, and of one that has trash.
+pub use meta::trash::{FORMAT, FORMAT_TRASH};
 pub(crate) const ROW_ID: &str = "id";
 /// The longest time that closing spends on looking for equal pages.
 const DEDUP_PATIENCE: Duration = Duration::from_secs(10);
@@ -187,7 +188,7 @@ pub enum OpenError {
     Exists,
     /// A program with another format made it, most likely a newer one.
     #[error(
-        "the volume has format {found}, and this program reads format {FORMAT}: use the program that made it, or a newer one"
+        "the volume has format {found}, and this program reads formats up to {FORMAT_TRASH}: use the program that made it, or a newer one"
     )]
     Format {
         /// Its format.
@@ -261,6 +262,8 @@ pub(crate) struct Core {
     /// the same time.
     pub(crate) blobs: RwLock<()>,
     pub(crate) fleet_locks: FleetLocks,
+    /// See [`crate::trash`].
+    pub(crate) trash: Trash,
     /// One quota is changed at a time.
     pub(crate) quota_changes: Mutex<()>,
     /// See [`crate::publish`].
@@ -303,7 +306,7 @@ impl Volume {
         let format = row(ROW_FORMAT)?.ok_or(OpenError::NotFormatted)?;
         let number = <[u8; 4]>::try_from(&format[..]).map(u32::from_be_bytes);
         match number {
-            Ok(FORMAT) => {}
+            Ok(FORMAT | FORMAT_TRASH) => {}
             Ok(found) => return Err(OpenError::Format { found }),
             Err(_) => return Err(OpenError::Damaged("the row of its format is no number".into())),
         }
@@ -349,6 +352,7 @@ impl Volume {
             revoked: AtomicBool::new(false),
             blobs: RwLock::new(()),
             fleet_locks: FleetLocks::default(),
+            trash: Trash::default(),
             quota_changes: Mutex::default(),
             publishing: Publishing::default(),
             resealing: Mutex::default(),
@@ -361,6 +365,7 @@ impl Volume {
         core.note_resealing()?;
         if !core.options.read_only {
             core.names.read_quotas().map_err(OpenError::Store)?;
+            core.names.read_trash().map_err(OpenError::Store)?;
             core.first_pack.store(core.next_pack()?.0, Ordering::Release);
             core.adopt_leftovers()?;
             if core.options.shared.as_ref().is_some_and(|sharing| sharing.keeping.is_some()) {
@@ -491,7 +496,19 @@ impl Core {
     pub(crate) fn run_as(&self, caller: &Caller, now: Timestamp, op: &Op<'_>) -> Result<Change, Error> {
         let now = if self.is_shared() { self.after_what_was_seen(op, now)? } else { now };
         let ctx = Ctx { now, uid: caller.uid, gid: caller.gid };
-        let mut change = self.names.run(op, &ctx)?;
+        let change = self.names.run(op, &ctx)?;
+        Ok(self.note_change(change))
+    }
+
+    /// The same as [`Core::run`], but what loses its last name does not go to the trash.
+    pub(crate) fn run_for_good(&self, op: &Op<'_>) -> Result<Change, Error> {
+        let now = time::now();
+        let now = if self.is_shared() { self.after_what_was_seen(op, now)? } else { now };
+        let change = self.names.run_for_good(op, &Ctx { now, uid: 0, gid: 0 })?;
+        Ok(self.note_change(change))
+    }
+
+    fn note_change(&self, mut change: Change) -> Change {
         if !self.dirty.load(Ordering::Relaxed) {
             self.dirty.store(true, Ordering::Release);
         }
@@ -504,7 +521,7 @@ impl Core {
         if !change.crowded.is_empty() {
             change.crowded = self.garbage.crowd(&change.crowded);
         }
-        Ok(change)
+        change
     }
 
     /// An inode's record, for reading, or for a decision that depends on its kind.

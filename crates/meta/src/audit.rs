@@ -1,10 +1,10 @@
 //! Checks that the names of a volume agree with one another, and how each disagreement can be repaired.
 //!
-//! These are checked: every row decodes. Every name has an inode, and every inode has its names or the mark
-//! that it has none. Link counts, parents and subdirectory counts are right. A file's bytes are inline or in
-//! extents, within its size, and add up. The flags for extended attributes are right. The packs' live bytes
-//! and users are right, and what is referred to exists. The totals of the volume and of its quotas are right.
-//! Every directory is below the root. The *contents* of the blobs are not checked.
+//! These are checked: every row decodes. Every name has an inode, and every inode has its names, or the mark
+//! that it has none, or a row in the trash. Link counts, parents and subdirectory counts are right. A file's
+//! bytes are inline or in extents, within its size, and add up. The flags for extended attributes are right.
+//! The packs' live bytes and users are right, and what is referred to exists. The totals of the volume and of
+//! its quotas are right. Every directory is below the root. The *contents* of the blobs are not checked.
 //!
 //! Rows are streamed in key order, several kinds in parallel. Memory holds 32 bytes for each name's inode and
 //! the same for each pack. The store should not change during an audit: a change meanwhile may be reported as
@@ -42,6 +42,8 @@ pub struct Summary {
     pub inodes: u64,
     /// Inodes without a name, to be collected.
     pub orphans: u64,
+    /// Inodes in the trash.
+    pub trash: u64,
     /// Bytes that files refer to, every reference counted.
     pub bytes: u64,
     /// Extent pages.

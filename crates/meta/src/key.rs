@@ -5,7 +5,7 @@
 //! | `00 name` | the volume: format, id, allocation counters, totals |
 //! | `01 ino:8` | inode ([`crate::record::InodeRecord`]) |
 //! | `02 parent:8 hash:8 name` | directory entry ([`crate::record::Dentry`]) |
-//! | `03` | reserved: history edges (snapshots, trash) |
+//! | `03 ino:8` | an inode in the trash ([`crate::trash::TrashRow`]); of a directory: also its inode |
 //! | `04 ino:8 page:4` | extents of a 4 MiB range of a file ([`blob::ExtentPage`]) |
 //! | `05 ino:8` | the bytes of a file of at most 512 |
 //! | `06 ino:8 name` | extended attribute |
@@ -60,6 +60,8 @@ pub mod tags {
     pub const INODE: u8 = 0x01;
     /// Directory entries.
     pub const DENTRY: u8 = 0x02;
+    /// Inodes in the trash.
+    pub const TRASH: u8 = 0x03;
     /// Extent pages.
     pub const EXTENTS: u8 = 0x04;
     /// Bytes of small files, targets of symbolic links.
@@ -335,6 +337,16 @@ impl Key {
     /// An inode without a name.
     pub fn orphan(ino: Ino) -> Key {
         build!(tags::ORPHAN, &ino.0.to_be_bytes())
+    }
+
+    /// An inode in the trash.
+    pub fn trash(ino: Ino) -> Key {
+        build!(tags::TRASH, &ino.0.to_be_bytes())
+    }
+
+    /// All inodes in the trash, from one on.
+    pub fn trash_from(ino: Ino) -> KeyRange {
+        KeyRange { start: Key::trash(ino), end: build!(tags::TRASH + 1) }
     }
 
     /// All inodes without a name.

@@ -10,9 +10,10 @@
 //!                engines; journal (overlay + redo log) stands in front of SQLite
 //! ```
 //!
-//! [`quota`] is what a directory may hold. [`shared`] and [`lease`] are what a node of a shared volume puts
-//! in front of an engine. [`key`] and [`record`] define the bytes of a row. docs/FORMAT.md describes them.
-//! [`audit`] checks that the rows agree with one another, for `covey fsck`.
+//! [`quota`] is what a directory may hold, [`trash`] what was removed and can come back. [`shared`] and
+//! [`lease`] are what a node of a shared volume puts in front of an engine. [`key`] and [`record`] define the
+//! bytes of a row. docs/FORMAT.md describes them. [`audit`] checks that the rows agree with one another, for
+//! `covey fsck`.
 
 pub mod audit;
 pub mod engine;
@@ -25,6 +26,7 @@ pub mod quota;
 pub mod record;
 pub mod shared;
 pub mod store;
+pub mod trash;
 
 pub use engine::{Memory, Postgres, Sqlite};
 pub use journal::Journal;

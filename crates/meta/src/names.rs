@@ -12,8 +12,10 @@ mod far;
 mod guesses;
 mod page;
 mod quota;
+mod trash;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use base::phase::{self, Phase};
 use base::{BlobId, Ino, PackNo};
@@ -26,6 +28,7 @@ use crate::record::{
     BadRecord, ContentRow, Dentry, InodeRecord, PackRow, decode_i64, decode_u64, moment_from_u64,
 };
 use crate::store::{CommitError, MetaStore, StoreError, Value};
+use crate::trash::{Setting, removed_dir};
 pub use far::FoundEntry;
 use guesses::Guesses;
 pub use page::FilePage;
@@ -73,24 +76,32 @@ pub struct Names {
     /// It is a shared volume, whose totals are spread over several rows.
     shared: bool,
     quotas: Arc<Quotas>,
+    /// See [`crate::trash`]: 0 for never, 1 for off, else 1 more than the milliseconds.
+    trash: Arc<AtomicU64>,
 }
 
 impl Names {
     /// Names in this store.
     pub fn new(store: Arc<dyn MetaStore>) -> Names {
-        Names { store, guesses: None, shared: false, quotas: Arc::default() }
+        Names { store, guesses: None, shared: false, quotas: Arc::default(), trash: Arc::default() }
     }
 
     /// Names in a store on another machine: operations are planned with the rows that were seen last, and
     /// rows that belong together are read together.
     pub fn far(store: Arc<dyn MetaStore>) -> Names {
-        Names { store, guesses: Some(Arc::default()), shared: true, quotas: Arc::default() }
+        Names {
+            store,
+            guesses: Some(Arc::default()),
+            shared: true,
+            quotas: Arc::default(),
+            trash: Arc::default(),
+        }
     }
 
     /// Names of a shared volume behind leases ([`crate::lease`]): the store is on another machine, and most
     /// rows are in memory.
     pub fn leased(store: Arc<dyn MetaStore>) -> Names {
-        Names { store, guesses: None, shared: true, quotas: Arc::default() }
+        Names { store, guesses: None, shared: true, quotas: Arc::default(), trash: Arc::default() }
     }
 
     /// The store.
@@ -105,8 +116,12 @@ impl Names {
     /// Refused, or the store failed. Then nothing was changed, or, if the store's error says so, it is
     /// unknown whether something was.
     pub fn run(&self, op: &Op<'_>, ctx: &Ctx) -> Result<Change, NamesError> {
+        self.run_with(op, ctx, self.trash())
+    }
+
+    fn run_with(&self, op: &Op<'_>, ctx: &Ctx, trash: Setting) -> Result<Change, NamesError> {
         let _phase = phase::enter(Phase::Names);
-        let mut view = View::new();
+        let mut view = View::of(trash);
         let (mut rounds, mut guessed) = (0, false);
         for _ in 0..ATTEMPTS_MAX {
             match plan::plan(op, ctx, &view) {
@@ -286,9 +301,12 @@ impl Names {
         if let Some(record) = self.decoded(&Key::inode(ino), InodeRecord::decode)? {
             return Ok(Some(record));
         }
-        // A removed directory's record is kept in its orphan row. Other orphan rows are empty.
-        let row = self.store.get(&Key::orphan(ino))?.filter(|row| !row.is_empty());
-        row.map(|row| InodeRecord::decode(&row)).transpose().map_err(damaged)
+        // A removed directory's record is kept in its orphan row, or in the trash.
+        let orphan = self.store.get(&Key::orphan(ino))?;
+        match removed_dir(orphan.as_ref(), None).map_err(damaged)? {
+            None => removed_dir(None, self.store.get(&Key::trash(ino))?.as_ref()).map_err(damaged),
+            dir => Ok(dir),
+        }
     }
 
     /// An inode as stat(2) shows it: a directory's link count (2 and its subdirectories, 0 once removed) and

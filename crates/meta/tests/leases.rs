@@ -211,14 +211,15 @@ fn is_there(names: &Names, name: &str) -> bool {
 
 #[test]
 fn nodes_that_take_turns_leave_the_rows_of_one() {
-    for seed in 1..6 {
+    for seed in 1..9 {
+        let script = if seed < 6 { Script::new } else { Script::keeping };
         let alone = Arc::new(Memory::new());
-        let mut expected = Script::new(vec![Names::new(alone.clone())], seed);
+        let mut expected = script(vec![Names::new(alone.clone())], seed);
         expected.play();
         for nodes in [1, 3] {
             let world = World::new(nodes);
             world.engine.lose.store(if seed % 2 == 0 { 3 } else { 0 }, Ordering::SeqCst);
-            let mut script = Script::new((0..nodes as usize).map(|node| world.names(node)).collect(), seed);
+            let mut script = script((0..nodes as usize).map(|node| world.names(node)).collect(), seed);
             script.play();
             let differs = script.refused.iter().zip(&expected.refused).position(|(one, other)| one != other);
             assert_eq!(differs, None, "seed {seed}, {nodes} nodes");
@@ -582,4 +583,49 @@ fn regression_a_batch_that_outlives_its_session_holds_up_nothing() {
     let begun = std::time::Instant::now();
     world.leases[0].flush().unwrap();
     assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+}
+
+/// What one node removes, the others restore or let expire: exactly one of them does. A removal takes as many
+/// round trips as without trash.
+#[test]
+fn what_is_in_the_trash_is_restored_or_expires_once() {
+    let world = Arc::new(World::formatted(3));
+    world.names(0).set_trash(meta::trash::Setting::Keep(1000)).unwrap();
+    let names: Vec<Names> = (0..3).map(|node| world.names(node)).collect();
+    names.iter().for_each(|names| assert!(names.read_trash().unwrap().keeps()));
+    make(&names[0], Ino::ROOT, "dir", 2, mode::S_IFDIR).unwrap();
+    (0..60).for_each(|n| make(&names[0], Ino(2), &format!("{n}"), 10 + n, mode::S_IFREG).unwrap());
+    let before = world.engine.trips.load(Ordering::SeqCst);
+    for n in 0..60 {
+        names[0].run(&Op::Unlink { parent: Ino(2), name: format!("{n}").as_bytes() }, &ctx()).unwrap();
+    }
+    names[0].run(&Op::Rmdir { parent: Ino::ROOT, name: b"dir" }, &ctx()).unwrap();
+    assert!(world.engine.trips.load(Ordering::SeqCst) - before < 20, "only batches");
+    names[0].store().flush().unwrap();
+    assert_eq!(names[1].attr(Ino(2)).unwrap().map(|dir| dir.nlink), Some(0), "it is a removed directory");
+    let all = names[1].in_trash(Ino(0), usize::MAX).unwrap();
+    assert_eq!(all.len(), 61);
+    names[1].run(&Op::Restore { ino: Ino(2), parent: Ino::ROOT, name: b"back" }, &ctx()).unwrap();
+    assert!(is_there(&names[2], "back"));
+    make(&names[2], Ino(2), "new", 200, mode::S_IFREG).unwrap();
+    std::thread::scope(|scope| {
+        let all = &all[1..];
+        scope.spawn(|| {
+            for (ino, row) in all.iter().rev() {
+                world.names(1).run(&Op::Expire { ino: *ino, at: row.at }, &ctx()).unwrap();
+            }
+        });
+        for (ino, row) in all {
+            let op = Op::Restore { ino: *ino, parent: row.parent, name: &row.name };
+            match names[2].run(&op, &ctx()) {
+                Ok(_) | Err(NamesError::Refused(Refusal::NotFound)) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+    });
+    let there = names[0].readdir(Ino(2), 0, 1000).unwrap().len() - 1;
+    world.rows();
+    let gone = Names::new(world.engine.clone()).orphans(Ino(0), 1000).unwrap().len();
+    assert_eq!((there + gone, names[0].in_trash(Ino(0), 10).unwrap()), (60, vec![]), "{there} came back");
+    check(&world.engine.memory);
 }

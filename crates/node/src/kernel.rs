@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use archive::import::direct::Changes;
 use base::Ino;
+use fs::trash::Told;
 use fs::volume::Volume;
 use fuse::Notifier;
 
@@ -59,6 +60,27 @@ impl Kernel {
         if self.queued.fetch_add(1, Ordering::Relaxed) >= QUEUE {
             self.settle();
         }
+    }
+}
+
+impl Told for Kernel {
+    fn came_back(&self, parent: Ino, name: &[u8], ino: Ino) {
+        let is_known = |ino: Ino| ino == Ino::ROOT || self.volume.references(ino) > 0;
+        if is_known(parent) {
+            // It believes that there is no such name, and keeps the folder's listing and times.
+            self.notifier.inval_entry(parent, name);
+            self.notifier.inval_inode(parent, 0, 0);
+            self.count();
+        }
+        if is_known(ino) {
+            self.notifier.inval_inode(ino, 0, 0);
+            self.count();
+        }
+    }
+
+    fn was_removed(&self, parent: Ino, name: &[u8]) {
+        self.notifier.inval_entry(parent, name);
+        self.count();
     }
 }
 

@@ -87,6 +87,7 @@ pub mod secrets;
 pub mod shared;
 pub mod signals;
 pub mod status;
+mod trash;
 pub mod trust;
 pub mod volume_dir;
 pub mod watch;

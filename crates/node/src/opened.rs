@@ -16,6 +16,7 @@ mod published;
 mod quota;
 mod shared;
 mod source;
+mod trash;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

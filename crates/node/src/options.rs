@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use api::error::{Failure, Result};
+use api::text::parse_span;
 use blob::Access;
 use fs::access::{AccessRules, Pattern};
 use fs::api::Locks;
@@ -50,6 +51,8 @@ pub struct MountOptions {
     pub locks: Locks,
     /// How long blobs of a shared volume stay after nothing refers to them any more.
     pub gc_delay: Duration,
+    /// How long what is removed is kept.
+    pub trash: KeepTrash,
     /// How files in a remote origin are read.
     pub access: AccessRules,
     /// The options of a remote origin.
@@ -73,9 +76,28 @@ impl Default for MountOptions {
             publish_group: None,
             locks: Locks::Local,
             gc_delay: GC_DELAY,
+            trash: KeepTrash::AsIs,
             access: AccessRules::default(),
             remote_side: RemoteOptions::default(),
         }
+    }
+}
+
+/// What a mount says of the trash of its volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeepTrash {
+    /// Nothing: the volume's setting stays.
+    AsIs,
+    /// From now on what is removed is deleted at once.
+    Off,
+    /// From now on it is kept for so long.
+    For(Duration),
+}
+
+impl KeepTrash {
+    /// Reads `off`, or a time like `1d`.
+    pub fn parse(text: &str) -> Option<KeepTrash> {
+        if text == "off" { Some(KeepTrash::Off) } else { parse_span(text).map(KeepTrash::For) }
     }
 }
 
@@ -175,6 +197,10 @@ pub const KNOWN: &[(&str, &str)] = &[
         "locks=local|fleet",
         "of a shared volume: locks exclude the programs of this machine (the default), or those of all nodes with locks=fleet; then each open and close of a file asks this daemon, and each lock the database",
     ),
+    (
+        "trash=off|TIME",
+        "set for the volume how long what is removed can be restored by covey trash: 12h, 7d (default: as it was set, first off)",
+    ),
     ("publish_group=GROUP", "members of this group (a name or a number) may publish the volume, and no more"),
 ];
 
@@ -249,6 +275,10 @@ impl MountOptions {
             ("locks", Some("fleet")) => self.locks = Locks::Fleet,
             ("locks", Some(_)) => return Err(bad(word, "local or fleet")),
             ("gc_delay", Some(text)) => self.gc_delay = seconds(word, text, GC_DELAY_MAX)?,
+            ("trash", Some(text)) => {
+                self.trash =
+                    KeepTrash::parse(text).ok_or_else(|| bad(word, "a time like 12h or 7d, or off"))?;
+            }
             ("deadline", Some(text)) => self.deadline = seconds(word, text, 3_600)?,
             ("access", Some(text)) => {
                 let access = Access::named(text.as_bytes());
@@ -315,6 +345,11 @@ impl MountOptions {
         ];
         words.extend(switches.iter().filter(|(set, _)| *set).map(|(_, word)| (*word).to_owned()));
         words.extend(self.publish_group.as_ref().map(|group| format!("publish_group={group}")));
+        match self.trash {
+            KeepTrash::AsIs => {}
+            KeepTrash::Off => words.push("trash=off".to_owned()),
+            KeepTrash::For(time) => words.push(format!("trash={}s", time.as_secs())),
+        }
         words.extend(self.read_ahead_kib.map(|kib| format!("read_ahead={kib}")));
         if self.access.default != Access::Normal {
             words.push(format!("access={}", self.access.default.name()));
@@ -381,7 +416,7 @@ mod tests {
         assert_eq!(parse("").unwrap(), MountOptions::default());
         let text = "ro,frozen,allow_other,default_permissions,nosuid,nodev,noexec,commit=0.5,atime=relatime,\
             writeback=off,read_ahead=4096,deadline=5,fsync=origin,cache_size=2G,x-systemd.automount,_netdev,\
-            access=random,stream=*.mp4,random=a?c,normal=*.txt,publish_group=staff,locks=fleet";
+            access=random,stream=*.mp4,random=a?c,normal=*.txt,publish_group=staff,locks=fleet,trash=7d";
         let options = parse(text).unwrap();
         assert!(options.read_only && options.frozen && options.allow_other == Some(true) && options.relatime);
         assert_eq!((options.commit, options.writeback), (Duration::from_millis(500), Some(false)));
@@ -437,6 +472,8 @@ mod tests {
             "writeback=maybe",
             "atime=yes",
             "locks=global",
+            "trash=0",
+            "trash=1y",
             "locks",
             "read_ahead=0",
             "publish_group=",

@@ -38,7 +38,7 @@ use crate::options::{MountOptions, NodeOptions};
 use crate::publish::Wanted;
 use crate::refused::not_mounted;
 use crate::watch::{self, Shown};
-use crate::{import, limits, log, metrics, mounts, notify, origins};
+use crate::{import, limits, log, metrics, mounts, notify, origins, trash};
 
 /// A mount to create.
 #[derive(Debug)]
@@ -150,6 +150,7 @@ impl Running {
         log::debug(|| format!("opening {}", plan.source.name().display()));
         let node = Arc::new(Mount::open(&plan.source, &node_options(plan, &mountpoint))?);
         log::of_volume(&node.name());
+        trash::keep(&node, plan.options.trash)?;
         let endpoint = node.as_node().and_then(Node::endpoint);
         origins::clear_line(endpoint.as_deref()).iter().for_each(|line| log::warn(line));
         let session = match Session::mount(node.filesystem(), &mountpoint, session_options(plan, &node)) {
@@ -558,6 +559,7 @@ impl Serve for Daemon {
                 self.node.node()?.remove_quota(&PathBuf::from(path), tick)?;
                 serde_json::to_value(())
             }
+            Request::Trash { order } => trash::serve(&self.node, &self.session, order, tick)?,
             Request::Peers => serde_json::to_value(self.node.peers()?),
             Request::Holders { path } => {
                 serde_json::to_value(self.node.node()?.holders(&PathBuf::from(path))?)

@@ -1,7 +1,8 @@
 //! Which rows of a volume make up a tree.
 //!
 //! Of the whole volume: every row, except rows that follow from others (`11`, `12`), rows that only save
-//! space (`0E`), rows that concern the volume alone (`13`), and packs that nothing refers to.
+//! space (`0E`), rows that concern the volume alone (`13`), what is in the trash (`03`, and all rows of those
+//! inodes), and packs that nothing else refers to. So it is of the format of a volume without trash.
 //!
 //! Of a subtree: the same rows of the inodes below a folder. The folder becomes inode 1, the root. A file's
 //! link count covers only names below the folder, and totals and packs' live bytes are counted again. So it
@@ -13,6 +14,7 @@ use hashbrown::{HashMap, HashSet};
 use meta::key::{KeyRange, tags};
 use meta::record::{Dentry, InodeRecord, decode_u64, encode_i64, encode_u64};
 use meta::store::StoreError;
+use meta::trash::{FORMAT, FORMAT_TRASH, ROW_FORMAT, ROW_TRASH, TrashRow};
 use meta::{Key, PackRow, Snapshot};
 
 use crate::TreeError;
@@ -43,6 +45,8 @@ pub struct Pack {
 pub struct Selection {
     /// The inodes, sorted, but a folder's own inode first. `None`: all inodes.
     inos: Option<Vec<Ino>>,
+    /// Inodes in the trash, where `inos` is `None`.
+    trash: HashSet<Ino>,
     /// The link counts of the files in `inos` that are not 1.
     names: HashMap<Ino, u32>,
     /// The packs, sorted by number.
@@ -81,11 +85,14 @@ impl Selection {
             Scope::Whole | Scope::Folder(Ino::ROOT) => {
                 let total = |name| Ok::<u64, TreeError>(counter(rows, name)?.max(0).unsigned_abs());
                 let totals = (total("inodes")?, total("bytes")?);
-                Ok(Selection { inos: None, names: HashMap::new(), packs: packs.to_vec(), totals })
+                let (inos, names, trash) = (None, HashMap::new(), HashSet::new());
+                let mut selection = Selection { inos, trash, names, packs: packs.to_vec(), totals };
+                selection.leave_trash(rows)?;
+                Ok(selection)
             }
             Scope::Folder(top) => {
-                let mut selection =
-                    Selection { inos: None, names: HashMap::new(), packs: Vec::new(), totals: (0, 0) };
+                let (inos, names, trash) = (None, HashMap::new(), HashSet::new());
+                let mut selection = Selection { inos, trash, names, packs: Vec::new(), totals: (0, 0) };
                 selection.walk(rows, top)?;
                 selection.count(rows, packs)?;
                 Ok(selection)
@@ -148,6 +155,40 @@ impl Selection {
         Ok(())
     }
 
+    /// Leaves out what is in the trash of a whole volume.
+    fn leave_trash(&mut self, rows: &dyn Snapshot) -> Result<(), TreeError> {
+        let (mut all, mut bad) = (Vec::new(), None);
+        rows.each(&Key::kind(tags::TRASH), &mut |key, row| {
+            let key = Key::from_bytes(key);
+            match (key.number(), TrashRow::decode(row)) {
+                (Some(ino), Ok(row)) => all.push((Ino(ino), row.dir)),
+                _ => bad = Some(key),
+            }
+            bad.is_none()
+        })?;
+        if let Some(key) = bad {
+            return Err(damaged(&key));
+        }
+        let mut live = HashMap::new();
+        for (ino, dir) in all {
+            let key = Key::inode(ino);
+            let record = match (rows.get(&key)?, dir) {
+                (Some(row), None) => InodeRecord::decode(&row).map_err(|_| damaged(&key))?,
+                (None, Some(dir)) => dir,
+                _ => return Err(damaged(&Key::trash(ino))),
+            };
+            self.totals.0 = self.totals.0.saturating_sub(1);
+            self.totals.1 = self.totals.1.saturating_sub(record.stored);
+            add_live(rows, ino, &record, &mut live)?;
+            self.trash.insert(ino);
+        }
+        for pack in &mut self.packs {
+            pack.live = pack.live.saturating_sub(live.get(&pack.no).copied().unwrap_or(0));
+        }
+        self.packs.retain(|pack| pack.live > 0);
+        Ok(())
+    }
+
     /// Counts the totals, and how much of which packs is used.
     fn count(&mut self, rows: &dyn Snapshot, packs: &[Pack]) -> Result<(), TreeError> {
         let inos = self.inos.take().unwrap_or_default();
@@ -158,24 +199,7 @@ impl Selection {
             let record = InodeRecord::decode(&row).map_err(|_| damaged(&key))?;
             self.totals.0 += 1;
             self.totals.1 += record.stored;
-            if !record.is_file() || record.has(InodeRecord::INLINE) {
-                continue;
-            }
-            let mut bad = None;
-            rows.each(&of(tags::EXTENTS, *ino), &mut |key, row| {
-                match ExtentPage::decode(row) {
-                    Ok(page) => {
-                        for extent in page.extents() {
-                            *live.entry(extent.pack).or_default() += u64::from(extent.len);
-                        }
-                    }
-                    Err(_) => bad = Some(Key::from_bytes(key)),
-                }
-                bad.is_none()
-            })?;
-            if let Some(key) = bad {
-                return Err(damaged(&key));
-            }
+            add_live(rows, *ino, &record, &mut live)?;
         }
         self.inos = Some(inos);
         for pack in packs {
@@ -197,8 +221,11 @@ impl Selection {
         for tag in KINDS {
             match &self.inos {
                 _ if tag == tags::VOLUME => self.volume_rows(rows, push)?,
-                None if matches!(tag, tags::INODE | tags::ORPHAN) => inodes(rows, tag, push)?,
-                None => pass_on(rows, &Key::kind(tag), push)?,
+                None if self.trash.is_empty() => all_of(rows, tag, push)?,
+                None => all_of(rows, tag, &mut |key, row| {
+                    let ino = Key::from_bytes(key).number().map(Ino);
+                    if ino.is_some_and(|ino| self.trash.contains(&ino)) { Ok(()) } else { push(key, row) }
+                })?,
                 Some(_) if tag == tags::ORPHAN => {}
                 Some(inos) => self.below(rows, tag, inos, push)?,
             }
@@ -219,13 +246,16 @@ impl Selection {
     fn volume_rows(&self, rows: &dyn Snapshot, push: &mut Push<'_>) -> Result<(), TreeError> {
         let (inodes, bytes) = (Key::volume("inodes"), Key::volume("bytes"));
         let (next_ino, next_pack) = (Key::volume("next-ino"), Key::volume("next-pack"));
+        let (format, trash) = (Key::volume(ROW_FORMAT), Key::volume(ROW_TRASH));
         let mut out: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
         pass_on(rows, &Key::kind(tags::VOLUME), &mut |key, row| {
             if key == next_ino.as_bytes() || key == next_pack.as_bytes() {
                 let next = decode_u64(Some(row)).map_err(|_| damaged(&Key::from_bytes(key)))?;
                 let next = next.checked_next_multiple_of(NUMBERS).unwrap_or(next);
                 out.push((key.to_vec(), encode_u64(next).to_vec()));
-            } else if key != inodes.as_bytes() && key != bytes.as_bytes() {
+            } else if key == format.as_bytes() && row == FORMAT_TRASH.to_be_bytes() {
+                out.push((key.to_vec(), FORMAT.to_be_bytes().to_vec()));
+            } else if ![&inodes, &bytes, &trash].iter().any(|own| own.as_bytes() == key) {
                 out.push((key.to_vec(), row.to_vec()));
             }
             Ok(())
@@ -290,6 +320,39 @@ fn of(tag: u8, ino: Ino) -> KeyRange {
         Key::from_bytes(&bytes)
     };
     KeyRange { start: key(ino.0), end: key(ino.0.saturating_add(1)) }
+}
+
+/// Adds how much of which packs an inode refers to.
+fn add_live(
+    rows: &dyn Snapshot,
+    ino: Ino,
+    record: &InodeRecord,
+    live: &mut HashMap<PackNo, u64>,
+) -> Result<(), TreeError> {
+    if !record.is_file() || record.has(InodeRecord::INLINE) {
+        return Ok(());
+    }
+    let mut bad = None;
+    rows.each(&of(tags::EXTENTS, ino), &mut |key, row| {
+        match ExtentPage::decode(row) {
+            Ok(page) => {
+                for extent in page.extents() {
+                    *live.entry(extent.pack).or_default() += u64::from(extent.len);
+                }
+            }
+            Err(_) => bad = Some(Key::from_bytes(key)),
+        }
+        bad.is_none()
+    })?;
+    bad.map_or(Ok(()), |key| Err(damaged(&key)))
+}
+
+/// All rows of a kind.
+fn all_of(rows: &dyn Snapshot, tag: u8, push: &mut Push<'_>) -> Result<(), TreeError> {
+    match tag {
+        tags::INODE | tags::ORPHAN => inodes(rows, tag, push),
+        _ => pass_on(rows, &Key::kind(tag), push),
+    }
 }
 
 /// All inodes. Quotas are the volume's, and not the tree's.

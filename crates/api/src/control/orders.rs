@@ -41,3 +41,40 @@ pub struct Ready {
     /// The inode number of the folder that it goes to.
     pub ino: u64,
 }
+
+/// Something in the trash.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Trashed {
+    /// By its inode number.
+    Id(u64),
+    /// The newest that was at this path, below the volume's root; or what was removed from this folder.
+    Path(RawPath),
+}
+
+/// What becomes of the trash.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum TrashOrder {
+    /// List it. The answer is a `TrashList`.
+    List,
+    /// Set how long it is kept.
+    Set {
+        /// The time. None: what is removed is deleted at once.
+        seconds: Option<u64>,
+    },
+    /// Restore something. The answer is a `TrashRestored`.
+    Restore {
+        /// What.
+        what: Trashed,
+        /// Where to: a path that does not exist, or a folder. None: where it was.
+        to: Option<RawPath>,
+        /// With a folder, restore whatever was removed from it at any time.
+        all: bool,
+    },
+    /// Delete what is in it. The answer is a `TrashEmptied`.
+    Empty {
+        /// Only what has been there so long.
+        older_seconds: u64,
+    },
+}

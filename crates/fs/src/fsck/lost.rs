@@ -150,7 +150,8 @@ pub fn path_of(names: &Names, ino: Ino) -> Result<Option<String>, Error> {
     Ok(None)
 }
 
-fn name_in(names: &Names, dir: Ino, ino: Ino) -> Result<Option<Box<[u8]>>, Error> {
+/// The name of an inode in a directory.
+pub(crate) fn name_in(names: &Names, dir: Ino, ino: Ino) -> Result<Option<Box<[u8]>>, Error> {
     let mut position = 0;
     loop {
         let batch = names.readdir(dir, position, 512)?;

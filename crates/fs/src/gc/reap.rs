@@ -94,8 +94,8 @@ impl Core {
             }
             for entry in &batch {
                 let removed = match entry.dentry.is_dir() {
-                    true => self.run(&Op::Rmdir { parent: at, name: &entry.name }),
-                    false => self.run(&Op::Unlink { parent: at, name: &entry.name }),
+                    true => self.run_for_good(&Op::Rmdir { parent: at, name: &entry.name }),
+                    false => self.run_for_good(&Op::Unlink { parent: at, name: &entry.name }),
                 };
                 match removed {
                     Err(Error::Refused(Refusal::NotEmpty)) => {

@@ -4,7 +4,7 @@
 //! Here space becomes free only some steps later (inode reaped, pack closed, sealed or forgotten, flush,
 //! deletion), and a pack that is being sealed on another disk exists twice for a moment. So a write that
 //! would be refused first drives those steps on. It is refused when no step is pending any more, or after
-//! [`PATIENCE`].
+//! [`PATIENCE`]. Before that, the oldest entries of the trash are given up.
 
 use std::time::Duration;
 
@@ -25,17 +25,22 @@ impl Core {
     /// # Errors
     /// `Full`, when nothing more will be freed soon.
     pub(crate) fn admit_after_freeing(&self, bytes: u64) -> Result<(), Error> {
-        let began = time::monotonic();
+        let mut began = time::monotonic();
         self.packs.close_all();
         self.reaper.hurry();
         loop {
             // A round that fails frees nothing. The sweeper reports the error.
-            let pending = self.space_is_pending() && self.sweep_round(false).is_ok();
+            let waits = self.space_is_pending();
+            let pending = waits && self.sweep_round(false).is_ok();
             // Asked once more after the last step.
             self.space.met_full();
             match self.space.admit(bytes, || self.parts.packs.space()) {
                 Err(BlobError::Full) if pending && began.elapsed() < PATIENCE && !self.stopping() => {
                     self.sweep.pause(LOOK);
+                }
+                // What is given up becomes a pending deletion. If a round failed, that would free nothing.
+                Err(BlobError::Full) if !waits && !self.stopping() && self.give_up_trash() => {
+                    began = time::monotonic();
                 }
                 done => return Ok(done?),
             }

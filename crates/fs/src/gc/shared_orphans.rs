@@ -134,7 +134,7 @@ impl Core {
                 continue;
             }
             next = time::monotonic() + sharing.lease / 2;
-            let done = self.reap_round(sharing, &mut since);
+            let done = self.reap_round(sharing, &mut since).and_then(|()| self.trash_round());
             if let Err(error) = &done
                 && !complained
             {

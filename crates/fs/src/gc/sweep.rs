@@ -43,7 +43,10 @@ impl Core {
         }
         let mut complained = false;
         while !self.stopping() {
-            let done = self.sweep_round(true);
+            let mut done = self.sweep_round(true);
+            if !self.is_shared() {
+                done = done.and_then(|()| self.trash_round());
+            }
             if let Err(error) = &done
                 && !complained
             {

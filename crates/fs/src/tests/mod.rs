@@ -15,6 +15,7 @@ mod remote;
 mod round_trips;
 mod shared_gc;
 mod stress;
+mod trash;
 mod tree;
 mod whole;
 

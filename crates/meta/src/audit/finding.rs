@@ -8,6 +8,7 @@ use crate::key::{Key, tags};
 use crate::plan::nothing;
 use crate::record::{Dentry, InodeRecord, PackRow, decode_i64, encode_i64};
 use crate::store::{Commit, Expect, Value};
+use crate::trash::TrashRow;
 
 /// A disagreement. `row` is always the value that was found, so that a repair can check it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -197,7 +198,13 @@ pub fn repair(finding: &Finding) -> Option<Commit> {
             rescue(&mut commit, *ino, row)?;
         }
         Finding::OrphanInode { ino, row } => rescue(&mut commit, *ino, row)?,
-        Finding::WrongInode { key, row, right, .. } => replace(key.clone(), row, Some(right.encode())),
+        Finding::WrongInode { key, row, right, .. } => {
+            let value = match TrashRow::decode(row) {
+                Ok(trash) if key.tag() == tags::TRASH => TrashRow { dir: Some(**right), ..trash }.encode(),
+                _ => right.encode(),
+            };
+            replace(key.clone(), row, Some(value));
+        }
         Finding::PastEnd { ino, page, row, right } => {
             replace(Key::extents(*ino, *page), row, right.clone());
         }
@@ -272,7 +279,9 @@ impl fmt::Display for Finding {
             Finding::OrphanInode { ino, .. } => write!(f, "inode {ino} has no name"),
             Finding::WrongInode { ino, row, right, .. } => {
                 write!(f, "inode {ino} is wrong about itself:")?;
-                InodeRecord::decode(row).map_or(Ok(()), |row| differences(f, &row, right))
+                let trash = || TrashRow::decode(row).ok().and_then(|row| row.dir);
+                let said = InodeRecord::decode(row).ok().or_else(trash);
+                said.map_or(Ok(()), |row| differences(f, &row, right))
             }
             Finding::PastEnd { ino, page, .. } => {
                 write!(f, "inode {ino} has bytes past its end, in page {page}")

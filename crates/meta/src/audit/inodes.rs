@@ -9,11 +9,11 @@ use blob::ExtentPage;
 use hashbrown::HashMap;
 
 use crate::key::{DentryKey, Key, tags};
-use crate::plan::CAPABILITY;
-use crate::plan::{ACCESS_ACL, DEFAULT_ACL};
+use crate::plan::{ACCESS_ACL, CAPABILITY, DEFAULT_ACL, nothing};
 use crate::quota::{self, QuotaRow};
 use crate::record::{Dentry, InodeRecord, mode};
 use crate::store::{StoreError, Value};
+use crate::trash::TrashRow;
 
 use super::cursor::Cursor;
 use super::packs::Tallies;
@@ -98,10 +98,11 @@ struct Side<'a> {
     subdirs: Cursor<'a>,
     orphans: Cursor<'a>,
     quotas: Cursor<'a>,
+    trash: Cursor<'a>,
 }
 
 impl<'a> Side<'a> {
-    fn all(&mut self) -> [&mut Cursor<'a>; 9] {
+    fn all(&mut self) -> [&mut Cursor<'a>; 10] {
         [
             &mut self.inodes,
             &mut self.entries,
@@ -112,6 +113,7 @@ impl<'a> Side<'a> {
             &mut self.subdirs,
             &mut self.orphans,
             &mut self.quotas,
+            &mut self.trash,
         ]
     }
 
@@ -141,6 +143,7 @@ fn check_inodes(
         subdirs: of(tags::SUBDIRS),
         orphans: of(tags::ORPHAN),
         quotas: of(tags::QUOTA),
+        trash: of(tags::TRASH),
     };
     while let Some(number) = side.next()? {
         check_inode(audit, &mut side, Ino(number), names, tallies)?;
@@ -160,6 +163,7 @@ fn check_inode(
     let row = side.inodes.next_of(ino.0)?;
     let mark = side.orphans.next_of(ino.0)?;
     let (live, marked) = (row.is_some(), mark.is_some());
+    let trash = check_trash(audit, side, ino, Rows { live, marked })?;
     let holder = match (row, mark) {
         (Some(row), Some((key, mark))) => {
             if !mark.is_empty() {
@@ -173,7 +177,13 @@ fn check_inode(
         }
         (row, mark) => row.or(mark),
     };
-    let decoded = holder.as_ref().map(|(_, row)| InodeRecord::decode(row));
+    let (holder, decoded) = match (&trash, holder) {
+        (Some(trash), None) => (Some((trash.key.clone(), trash.row.clone())), trash.dir.map(Ok)),
+        (_, holder) => {
+            let decoded = holder.as_ref().map(|(_, row)| InodeRecord::decode(row));
+            (holder, decoded)
+        }
+    };
     let (Some((key, row)), Some(Ok(record))) = (holder, decoded.clone()) else {
         if decoded.is_some() {
             audit.report(Finding::BadRow { key: if live { Key::inode(ino) } else { Key::orphan(ino) } });
@@ -186,8 +196,10 @@ fn check_inode(
     };
     audit.summary.inodes += 1;
     audit.summary.orphans += u64::from(marked);
+    audit.summary.trash += u64::from(trash.is_some());
     let mut right = record;
-    check_names(audit, ino, &row, Rows { live, marked }, names, &mut right);
+    let marked = trash.map(|trash| (trash.key, trash.row)).or(marked.then(|| (Key::orphan(ino), nothing())));
+    check_names(audit, ino, &row, (live, marked), names, &mut right);
     check_entries(audit, side, ino, record.is_dir() && live)?;
     check_bytes(audit, side, ino, tallies, &mut right)?;
     check_xattrs(audit, side, ino, &mut right)?;
@@ -219,12 +231,38 @@ struct Rows {
     marked: bool,
 }
 
-/// Checks links, parent and mark. `right` becomes what the row should say.
+/// The row of an inode in the trash, as it should be.
+struct InTrash {
+    key: Key,
+    row: Value,
+    /// Of a directory: its inode.
+    dir: Option<InodeRecord>,
+}
+
+/// Checks the row of an inode in the trash. It is in place of the mark, and holds the inode of a directory.
+fn check_trash(
+    audit: &mut Audit<'_, '_>,
+    side: &mut Side<'_>,
+    ino: Ino,
+    Rows { live, marked }: Rows,
+) -> Result<Option<InTrash>, StoreError> {
+    let Some((key, row)) = side.trash.next_of(ino.0)? else { return Ok(None) };
+    match TrashRow::decode(&row) {
+        Ok(TrashRow { dir, .. }) if !marked && dir.is_none() == live => Ok(Some(InTrash { key, row, dir })),
+        _ => {
+            audit.report(Finding::StrayRow { key, row });
+            Ok(None)
+        }
+    }
+}
+
+/// Checks links, parent and mark: the row that says that it has no name. `right` becomes what the row should
+/// say.
 fn check_names(
     audit: &mut Audit<'_, '_>,
     ino: Ino,
     row: &Value,
-    Rows { live, marked }: Rows,
+    (live, marked): (bool, Option<(Key, Value)>),
     names: &mut Names,
     right: &mut InodeRecord,
 ) {
@@ -248,13 +286,13 @@ fn check_names(
         (right.nlink, right.parent) = (1, Ino::ROOT);
         return;
     }
-    if count == 0 && !marked {
+    if count == 0 && marked.is_none() {
         // The repair gives it a name, with one link.
         audit.report(Finding::OrphanInode { ino, row: row.clone() });
         return;
     }
-    if count > 0 && marked {
-        audit.report(Finding::StrayRow { key: Key::orphan(ino), row: crate::plan::nothing() });
+    if let Some((key, row)) = marked.filter(|_| count > 0) {
+        audit.report(Finding::StrayRow { key, row });
     }
     right.nlink = if is_dir { count.min(1) } else { count };
     right.parent = match count {

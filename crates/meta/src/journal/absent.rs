@@ -31,9 +31,10 @@ use crate::store::StoreError;
 /// Number of row kinds: one more than the highest tag.
 const KINDS: usize = tags::HELD as usize + 1;
 /// Kinds whose keys continue with a number.
-const NUMBERED: [u8; 10] = [
+const NUMBERED: [u8; 11] = [
     tags::INODE,
     tags::DENTRY,
+    tags::TRASH,
     tags::EXTENTS,
     tags::INLINE,
     tags::XATTR,

@@ -168,6 +168,9 @@ impl State {
             self.homes.insert(*ino, Home { unit: *home, whole: true, large: false });
         }
         commit.puts.iter().for_each(|(key, value)| self.set(key, |_| Some(value.clone())));
+        // A directory that was in the trash may be a unit again.
+        let there = |unit: &Ino| commit.puts.iter().any(|(key, _)| *key == Key::inode(*unit));
+        self.dead.retain(|unit| !there(unit));
         commit.dels.iter().for_each(|key| self.set(key, |_| None));
         commit.adds.iter().for_each(|(key, by)| self.set(key, |value| added(value, *by)));
         commit.maxs.iter().for_each(|(key, to)| self.set(key, |value| raised(value, *to)));
@@ -201,7 +204,9 @@ impl State {
     fn note_dead(&mut self, ino: Ino) {
         let Ok(unit) = self.home(ino) else { return };
         let gone = |key: Key| self.units.get(&unit).is_some_and(|held| held.rows.get(&key) == Some(&None));
-        if gone(Key::inode(unit)) && gone(Key::orphan(unit)) {
+        let trash = self.units.get(&unit).and_then(|held| held.rows.get(&Key::trash(unit)));
+        let in_trash = trash.is_some_and(Option::is_some);
+        if gone(Key::inode(unit)) && gone(Key::orphan(unit)) && !in_trash {
             self.dead.push(unit);
         }
     }
@@ -222,7 +227,7 @@ impl State {
     fn relocate(&mut self, ino: Ino, from: Ino, to: Ino) {
         let (mut moved, mut told, mut until) = (Vec::new(), false, None);
         if let Some(unit) = self.units.get_mut(&from) {
-            for tag in [tags::INODE, tags::EXTENTS, tags::INLINE, tags::XATTR, tags::ORPHAN] {
+            for tag in [tags::INODE, tags::EXTENTS, tags::INLINE, tags::XATTR, tags::ORPHAN, tags::TRASH] {
                 let start = Key::from_bytes(&[&[tag][..], &ino.0.to_be_bytes()].concat());
                 let end = Key::from_bytes(&[&[tag][..], &(ino.0 + 1).to_be_bytes()].concat());
                 moved.extend(unit.rows.range(start..end).map(|(key, value)| (key.clone(), value.clone())));
@@ -263,7 +268,7 @@ impl State {
 pub(super) fn is_of_inode(key: &Key) -> bool {
     let tag = key.tag();
     matches!(tag, tags::INODE | tags::DENTRY | tags::EXTENTS | tags::INLINE | tags::XATTR)
-        || matches!(tag, tags::DIR_CHANGED | tags::SUBDIRS | tags::ORPHAN)
+        || matches!(tag, tags::DIR_CHANGED | tags::SUBDIRS | tags::ORPHAN | tags::TRASH)
 }
 
 /// A refusal of the engines' form.

@@ -122,7 +122,9 @@ impl Core {
         let mark = self.marks(&mut self.state.lock(), &[unit]);
         let pages = self.inner.scan(&Key::extents_from(ino, 0), PAGES_MAX + 1)?;
         let large = pages.len() > PAGES_MAX;
-        let single = [Key::inline(ino), Key::orphan(ino), Key::dir_changed(ino), Key::subdirs(ino)];
+        let removed = [Key::orphan(ino), Key::trash(ino)];
+        let single =
+            [[Key::inline(ino), Key::dir_changed(ino), Key::subdirs(ino)].as_slice(), &removed].concat();
         let values = self.inner.get_many(&single)?;
         let xattrs: Rows = self.inner.scan(&Key::xattrs(ino), usize::MAX)?;
         let mut state = self.state.lock();

@@ -189,7 +189,7 @@ impl State {
         match key.tag() {
             tags::DENTRY => Ok(Some(Ino(number))),
             tags::DIR_CHANGED | tags::SUBDIRS => Ok(Some(self.home(Ino(number)).unwrap_or(Ino(number)))),
-            tags::INODE | tags::EXTENTS | tags::INLINE | tags::XATTR | tags::ORPHAN => {
+            tags::INODE | tags::EXTENTS | tags::INLINE | tags::XATTR | tags::ORPHAN | tags::TRASH => {
                 self.home(Ino(number)).map(Some)
             }
             _ => Ok(None),
@@ -258,7 +258,7 @@ impl State {
             tags::EXTENTS => !record.is_file() || record.stored == 0 || record.has(InodeRecord::INLINE),
             tags::INLINE => !record.has(InodeRecord::INLINE) && record.kind() != mode::S_IFLNK,
             tags::XATTR => !record.has(InodeRecord::HAS_XATTRS),
-            tags::ORPHAN => record.is_dir() || record.nlink > 0,
+            tags::ORPHAN | tags::TRASH => record.is_dir() || record.nlink > 0,
             tags::DIR_CHANGED | tags::SUBDIRS => !record.is_dir(),
             _ => false,
         })

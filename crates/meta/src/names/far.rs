@@ -9,6 +9,7 @@ use crate::key::{Key, tags};
 use crate::record::{Dentry, InodeRecord, decode_i64};
 use crate::shared::TOTALS;
 use crate::store::{Linked, StoreError, Value};
+use crate::trash::removed_dir;
 
 /// The result of [`Names::entry`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -44,7 +45,13 @@ impl Names {
         let keys =
             |ino: &Ino| [Key::inode(*ino), Key::dir_changed(*ino), Key::subdirs(*ino), Key::orphan(*ino)];
         let keys: Vec<Key> = inos.iter().flat_map(keys).collect();
-        self.rows(&keys)?.chunks(4).map(record_of).collect()
+        let mut records: Vec<Option<InodeRecord>> =
+            self.rows(&keys)?.chunks(4).map(record_of).collect::<Result<_, _>>()?;
+        // What is missing may be a directory in the trash.
+        for (record, ino) in records.iter_mut().zip(inos).filter(|(record, _)| record.is_none()) {
+            *record = removed_dir(None, self.row(&Key::trash(*ino))?.as_ref()).map_err(damaged)?;
+        }
+        Ok(records)
     }
 
     /// The same where looking twice costs little: only directories have more rows than one.

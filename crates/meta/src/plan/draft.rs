@@ -12,6 +12,7 @@ use crate::key::{Key, KeyRange, Used};
 use crate::quota::Charge;
 use crate::record::{InodeRecord, decode_u64, encode_i64, mode, moment_to_u64};
 use crate::store::{Expect, Value};
+use crate::trash::TrashRow;
 
 use super::op::{Change, Ctx, Refusal};
 use super::quota;
@@ -135,7 +136,7 @@ impl Draft {
     pub fn update(&mut self, node: &Node, mut record: InodeRecord) -> InodeRecord {
         record.change = node.record.change.wrapping_add(1);
         self.check_seen(node.key.clone(), Some(&node.seen));
-        self.put(node.key.clone(), record.encode());
+        self.put(node.key.clone(), node.row(record));
         self.change.inode = Some((node.ino, record));
         record
     }
@@ -148,9 +149,19 @@ impl Draft {
         self.change.inode = Some((ino, record));
     }
 
-    /// Removes an inode's last name, or one of several. Checks that a directory's range of entries is empty.
-    /// A directory's row `08` must have been shown.
-    pub fn lose_name(&mut self, view: &View, ctx: &Ctx, node: &Node) -> Result<(), Stop> {
+    /// Removes an inode's last name, or one of several: `name` in `parent`. Checks that a directory's range
+    /// of entries is empty. A directory's row `08` must have been shown.
+    pub fn lose_name(
+        &mut self,
+        view: &View,
+        ctx: &Ctx,
+        node: &Node,
+        (parent, name): (Ino, &[u8]),
+    ) -> Result<(), Stop> {
+        let trash = |dir| {
+            let (kind, size) = (node.record.kind(), node.record.size);
+            TrashRow { at: ctx.now, parent, name: name.into(), kind, size, dir }.encode()
+        };
         let mut record = self.touched(view, ctx, node)?;
         if record.is_dir() || record.nlink == 1 {
             quota::leave(self, &mut record);
@@ -162,16 +173,21 @@ impl Draft {
             self.check_empty(Key::dentries(node.ino, 0));
             self.del(node.key.clone());
             self.del(Key::dir_changed(node.ino));
-            self.put(Key::orphan(node.ino), record.encode());
+            match view.keeps_removed() {
+                true => self.put(Key::trash(node.ino), trash(Some(record))),
+                false => self.put(Key::orphan(node.ino), record.encode()),
+            }
             self.change.inode = Some((node.ino, record));
         } else {
             record.nlink = record.nlink.checked_sub(1).ok_or(Refusal::Damaged)?;
-            if record.nlink == 0 {
-                self.put(Key::orphan(node.ino), nothing());
+            match record.nlink {
+                0 if view.keeps_removed() => self.put(Key::trash(node.ino), trash(None)),
+                0 => self.put(Key::orphan(node.ino), nothing()),
+                _ => {}
             }
             self.update(node, record);
         }
-        if record.nlink == 0 {
+        if record.nlink == 0 && !view.keeps_removed() {
             self.change.orphaned.push(node.ino);
         }
         Ok(())

@@ -46,6 +46,9 @@ pub(super) fn link(view: &View, ctx: &Ctx, ino: Ino, parent: Ino, name: &[u8]) -
     record.parent = if record.nlink == 0 { parent } else { Ino(0) };
     if record.nlink == 0 {
         draft.del(Key::orphan(ino));
+        if view.may_have_trash() {
+            draft.del(Key::trash(ino));
+        }
     }
     record.nlink += 1;
     draft.check_seen(entry.clone(), None);
@@ -103,7 +106,7 @@ pub(super) fn unlink(view: &View, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result
     draft.check_seen(entry.clone(), Some(seen));
     draft.del(entry);
     draft.entries_changed(&dir, ctx.now);
-    draft.lose_name(view, ctx, &node)?;
+    draft.lose_name(view, ctx, &node, (parent, name))?;
     Ok(draft.finish())
 }
 
@@ -129,7 +132,7 @@ pub(super) fn rmdir(view: &View, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<
     draft.del(entry);
     draft.entries_changed(&dir, ctx.now);
     draft.add(Key::subdirs(parent), -1);
-    draft.lose_name(view, ctx, &node)?;
+    draft.lose_name(view, ctx, &node, (parent, name))?;
     Ok(draft.finish())
 }
 

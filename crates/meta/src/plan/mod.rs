@@ -8,7 +8,7 @@
 //!
 //! ```text
 //!   create   link   rename   attr   data (write)   range (punch, copy)   clone   xattr            families
-//!   pack     doom (blobs of shared volumes that nothing keeps)
+//!   trash (out of it)    pack     doom (blobs of shared volumes that nothing keeps)
 //!   size (truncate, inline)        acl        quota                                               shared
 //!   pages: extent pages and the packs' counters    draft: a commit under construction            tools
 //!   view: rows shown so far, and how to ask for more
@@ -29,6 +29,7 @@ mod quota;
 mod range;
 mod rename;
 mod size;
+mod trash;
 pub mod view;
 mod xattr;
 
@@ -75,6 +76,8 @@ fn attempt(op: &Op<'_>, ctx: &Ctx, view: &View) -> Result<Change, Stop> {
         Op::CloneInode { from, ino, quota } => clone::clone(view, ctx, from, ino, quota),
         Op::CloneMore { from, ino, page } => clone::more(view, from, ino, page),
         Op::Attach { ino, parent, name } => link::attach(view, ctx, ino, parent, name),
+        Op::Restore { ino, parent, name } => trash::restore(view, ctx, ino, parent, name),
+        Op::Expire { ino, at } => trash::expire(view, ino, at),
         Op::Reap { ino } => link::reap(view, ino),
         Op::ReapShared { ino } => link::reap_shared(view, ino),
         Op::SetXattr { ino, name, value, mode, kill_sgid } => {

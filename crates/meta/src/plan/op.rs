@@ -172,7 +172,8 @@ pub enum Op<'a> {
         /// Name.
         name: &'a [u8],
     },
-    /// Removes a name. With its last name the inode becomes an orphan.
+    /// Removes a name. With its last name the inode becomes an orphan, or goes to the trash
+    /// ([`crate::trash`]).
     Unlink {
         /// Directory.
         parent: Ino,
@@ -280,6 +281,22 @@ pub enum Op<'a> {
         parent: Ino,
         /// Name.
         name: &'a [u8],
+    },
+    /// Gives an inode in the trash a name again. Refused with `NotFound` if it is not there (any more).
+    Restore {
+        /// Inode in the trash.
+        ino: Ino,
+        /// Directory.
+        parent: Ino,
+        /// Name.
+        name: &'a [u8],
+    },
+    /// Takes an inode out of the trash: it becomes an orphan.
+    Expire {
+        /// Inode. If it is not in the trash since that moment, nothing changes.
+        ino: Ino,
+        /// The moment that its row says.
+        at: Timestamp,
     },
     /// Collects an orphan: up to 1,024 pages per plan, then the inode. A directory must be empty.
     Reap {

@@ -86,7 +86,7 @@ pub(super) fn rename(view: &View, ctx: &Ctx, op: &Rename<'_>) -> Result<Change, 
             subdirs[0].1 += i64::from(dentry.is_dir());
             relocate(&mut draft, view, ctx, &other, &ends.parent)?;
         } else {
-            draft.lose_name(view, ctx, &other)?;
+            draft.lose_name(view, ctx, &other, (op.to, op.to_name))?;
         }
     }
     match target.filter(|_| exchange) {

@@ -10,4 +10,5 @@ mod model;
 mod packs;
 pub(crate) mod store;
 mod threads;
+mod trash;
 pub(crate) mod world;

@@ -16,9 +16,10 @@ use hashbrown::HashMap;
 
 use base::{Ino, Timestamp};
 
-use crate::key::{Key, KeyRange};
+use crate::key::{Key, KeyRange, tags};
 use crate::record::{BadRecord, Dentry, InodeRecord, decode_u64, moment_from_u64};
 use crate::store::{Rows, Value};
+use crate::trash::{self, Setting, TrashRow};
 
 use super::op::Refusal;
 
@@ -27,6 +28,7 @@ use super::op::Refusal;
 pub struct View {
     rows: HashMap<Key, Option<Value>>,
     ranges: Vec<Shown>,
+    trash: Setting,
 }
 
 #[derive(Clone, Debug)]
@@ -40,6 +42,21 @@ impl View {
     /// An empty view.
     pub fn new() -> View {
         View::default()
+    }
+
+    /// An empty view of a volume with this setting of its trash.
+    pub fn of(trash: Setting) -> View {
+        View { trash, ..View::default() }
+    }
+
+    /// Whether what loses its last name goes to the trash.
+    pub(super) fn keeps_removed(&self) -> bool {
+        self.trash.keeps()
+    }
+
+    /// Whether anything may be in the trash.
+    pub(super) fn may_have_trash(&self) -> bool {
+        self.trash != Setting::Never
     }
 
     /// Shows a row, or that it is absent. Replaces what was shown before.
@@ -96,14 +113,21 @@ impl View {
     /// An inode, with or without a name. Refused with `NotFound` if there is none.
     pub(super) fn node(&self, ino: Ino) -> Result<Node, Stop> {
         let mut key = Key::inode(ino);
-        let mut value = self.row(&key)?;
+        if let Some(value) = self.row(&key)? {
+            return Ok(Node { ino, key, record: InodeRecord::decode(value)?, seen: value.clone() });
+        }
+        // A removed directory's record is kept in its orphan row, or in the trash.
+        key = Key::orphan(ino);
+        let mut value = self.row(&key)?.filter(|value| !value.is_empty());
         if value.is_none() {
-            // A removed directory's record is kept in its orphan row. Other orphan rows are empty.
-            key = Key::orphan(ino);
-            value = self.row(&key)?.filter(|value| !value.is_empty());
+            key = Key::trash(ino);
+            value = self.row(&key)?;
         }
         let value = value.ok_or(Refusal::NotFound)?;
-        Ok(Node { ino, key, record: InodeRecord::decode(value)?, seen: value.clone() })
+        let (orphan, trash) =
+            if key.tag() == tags::TRASH { (None, Some(value)) } else { (Some(value), None) };
+        let record = trash::removed_dir(orphan, trash)?.ok_or(Refusal::NotFound)?;
+        Ok(Node { ino, key, record, seen: value.clone() })
     }
 
     /// An inode that a name or row refers to. If it is missing, that is damage.
@@ -147,7 +171,7 @@ pub(super) fn decode_page(row: Option<&Value>) -> Result<ExtentPage, Refusal> {
 #[derive(Clone, Debug)]
 pub(super) struct Node {
     pub ino: Ino,
-    /// The row that holds it: `01`, or `0C` for a removed directory.
+    /// The row that holds it: `01`, or `0C` or `03` for a removed directory.
     pub key: Key,
     /// That row's value.
     pub seen: Value,
@@ -158,7 +182,17 @@ pub(super) struct Node {
 impl Node {
     /// Whether it is a directory that has lost its name.
     pub fn is_removed(&self) -> bool {
-        self.key.tag() == crate::key::tags::ORPHAN
+        self.key.tag() != tags::INODE
+    }
+
+    /// The row with another record.
+    pub fn row(&self, record: InodeRecord) -> Value {
+        if self.key.tag() == tags::TRASH
+            && let Ok(row) = TrashRow::decode(&self.seen)
+        {
+            return TrashRow { dir: Some(record), ..row }.encode();
+        }
+        record.encode()
     }
 }
 

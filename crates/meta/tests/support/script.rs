@@ -5,6 +5,7 @@ use meta::audit::{Listener, audit};
 use meta::plan::op::{Body, Make, Piece, RenameMode, SetAttrs, XattrMode};
 use meta::plan::{Ctx, Op, Refusal};
 use meta::record::mode;
+use meta::trash::Setting;
 use meta::{Key, MetaStore, Names, NamesError, Value};
 
 use super::{Dice, range};
@@ -21,6 +22,8 @@ pub struct Script {
     pub refused: Vec<Option<Refusal>>,
     dirs: Vec<Ino>,
     files: Vec<Ino>,
+    /// The volume has trash.
+    keeps: bool,
 }
 
 impl Script {
@@ -34,7 +37,14 @@ impl Script {
             refused: Vec::new(),
             dirs: vec![Ino::ROOT],
             files: Vec::new(),
+            keeps: false,
         }
+    }
+
+    /// The same, with trash.
+    #[allow(dead_code, reason = "each test program uses its part")]
+    pub fn keeping(nodes: Vec<Names>, seed: u64) -> Script {
+        Script { keeps: true, ..Script::new(nodes, seed) }
     }
 
     fn node(&mut self) -> &Names {
@@ -48,6 +58,10 @@ impl Script {
     /// Makes the volume and runs all steps.
     pub fn play(&mut self) {
         self.run(&Op::Format { rows: &[("format", vec![1])] });
+        if self.keeps {
+            self.nodes[0].set_trash(Setting::Keep(1000)).unwrap();
+            self.nodes.iter().for_each(|node| assert!(node.read_trash().unwrap().keeps()));
+        }
         self.run(&Op::OpenPack { pack: PACK });
         for number in 0..600 {
             self.step(number);
@@ -148,6 +162,17 @@ impl Script {
                 for ino in self.node().orphans(Ino(0), 4).unwrap() {
                     self.run(&Op::Reap { ino });
                 }
+                self.step_of_trash(parent, &name);
+            }
+        }
+    }
+
+    fn step_of_trash(&mut self, parent: Ino, name: &[u8]) {
+        for (ino, row) in self.node().in_trash(Ino(0), 4).unwrap() {
+            match self.dice.below(3) {
+                0 => _ = self.run(&Op::Restore { ino, parent, name }),
+                1 => _ = self.run(&Op::Restore { ino, parent: row.parent, name: &row.name }),
+                _ => _ = self.run(&Op::Expire { ino, at: row.at }),
             }
         }
     }

@@ -104,8 +104,8 @@ impl Keeper {
         base::thread::spawn("covey-session", move || keeper.run(&volume)).map(drop)
     }
 
-    /// Looks at what the other nodes use of quotas, and at which of them renew their sessions. Without an
-    /// answer, what was known before stays.
+    /// Looks at what the other nodes use of quotas, how long the trash is kept, and at which of them renew
+    /// their sessions. Without an answer, what was known before stays.
     fn look(&self, volume: &Weak<Volume>) {
         loop {
             {
@@ -121,6 +121,7 @@ impl Keeper {
             if self.term.lasts() {
                 let _ = volume.look_at_others();
                 let _ = volume.refresh_quotas();
+                let _ = volume.refresh_trash();
             }
         }
     }

@@ -3,6 +3,7 @@
 mod copies;
 mod nodes;
 mod random;
+mod trash;
 
 use base::BlobId;
 use meta::key::tags;

@@ -13,6 +13,7 @@ use crate::plan::op::{Body, Make, Move, Piece, RenameMode, SetAttrs, XattrMode};
 use crate::plan::{ACCESS_ACL, Ctx, DEFAULT_ACL, Op, Refusal};
 use crate::record::mode;
 use crate::store::{Commit, CommitError, MetaStore, Rows, StoreError, Value};
+use crate::trash::Setting;
 
 use super::store::TestStore;
 use super::world::{World, dir, file};
@@ -124,6 +125,40 @@ fn base() -> All {
     assert_eq!(world.open, OPEN);
     world.assert_sound();
     world.store.rows.lock().unwrap().clone()
+}
+
+/// The same with trash: 50 `d/old` and 51 `old/` are in it.
+fn base_with_trash() -> All {
+    let mut world = World::over(base(), OPEN);
+    world.names.set_trash(Setting::Keep(1)).unwrap();
+    world.create(2, "old", file(50, 0o644)).unwrap();
+    world.write_packed(50, 0, &[3; 6000]).unwrap();
+    world.run(&Op::Unlink { parent: Ino(2), name: b"old" }).unwrap();
+    world.create(1, "old", dir(51, 0o755)).unwrap();
+    world.run(&Op::Rmdir { parent: Ino(1), name: b"old" }).unwrap();
+    world.assert_sound();
+    world.store.rows.lock().unwrap().clone()
+}
+
+/// Operations on what is in the trash.
+fn trash_ops(rows: &All) -> Vec<Op<'static>> {
+    let names = names_of(store_of(rows));
+    let at = |ino| names.trash_row(Ino(ino)).unwrap().unwrap().at;
+    let restore = |ino, parent, name| Op::Restore { ino: Ino(ino), parent: Ino(parent), name };
+    vec![
+        restore(50, 2, b"old"),
+        restore(50, 7, b"f"),
+        restore(51, 5, b"deep"),
+        restore(51, 7, b"new"),
+        Op::Expire { ino: Ino(50), at: at(50) },
+        Op::Expire { ino: Ino(51), at: at(51) },
+        Op::Link { ino: Ino(50), parent: Ino(5), name: b"new" },
+        set(50, SetAttrs { size: Some(100), ..SetAttrs::default() }),
+        set(51, SetAttrs { perm: Some(0o700), ..SetAttrs::default() }),
+        write(50, Body::Packed(&WHOLE), true),
+        Op::Reap { ino: Ino(50) },
+        Op::Create { parent: Ino(51), name: b"new", make: file(52, 0o644) },
+    ]
 }
 
 fn rename(from: (u64, &'static [u8]), to: (u64, &'static [u8]), mode: RenameMode) -> Op<'static> {
@@ -292,7 +327,7 @@ fn run_all(names: &Names, ops: &[Op<'_>], now: i64) -> Refusals {
 
 fn in_order(rows: &All, first: (&[Op<'_>], i64), second: (&[Op<'_>], i64)) -> Outcome {
     let store = store_of(rows);
-    let names = Names::new(store.clone());
+    let names = names_of(store.clone());
     let first = run_all(&names, first.0, first.1);
     let second = run_all(&names, second.0, second.1);
     (store.rows.lock().unwrap().clone(), first, second)
@@ -302,7 +337,7 @@ fn in_order(rows: &All, first: (&[Op<'_>], i64), second: (&[Op<'_>], i64)) -> Ou
 fn interposed(rows: &All, a: &Op<'static>, b: &[Op<'static>], at: usize) -> Option<Outcome> {
     let below = store_of(rows);
     let refused = Arc::new(Mutex::new(None));
-    let (inner, out, ops) = (Names::new(below.clone()), refused.clone(), b.to_vec());
+    let (inner, out, ops) = (names_of(below.clone()), refused.clone(), b.to_vec());
     let what = move || *out.lock().unwrap() = Some(run_all(&inner, &ops, 6000));
     let store = Interposed {
         below: below.clone(),
@@ -310,7 +345,7 @@ fn interposed(rows: &All, a: &Op<'static>, b: &[Op<'static>], at: usize) -> Opti
         at,
         what: Mutex::new(Some(Box::new(what))),
     };
-    let refused_a = run_all(&Names::new(Arc::new(store)), std::slice::from_ref(a), 5000);
+    let refused_a = run_all(&names_of(Arc::new(store)), std::slice::from_ref(a), 5000);
     let refused_b = refused.lock().unwrap().take()?;
     let rows = below.rows.lock().unwrap().clone();
     Some((rows, refused_a, refused_b))
@@ -322,18 +357,23 @@ fn differences(got: &All, expected: &All) -> String {
     differ.map(|key| format!("\n  {key:?}: {:?} not {:?}", got.get(key), expected.get(key))).collect()
 }
 
-#[test]
-fn two_concurrent_operations_are_as_if_in_order() {
-    let rows = base();
-    let ops: Vec<Op<'static>> = [names_ops(), inode_ops(), byte_ops()].concat();
+/// Names with the setting of the trash that the rows have.
+fn names_of(store: Arc<dyn MetaStore>) -> Names {
+    let names = Names::new(store);
+    names.read_trash().unwrap();
+    names
+}
+
+/// Runs each of some operations with each of others in between. Returns how many runs that were.
+fn check_pairs(rows: &All, ops: &[Op<'static>], between: &[Vec<Op<'static>>]) -> u64 {
     let mut runs = 0;
-    for a in &ops {
-        for b in &between() {
+    for a in ops {
+        for b in between {
             let one = std::slice::from_ref(a);
-            let (ab, a1, b1) = in_order(&rows, (one, 5000), (b, 6000));
-            let (ba, b2, a2) = in_order(&rows, (b, 6000), (one, 5000));
+            let (ab, a1, b1) = in_order(rows, (one, 5000), (b, 6000));
+            let (ba, b2, a2) = in_order(rows, (b, 6000), (one, 5000));
             for at in 0.. {
-                let Some((got, refused_a, refused_b)) = interposed(&rows, a, b, at) else { break };
+                let Some((got, refused_a, refused_b)) = interposed(rows, a, b, at) else { break };
                 runs += 1;
                 let is_ab = got == ab && (&refused_a, &refused_b) == (&a1, &b1);
                 let is_ba = got == ba && (&refused_a, &refused_b) == (&a2, &b2);
@@ -346,7 +386,26 @@ fn two_concurrent_operations_are_as_if_in_order() {
             }
         }
     }
+    runs
+}
+
+#[test]
+fn two_concurrent_operations_are_as_if_in_order() {
+    let ops: Vec<Op<'static>> = [names_ops(), inode_ops(), byte_ops()].concat();
+    let runs = check_pairs(&base(), &ops, &between());
     assert!(runs > 5000, "{runs} runs");
+}
+
+#[test]
+fn two_concurrent_operations_with_trash_are_as_if_in_order() {
+    let rows = base_with_trash();
+    let (names, trash) = (names_ops(), trash_ops(&rows));
+    let alone = |ops: &[Op<'static>]| ops.iter().map(|op| vec![op.clone()]).collect::<Vec<_>>();
+    let mut others = alone(&[names.clone(), trash.clone()].concat());
+    others.push(vec![trash[4].clone(), Op::Reap { ino: Ino(50) }]);
+    others.push(vec![trash[5].clone(), Op::Reap { ino: Ino(51) }]);
+    let runs = check_pairs(&rows, &trash, &others) + check_pairs(&rows, &names, &alone(&trash));
+    assert!(runs > 2000, "{runs} runs");
 }
 
 /// While creates checked only that their directory exists, a create that met a chmod of it got an earlier

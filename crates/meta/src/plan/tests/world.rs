@@ -10,10 +10,12 @@ use base::{BlobId, Ino, PackNo, Timestamp};
 use blob::ExtentPage;
 
 use crate::audit::{Finding, Listener, Summary, audit};
+use crate::key::Key;
 use crate::names::{Names, NamesError};
 use crate::plan::op::{Body, Make, Piece, SetAttrs};
 use crate::plan::{Change, Ctx, Op, Refusal};
 use crate::record::{InodeRecord, PackRow, mode};
+use crate::store::Value;
 
 use super::store::TestStore;
 
@@ -44,6 +46,15 @@ impl World {
         world.run(&Op::Format { rows: &[("format", b"1".to_vec())] }).unwrap();
         world.open_pack();
         world
+    }
+
+    /// A world of these rows, later than all that they hold. New bytes go to this open pack.
+    pub fn over(rows: BTreeMap<Key, Value>, open: PackNo) -> World {
+        let store = Arc::new(TestStore::default());
+        *store.rows.lock().unwrap() = rows;
+        let names = Names::new(store.clone());
+        let packs = BTreeMap::from([(open, vec![0; 10_000])]);
+        World { store, names, packs, open, now: AtomicU64::new(100_000) }
     }
 
     pub fn ctx(&self) -> Ctx {
