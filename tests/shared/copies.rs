@@ -278,3 +278,25 @@ fn only_fsync_peer_makes_copies() {
     assert_eq!([0, 1, 2].map(|node| rig.kept(node)), [0; 3], "{took:?}");
     rig.proxy.up();
 }
+
+/// A node that was killed with bytes that only it had. A later fsync(2) does not return before the origin has
+/// these too.
+#[test]
+fn after_a_restart_fsync_waits_for_what_was_left() {
+    requires!(Need::Covey);
+    let options = ["-o", "timeout=3"];
+    let mut rig = Rig::new(requires_server!(), &[&options, &[]]);
+    rig.proxy.down();
+    let bytes = Rng::new(5).bytes(100_000);
+    fs::write(rig.shared.path(0, "old"), &bytes).unwrap();
+    // What another node has seen is stored.
+    fs::metadata(rig.shared.path(1, "old")).unwrap();
+    rig.shared.nodes[0].kill();
+    rig.shared.nodes[0].try_mount(&options).unwrap();
+    assert!(File::open(rig.shared.path(0, "old")).unwrap().sync_all().is_err(), "it is on one disk only");
+    rig.proxy.up();
+    until("the origin has it", || File::open(rig.shared.path(0, "old")).unwrap().sync_all().is_ok());
+    rig.shared.nodes[0].kill();
+    fs::remove_dir_all(&rig.shared.nodes[0].folder).unwrap();
+    assert!(fs::read(rig.shared.path(1, "old")).unwrap() == bytes);
+}

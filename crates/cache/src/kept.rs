@@ -104,8 +104,13 @@ impl KeptPacks {
     /// The system's error.
     pub fn open(dir: &Path, budget: u64, floor: u64) -> io::Result<KeptPacks> {
         match DirBuilder::new().mode(0o700).create(dir) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-            _ => {}
+            Ok(()) => {
+                if let Some(parent) = dir.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+                    File::open(parent)?.sync_all()?;
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
         }
         let mut state = State::default();
         for entry in fs::read_dir(dir)? {
@@ -197,7 +202,11 @@ impl KeptPacks {
             record.extend_from_slice(bytes);
             let written = file.write_all_at(&record, state.len);
             copy.durable.changed();
-            written?;
+            if let Err(error) = written {
+                // What was written of it must not look like a record after a restart.
+                let _ = file.set_len(state.len);
+                return Err(error.into());
+            }
             let at = state.len + HEADER as u64;
             state.records.push(Record { offset, len, crc, at, own: true });
             state.len += record.len() as u64;
@@ -224,6 +233,25 @@ impl KeptPacks {
         if copy.state.lock().removed { Err(absent(pack)) } else { Ok(()) }
     }
 
+    /// Reads the parts of a range that begins at `offset`. Returns where the first damaged record is.
+    fn read_parts(
+        file: &File,
+        parts: &[(Record, u32, u32)],
+        offset: u32,
+        buf: &mut [u8],
+    ) -> io::Result<Option<u64>> {
+        for (record, from, to) in parts {
+            let mut bytes = vec![0; record.len as usize];
+            file.read_exact_at(&mut bytes, record.at)?;
+            if crc32c(&bytes) != record.crc {
+                return Ok(Some(record.at));
+            }
+            let part = &bytes[(from - record.offset) as usize..(to - record.offset) as usize];
+            buf[(from - offset) as usize..(to - offset) as usize].copy_from_slice(part);
+        }
+        Ok(None)
+    }
+
     fn find(&self, pack: PackNo) -> Option<Arc<Copy>> {
         self.state.lock().copies.get(&pack).cloned()
     }
@@ -237,23 +265,22 @@ impl Kept for KeptPacks {
     fn read(&self, pack: PackNo, offset: u32, buf: &mut [u8]) -> Result<bool, BlobError> {
         let end = end_of(pack, offset, buf.len())?;
         let Some(copy) = self.find(pack) else { return Ok(false) };
-        let records = copy.state.lock().records.clone();
-        let Some(wanted) = newest(&records, offset, end) else { return Ok(false) };
+        let mut records = copy.state.lock().records.clone();
         let file = match File::open(self.path(pack)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
             file => file?,
         };
-        for (record, from, to) in wanted {
-            let mut bytes = vec![0; record.len as usize];
-            file.read_exact_at(&mut bytes, record.at)?;
-            if crc32c(&bytes) != record.crc {
-                let what = format!("the copy of pack {pack} on this disk is damaged at {}", record.offset);
-                return Err(BlobError::Io(io::Error::new(io::ErrorKind::InvalidData, what)));
-            }
-            let part = &bytes[(from - record.offset) as usize..(to - record.offset) as usize];
-            buf[(from - offset) as usize..(to - offset) as usize].copy_from_slice(part);
+        let mut damaged = None;
+        // An older record of the range may be sound: a newer one was perhaps never synced.
+        while let Some(parts) = newest(&records, offset, end) {
+            let Some(at) = KeptPacks::read_parts(&file, &parts, offset, buf)? else { return Ok(true) };
+            damaged = Some(at);
+            records.retain(|record| record.at != at);
         }
-        Ok(true)
+        damaged.map_or(Ok(false), |at| {
+            let what = format!("the copy of pack {pack} on this disk is damaged at byte {at} of its file");
+            Err(BlobError::Io(io::Error::new(io::ErrorKind::InvalidData, what)))
+        })
     }
 
     fn ranges(&self, pack: PackNo) -> Vec<(u32, u32)> {

@@ -119,3 +119,17 @@ fn a_copy_that_grew_is_not_removed_and_a_removed_one_is_not_synced() {
     assert_eq!((kept.ranges(PACK), kept.stats().bytes), (vec![(5, 5)], 33));
     assert!(kept.write(PACK, BLOB_MAX, &[1]).is_err());
 }
+
+/// A restart of the node makes the other one send all of it again. A power cut tears that.
+#[test]
+fn a_torn_record_does_not_hide_an_older_one() {
+    let dir = tempfile::tempdir().unwrap();
+    open(dir.path()).write(PACK, 0, &[1; 1000]).unwrap();
+    open(dir.path()).write(PACK, 0, &[1; 1000]).unwrap();
+    let path = dir.path().join("kept").join(PACK.to_string());
+    let mut bytes = fs::read(&path).unwrap();
+    assert_eq!(bytes.len(), 2 * (HEADER + 1000), "it was written twice");
+    bytes[2 * HEADER + 1000..].fill(0);
+    fs::write(&path, &bytes).unwrap();
+    assert_eq!(read(&open(dir.path()), 100, 800), Some(vec![1; 800]));
+}

@@ -199,8 +199,8 @@ impl Keeping {
         self.work.notify_one();
     }
 
-    /// Waits until something has changed, at most for this time: not at all if all of this is kept, or sending
-    /// has failed more often than `failures`.
+    /// Waits until something has changed, at most for this time. Returns at once if all of this is kept, or
+    /// if sending has failed more often than `failures`.
     pub(crate) fn wait(&self, wanted: &Wanted, failures: Option<u64>, time: Duration) {
         let mut state = self.state.lock();
         if !state.has(wanted) && failures.is_none_or(|failures| state.failures <= failures) {
