@@ -11,6 +11,7 @@
 //!
 //! Decoders accept any bytes and return an error for what they do not understand. They never panic.
 
+mod lend;
 mod pack;
 mod payload;
 mod recall;
@@ -21,6 +22,7 @@ mod tests;
 use base::size::{BLOB_MAX, SEGMENT};
 use blob::sums::crc32c;
 
+pub use lend::{LendAsk, LoanPart, Returned};
 pub use pack::{PACK_MAX, PackAsk, PackPart};
 pub(crate) use payload::LIST_MAX;
 pub use payload::{Get, ListAsk, Refusal, Texted};
@@ -84,6 +86,12 @@ pub enum Type {
     PackPart = 27,
     /// "Give back your lease on this."
     Recall = 28,
+    /// "Lend me this."
+    Lend = 29,
+    /// Rows and bytes of what is lent.
+    Loan = 30,
+    /// "I no longer use your loan."
+    Returned = 31,
     /// "Send me this."
     Get = 32,
     /// A blob's sums.
@@ -114,7 +122,8 @@ impl Type {
         use Type::*;
         let all = [
             Hello, Challenge, Proof, Welcome, Refuse, Ask, Answers, Notes, Done, List, Listed, Fill, Filled,
-            Members, Roll, Pack, PackPart, Recall, Get, Sums, Data, Error, Cancel, Suspect, Ping, Pong, Bye,
+            Members, Roll, Pack, PackPart, Recall, Lend, Loan, Returned, Get, Sums, Data, Error, Cancel,
+            Suspect, Ping, Pong, Bye,
         ];
         let (mut table, mut at) = ([None; Type::Bye as usize + 1], 0);
         while at < all.len() {
@@ -135,7 +144,9 @@ impl Type {
             Type::Answers => 1024,
             Type::Notes => 16 << 10,
             Type::List | Type::Pack | Type::Recall => 16,
-            Type::Listed | Type::Roll | Type::PackPart => SMALL_MAX,
+            Type::Listed | Type::Roll | Type::PackPart | Type::Loan => SMALL_MAX,
+            Type::Lend => lend::ASK_MAX,
+            Type::Returned => lend::Returned::LEN,
             Type::Filled => 1,
             Type::Members => 16,
             Type::Get => 40,

@@ -16,7 +16,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::fail::Fail;
 use super::service::{Filled, Listed, Roll};
-use crate::frame::PackPart;
+use crate::frame::{LoanPart, PackPart};
 use crate::message::Answer;
 
 /// The content of an answer.
@@ -27,6 +27,7 @@ pub(crate) enum Reply {
     Filled(Filled),
     Roll(Roll),
     Pack(PackPart),
+    Loan(Option<LoanPart>),
     Groups(Sums, Vec<u8>),
     Done,
 }
@@ -198,6 +199,10 @@ pub(crate) fn roll(reply: Reply) -> Option<Roll> {
 
 pub(crate) fn pack(reply: Reply) -> Option<PackPart> {
     if let Reply::Pack(part) = reply { Some(part) } else { None }
+}
+
+pub(crate) fn loan(reply: Reply) -> Option<Option<LoanPart>> {
+    if let Reply::Loan(loan) = reply { Some(loan) } else { None }
 }
 
 pub(crate) fn groups(reply: Reply) -> Option<(Sums, Vec<u8>)> {

@@ -39,7 +39,10 @@ use super::outbox::Outbox;
 use super::service::{Content, Filled, Service, Unfilled};
 use super::slice::{Slice, slice_end};
 use super::{Shared, suspicions};
-use crate::frame::{self, ErrorKind, Get, HEADER, Header, ListAsk, PackAsk, RecallAsk, Texted, Type};
+use crate::frame::{
+    self, ErrorKind, Get, HEADER, Header, LendAsk, ListAsk, LoanPart, PackAsk, RecallAsk, Returned, Texted,
+    Type,
+};
 use crate::frame::{PART, WITH_SUMS};
 use crate::hello::{Class, Other};
 use crate::id::NodeId;
@@ -257,16 +260,7 @@ impl Serving {
                 let ask = ListAsk::decode(payload).map_err(bad)?;
                 self.list(request, ask);
             }
-            Type::Pack => {
-                let ask = PackAsk::decode(payload).map_err(bad)?;
-                self.answer_slowly(request, Type::PackPart, move |service| Ok(service.pack(ask)?.encode()));
-            }
-            Type::Recall => {
-                let ask = RecallAsk::decode(payload).map_err(bad)?;
-                self.answer_slowly(request, Type::Done, move |service| {
-                    service.recall(ask).map(|()| Vec::new())
-                });
-            }
+            Type::Pack | Type::Recall | Type::Lend | Type::Returned => self.take_shared(header, payload)?,
             Type::Fill => self.fill(request, payload)?,
             Type::Members => {
                 let after = <[u8; 16]>::try_from(payload)
@@ -292,6 +286,35 @@ impl Serving {
             Type::Pong => {}
             Type::Bye => return Err(io::ErrorKind::ConnectionAborted.into()),
             _ => return Err(io::Error::new(io::ErrorKind::InvalidData, "that is no request")),
+        }
+        Ok(())
+    }
+
+    /// Requests between the nodes of a shared volume.
+    fn take_shared(&mut self, header: &Header, payload: &[u8]) -> io::Result<()> {
+        let request = header.request;
+        match header.kind {
+            Type::Pack => {
+                let ask = PackAsk::decode(payload).map_err(bad)?;
+                self.answer_slowly(request, Type::PackPart, move |service| Ok(service.pack(ask)?.encode()));
+            }
+            Type::Recall => {
+                let ask = RecallAsk::decode(payload).map_err(bad)?;
+                self.answer_slowly(request, Type::Done, move |service| {
+                    service.recall(ask).map(|()| Vec::new())
+                });
+            }
+            Type::Lend => {
+                let ask = LendAsk::decode(payload).map_err(bad)?;
+                self.answer_slowly(request, Type::Loan, move |service| {
+                    Ok(LoanPart::encode(service.lend(ask)?.as_ref()))
+                });
+            }
+            Type::Returned => {
+                self.shared.service.returned(Returned::decode(payload).map_err(bad)?);
+                self.answer(Type::Done, request, &[]);
+            }
+            _ => {}
         }
         Ok(())
     }
