@@ -23,6 +23,7 @@
 pub mod checking;
 pub mod listed;
 mod living;
+mod loans;
 pub mod making;
 mod peers;
 pub mod promoting;
