@@ -123,6 +123,15 @@ fn frames(data: &[u8]) {
     if let Ok(run) = frame::decode_kept(payload) {
         assert_eq!(run.to_le_bytes(), payload);
     }
+    if let Ok(ask) = frame::LendAsk::decode(payload) {
+        assert_eq!(ask.encode(), payload);
+    }
+    if let Ok(loan) = frame::LoanPart::decode(payload) {
+        assert!(payload.len() > SMALL || frame::LoanPart::encode(loan.as_ref()) == payload);
+    }
+    if let Ok(returned) = frame::Returned::decode(payload) {
+        assert_eq!(returned.encode(), payload);
+    }
     if let Ok(listed) = frame::decode_listed(payload) {
         assert!(payload.len() > SMALL || frame::encode_listed(&listed) == payload);
     }
@@ -184,6 +193,16 @@ fn frames_seeds() -> Vec<Vec<u8>> {
         load: 1,
     };
     let seen = Seen { member, is_own: false, is_suspect: true };
+    let lend = frame::LendAsk { unit: Ino(5), to: 6, returns: true, keys: vec![vec![1; 9]; 2] };
+    let loan = frame::LoanPart {
+        has_names: true,
+        seq: 1,
+        number: 2,
+        version: 3,
+        lasts: time,
+        rows: vec![(vec![1; 9], Some(vec![2; 5])), (vec![1; 10], None)],
+        bytes: vec![(PackNo(9), 1, vec![3; 5])],
+    };
     let payloads = [
         (Type::Ask, frame::encode_ask(&ask)),
         (Type::Answers, frame::encode_answers(&answers)),
@@ -196,6 +215,9 @@ fn frames_seeds() -> Vec<Vec<u8>> {
         (Type::PackPart, frame::PackPart::Bytes(vec![3; 5]).encode()),
         (Type::Keep, keep.encode()),
         (Type::Kept, vec![9; 8]),
+        (Type::Lend, lend.encode()),
+        (Type::Loan, frame::LoanPart::encode(Some(&loan))),
+        (Type::Returned, frame::Returned { unit: Ino(5), from: 6, number: 7 }.encode()),
         (Type::Get, get.encode().to_vec()),
         (Type::Error, error.encode()),
         (Type::Refuse, refused.encode()),

@@ -209,3 +209,45 @@ fn an_open_file_without_a_name_lives_on_another_node() {
     }
     say(format_args!("deleted once it was closed"));
 }
+
+/// One node writes a file again and again, and another reads it: in place, cut before, and under a new name.
+#[test]
+fn a_file_that_one_node_writes_and_another_reads_is_always_the_last_one() {
+    requires!(Need::Covey);
+    let shared = Shared::new(requires_server!(), 3);
+    fs::create_dir(shared.path(0, "dir")).unwrap();
+    let mut rng = Rng::new(3);
+    let open = |node: usize| File::open(shared.path(node, "dir/file")).unwrap();
+    fs::write(shared.path(0, "dir/file"), "first").unwrap();
+    let readers = [open(1), open(2)];
+    for turn in 0..150 {
+        let len = [20, 520, 5_000, 40_000][rng.below(4) as usize];
+        let bytes = rng.bytes(len);
+        let path = shared.path(0, "dir/file");
+        match turn % 3 {
+            0 => fs::write(&path, &bytes).unwrap(),
+            1 => {
+                let file = OpenOptions::new().write(true).open(&path).unwrap();
+                file.write_all_at(&bytes, 0).unwrap();
+                file.set_len(len as u64).unwrap();
+            }
+            _ => {
+                fs::write(shared.path(0, "dir/new"), &bytes).unwrap();
+                fs::rename(shared.path(0, "dir/new"), &path).unwrap();
+            }
+        }
+        let node = 1 + turn % 2;
+        assert!(fs::read(shared.path(node, "dir/file")).unwrap() == bytes, "turn {turn}: {len} bytes");
+        if turn < 2 {
+            // Not under another name yet.
+            let mut seen = vec![0; len];
+            readers[turn].read_exact_at(&mut seen, 0).unwrap();
+            assert!(seen == bytes, "turn {turn}: through an open file");
+        }
+        if turn % 40 == 39 {
+            // The reader writes too, and the lease goes there and back.
+            fs::write(shared.path(node, "dir/other"), &bytes).unwrap();
+            assert!(fs::read(shared.path(0, "dir/other")).unwrap() == bytes, "turn {turn}: the other way");
+        }
+    }
+}

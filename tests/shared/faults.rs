@@ -146,3 +146,53 @@ fn what_was_synced_is_there_without_its_writer() {
         assert!(fs::read(shared.path(0, &format!("file{n}"))).unwrap() == vec![n; 200_000]);
     }
 }
+
+/// What another node has read is not lost with the node that wrote it.
+#[test]
+fn what_a_reader_has_seen_outlives_its_writer() {
+    requires!(Need::Covey);
+    let mut shared = Shared::new(requires_server!(), 2);
+    fs::create_dir(shared.path(1, "dir")).unwrap();
+    for round in 0..3 {
+        let text = |n: usize| format!("round {round}, turn {n}: ").repeat(40);
+        let turns = 10 + round;
+        for n in 0..turns {
+            fs::write(shared.path(1, "dir/file"), text(n)).unwrap();
+            assert_eq!(fs::read_to_string(shared.path(0, "dir/file")).unwrap(), text(n));
+        }
+        fs::File::create_new(shared.path(1, &format!("dir/last{round}"))).unwrap();
+        assert!(fs::exists(shared.path(0, &format!("dir/last{round}"))).unwrap());
+        shared.nodes[1].kill();
+        if round == 0 {
+            // Another node takes its lease over.
+            fs::write(shared.path(0, "dir/own"), "own").unwrap();
+        }
+        let names = fs::read_dir(shared.path(0, "dir")).unwrap().count();
+        assert_eq!(names, 3 + round, "round {round}");
+        shared.nodes[1].mount();
+        assert_eq!(fs::read_to_string(shared.path(0, "dir/file")).unwrap(), text(turns - 1));
+        fs::write(shared.path(1, "dir/file"), text(turns)).unwrap();
+        assert_eq!(fs::read_to_string(shared.path(0, "dir/file")).unwrap(), text(turns));
+    }
+}
+
+/// A reader has borrowed a folder and is stopped. Its loan ends by itself, so the writer goes on soon, and the
+/// reader shows nothing old.
+#[test]
+fn a_reader_that_is_stopped_delays_a_change_a_little() {
+    requires!(Need::Covey);
+    let shared = Shared::new(requires_server!(), 2);
+    fs::create_dir(shared.path(0, "dir")).unwrap();
+    for round in 0..5 {
+        let (old, new) = (format!("old {round}"), format!("new {round}"));
+        fs::write(shared.path(0, "dir/file"), &old).unwrap();
+        assert_eq!(fs::read_to_string(shared.path(1, "dir/file")).unwrap(), old);
+        shared.nodes[1].freeze(true);
+        let began = std::time::Instant::now();
+        fs::write(shared.path(0, "dir/file"), &new).unwrap();
+        let took = began.elapsed();
+        shared.nodes[1].freeze(false);
+        assert_eq!(fs::read_to_string(shared.path(1, "dir/file")).unwrap(), new);
+        assert!(took < Duration::from_secs(2), "round {round}: {took:?}");
+    }
+}

@@ -212,8 +212,13 @@ fn history(
         let Ok(open) = File::open(&folders[client % folders.len()]) else { return Vec::new() };
         let folder = &PathBuf::from(format!("/proc/self/fd/{}", open.as_raw_fd()));
         let mut rng = Rng::new(seed.wrapping_mul(1_000_003).wrapping_add(client as u64));
+        // With every other seed the clients of one node change names, and the others only read: so it lends.
+        let reads = seed % 2 == 1 && client % folders.len() != (seed as usize) % folders.len();
         let mut one = |n: usize| {
-            let op = random(&mut rng, client, (client * 1_000 + n) as u32);
+            let op = match reads {
+                true => Op::Read { name: rng.below(u64::from(NAMES)) as u8 },
+                false => random(&mut rng, client, (client * 1_000 + n) as u32),
+            };
             let called = now();
             let seen = act(folder, &op).filter(|_| !durable || open.sync_all().is_ok());
             // A read without a result says nothing.

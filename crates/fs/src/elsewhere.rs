@@ -92,6 +92,10 @@ impl Core {
         offset: u32,
         buf: &mut [u8],
     ) -> Result<(), Error> {
+        // No range of a pack is written twice, so these are the bytes, whatever the pack is now.
+        if sharing.others.was_sent(pack, offset, buf) {
+            return Ok(());
+        }
         let row = self.pack_row(pack)?;
         let Some(row) = row else { return Err(gone(pack)) };
         let blob = match row {

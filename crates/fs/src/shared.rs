@@ -113,6 +113,12 @@ pub trait Others: Send + Sync {
     /// `Unavailable`: the owner does not answer.
     fn read(&self, pack: PackNo, offset: u32, buf: &mut [u8]) -> Result<FromOwner, BlobError>;
 
+    /// Fills `buf` with bytes of another node's pack if that node has sent them with names. Does not ask
+    /// another machine.
+    fn was_sent(&self, _: PackNo, _: u32, _: &mut [u8]) -> bool {
+        false
+    }
+
     /// The sessions that have not ended, this node's included. A session that is not among them never
     /// changes a row again.
     ///

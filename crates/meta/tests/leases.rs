@@ -2,6 +2,10 @@
 
 extern crate covey_meta as meta;
 
+#[path = "leases/kernel.rs"]
+mod kernel;
+#[path = "leases/loans.rs"]
+mod loans;
 mod support;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,7 +15,7 @@ use std::time::Duration;
 use base::{Ino, Timestamp};
 use meta::engine::Memory;
 use meta::key::{KeyRange, tags};
-use meta::lease::{Holder, KernelCache, Leases, Nodes, Promise};
+use meta::lease::{Holder, Leases, Loan, LoanAsk, Nodes};
 use meta::plan::op::{Make, RenameMode, SetAttrs};
 use meta::plan::{Ctx, Op, Refusal};
 use meta::record::mode;
@@ -97,6 +101,8 @@ struct Fleet {
     alive: Mutex<Vec<Holder>>,
     deaf: Mutex<Vec<u32>>,
     recalls: AtomicU64,
+    loans: AtomicU64,
+    returns: AtomicU64,
 }
 
 struct Place(Arc<Fleet>, u32);
@@ -117,6 +123,22 @@ impl Nodes for Place {
         }
         let other = self.0.leases.lock().get(node as usize).and_then(Weak::upgrade);
         other.ok_or("it is gone")?.recall(unit, seq).map_err(|error| error.to_string())
+    }
+
+    fn borrow(&self, node: u32, ask: &LoanAsk) -> Result<Option<Loan>, String> {
+        self.0.loans.fetch_add(1, Ordering::SeqCst);
+        if self.0.deaf.lock().contains(&node) {
+            return Err("it does not answer".to_owned());
+        }
+        let other = self.0.leases.lock().get(node as usize).and_then(Weak::upgrade);
+        other.ok_or("it is gone")?.lend(self.1, ask).map_err(|error| error.to_string())
+    }
+
+    fn give_back(&self, node: u32, unit: Ino, number: u64) {
+        self.0.returns.fetch_add(1, Ordering::SeqCst);
+        if let Some(other) = self.0.leases.lock().get(node as usize).and_then(Weak::upgrade) {
+            other.returned(unit, self.1, number);
+        }
     }
 
     fn report(&self, line: &str) {
@@ -485,38 +507,6 @@ fn an_outage_stops_changes_before_they_are_many() {
         waiting.join().unwrap();
     });
     assert_eq!(world.rows().iter().filter(|(key, _)| key.tag() == tags::DENTRY).count(), 5001);
-}
-
-#[derive(Default)]
-struct Kernel(Mutex<Vec<Ino>>);
-
-impl KernelCache for Kernel {
-    fn forget(&self, inos: &[Ino]) -> bool {
-        self.0.lock().extend(inos);
-        true
-    }
-}
-
-#[test]
-fn the_kernel_forgets_before_another_node_changes() {
-    let world = World::formatted(2);
-    let kernel = Arc::new(Kernel::default());
-    world.leases[0].serve(kernel.clone());
-    make(&world.names(0), Ino::ROOT, "a", 2, mode::S_IFDIR).unwrap();
-    world.leases[0].flush().unwrap();
-    assert!(is_there(&world.names(0), "a"));
-    let told = |mark| {
-        let mut promises = [Promise::of(Ino(2), Ino::ROOT)];
-        world.leases[0].deliver(mark, &mut promises, |_| {});
-        promises[0].attributes
-    };
-    let mark = world.leases[0].mark();
-    assert!(told(mark) > Duration::from_secs(1));
-    let chmod = SetAttrs { perm: Some(0o600), ..SetAttrs::default() };
-    world.names(1).run(&Op::SetAttr { ino: Ino(2), set: chmod }, &ctx()).unwrap();
-    assert_eq!(*kernel.0.lock(), [Ino(2)]);
-    assert_eq!(told(mark), Duration::ZERO, "a reply that was read before the recall promises nothing");
-    assert_eq!(told(world.leases[0].mark()), Duration::ZERO, "the other node has the lease");
 }
 
 /// A node gives a lease back that no node asked for. The row stays, so a node that looked before and takes

@@ -26,6 +26,7 @@ pub mod checking;
 mod keeping;
 pub mod listed;
 mod living;
+mod loans;
 pub mod making;
 mod peers;
 pub mod promoting;

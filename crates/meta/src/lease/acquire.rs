@@ -4,8 +4,10 @@
 use std::time::{Duration, Instant};
 
 use base::Ino;
+use base::time::BootTime;
 
 use super::fetch::{Loaded, NAMES_MAX, Seen};
+use super::lend::LENT_END;
 use super::row::{Holder, Mode, Row};
 use super::state::{State, Unit, Wanted};
 use super::{Core, PATIENCE, TURN, not_joined};
@@ -28,41 +30,47 @@ pub(super) struct Got {
     pub seen: Option<Seen>,
 }
 
+/// How a lease is wanted.
+struct How {
+    mode: Mode,
+    /// The unit may be borrowed instead.
+    borrows: bool,
+    /// For writing, if no other node keeps its own.
+    alone: bool,
+    /// How many sessions had ended.
+    sessions: u64,
+}
+
+/// How a lease is wanted, which node may lend the unit, and the number and row of the lease so far.
+type Wants = (How, Option<u32>, Option<(u64, Value)>);
+
 impl Core {
     /// Gets a lease, or waits for another thread that does. The caller looks again.
     pub(super) fn acquire(&self, unit: Ino, mode: Mode, began: Instant) -> Result<(), StoreError> {
-        let (sessions, before) = {
-            let mut state = self.state.lock();
-            if let Some((when, why)) = state.failed.get(&unit)
-                && *when > began
-            {
-                return Err(StoreError::Unavailable(why.clone()));
-            }
-            let is_waiting = state.wanted.contains_key(&unit);
-            match state.units.get(&unit) {
-                _ if is_waiting => return self.wait(&mut state),
-                Some(held) if held.leaving || held.busy => return self.wait(&mut state),
-                Some(held) if held.mode >= mode => return Ok(()),
-                _ => {}
-            }
-            state.wanted.insert(unit, Wanted::default());
-            (state.sessions, state.units.get(&unit).map(|held| (held.seq, held.lease.clone())))
-        };
+        let Some((how, lender, before)) = self.want(unit, mode, began)? else { return Ok(()) };
+        let sessions = how.sessions;
+        if lender.is_some_and(|node| self.borrow(node, unit, sessions)) {
+            self.state.lock().wanted.remove(&unit);
+            self.changed.notify_all();
+            return Ok(());
+        }
         let asked = base::time::monotonic();
         let keeps = before.as_ref().map(|(seq, _)| *seq);
-        let mut got = self.obtain(unit, mode, before.map(|(_, lease)| lease));
+        let mut got = self.obtain(unit, how, before.map(|(_, lease)| lease));
         // A lease for reading that grew keeps what was read under it.
         let is_new = |state: &State| keeps.is_none() || state.units.get(&unit).map(|held| held.seq) != keeps;
-        let is_fresh = got.is_ok() && is_new(&self.state.lock());
+        let is_fresh = matches!(got, Ok(Some(_))) && is_new(&self.state.lock());
         let loaded = match &mut got {
-            Ok(got) if is_fresh => self.load_one(unit, got.seen.take()),
+            Ok(Some(got)) if is_fresh => self.load_one(unit, got.seen.take()),
             _ => Ok(Loaded::default()),
         };
         let mut state = self.state.lock();
         let recalled = state.wanted.remove(&unit).map_or(0, |wanted| wanted.recalled);
         self.changed.notify_all();
         let (got, loaded) = match (got, loaded) {
-            (Ok(got), Ok(loaded)) => (got, loaded),
+            (Ok(Some(got)), Ok(loaded)) => (got, loaded),
+            // It was borrowed.
+            (Ok(None), _) => return Ok(()),
             (Err(error), _) | (_, Err(error)) => {
                 if state.failed.len() >= FAILED_MAX {
                     state.failed.clear();
@@ -90,9 +98,33 @@ impl Core {
         Ok(())
     }
 
-    fn wait(&self, state: &mut parking_lot::MutexGuard<'_, State>) -> Result<(), StoreError> {
+    /// Notes that this thread gets a lease: how, which node may lend the unit, and what this node has of it.
+    /// `None`: there is nothing to get, or another thread does it.
+    fn want(&self, unit: Ino, mode: Mode, began: Instant) -> Result<Option<Wants>, StoreError> {
+        let mut state = self.state.lock();
+        if let Some((when, why)) = state.failed.get(&unit)
+            && *when > began
+        {
+            return Err(StoreError::Unavailable(why.clone()));
+        }
+        let is_waiting = state.wanted.contains_key(&unit);
+        match state.units.get(&unit) {
+            _ if is_waiting => return self.wait(&mut state),
+            Some(held) if held.leaving || held.busy => return self.wait(&mut state),
+            Some(held) if held.mode >= mode && held.lasts() => return Ok(None),
+            Some(held) if held.loan.is_some() => state.end_loan(unit),
+            _ => {}
+        }
+        state.wanted.insert(unit, Wanted::default());
+        let before = state.units.get(&unit).map(|held| (held.seq, held.lease.clone()));
+        let (may_borrow, lender) = state.note_wanted(unit, mode);
+        let (borrows, alone) = (may_borrow && lender.is_none(), mode == Mode::Write || !may_borrow);
+        Ok(Some((How { mode, borrows, alone, sessions: state.sessions }, lender, before)))
+    }
+
+    fn wait(&self, state: &mut parking_lot::MutexGuard<'_, State>) -> Result<Option<Wants>, StoreError> {
         self.changed.wait_for(state, TURN);
-        Ok(())
+        Ok(None)
     }
 
     /// The lease row names this node now. From here on a recall of it waits until the lease was used.
@@ -110,8 +142,9 @@ impl Core {
     }
 
     /// Replaces the lease row. `lease`: how this node last saw it, if it has a lease already.
-    fn obtain(&self, unit: Ino, mode: Mode, lease: Option<Value>) -> Result<Got, StoreError> {
-        let (key, mut shared) = (Key::lease(unit), false);
+    /// `None`: the unit was borrowed instead.
+    fn obtain(&self, unit: Ino, mut how: How, lease: Option<Value>) -> Result<Option<Got>, StoreError> {
+        let (key, mode, mut shared) = (Key::lease(unit), how.mode, false);
         // What is seen before the lease is taken is still so afterwards, if no node had a lease that forbids
         // this one.
         let mut seen = match lease {
@@ -124,12 +157,28 @@ impl Core {
             let mut row = lease.as_deref().and_then(Row::decode);
             if let Some(row) = row.as_mut().filter(|row| !row.admits(mode, me)) {
                 seen = None;
+                if let (true, Mode::Write, [holder]) =
+                    (std::mem::take(&mut how.borrows), row.mode, &row.holders[..])
+                    && self.borrow(holder.node, unit, how.sessions)
+                {
+                    return Ok(None);
+                }
                 for holder in std::mem::take(&mut row.holders) {
-                    shared |= holder.node != me.node && self.take_back(holder, unit, row.seq)?;
+                    let is_alive = holder.node != me.node && self.take_back(holder, unit, row.seq)?;
+                    shared |= is_alive;
+                    if holder.node != me.node && !is_alive && row.mode == Mode::Write {
+                        // What it has lent is in use for longer than it was there. This node may be asked for
+                        // the lease as soon as the row is changed, so it is noted before.
+                        let end = base::time::boot().plus(LENT_END);
+                        self.state.lock().note_former(unit, end);
+                    }
                 }
             }
+            if row.as_ref().is_some_and(|row| row.is_of_former(me)) {
+                self.state.lock().note_former(unit, self.former_end());
+            }
             // Where this node has just taken a lease for reading from another node, both want to read.
-            let next = Row::joined(row.as_ref(), me, mode == Mode::Read && shared);
+            let next = Row::joined(row.as_ref(), me, !how.alone && shared);
             let new = next.encode();
             let commit = Commit {
                 checks: vec![(key.clone(), lease.map_or(Expect::Absent, Expect::Is))],
@@ -139,7 +188,7 @@ impl Core {
             match self.inner.commit(commit) {
                 Ok(()) => {
                     self.won(unit, next.seq);
-                    return Ok(Got { mode: next.mode, seq: next.seq, lease: new, seen });
+                    return Ok(Some(Got { mode: next.mode, seq: next.seq, lease: new, seen }));
                 }
                 Err(CommitError::Conflict { rows, .. }) => {
                     seen = None;
@@ -148,6 +197,11 @@ impl Core {
                 Err(CommitError::Store(error)) => return Err(error),
             }
         }
+    }
+
+    /// Until when loans of an earlier process of this node may be in use.
+    pub(super) fn former_end(&self) -> BootTime {
+        self.started.plus(LENT_END)
     }
 
     /// Makes another node give back its lease, or waits until its session has ended. Returns whether that

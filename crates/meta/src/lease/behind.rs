@@ -76,8 +76,11 @@ impl Core {
             if state.stopping || base::time::monotonic() > until {
                 return Err(StoreError::Unavailable("the changes could not be stored in time".to_owned()));
             }
-            state.queue.hurry = true;
-            self.work.notify_one();
+            // The next batch is not in a hurry because the one before it is on its way.
+            if !state.queue.is_taken(batch) {
+                state.queue.hurry = true;
+                self.work.notify_one();
+            }
             self.changed.wait_for(&mut state, TURN);
         }
         Ok(())

@@ -104,7 +104,10 @@ impl State {
             self.held(*unit, Mode::Write)?;
         }
         for unit in &survey.reads {
-            self.held(*unit, Mode::Read)?;
+            if self.held(*unit, Mode::Read)?.loan.is_some() {
+                // The loan may be over before the commit is stored.
+                return Err(Need::Lease(*unit, Mode::Write));
+            }
         }
         Ok(survey)
     }

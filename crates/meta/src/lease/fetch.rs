@@ -51,6 +51,11 @@ pub(super) struct Loaded {
 }
 
 impl Loaded {
+    /// These rows.
+    pub fn new(rows: Vec<(Key, Option<Value>)>, has_names: bool) -> Loaded {
+        Loaded { rows, has_names }
+    }
+
     /// Remembers it.
     pub fn install(self, state: &mut State, unit: Ino) {
         for (key, value) in self.rows {

@@ -18,6 +18,8 @@
 //! - **A node that needs a lease of another node asks it** ([`recall`]). The holder stops using it, writes
 //!   back, makes its kernel forget, and answers. A holder that does not answer is waited for until its
 //!   session has ended.
+//! - **A node that changes a unit again and again lends it** to nodes that only read it, and keeps the lease
+//!   ([`lend`], [`borrow`]).
 //! - **Nothing depends on a lease alone.** Each batch checks the lease rows of its units. A node that was
 //!   stopped for long finds them changed, and its batch is refused. It answers nothing once its session may
 //!   have ended ([`Term`](crate::shared::Term)).
@@ -34,9 +36,12 @@
 
 mod acquire;
 mod behind;
+mod borrow;
 mod change;
 mod fetch;
 mod journal;
+mod lend;
+mod loan;
 mod prefetch;
 mod promise;
 mod queue;
@@ -50,6 +55,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use base::Ino;
+use base::time::BootTime;
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 
 use crate::key::{Key, KeyRange, tags};
@@ -59,6 +65,7 @@ use crate::store::{
 };
 use change::{conflict, is_covered, is_of_inode};
 pub use journal::{Journal, Left};
+pub use loan::{Loan, LoanAsk};
 pub use promise::{KernelCache, Promise};
 pub use replay::{Replayed, replay};
 pub use row::{Holder, Mode};
@@ -87,6 +94,25 @@ pub trait Nodes: Send + Sync {
     /// A sentence: it does not answer, or cannot give the lease back now.
     fn recall(&self, node: u32, unit: Ino, seq: u64) -> Result<(), String>;
 
+    /// The same for a loan of this node, which is over by itself after this time.
+    ///
+    /// # Errors
+    /// See [`Nodes::recall`].
+    fn call_back(&self, node: u32, unit: Ino, seq: u64, _within: Duration) -> Result<(), String> {
+        self.recall(node, unit, seq)
+    }
+
+    /// Asks a node to lend a unit ([`Leases::lend`]). `None`: it does not.
+    ///
+    /// # Errors
+    /// A sentence: it does not answer.
+    fn borrow(&self, _node: u32, _ask: &LoanAsk) -> Result<Option<Loan>, String> {
+        Ok(None)
+    }
+
+    /// Gives a loan back to the node that has lent it ([`Leases::returned`]). Nothing depends on it.
+    fn give_back(&self, _node: u32, _unit: Ino, _number: u64) {}
+
     /// A line for the log.
     fn report(&self, line: &str);
 }
@@ -106,9 +132,12 @@ struct Core {
     changed: Condvar,
     /// There is something to write.
     work: Condvar,
+    /// There are loans to give back.
+    returns: Condvar,
     /// Replies that permit the kernel to keep something are sent under this lock.
     replies: RwLock<()>,
     kernel: RwLock<Option<Arc<dyn KernelCache>>>,
+    started: BootTime,
 }
 
 impl Leases {
@@ -143,13 +172,16 @@ impl Leases {
             state: Mutex::new(state),
             changed: Condvar::new(),
             work: Condvar::new(),
+            returns: Condvar::new(),
             replies: RwLock::new(()),
             kernel: RwLock::default(),
+            started: base::time::boot(),
         });
-        let (behind, tidier) = (core.clone(), core.clone());
+        let (behind, tidier, returner) = (core.clone(), core.clone(), core.clone());
         let threads = vec![
             base::thread::spawn("covey-behind", move || behind.write_behind())?,
             base::thread::spawn("covey-leases", move || tidier.tidy())?,
+            base::thread::spawn("covey-loans", move || returner.return_loans())?,
         ];
         Ok(Arc::new(Leases { core, thread: Mutex::new(threads) }))
     }
@@ -161,6 +193,20 @@ impl Leases {
     /// Its changes could not be written back in time. Nothing is given back then.
     pub fn recall(&self, unit: Ino, seq: u64) -> Result<(), StoreError> {
         self.core.recall(unit, seq)
+    }
+
+    /// Lends a unit to the node `to`. It is up to that node to give it back when it is asked to
+    /// ([`Leases::recall`]). `None`: this node does not lend it, so ask for the lease.
+    ///
+    /// # Errors
+    /// This node's changes could not be stored in time.
+    pub fn lend(&self, to: u32, ask: &LoanAsk) -> Result<Option<Loan>, StoreError> {
+        self.core.lend(to, ask)
+    }
+
+    /// The node `from` no longer uses the loan with this number.
+    pub fn returned(&self, unit: Ino, from: u32, number: u64) {
+        self.core.returned(unit, from, number);
     }
 
     /// This node's session has ended: nothing that it remembers may be used any more. Call it before the node
@@ -197,6 +243,7 @@ impl Leases {
         self.core.state.lock().stopping = true;
         self.core.changed.notify_all();
         self.core.work.notify_all();
+        self.core.returns.notify_all();
         for thread in self.thread.lock().drain(..) {
             let _ = thread.join();
         }
@@ -239,6 +286,10 @@ impl Core {
         }
         match need {
             Need::Lease(unit, mode) => self.acquire(unit, mode, began),
+            Need::Loans(unit) => {
+                self.call_back(unit);
+                Ok(())
+            }
             Need::Turn => {
                 let mut state = self.state.lock();
                 if !state.stopping {
@@ -272,8 +323,10 @@ impl Core {
         }
     }
 
-    fn marks(&self, state: &mut State, units: &[Ino]) -> (u64, Vec<Option<u64>>) {
-        let seq = |unit: &Ino| state.units.get(unit).filter(|held| !held.leaving).map(|held| held.seq);
+    fn marks(&self, state: &mut State, units: &[Ino]) -> Marks {
+        // Two loans may have the same `seq`.
+        let of = |held: &state::Unit| (held.seq, held.loan.map_or(0, |loan| loan.number));
+        let seq = |unit: &Ino| state.units.get(unit).filter(|held| !held.leaving && held.lasts()).map(of);
         (state.sessions, units.iter().map(seq).collect())
     }
 
@@ -320,11 +373,16 @@ impl Core {
         let now = base::time::monotonic();
         let is_safe = state.enqueue(commit, (leases, made, checks), me, now);
         let batch = state.queue.current;
+        let is_wanted = state.note_changes(commit, &survey, now);
         for unit in survey.writes.iter().chain(&survey.reads).chain(survey.born.values()) {
             state.units.get_mut(unit).into_iter().for_each(|unit| (unit.batch, unit.last) = (batch, now));
         }
         if state.queue.oldest.is_none() {
             state.queue.oldest = Some(now);
+            self.work.notify_one();
+        }
+        if is_wanted {
+            state.queue.hurry = true;
             self.work.notify_one();
         }
         Ok(if is_safe { Decided::Done } else { Decided::Unsafe(batch) })
@@ -367,6 +425,7 @@ impl Core {
                 };
                 survey.born.retain(|ino, home| ino != home);
                 state.apply(commit, &survey, me);
+                state.note_changes(commit, &survey, base::time::monotonic());
                 Ok(true)
             }
             Err(CommitError::Conflict { rows, .. })
@@ -388,6 +447,9 @@ impl Core {
         }
     }
 }
+
+/// How many sessions have ended, and which leases or loans there are.
+type Marks = (u64, Vec<Option<(u64, u64)>>);
 
 /// What became of a commit.
 enum Decided {

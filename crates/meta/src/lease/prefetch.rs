@@ -88,6 +88,9 @@ impl Core {
             if row.as_ref().is_some_and(|row| !row.admits(Mode::Read, me)) || !seen.is_whole() {
                 continue;
             }
+            if row.as_ref().is_some_and(|row| row.is_of_former(me)) {
+                self.state.lock().note_former(*dir, self.former_end());
+            }
             let next = Row::joined(row.as_ref(), me, false);
             let lease = next.encode();
             commit.checks.push((Key::lease(*dir), before.map_or(Expect::Absent, Expect::Is)));

@@ -23,6 +23,7 @@ use std::time::Duration;
 use base::Ino;
 use hashbrown::HashSet;
 
+use super::state::Unit;
 use super::{Core, Leases};
 use crate::key::Key;
 use crate::record::InodeRecord;
@@ -91,8 +92,8 @@ impl Core {
         let now = base::time::monotonic();
         for promise in promises {
             let home = state.homes.get(&promise.ino).map(|home| home.unit);
-            if let Some(held) = home.and_then(|home| state.units.get_mut(&home)).filter(|held| !held.leaving)
-            {
+            let keeps = |held: &&mut Unit| !held.leaving && held.loan.is_none();
+            if let Some(held) = home.and_then(|home| state.units.get_mut(&home)).filter(keeps) {
                 let row = held.rows.get(&Key::inode(promise.ino)).and_then(Option::as_deref);
                 if !row.and_then(|row| InodeRecord::decode(row).ok()).is_some_and(|record| record.is_file()) {
                     held.told.insert(promise.ino);
@@ -102,7 +103,7 @@ impl Core {
                     promise.attributes = NAMES;
                 }
             }
-            let held = state.units.get_mut(&promise.parent).filter(|held| !held.leaving);
+            let held = state.units.get_mut(&promise.parent).filter(keeps);
             if let Some(held) = held.filter(|held| now.saturating_duration_since(held.since) > STEADY) {
                 held.names_until = Some(now + NAMES_END);
                 promise.name = NAMES;

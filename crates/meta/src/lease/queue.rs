@@ -252,6 +252,11 @@ impl Queue {
         if self.filling.is_empty() { self.current - 1 } else { self.current }
     }
 
+    /// Whether a batch waits no more: it is being committed, or is in the engine.
+    pub fn is_taken(&self, batch: u64) -> bool {
+        batch < self.current - self.full.len() as u64
+    }
+
     /// How many rows are not in the engine.
     pub fn rows(&self) -> usize {
         self.full.iter().map(Batch::rows).sum::<usize>() + self.filling.rows() + self.flying

@@ -15,13 +15,16 @@ const UNUSED: Duration = Duration::from_millis(50);
 /// A lease that is in use is kept for as long as it took to get it, within these bounds. So several
 /// operations share its cost.
 const BUSY: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(200)];
+/// A loan that is on its way is waited for, and a loan is kept until it was used, but no longer than this.
+const COMING: Duration = Duration::from_millis(10);
 /// It is no longer in use if no operation has come for this long.
 const QUIET: Duration = Duration::from_micros(500);
 /// How long changes may take to be written back for another node.
 const PATIENCE: Duration = Duration::from_secs(8);
 /// How often this node looks for what it no longer needs.
 const EVERY: Duration = Duration::from_secs(1);
-/// How often this node looks for wishes of nodes that cannot reach it.
+/// How often this node looks for wishes of nodes that cannot reach it. The first time is later than the end
+/// of what an earlier process has lent.
 const WISHES: Duration = Duration::from_secs(3);
 /// How many rows are remembered: some 200 bytes each.
 const ROWS_MAX: usize = 400_000;
@@ -29,34 +32,49 @@ const ROWS_MAX: usize = 400_000;
 impl Core {
     /// See [`super::Leases::recall`].
     pub(super) fn recall(&self, unit: Ino, seq: u64) -> Result<(), StoreError> {
-        let until = base::time::monotonic() + PATIENCE;
+        let began = base::time::monotonic();
+        let until = began + PATIENCE;
         let mut state = self.state.lock();
-        loop {
+        state.note_recalled(unit);
+        let is_held = loop {
             let now = base::time::monotonic();
             let wanted = state.wanted.get_mut(&unit);
             // This node got the lease just now and reads the rows. If it gave the lease back unused, and the
             // next node did the same, none would ever get on.
             let is_new = wanted.as_ref().is_some_and(|wanted| wanted.won.is_some_and(|won| won <= seq));
-            if !is_new {
+            // The loan that is to be given back is on its way.
+            let is_coming = wanted.as_ref().is_some_and(|wanted| wanted.borrows);
+            let is_coming = is_coming && now.saturating_duration_since(began) < COMING;
+            if !is_new && !is_coming {
                 wanted.into_iter().for_each(|wanted| wanted.recalled = wanted.recalled.max(seq));
             }
             let pause = match state.units.get_mut(&unit) {
                 _ if is_new => TURN,
-                None => return Ok(()),
+                _ if is_coming => COMING,
+                None => break false,
                 // The other node has seen an older row, and will see that.
                 Some(held) if held.seq > seq => return Ok(()),
                 Some(held) if held.leaving || held.busy => TURN,
                 Some(held) => match keeps_for(held, now) {
                     Some(pause) => pause,
-                    None => break held.leaving = true,
+                    None => {
+                        held.leaving = true;
+                        break true;
+                    }
                 },
             };
             if now > until {
                 return Err(StoreError::Unavailable("the lease is in use".to_owned()));
             }
             self.changed.wait_for(&mut state, pause);
-        }
+        };
         drop(state);
+        if !is_held {
+            // It may have been lent before it was forgotten, or by an earlier process.
+            self.call_back_all(unit);
+            std::thread::sleep(self.former_end().since(base::time::boot()));
+            return Ok(());
+        }
         self.stop_using(unit, until)?;
         self.forget(unit);
         Ok(())
@@ -71,6 +89,7 @@ impl Core {
             (held.batch, held.names_until)
         };
         let done = self.drain(batch, until).and_then(|()| {
+            self.call_back_all(unit);
             // Replies that permit the kernel to keep something have been sent by now.
             drop(self.replies.write());
             let told = self.state.lock().units.get(&unit).map(|held| held.told.clone());
@@ -182,6 +201,7 @@ impl Core {
             if state.stopping {
                 return;
             }
+            state.tidy_lent(base::time::monotonic());
             let mut leaving: Vec<(Ino, bool)> = Vec::new();
             for unit in std::mem::take(&mut state.dead) {
                 if let Some(held) = state.units.get_mut(&unit).filter(|held| !held.leaving && !held.busy) {
@@ -237,6 +257,9 @@ impl Core {
 fn keeps_for(held: &Unit, now: Instant) -> Option<Duration> {
     let age = now.saturating_duration_since(held.since);
     let quiet = now.saturating_duration_since(held.last);
+    if held.loan.is_some() {
+        return (!held.used && age < COMING).then_some(Duration::from_millis(1));
+    }
     if !held.used && age < UNUSED {
         return Some(Duration::from_millis(1));
     }

@@ -67,6 +67,12 @@ impl Row {
         Some(Row { mode, seq, holders: holders? })
     }
 
+    /// Whether an earlier session of this node may have lent it ([`super::lend`]).
+    pub fn is_of_former(&self, me: Holder) -> bool {
+        let is_former = |holder: &Holder| holder.node == me.node && holder.epoch != me.epoch;
+        self.mode == Mode::Write && self.holders.iter().any(is_former)
+    }
+
     /// Whether a node may have a lease of this mode without another one giving back its own.
     pub fn admits(&self, mode: Mode, me: Holder) -> bool {
         let alone = self.holders.iter().all(|holder| holder.node == me.node);

@@ -12,6 +12,7 @@ use base::Ino;
 use hashbrown::{HashMap, HashSet};
 
 use super::journal::Journal;
+use super::loan::{Borrowed, Borrowing, Lent};
 use super::queue::Queue;
 use super::row::{Holder, Mode};
 use crate::key::{Key, KeyRange, tags};
@@ -26,6 +27,8 @@ const HINTS: usize = 1 << 16;
 pub(super) enum Need {
     /// A lease.
     Lease(Ino, Mode),
+    /// Other nodes must give back what this node has lent them of the unit.
+    Loans(Ino),
     /// Another thread is about to change the unit: look again when it has.
     Turn,
     /// Which units these inodes belong to.
@@ -44,6 +47,8 @@ pub(super) struct Unit {
     pub seq: u64,
     /// The lease row.
     pub lease: Value,
+    /// It is no lease: another node has it, and has lent this one the unit.
+    pub loan: Option<Borrowed>,
     /// Rows that were read or written. `None`: it is absent.
     pub rows: BTreeMap<Key, Option<Value>>,
     /// All names of the directory are in `rows`.
@@ -62,6 +67,8 @@ pub(super) struct Unit {
     pub used: bool,
     /// When an operation used it last.
     pub last: Instant,
+    /// When this node changed it last.
+    pub changed: Option<Instant>,
     /// The last batch that holds a change of it.
     pub batch: u64,
     /// Inodes whose attributes the kernel may keep.
@@ -77,6 +84,7 @@ impl Unit {
             mode,
             seq,
             lease,
+            loan: None,
             rows: BTreeMap::new(),
             has_names: false,
             has_dirs: false,
@@ -86,10 +94,16 @@ impl Unit {
             cost: Duration::ZERO,
             used: false,
             last: now,
+            changed: None,
             batch: 0,
             told: HashSet::new(),
             names_until: None,
         }
+    }
+
+    /// Whether it may be used. A loan has an end.
+    pub fn lasts(&self) -> bool {
+        self.loan.is_none_or(|loan| base::time::boot() < loan.until)
     }
 }
 
@@ -100,6 +114,8 @@ pub(super) struct Wanted {
     pub recalled: u64,
     /// The `seq` of the row that names this node, when it does. What is left is to read the unit's rows.
     pub won: Option<u64>,
+    /// A loan may be on its way.
+    pub borrows: bool,
 }
 
 /// Where an inode's rows are remembered.
@@ -128,6 +144,12 @@ pub(super) struct State {
     hints: [HashMap<Ino, Ino>; 2],
     /// Leases that are being asked for.
     pub wanted: HashMap<Ino, Wanted>,
+    /// What this node has lent. It stays when the lease is forgotten.
+    pub lent: HashMap<Ino, Lent>,
+    /// The number of the last loan that was given.
+    pub loans: u64,
+    /// What it knows of units that it might borrow.
+    pub borrowing: Borrowing,
     /// Leases that could not be had, with the moment and the reason. Threads that waited for them fail too.
     pub failed: HashMap<Ino, (Instant, String)>,
     /// Units of inodes that are no more: their lease rows are to be removed.
@@ -200,7 +222,12 @@ impl State {
     pub fn held(&mut self, unit: Ino, mode: Mode) -> Result<&mut Unit, Need> {
         match self.units.get_mut(&unit) {
             Some(held) if held.leaving || held.busy => Err(Need::Turn),
-            Some(held) if held.mode >= mode => {
+            Some(held) if held.mode >= mode && held.lasts() => {
+                match self.lent.get(&unit).filter(|_| mode == Mode::Write) {
+                    Some(lent) if lent.is_changing() => return Err(Need::Turn),
+                    Some(lent) if lent.is_lent() => return Err(Need::Loans(unit)),
+                    _ => {}
+                }
                 (held.used, held.last) = (true, base::time::monotonic());
                 Ok(held)
             }
@@ -211,7 +238,13 @@ impl State {
     /// A row that leases cover.
     pub fn value(&mut self, key: &Key) -> Result<Option<Value>, Need> {
         let Some(unit) = self.unit_of(key)? else { return Err(Need::Engine(Vec::new())) };
-        let held = self.held(unit, Mode::Read)?;
+        if let Err(need) = self.held(unit, Mode::Read) {
+            if let Need::Lease(..) = need {
+                self.note_asked(unit, key);
+            }
+            return Err(need);
+        }
+        let held = self.units.get(&unit).ok_or(Need::Turn)?;
         if let Some(value) = held.rows.get(key) {
             return Ok(value.clone());
         }

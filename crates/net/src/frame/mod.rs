@@ -12,6 +12,7 @@
 //! Decoders accept any bytes and return an error for what they do not understand. They never panic.
 
 mod keep;
+mod lend;
 mod pack;
 mod payload;
 mod recall;
@@ -23,6 +24,7 @@ use base::size::{BLOB_MAX, SEGMENT};
 use blob::sums::crc32c;
 
 pub use keep::{KEEP_MAX, Keep, KeepAsk, decode_kept};
+pub use lend::{LendAsk, LoanPart, Returned};
 pub use pack::{PACK_MAX, PackAsk, PackPart};
 pub(crate) use payload::LIST_MAX;
 pub use payload::{Get, ListAsk, Refusal, Texted};
@@ -102,6 +104,12 @@ pub enum Type {
     Cancel = 36,
     /// The received bytes were wrong.
     Suspect = 37,
+    /// "Lend me this."
+    Lend = 38,
+    /// Rows and bytes of what is lent.
+    Loan = 39,
+    /// "I no longer use your loan."
+    Returned = 40,
     /// "Are you there?"
     Ping = 48,
     /// Yes.
@@ -120,8 +128,8 @@ impl Type {
         use Type::*;
         let all = [
             Hello, Challenge, Proof, Welcome, Refuse, Ask, Answers, Notes, Done, List, Listed, Fill, Filled,
-            Members, Roll, Pack, PackPart, Recall, Keep, Kept, Get, Sums, Data, Error, Cancel, Suspect, Ping,
-            Pong, Bye,
+            Members, Roll, Pack, PackPart, Recall, Keep, Kept, Get, Sums, Data, Error, Cancel, Suspect, Lend,
+            Loan, Returned, Ping, Pong, Bye,
         ];
         let (mut table, mut at) = ([None; Type::Bye as usize + 1], 0);
         while at < all.len() {
@@ -142,9 +150,11 @@ impl Type {
             Type::Answers => 1024,
             Type::Notes => 16 << 10,
             Type::List | Type::Pack | Type::Recall => 16,
-            Type::Listed | Type::Roll | Type::PackPart => SMALL_MAX,
+            Type::Listed | Type::Roll | Type::PackPart | Type::Loan => SMALL_MAX,
             Type::Keep => keep::KEEP as u32,
             Type::Kept => 8,
+            Type::Lend => lend::ASK_MAX,
+            Type::Returned => lend::Returned::LEN,
             Type::Filled => 1,
             Type::Members => 16,
             Type::Get => 40,

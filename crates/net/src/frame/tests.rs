@@ -190,6 +190,9 @@ proptest! {
         let _ = decode_filled(&bytes);
         let _ = ListAsk::decode(&bytes);
         let _ = RecallAsk::decode(&bytes);
+        let _ = LendAsk::decode(&bytes);
+        let _ = LoanPart::decode(&bytes);
+        let _ = Returned::decode(&bytes);
         let _ = Get::decode(&bytes);
         let _ = Texted::<ErrorKind>::decode(&bytes);
         let _ = Texted::<Refusal>::decode(&bytes);

@@ -16,7 +16,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::fail::Fail;
 use super::service::{Filled, Listed, Roll};
-use crate::frame::PackPart;
+use crate::frame::{LoanPart, PackPart};
 use crate::message::Answer;
 
 /// The content of an answer.
@@ -28,6 +28,7 @@ pub(crate) enum Reply {
     Roll(Roll),
     Pack(PackPart),
     Kept(u64),
+    Loan(Option<LoanPart>),
     Groups(Sums, Vec<u8>),
     Done,
 }
@@ -203,6 +204,10 @@ pub(crate) fn pack(reply: Reply) -> Option<PackPart> {
 
 pub(crate) fn kept(reply: Reply) -> Option<u64> {
     if let Reply::Kept(run) = reply { Some(run) } else { None }
+}
+
+pub(crate) fn loan(reply: Reply) -> Option<Option<LoanPart>> {
+    if let Reply::Loan(loan) = reply { Some(loan) } else { None }
 }
 
 pub(crate) fn groups(reply: Reply) -> Option<(Sums, Vec<u8>)> {

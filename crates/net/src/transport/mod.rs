@@ -66,7 +66,9 @@ use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Handle, Runtime};
 
-use crate::frame::{self, Get, KeepAsk, ListAsk, PackAsk, PackPart, RecallAsk, Type, WITH_SUMS};
+use crate::frame::{
+    self, Get, KeepAsk, LendAsk, ListAsk, LoanPart, PackAsk, PackPart, RecallAsk, Returned, Type, WITH_SUMS,
+};
 use crate::hello::{Class, Greeter, Identity};
 use crate::id::NodeId;
 use crate::message::{Answer, Ask, Note};
@@ -372,6 +374,16 @@ impl Net {
     /// Asks a node to give back a lease. The call ends when the node no longer uses it.
     pub fn recall(&self, peer: Peer, ask: &RecallAsk, time: Duration) -> Call<()> {
         self.call(peer, Class::Control, Type::Recall, &ask.encode(), time, call::done)
+    }
+
+    /// Asks a node to lend a unit that it has a lease of. `None`: it does not.
+    pub fn lend(&self, peer: Peer, ask: &LendAsk, time: Duration) -> Call<Option<LoanPart>> {
+        self.call(peer, Class::Control, Type::Lend, &ask.encode(), time, call::loan)
+    }
+
+    /// Tells a node that its loan is no longer used.
+    pub fn returned(&self, peer: Peer, returned: &Returned, time: Duration) -> Call<()> {
+        self.call(peer, Class::Control, Type::Returned, &returned.encode(), time, call::done)
     }
 
     /// Asks: "Which members come after this one?" It also works with a fleet whose volume is not known here.

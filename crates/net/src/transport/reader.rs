@@ -424,6 +424,7 @@ fn take(lane: &Lane, header: &Header, payload: &[u8]) -> Result<(), Fail> {
         Type::Roll => frame::decode_roll(payload).map(Reply::Roll).map_err(protocol),
         Type::PackPart => frame::PackPart::decode(payload).map(Reply::Pack).map_err(protocol),
         Type::Kept => frame::decode_kept(payload).map(Reply::Kept).map_err(protocol),
+        Type::Loan => frame::LoanPart::decode(payload).map(Reply::Loan).map_err(protocol),
         Type::Done => Ok(Reply::Done),
         Type::Sums => {
             let sums = Sums::decode(payload).map_err(|error| Fail::Corrupt(error.to_string()));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use base::BlobId;
 
-use crate::frame::{KeepAsk, PackAsk, PackPart, RecallAsk};
+use crate::frame::{KeepAsk, LendAsk, LoanPart, PackAsk, PackPart, RecallAsk, Returned};
 use crate::id::{NodeId, Seen};
 use crate::message::{Answer, Ask, Note};
 use crate::seam::Held;
@@ -96,7 +96,7 @@ pub enum CopyState {
 /// Called once, on any thread, with the result of [`Service::fill`].
 pub type Then = Box<dyn FnOnce(Result<Filled, Unfilled>) + Send>;
 
-/// What a node does for other nodes. All methods but [`Service::list`], [`Service::pack`],
+/// What a node does for other nodes. All methods but [`Service::lend`], [`Service::list`], [`Service::pack`],
 /// [`Service::recall`] and [`Service::suspect`] are called on the threads that serve connections and must be
 /// quick: no waiting for a network, or for anything that may take longer than opening a file.
 pub trait Service: Send + Sync {
@@ -153,6 +153,18 @@ pub trait Service: Send + Sync {
     fn keep(&self, _from: NodeId, _: KeepAsk) -> Result<u64, String> {
         Err("this node keeps no packs of other nodes".to_owned())
     }
+
+    /// Lends a unit that this node has a lease of. `None`: it does not. May take long. The error is a
+    /// sentence.
+    ///
+    /// # Errors
+    /// This node cannot lend it now.
+    fn lend(&self, _: LendAsk) -> Result<Option<LoanPart>, String> {
+        Ok(None)
+    }
+
+    /// A loan of this node is no longer used.
+    fn returned(&self, _: Returned) {}
 
     /// At most `most` blobs that are here and match the prefix. May take long.
     fn list(&self, prefix: Prefix, most: usize) -> Listed;

@@ -11,10 +11,11 @@ use ::fs::volume::Volume;
 use base::{BlobId, Ino, PackNo};
 use blob::{BlobError, Kept};
 use cache::KeptPacks;
+use meta::Key;
 use meta::engine::database::{Database, SessionRow};
-use meta::lease::{Holder, Leases, Nodes};
+use meta::lease::{Holder, Leases, Loan, LoanAsk, Nodes};
 use meta::store::StoreError;
-use net::frame::{KeepAsk, PACK_MAX, PackAsk, PackPart, RecallAsk};
+use net::frame::{KeepAsk, LendAsk, LoanPart, PACK_MAX, PackAsk, PackPart, RecallAsk, Returned};
 use net::id::NodeId;
 use net::message::{Answer, Ask, Note};
 use net::transport::{Content, CopyState, Fail, Listed, Net, Peer, Prefix, Service};
@@ -23,12 +24,15 @@ use parking_lot::{Mutex, RwLock};
 use super::IsPending;
 use super::keeping::{self, Keepers};
 use super::living::Living;
+use super::loans::{self, Sent};
 use crate::log;
 
 /// How long another node may take to send bytes of a pack.
 pub(super) const WAIT: Duration = Duration::from_secs(10);
 /// How long another node may take to give back a lease. After that it is asked again, by the database too.
 const RECALL: Duration = Duration::from_secs(4);
+/// How long a message that gives a loan back may take.
+const RETURN: Duration = Duration::from_secs(1);
 /// How long the list of sessions is used before it is read again.
 const KNOWN: Duration = Duration::from_secs(1);
 
@@ -41,6 +45,7 @@ pub(super) struct Peers {
     pub(super) keepers: Keepers,
     known: Mutex<Option<(Instant, HashMap<u32, Known>)>>,
     living: Living,
+    sent: Sent,
 }
 
 #[derive(Clone)]
@@ -54,7 +59,7 @@ pub(super) struct Known {
 impl Peers {
     pub(super) fn new(net: Net, names: Arc<dyn Database>, wait: Duration, kept: Arc<KeptPacks>) -> Peers {
         let (known, living, keepers) = (Mutex::default(), Living::default(), Keepers::default());
-        Peers { net, names, wait, kept, keepers, known, living }
+        Peers { net, names, wait, kept, keepers, known, living, sent: Sent::default() }
     }
 
     /// The nodes of all sessions, as they were a moment ago.
@@ -169,6 +174,10 @@ impl Others for Peers {
         keeping::keep(self, node, ranges)
     }
 
+    fn was_sent(&self, pack: PackNo, offset: u32, buf: &mut [u8]) -> bool {
+        self.sent.read(pack, offset, buf)
+    }
+
     fn alive(&self) -> Result<Vec<SessionId>, StoreError> {
         // Not from memory: what is decided by it must be true now.
         let mut alive = Vec::new();
@@ -199,13 +208,34 @@ impl Nodes for Peers {
     }
 
     fn recall(&self, node: u32, unit: Ino, seq: u64) -> Result<(), String> {
+        self.call_back(node, unit, seq, RECALL)
+    }
+
+    fn call_back(&self, node: u32, unit: Ino, seq: u64, within: Duration) -> Result<(), String> {
         let (_, peer) = self.find(node).map_err(|error| error.to_string())?;
-        let done = self.net.recall(peer, &RecallAsk { unit, seq }, RECALL.min(self.wait)).wait();
+        let done = self.net.recall(peer, &RecallAsk { unit, seq }, within.min(self.wait)).wait();
         done.map_err(|fail| {
             // It may have joined again, at another address.
             *self.known.lock() = None;
             fail.to_string()
         })
+    }
+
+    fn borrow(&self, node: u32, ask: &LoanAsk) -> Result<Option<Loan>, String> {
+        let me = self.me().ok_or("this node has not joined")?;
+        let (_, peer) = self.find(node).map_err(|error| error.to_string())?;
+        let keys = ask.keys.iter().map(|key| key.as_bytes().to_vec()).collect();
+        let ask = LendAsk { unit: ask.unit, to: me.node, returns: ask.returns, keys };
+        let call = self.net.lend(peer, &ask, RECALL.min(self.wait));
+        Ok(call.wait().map_err(|fail| fail.to_string())?.map(|part| self.sent.receive(part)))
+    }
+
+    fn give_back(&self, node: u32, unit: Ino, number: u64) {
+        if let (Some(me), Ok((_, peer))) = (self.me(), self.find(node)) {
+            let returned = Returned { unit, from: me.node, number };
+            // If it does not arrive, the holder asks for the loan.
+            let _ = self.net.returned(peer, &returned, RETURN).wait();
+        }
     }
 
     fn report(&self, line: &str) {
@@ -269,6 +299,26 @@ impl Service for PackServer {
         let leases = self.leases.read().as_ref().and_then(Weak::upgrade);
         // Without leases there is nothing to give back.
         leases.map_or(Ok(()), |leases| leases.recall(ask.unit, ask.seq).map_err(|error| error.to_string()))
+    }
+
+    fn lend(&self, ask: LendAsk) -> Result<Option<LoanPart>, String> {
+        let Some(leases) = self.leases.read().as_ref().and_then(Weak::upgrade) else { return Ok(None) };
+        let keys = ask.keys.iter().map(|key| Key::from_bytes(key)).collect();
+        let to = ask.to;
+        let ask = LoanAsk { unit: ask.unit, returns: ask.returns, keys };
+        let Some(loan) = leases.lend(to, &ask).map_err(|error| error.to_string())? else {
+            return Ok(None);
+        };
+        let served = self.served.read().clone();
+        let (volume, is_pending) = served.map(|(volume, pending)| (volume.upgrade(), pending)).unzip();
+        let is_pending = |blob: &BlobId| is_pending.as_ref().is_none_or(|is_pending| is_pending(blob));
+        Ok(Some(loans::part(loan, volume.flatten().as_deref(), is_pending)))
+    }
+
+    fn returned(&self, returned: Returned) {
+        if let Some(leases) = self.leases.read().as_ref().and_then(Weak::upgrade) {
+            leases.returned(returned.unit, returned.from, returned.number);
+        }
     }
 
     // Blobs come from the origin: the nodes of a shared volume do not track them yet.

@@ -8,7 +8,7 @@ use blob::failing::{FailingOrigin, Faults};
 use blob::{BlobError, Kept, Origin};
 use cache::KeptPacks;
 use meta::key::KeyRange;
-use meta::lease::{Holder, Leases, Nodes};
+use meta::lease::{Holder, Leases, Loan, LoanAsk, Nodes};
 use meta::shared::{Named, SharedStore, Term};
 use meta::store::{CommitError, Rows, Snapshot, StoreError, Value};
 use meta::{Commit, Key};
@@ -289,6 +289,13 @@ impl Nodes for Place {
         let place = place.filter(|place| self.cluster.lasts(node, place.epoch.load(Ordering::SeqCst)));
         let leases = place.and_then(|place| place.leases.lock().upgrade()).ok_or("it is gone")?;
         leases.recall(unit, seq).map_err(|error| error.to_string())
+    }
+
+    fn borrow(&self, node: u32, ask: &LoanAsk) -> Result<Option<Loan>, String> {
+        let place = self.cluster.places.lock().get(node as usize - 1).and_then(Weak::upgrade);
+        let place = place.filter(|place| self.cluster.lasts(node, place.epoch.load(Ordering::SeqCst)));
+        let leases = place.and_then(|place| place.leases.lock().upgrade()).ok_or("it is gone")?;
+        leases.lend(self.node, ask).map_err(|error| error.to_string())
     }
 
     fn report(&self, line: &str) {
