@@ -194,15 +194,7 @@ fn frames_seeds() -> Vec<Vec<u8>> {
     };
     let seen = Seen { member, is_own: false, is_suspect: true };
     let lend = frame::LendAsk { unit: Ino(5), to: 6, returns: true, keys: vec![vec![1; 9]; 2] };
-    let loan = frame::LoanPart {
-        has_names: true,
-        seq: 1,
-        number: 2,
-        version: 3,
-        lasts: time,
-        rows: vec![(vec![1; 9], Some(vec![2; 5])), (vec![1; 10], None)],
-        bytes: vec![(PackNo(9), 1, vec![3; 5])],
-    };
+    let loan = a_loan(time);
     let payloads = [
         (Type::Ask, frame::encode_ask(&ask)),
         (Type::Answers, frame::encode_answers(&answers)),
@@ -227,6 +219,18 @@ fn frames_seeds() -> Vec<Vec<u8>> {
         [&Header::with(*kind, 1, payload).encode()[..], payload.as_slice()].concat()
     };
     payloads.iter().map(whole).collect()
+}
+
+fn a_loan(lasts: Duration) -> frame::LoanPart {
+    frame::LoanPart {
+        has_names: true,
+        seq: 1,
+        number: 2,
+        version: 3,
+        lasts,
+        rows: vec![(vec![1; 9], Some(vec![2; 5])), (vec![1; 10], None)],
+        bytes: vec![(PackNo(9), 1, vec![3; 5])],
+    }
 }
 
 fn tree_node(data: &[u8]) {

@@ -376,19 +376,23 @@ impl Volume {
             volume.start("covey-sweep", Core::sweeper)?;
             volume.start("covey-reap", Core::reaper)?;
         }
-        let dedups = !core.options.read_only && !core.is_shared();
-        if dedups && core.options.local {
-            volume.start("covey-dedup", Core::deduper)?;
-        } else if dedups {
-            // Not joined: it may be waiting for a network.
-            let deduper = core.clone();
-            base::thread::spawn("covey-dedup", move || deduper.deduper()).map_err(OpenError::Thread)?;
+        if !core.options.read_only && !core.is_shared() {
+            volume.start_deduper()?;
         }
         if !core.options.names_local && !core.is_shared() {
             // Not joined: it may be waiting for a network.
             base::thread::spawn("covey-prefetch", move || core.prefetcher()).map_err(OpenError::Thread)?;
         }
         Ok(volume)
+    }
+
+    fn start_deduper(&self) -> Result<(), OpenError> {
+        if self.core.options.local {
+            return self.start("covey-dedup", Core::deduper);
+        }
+        // Not joined: it may be waiting for a network.
+        let deduper = self.core.clone();
+        base::thread::spawn("covey-dedup", move || deduper.deduper()).map(drop).map_err(OpenError::Thread)
     }
 
     fn start(&self, name: &str, work: fn(&Core)) -> Result<(), OpenError> {
