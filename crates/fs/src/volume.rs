@@ -21,6 +21,8 @@
 //! Three background threads run: one seals packs, one sweeps (flush, retire, delete, look for equal pages,
 //! compact), one reaps inodes. All end in [`Volume::close`], and when the volume is dropped.
 
+mod work;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -363,43 +365,8 @@ impl Volume {
         });
         let volume = Volume { core: core.clone(), threads: Mutex::default() };
         core.note_resealing()?;
-        if !core.options.read_only {
-            core.names.read_quotas().map_err(OpenError::Store)?;
-            core.names.read_trash().map_err(OpenError::Store)?;
-            core.first_pack.store(core.next_pack()?.0, Ordering::Release);
-            core.adopt_leftovers()?;
-            if core.options.shared.as_ref().is_some_and(|sharing| sharing.keeping.is_some()) {
-                core.is_behind.store(core.was_left_behind(), Ordering::Release);
-                volume.start("covey-second", Core::keeper)?;
-            }
-            volume.start("covey-seal", Core::sealer)?;
-            volume.start("covey-sweep", Core::sweeper)?;
-            volume.start("covey-reap", Core::reaper)?;
-        }
-        if !core.options.read_only && !core.is_shared() {
-            volume.start_deduper()?;
-        }
-        if !core.options.names_local && !core.is_shared() {
-            // Not joined: it may be waiting for a network.
-            base::thread::spawn("covey-prefetch", move || core.prefetcher()).map_err(OpenError::Thread)?;
-        }
+        volume.start_work()?;
         Ok(volume)
-    }
-
-    fn start_deduper(&self) -> Result<(), OpenError> {
-        if self.core.options.local {
-            return self.start("covey-dedup", Core::deduper);
-        }
-        // Not joined: it may be waiting for a network.
-        let deduper = self.core.clone();
-        base::thread::spawn("covey-dedup", move || deduper.deduper()).map(drop).map_err(OpenError::Thread)
-    }
-
-    fn start(&self, name: &str, work: fn(&Core)) -> Result<(), OpenError> {
-        let core = self.core.clone();
-        let thread = base::thread::spawn(name, move || work(&core)).map_err(OpenError::Thread)?;
-        self.threads.lock().push(thread);
-        Ok(())
     }
 
     /// Closes the volume cleanly: every pack is sealed, everything survives a power cut, the threads end. A

@@ -17,6 +17,8 @@
 //! answers wait for space in the socket, no requests are taken. So a client that does not read costs one
 //! buffer.
 
+mod shared;
+
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
@@ -39,10 +41,7 @@ use super::outbox::Outbox;
 use super::service::{Content, Filled, Service, Unfilled};
 use super::slice::{Slice, slice_end};
 use super::{Shared, suspicions};
-use crate::frame::{
-    self, ErrorKind, Get, HEADER, Header, KeepAsk, LendAsk, ListAsk, LoanPart, PackAsk, RecallAsk, Returned,
-    Texted, Type,
-};
+use crate::frame::{self, ErrorKind, Get, HEADER, Header, ListAsk, Texted, Type};
 use crate::frame::{PART, WITH_SUMS};
 use crate::hello::{Class, Other};
 use crate::id::NodeId;
@@ -288,41 +287,6 @@ impl Serving {
             Type::Pong => {}
             Type::Bye => return Err(io::ErrorKind::ConnectionAborted.into()),
             _ => return Err(io::Error::new(io::ErrorKind::InvalidData, "that is no request")),
-        }
-        Ok(())
-    }
-
-    /// Requests between the nodes of a shared volume.
-    fn take_shared(&mut self, header: &Header, payload: &[u8]) -> io::Result<()> {
-        let request = header.request;
-        match header.kind {
-            Type::Pack => {
-                let ask = PackAsk::decode(payload).map_err(bad)?;
-                self.answer_slowly(request, Type::PackPart, move |service| Ok(service.pack(ask)?.encode()));
-            }
-            Type::Recall => {
-                let ask = RecallAsk::decode(payload).map_err(bad)?;
-                self.answer_slowly(request, Type::Done, move |service| {
-                    service.recall(ask).map(|()| Vec::new())
-                });
-            }
-            Type::Keep => {
-                let (ask, from) = (KeepAsk::decode(payload).map_err(bad)?, self.other.node);
-                self.answer_slowly(request, Type::Kept, move |service| {
-                    Ok(service.keep(from, ask)?.to_le_bytes().to_vec())
-                });
-            }
-            Type::Lend => {
-                let ask = LendAsk::decode(payload).map_err(bad)?;
-                self.answer_slowly(request, Type::Loan, move |service| {
-                    Ok(LoanPart::encode(service.lend(ask)?.as_ref()))
-                });
-            }
-            Type::Returned => {
-                self.shared.service.returned(Returned::decode(payload).map_err(bad)?);
-                self.answer(Type::Done, request, &[]);
-            }
-            _ => {}
         }
         Ok(())
     }
