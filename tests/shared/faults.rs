@@ -176,8 +176,8 @@ fn what_a_reader_has_seen_outlives_its_writer() {
     }
 }
 
-/// A reader has borrowed a folder and is stopped. Its loan ends by itself, so the writer goes on soon, and the
-/// reader shows nothing old.
+/// A reader has borrowed a folder and is stopped. Its loan ends by itself, so the writer goes on soon, and
+/// the reader shows nothing old.
 #[test]
 fn a_reader_that_is_stopped_delays_a_change_a_little() {
     requires!(Need::Covey);

@@ -272,8 +272,8 @@ fn a_late_return_ends_no_later_loan() {
     assert_eq!(world.fleet.recalls.load(Ordering::SeqCst), recalls + 1, "nothing is left to call back");
 }
 
-/// A thread that waited for a batch on its way used to hurry the next one too. So what came first after it was
-/// a batch of its own, and what came next had to wait for that.
+/// A thread that waited for a batch on its way used to hurry the next one too. So what came first after it
+/// was a batch of its own, and what came next had to wait for that.
 #[test]
 fn regression_a_change_after_a_flush_waits_for_others() {
     let world = lent(2);
