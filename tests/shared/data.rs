@@ -202,7 +202,7 @@ fn an_open_file_without_a_name_lives_on_another_node() {
             shared.server.sql("select count(*) from covey_kv where substring(k from 1 for 1) = '\\x01'");
         text.parse::<u32>().unwrap()
     };
-    let end = std::time::Instant::now() + std::time::Duration::from_secs(90);
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(180);
     while inodes() > 1 {
         assert!(std::time::Instant::now() < end, "the inode should be deleted: {}", inodes());
         std::thread::sleep(std::time::Duration::from_millis(500));
@@ -238,10 +238,10 @@ fn a_file_that_one_node_writes_and_another_reads_is_always_the_last_one() {
         }
         let node = 1 + turn % 2;
         assert!(fs::read(shared.path(node, "dir/file")).unwrap() == bytes, "turn {turn}: {len} bytes");
-        if turn < 2 {
+        if let Some(reader) = readers.get(turn) {
             // Not under another name yet.
             let mut seen = vec![0; len];
-            readers[turn].read_exact_at(&mut seen, 0).unwrap();
+            reader.read_exact_at(&mut seen, 0).unwrap();
             assert!(seen == bytes, "turn {turn}: through an open file");
         }
         if turn % 40 == 39 {
