@@ -343,6 +343,28 @@ fn regression_nodes_in_one_directory_get_on() {
     check(&world.engine.memory);
 }
 
+/// The same in a directory whose names are read one by one, under the lease.
+#[test]
+fn regression_nodes_in_one_large_directory_get_on() {
+    let world = Arc::new(World::formatted(4));
+    let names = Names::new(world.engine.clone());
+    (0..10_000).for_each(|n| file(&names, &format!("old {n}"), 1_000 + n));
+    world.engine.delay.store(1000, Ordering::SeqCst);
+    let recalls = || world.fleet.recalls.load(Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        for node in 0..4u64 {
+            let world = world.clone();
+            scope.spawn(move || {
+                let names = world.names(node as usize);
+                (0..20).for_each(|n| file(&names, &format!("{node} {n}"), 100 + node * 100 + n));
+            });
+        }
+    });
+    assert!(recalls() < 400, "{} recalls for 80 files: leases went back unused", recalls());
+    world.rows();
+    check(&world.engine.memory);
+}
+
 /// Giving a lease back waits for the replies of such a thread. So the thread must not wait for leases.
 #[test]
 fn regression_a_thread_that_must_not_wait_is_told() {

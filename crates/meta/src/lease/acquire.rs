@@ -132,10 +132,22 @@ impl Core {
         self.state.lock().wanted.get_mut(&unit).into_iter().for_each(|wanted| wanted.won = Some(seq));
     }
 
+    /// Looks at a unit. The names of a directory that had too many are not read again.
+    fn look_at_one(&self, unit: Ino) -> Result<Option<Seen>, StoreError> {
+        if self.state.lock().is_large(unit) {
+            return Ok(self.look_at(&[unit], 0)?.pop());
+        }
+        let seen = self.look_at(&[unit], NAMES_MAX)?.pop();
+        if seen.as_ref().is_some_and(|seen| !seen.is_whole()) {
+            self.state.lock().note_large(unit);
+        }
+        Ok(seen)
+    }
+
     fn load_one(&self, unit: Ino, seen: Option<Seen>) -> Result<Loaded, StoreError> {
         let seen = match seen {
             Some(seen) => Some(seen),
-            None => self.look_at(&[unit], NAMES_MAX)?.pop(),
+            None => self.look_at_one(unit)?,
         };
         let loaded = self.load(seen.map(|seen| (unit, seen)).into_iter().collect())?.pop();
         Ok(loaded.map(|(_, loaded)| loaded).unwrap_or_default())
@@ -149,7 +161,7 @@ impl Core {
         // this one.
         let mut seen = match lease {
             Some(_) => None,
-            None => self.look_at(&[unit], NAMES_MAX)?.pop(),
+            None => self.look_at_one(unit)?,
         };
         let mut lease = lease.or_else(|| seen.as_ref().and_then(Seen::lease));
         loop {

@@ -70,7 +70,25 @@ impl Loaded {
     }
 }
 
+/// Rows of units are being read from the engine, for an operation that uses them under the leases. Until this
+/// is dropped, and the rows are used, the leases are not given back: otherwise nodes that take turns could
+/// take them from one another forever, before any of them has read what it needs ([`super::recall`]).
+pub(super) struct Reading<'a>(&'a Core, &'a [Ino]);
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().end_reading(self.1);
+        self.0.changed.notify_all();
+    }
+}
+
 impl Core {
+    /// Notes that rows of these units are being read.
+    pub(super) fn reading<'a>(&'a self, units: &'a [Ino]) -> Reading<'a> {
+        self.state.lock().begin_reading(units);
+        Reading(self, units)
+    }
+
     /// Looks at the lease row of each unit, at its own rows, and at its names.
     pub(super) fn look_at(&self, units: &[Ino], names: usize) -> Result<Vec<Seen>, StoreError> {
         let keys: Vec<Key> = units.iter().flat_map(|unit| rows_of(*unit)).collect();
@@ -113,7 +131,9 @@ impl Core {
 
     /// Reads rows of a unit.
     pub(super) fn fetch(&self, unit: Ino, keys: Vec<Key>) -> Result<(), StoreError> {
-        let mark = self.marks(&mut self.state.lock(), &[unit]);
+        let units = [unit];
+        let _reading = self.reading(&units);
+        let mark = self.marks(&mut self.state.lock(), &units);
         let values = self.inner.get_many(&keys)?;
         let mut state = self.state.lock();
         if self.marks(&mut state, &[unit]) == mark {
@@ -124,7 +144,9 @@ impl Core {
 
     /// Reads all rows of an inode that belongs to a unit.
     pub(super) fn fetch_whole(&self, unit: Ino, ino: Ino) -> Result<(), StoreError> {
-        let mark = self.marks(&mut self.state.lock(), &[unit]);
+        let units = [unit];
+        let _reading = self.reading(&units);
+        let mark = self.marks(&mut self.state.lock(), &units);
         let pages = self.inner.scan(&Key::extents_from(ino, 0), PAGES_MAX + 1)?;
         let large = pages.len() > PAGES_MAX;
         let removed = [Key::orphan(ino), Key::trash(ino)];

@@ -311,6 +311,7 @@ impl Core {
         ask: impl Fn(&dyn MetaStore) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         loop {
+            let _reading = self.reading(units);
             let marks = self.with(|state| {
                 units.iter().try_for_each(|unit| state.held(*unit, Mode::Read).map(drop))?;
                 Ok(self.marks(state, units))

@@ -12,6 +12,9 @@ use crate::store::{Commit, CommitError, Expect, StoreError, Value};
 
 /// A lease that this node has just got is kept until it was used, but no longer than this.
 const UNUSED: Duration = Duration::from_millis(50);
+/// A lease is kept while rows are read under it, and until they were used, but no longer than this after this
+/// node got it.
+const READING: Duration = Duration::from_secs(1);
 /// A lease that is in use is kept for as long as it took to get it, within these bounds. So several
 /// operations share its cost.
 const BUSY: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(200)];
@@ -48,6 +51,7 @@ impl Core {
             if !is_new && !is_coming {
                 wanted.into_iter().for_each(|wanted| wanted.recalled = wanted.recalled.max(seq));
             }
+            let is_read = state.reading.contains_key(&unit);
             let pause = match state.units.get_mut(&unit) {
                 _ if is_new => TURN,
                 _ if is_coming => COMING,
@@ -55,7 +59,7 @@ impl Core {
                 // The other node has seen an older row, and will see that.
                 Some(held) if held.seq > seq => return Ok(()),
                 Some(held) if held.leaving || held.busy => TURN,
-                Some(held) => match keeps_for(held, now) {
+                Some(held) => match keeps_for(held, is_read, now) {
                     Some(pause) => pause,
                     None => {
                         held.leaving = true;
@@ -253,14 +257,20 @@ impl Core {
     }
 }
 
-/// How long this node keeps a lease although another one wants it.
-fn keeps_for(held: &Unit, now: Instant) -> Option<Duration> {
+/// How long this node keeps a lease although another one wants it. `is_read`: rows of the unit are being read.
+fn keeps_for(held: &Unit, is_read: bool, now: Instant) -> Option<Duration> {
     let age = now.saturating_duration_since(held.since);
     let quiet = now.saturating_duration_since(held.last);
     if held.loan.is_some() {
         return (!held.used && age < COMING).then_some(Duration::from_millis(1));
     }
     if !held.used && age < UNUSED {
+        return Some(Duration::from_millis(1));
+    }
+    if is_read && age < READING {
+        return Some(TURN);
+    }
+    if held.read.is_some_and(|read| now.saturating_duration_since(read) < UNUSED) && age < READING {
         return Some(Duration::from_millis(1));
     }
     let busy = held.cost.clamp(BUSY[0], BUSY[1]);

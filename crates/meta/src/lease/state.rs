@@ -21,6 +21,9 @@ use crate::store::{Limit, Rows, Value};
 
 /// Guesses of one generation.
 const HINTS: usize = 1 << 16;
+/// How many large directories are noted, and for how long.
+const LARGE_MAX: usize = 1 << 12;
+const LARGE: Duration = Duration::from_secs(30);
 
 /// What is missing for an answer from memory.
 #[derive(Debug)]
@@ -67,6 +70,8 @@ pub(super) struct Unit {
     pub used: bool,
     /// When an operation used it last.
     pub last: Instant,
+    /// When rows of it were read from the engine for an operation that has not used them yet.
+    pub read: Option<Instant>,
     /// When this node changed it last.
     pub changed: Option<Instant>,
     /// The last batch that holds a change of it.
@@ -94,6 +99,7 @@ impl Unit {
             cost: Duration::ZERO,
             used: false,
             last: now,
+            read: None,
             changed: None,
             batch: 0,
             told: HashSet::new(),
@@ -144,6 +150,10 @@ pub(super) struct State {
     hints: [HashMap<Ino, Ino>; 2],
     /// Leases that are being asked for.
     pub wanted: HashMap<Ino, Wanted>,
+    /// How many operations read rows of a unit from the engine just now, to use them under its lease.
+    pub reading: HashMap<Ino, u32>,
+    /// Directories that had too many names to be remembered, and when that was seen.
+    large: HashMap<Ino, Instant>,
     /// What this node has lent. It stays when the lease is forgotten.
     pub lent: HashMap<Ino, Lent>,
     /// The number of the last loan that was given.
@@ -228,7 +238,7 @@ impl State {
                     Some(lent) if lent.is_lent() => return Err(Need::Loans(unit)),
                     _ => {}
                 }
-                (held.used, held.last) = (true, base::time::monotonic());
+                (held.used, held.last, held.read) = (true, base::time::monotonic(), None);
                 Ok(held)
             }
             _ => Err(Need::Lease(unit, mode)),
@@ -349,6 +359,39 @@ impl State {
         let Some(held) = self.units.get_mut(&unit) else { return };
         // What was written here since is newer.
         held.rows.entry(key).or_insert(value);
+    }
+
+    /// An operation reads rows of these units. Until it has them and has used them, the leases are not given
+    /// back ([`super::recall`]).
+    pub fn begin_reading(&mut self, units: &[Ino]) {
+        units.iter().for_each(|unit| *self.reading.entry(*unit).or_default() += 1);
+    }
+
+    /// It has them.
+    pub fn end_reading(&mut self, units: &[Ino]) {
+        let now = base::time::monotonic();
+        for unit in units {
+            if let Some(count) = self.reading.get_mut(unit) {
+                *count -= 1;
+                if *count == 0 {
+                    self.reading.remove(unit);
+                }
+            }
+            self.units.get_mut(unit).into_iter().for_each(|held| held.read = Some(now));
+        }
+    }
+
+    /// Notes that a directory has too many names to be remembered.
+    pub fn note_large(&mut self, unit: Ino) {
+        if self.large.len() >= LARGE_MAX {
+            self.large.clear();
+        }
+        self.large.insert(unit, base::time::monotonic());
+    }
+
+    /// Whether a directory had too many names a short time ago.
+    pub fn is_large(&self, unit: Ino) -> bool {
+        self.large.get(&unit).is_some_and(|seen| seen.elapsed() < LARGE)
     }
 
     /// Forgets a unit.
