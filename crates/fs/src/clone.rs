@@ -7,8 +7,8 @@
 //!
 //! In a shared volume this node looks at each directory and file under a lease ([`meta::lease`]), so it sees
 //! what any node has done before it looks. The copies refer to the same bytes by commits that check the
-//! source, as copy_file_range(2) does, and no byte that they refer to is deleted (`gc::shared`). A file that is
-//! copied in several steps is copied anew if another node changes it in between. While the clone is built,
+//! source, as copy_file_range(2) does, and no byte that they refer to is deleted (`gc::shared`). A file that
+//! is copied in several steps is copied anew if another node changes it in between. While the clone is built,
 //! this node says that it holds it (`gc::shared_orphans`); when it is gone, another node removes it.
 
 use std::ops::ControlFlow;

@@ -8,10 +8,10 @@
 //!                    ──► the old packs have no live bytes: they are condemned like others     dead.rs
 //! ```
 //!
-//! **No promise is weakened.** A page refers to the new place only after the blob is in the origin, synced and
-//! with the right size. So fsync(2) holds as before, also if this node is lost in the next moment. Until then
-//! nothing but this node's memory knows of the move. If it is killed, the new pack is one without live bytes,
-//! and is condemned like any other.
+//! **No promise is weakened.** A page refers to the new place only after the blob is in the origin, synced
+//! and with the right size. So fsync(2) holds as before, also if this node is lost in the next moment. Until
+//! then nothing but this node's memory knows of the move. If it is killed, the new pack is one without live
+//! bytes, and is condemned like any other.
 //!
 //! **No change is lost.** A page changes by a commit under the write lease of its file's unit, like every
 //! change of a file (`meta::lease`): other nodes have given back what they remember of it, and have stored
@@ -21,12 +21,12 @@
 //!
 //! **Nothing that a node may name is deleted.** The old packs are condemned and deleted as described in the
 //! [module above](super): a copy of the old reference that another node has made and not stored yet keeps the
-//! lease of its source, so this node's commit waits for it, and the old pack keeps a user. The new pack has no
-//! user before the first commit, so another node's collection on request may condemn it. Each commit checks
-//! the pack's row. It is refused then, and the pages that are left stay where they are.
+//! lease of its source, so this node's commit waits for it, and the old pack keeps a user. The new pack has
+//! no user before the first commit, so another node's collection on request may condemn it. Each commit
+//! checks the pack's row. It is refused then, and the pages that are left stay where they are.
 //!
-//! **Reads** with names from before the move find the old blob, which stays for a while after it was condemned
-//! (`-o gc_delay`). After that they look up the names again.
+//! **Reads** with names from before the move find the old blob, which stays for a while after it was
+//! condemned (`-o gc_delay`). After that they look up the names again.
 //!
 //! **Which node.** Each node compacts its own packs, and the node with the lowest number those of nodes that
 //! are gone: as for dead packs. The node that has written a pack often still has the leases of its files. A
@@ -161,8 +161,8 @@ impl Core {
         Ok(())
     }
 
-    /// Compaction on request: all that is worth it, whichever node has written it. Call it when the packs were
-    /// looked at ([`Compaction::note`]).
+    /// Compaction on request: all that is worth it, whichever node has written it. Call it when the packs
+    /// were looked at ([`Compaction::note`]).
     pub(super) fn compact_all_shared(
         &self,
         sharing: &Sharing,

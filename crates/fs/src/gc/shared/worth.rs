@@ -11,8 +11,8 @@ use base::{PackNo, time};
 use hashbrown::{HashMap, HashSet};
 use meta::PackRow;
 
-/// Packs of which less than this percentage is in use are worth compacting. If each pack has at least as much,
-/// less than twice the bytes in use is stored.
+/// Packs of which less than this percentage is in use are worth compacting. If each pack has at least as
+/// much, less than twice the bytes in use is stored.
 const HALF: u64 = 50;
 /// In the background, packs are compacted when this many bytes are freed at a time: each time makes a blob.
 pub(super) const ENOUGH: u64 = 256 * KIB;

@@ -1,5 +1,5 @@
-//! Compaction in a shared volume: bytes in use move to another pack while other nodes work, and whatever fails
-//! in between.
+//! Compaction in a shared volume: bytes in use move to another pack while other nodes work, and whatever
+//! fails in between.
 
 use std::sync::atomic::Ordering::SeqCst;
 
