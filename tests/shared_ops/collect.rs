@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -17,6 +17,16 @@ use crate::rig::Shared;
 /// Longer than anything takes here: an inode without a name is deleted after two sessions, or after eight if
 /// no node has its lease.
 const PATIENCE: Duration = Duration::from_secs(300);
+
+/// The bytes of all blobs of a folder.
+fn stored(folder: &Path) -> u64 {
+    let size = |entry: fs::DirEntry| match entry.path().is_dir() {
+        true => stored(&entry.path()),
+        false if entry.file_name().len() == 64 => entry.metadata().map_or(0, |found| found.len()),
+        false => 0,
+    };
+    fs::read_dir(folder).into_iter().flatten().flatten().map(size).sum()
+}
 
 fn synced(path: &Path, bytes: &[u8]) {
     fs::write(path, bytes).unwrap();
@@ -289,4 +299,108 @@ fn copies_and_published_trees_keep_what_is_removed() {
     publish(&shared.nodes[0].mountpoint, "nightly");
     let again = Published::mount(&tree, shared.folder.path().join("mounted"));
     same(&shared.path(0, ""), &again.mountpoint);
+}
+
+/// What is in the files of [`mostly_dead_blobs_are_compacted`].
+struct Files {
+    whole: Vec<Vec<u8>>,
+    small: Vec<Vec<u8>>,
+}
+
+impl Files {
+    fn path(shared: &Shared, node: usize, n: usize) -> PathBuf {
+        shared.path(node, &format!("dir{}/file{n}", n % 2))
+    }
+
+    fn check(&self, shared: &Shared, nodes: &[usize]) {
+        for node in nodes {
+            for (n, bytes) in self.whole.iter().enumerate() {
+                assert!(fs::read(Files::path(shared, *node, n)).unwrap() == *bytes, "file{n} on {node}");
+            }
+            for (n, bytes) in self.small.iter().enumerate().filter(|(n, _)| n % 6 == 0) {
+                assert!(fs::read(shared.path(*node, &format!("small/{n}"))).unwrap() == *bytes, "small/{n}");
+            }
+        }
+    }
+
+    /// Writes over most of each file, by its node (0) or the other one (1).
+    fn overwrite(&mut self, shared: &Shared, rng: &mut Rng, other: usize) {
+        for (n, bytes) in self.whole.iter_mut().enumerate() {
+            let new = rng.bytes(800_000);
+            let path = Files::path(shared, (n + other) % 2, n);
+            let file = File::options().write(true).open(path).unwrap();
+            let at = other * 100_000;
+            file.write_all_at(&new, at as u64).unwrap();
+            file.sync_all().unwrap();
+            bytes[at..at + 800_000].copy_from_slice(&new);
+        }
+    }
+}
+
+/// Two nodes write files and write over most of their bytes, or remove most of them. What is stored shrinks
+/// to what is there: without a command where a node works in its own directory, and with one where another
+/// node does. Nothing of it is lost with a node that has moved bytes.
+#[test]
+fn mostly_dead_blobs_are_compacted() {
+    requires!(Need::Covey);
+    let mut shared = Shared::with(requires_server!(), 2, &["-o", "gc_delay=1,fsync=origin"]);
+    let origin = shared.folder.path().join("origin");
+    let mut rng = Rng::new(11);
+    let used = 8 * 900_000 + 10 * 30_000;
+    let whole = (0..8).map(|_| rng.bytes(900_000)).collect();
+    let small = (0..60).map(|_| rng.bytes(30_000)).collect();
+    let mut files = Files { whole, small };
+    for (n, bytes) in files.whole.iter().enumerate() {
+        fs::create_dir_all(shared.path(n % 2, &format!("dir{}", n % 2))).unwrap();
+        synced(&Files::path(&shared, n % 2, n), bytes);
+    }
+    fs::create_dir(shared.path(0, "small")).unwrap();
+    for (n, bytes) in files.small.iter().enumerate() {
+        fs::write(shared.path(0, &format!("small/{n}")), bytes).unwrap();
+    }
+    File::open(shared.path(0, "small/0")).unwrap().sync_all().unwrap();
+    // Opened before anything moves.
+    let open: Vec<File> = (0..8).map(|n| File::open(Files::path(&shared, n % 2, n)).unwrap()).collect();
+    files.overwrite(&shared, &mut rng, 0);
+    let full = stored(&origin);
+    assert!(full > 2 * used - 1_000_000, "{full}");
+    for n in (0..60).filter(|n| n % 6 != 0) {
+        fs::remove_file(shared.path(0, &format!("small/{n}"))).unwrap();
+    }
+    until("each node compacts what it wrote", || {
+        let _ = fs::read_dir(shared.path(0, "small")).unwrap().count();
+        stored(&origin) < used + used / 10
+    });
+    say(format_args!("{full} bytes became {}; {used} are in use", stored(&origin)));
+    for (n, file) in open.iter().enumerate() {
+        let mut read = vec![0; 900_000];
+        file.read_exact_at(&mut read, 0).unwrap();
+        assert!(read == files.whole[n], "through a descriptor from before");
+    }
+    files.check(&shared, &[0, 1]);
+    // Now the other node of each directory, which both have used.
+    let open: Vec<File> = (0..8).map(|n| File::open(Files::path(&shared, n % 2, n)).unwrap()).collect();
+    files.overwrite(&shared, &mut rng, 1);
+    let (full, mut moved) = (stored(&origin), 0);
+    until("a request compacts all", || {
+        moved += gc(&shared.nodes[0].mountpoint)["moved_bytes"].as_u64().unwrap();
+        stored(&origin) < used + used / 10
+    });
+    say(format_args!("{full} bytes became {}; {moved} were moved", stored(&origin)));
+    assert!(moved > 0);
+    for (n, file) in open.iter().enumerate() {
+        let mut read = vec![0; 900_000];
+        file.read_exact_at(&mut read, 0).unwrap();
+        assert!(read == files.whole[n], "through a descriptor from before");
+    }
+    drop(open);
+    files.check(&shared, &[0, 1]);
+    sound(&shared);
+    // A node that has moved bytes is lost, with its folder.
+    shared.nodes[0].kill();
+    fs::remove_dir_all(&shared.nodes[0].folder).unwrap();
+    files.check(&shared, &[1]);
+    shared.add();
+    files.check(&shared, &[1, 2]);
+    sound(&shared);
 }

@@ -4,6 +4,7 @@
 //! program may rely on is tested by `tests/shared`.
 
 mod checks;
+mod clones;
 mod collect;
 mod etcd;
 #[allow(dead_code, unused_imports, reason = "each test program uses its part")]

@@ -5,6 +5,7 @@
 //! otherwise. With no fault on they behave exactly like what they wrap. The conformance suites are run over
 //! them to show it.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -15,6 +16,7 @@ use std::time::Duration;
 
 use base::time::BootTime;
 use base::{BlobId, PackNo};
+use parking_lot::Mutex;
 
 use crate::access::Access;
 use crate::completion::{Completion, Start};
@@ -64,6 +66,9 @@ pub struct Faults {
     damage: AtomicBool,
     delay_us: AtomicU64,
     held: AtomicBool,
+    late: AtomicBool,
+    /// Blobs that were stored while uploads were late.
+    unsettled: Mutex<HashSet<BlobId>>,
 }
 
 impl Faults {
@@ -76,6 +81,8 @@ impl Faults {
             damage: AtomicBool::new(false),
             delay_us: AtomicU64::new(0),
             held: AtomicBool::new(false),
+            late: AtomicBool::new(false),
+            unsettled: Mutex::default(),
         })
     }
 
@@ -105,6 +112,14 @@ impl Faults {
         self.held.store(on, Ordering::SeqCst);
     }
 
+    /// What is stored while it is on is not settled ([`Origin::is_settled`]) until it is off.
+    pub fn late_uploads(&self, on: bool) {
+        self.late.store(on, Ordering::SeqCst);
+        if !on {
+            self.unsettled.lock().clear();
+        }
+    }
+
     /// Switches everything off.
     pub fn heal(&self) {
         self.failing.iter().for_each(|left| left.store(0, Ordering::SeqCst));
@@ -112,6 +127,7 @@ impl Faults {
         self.damage(false);
         self.delay(Duration::ZERO);
         self.hold(false);
+        self.late_uploads(false);
     }
 
     /// How often `op` was called, including calls that failed.
@@ -253,6 +269,9 @@ impl FailingOrigin {
 
     fn meet_store(&self, sums: &Sums) -> Result<(), BlobError> {
         self.faults.meet(Op::Store)?;
+        if self.faults.late.load(Ordering::SeqCst) {
+            self.faults.unsettled.lock().insert(sums.id());
+        }
         self.faults.take_room(u64::from(sums.size()))
     }
 }
@@ -355,7 +374,7 @@ impl Origin for FailingOrigin {
     }
 
     fn is_settled(&self, id: &BlobId) -> bool {
-        self.inner.is_settled(id)
+        self.inner.is_settled(id) && !self.faults.unsettled.lock().contains(id)
     }
 
     fn remove(&self, id: &BlobId) -> Result<(), BlobError> {

@@ -275,7 +275,8 @@ impl Core {
         }
     }
 
-    fn begin_pack(&self) -> Result<PackNo, Error> {
+    /// Makes an empty pack of this node.
+    pub(crate) fn begin_pack(&self) -> Result<PackNo, Error> {
         let pack = self.next_pack()?;
         self.parts.packs.create(pack)?;
         if let Err(error) = self.run(&Op::OpenPack { pack }) {

@@ -4,14 +4,20 @@
 //! crash leaves is collected like any other inode without a name. Each file is copied as it was at one moment
 //! of the clone. If a program changes several files meanwhile, the clone may have one from before the change
 //! and another from after it. Hard links within the tree stay hard links.
+//!
+//! In a shared volume this node looks at each directory and file under a lease ([`meta::lease`]), so it sees
+//! what any node has done before it looks. The copies refer to the same bytes by commits that check the
+//! source, as copy_file_range(2) does, and no byte that they refer to is deleted (`gc::shared`). A file that
+//! is copied in several steps is copied anew if another node changes it in between. While the clone is built,
+//! this node says that it holds it (`gc::shared_orphans`); when it is gone, another node removes it.
 
 use std::ops::ControlFlow;
 
 use base::Ino;
 use hashbrown::HashMap;
 use meta::names::Listed;
-use meta::plan::Op;
 use meta::plan::op::SetAttrs;
+use meta::plan::{Op, Refusal};
 use meta::record::InodeRecord;
 
 use crate::errno::{Errno, Error};
@@ -33,6 +39,8 @@ pub struct Cloned {
 
 /// Entries of a directory read at a time.
 const BATCH: usize = 512;
+/// So often a file of more than 4 GiB is copied anew because another node has changed it meanwhile.
+const ATTEMPTS: u32 = 16;
 /// Progress is reported after so many inodes.
 const REPORT_EVERY: u64 = 64;
 
@@ -51,7 +59,8 @@ impl Volume {
     /// If it breaks, the clone ends with EINTR.
     ///
     /// # Errors
-    /// `EEXIST` where the name exists; otherwise as for creating files.
+    /// `EEXIST` where the name exists; `EBUSY` if other nodes of a shared volume change a file of more than
+    /// 4 GiB all the time; otherwise as for creating files.
     pub fn clone_tree(
         &self,
         from: Ino,
@@ -97,13 +106,20 @@ impl Core {
     /// of the original. The copy counts as held, so that the reaper, which looks for inodes without a name
     /// after an open, leaves it alone: see [`Core::release`].
     fn clone_inode(&self, from: Ino, quota: Ino) -> Result<(Ino, InodeRecord), Error> {
-        let ino = self.next_ino()?;
-        self.refs.finding().hold(ino);
-        let copied = self.clone_contents(from, ino, quota);
-        if copied.is_err() {
-            self.release(ino, false);
+        for _ in 0..ATTEMPTS {
+            let ino = self.next_ino()?;
+            self.refs.finding().hold(ino);
+            match self.clone_contents(from, ino, quota) {
+                Ok(record) => return Ok((ino, record)),
+                // Another node has changed the file between two steps.
+                Err(Error::Refused(Refusal::Changed)) => self.release(ino, false),
+                Err(error) => {
+                    self.release(ino, false);
+                    return Err(error);
+                }
+            }
         }
-        Ok((ino, copied?))
+        Err(Errno::EBUSY.into())
     }
 
     /// Releases a copy that now has its name, or never gets one.
@@ -114,13 +130,15 @@ impl Core {
     }
 
     fn clone_contents(&self, from: Ino, ino: Ino, quota: Ino) -> Result<InodeRecord, Error> {
-        // Excludes writers from a file that is copied in several steps.
+        // Excludes this node's writers from a file that is copied in several steps.
         let _whole = self.lock_of(from).write();
         let record = self.attr(from)?;
         let mut change = self.run(&Op::CloneInode { from, ino, quota })?;
+        // Other nodes of a shared volume are not excluded.
+        let over = Some(change.first).filter(|_| self.is_shared());
         while change.more {
             let page = change.done as u32;
-            change = self.run(&Op::CloneMore { from, ino, page })?;
+            change = self.run(&Op::CloneMore { from, ino, page, over })?;
         }
         Ok(record)
     }
@@ -162,7 +180,7 @@ impl Core {
             }
             let (copy, record) = match self.clone_inode(child, quota) {
                 // Removed since the listing was read.
-                Err(Error::Errno(Errno::ENOENT) | Error::Refused(meta::plan::Refusal::NotFound)) => continue,
+                Err(Error::Errno(Errno::ENOENT) | Error::Refused(Refusal::NotFound)) => continue,
                 made => made?,
             };
             let attached = self.run(&Op::Attach { ino: copy, parent: to, name: &entry.name });

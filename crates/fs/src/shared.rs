@@ -9,9 +9,10 @@
 //!   are in the origin are remembered.
 //! - **What fsync(2) synced is on a second disk**, if the mount asks for that, until the origin has it:
 //!   [`keeping`].
-//! - **Equal bytes are not searched for**, and packs are not compacted. Both decide about packs that other
-//!   nodes may be about to refer to.
-//! - **Blobs are deleted when no node can refer to them any more**: see [`crate::gc::shared`].
+//! - **Equal bytes are not searched for**: that would decide about packs that other nodes may be about to
+//!   refer to.
+//! - **Blobs are deleted when no node can refer to them any more**, and compacted while nodes refer to them:
+//!   see [`crate::gc::shared`].
 //! - **Locks are rows too**, if the mount asks for that: see `shared/locks.rs`.
 //! - **An inode without a name lives while any node holds it**: see [`crate::gc::shared_orphans`].
 //! - **What a write makes of the bytes that it found** (an inline file) is committed only if the file has not

@@ -13,6 +13,7 @@
 //! equal plan.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use base::PackNo;
 
@@ -203,6 +204,24 @@ pub trait MetaStore: Send + Sync {
     /// # Errors
     /// See [`StoreError`].
     fn get_many(&self, keys: &[Key]) -> Result<Vec<Option<Value>>, StoreError>;
+
+    /// The same as the engine has them: no lease is taken for it, and changes that are not stored yet are not
+    /// seen. So whatever is decided by these rows must be checked again by the commit.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    fn peek(&self, keys: &[Key]) -> Result<Vec<Option<Value>>, StoreError> {
+        self.get_many(keys)
+    }
+
+    /// Which of these inodes this node may change without disturbing another one: no other node has the
+    /// lease, or the lease has not changed hands for `quiet`. It may be otherwise right afterwards.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    fn are_free(&self, inos: &[base::Ino], _quiet: Duration) -> Result<Vec<bool>, StoreError> {
+        Ok(vec![true; inos.len()])
+    }
 
     /// The row `from`, some others, and the rows whose keys are one of `tags` followed by the first 8 bytes
     /// of the value of `from`. An engine on another machine gives all of it in one round trip, as of one

@@ -19,7 +19,8 @@ use crate::term::Term;
 #[command(
     after_help = "Examples:\n  covey gc /srv/volume\n  covey gc /mnt/covey      a mounted volume: its daemon does it\n\n\
     A mounted volume does this by itself all the time; the command is for not waiting. Of a shared volume it \
-    deletes what is due on all nodes, and looks in the origin for blobs that no node knows."
+    deletes what is due and compacts what is mostly dead, of all nodes, and looks in the origin for blobs that \
+    no node knows."
 )]
 pub struct Args {
     /// A volume's folder, or a path on a mount

@@ -13,9 +13,11 @@ use std::time::{Duration, Instant};
 
 use base::size::{MIB, SEGMENT};
 use base::{Ino, PackNo, time};
-use blob::{BlobError, Extent};
+use blob::{BlobError, Extent, ExtentPage};
+use meta::Key;
 use meta::plan::Op;
 use meta::plan::op::Move;
+use meta::store::StoreError;
 
 use super::START;
 use crate::errno::Error;
@@ -36,14 +38,17 @@ const HALF: u32 = 50;
 const USERS: usize = 1024;
 
 impl Core {
-    /// Whether there is space to copy before deleting. The last of the space is left to the names.
+    /// Whether this volume is compacted here, and there is space to copy before deleting. Shared volumes are
+    /// compacted by [`super::shared`].
     pub(crate) fn may_copy(&self) -> bool {
+        !self.is_shared() && self.has_room_to_copy()
+    }
+
+    /// Whether there is space to copy before deleting. The last of the space is left to the names.
+    pub(super) fn has_room_to_copy(&self) -> bool {
         let room = |space: blob::Space| space.available > crate::space::floor(space.total) / 2 + 4 * MIB;
         // Moved bytes must be uploaded again, after everything that is waiting for the origin already.
-        !self.is_read_only()
-            && !self.is_shared()
-            && self.options.gate.is_open()
-            && self.parts.packs.space().is_ok_and(room)
+        !self.is_read_only() && self.options.gate.is_open() && self.parts.packs.space().is_ok_and(room)
     }
 
     /// Compacts for one round while there is too much dead data. Then, if nothing is being written, compacts
@@ -134,15 +139,19 @@ impl Core {
         Ok(())
     }
 
-    /// The pages that refer to a pack, and the ranges of it that they refer to.
+    /// The pages that refer to a pack, and the ranges of it that they refer to. In a shared volume they are
+    /// those that the database has: no lease is taken to look.
     pub(super) fn live_ranges(&self, pack: PackNo) -> Result<Uses, Error> {
         let (mut users, mut ranges) = (Vec::new(), Vec::new());
         let mut from = (Ino(0), 0);
         loop {
             let batch = self.names.pack_users(pack, from, USERS)?;
-            for (ino, page) in &batch {
-                let extents = self.names.extents(*ino, *page)?;
-                let mine = extents.extents().iter().filter(|extent| extent.pack == pack);
+            let keys: Vec<Key> = batch.iter().map(|(ino, page)| Key::extents(*ino, *page)).collect();
+            for row in self.parts.store.peek(&keys)?.into_iter().flatten() {
+                let damaged =
+                    |_| StoreError::Damaged(format!("the extents of a page in {pack:?} are damaged"));
+                let page = ExtentPage::decode(&row).map_err(damaged)?;
+                let mine = page.extents().iter().filter(|extent| extent.pack == pack);
                 ranges.extend(mine.map(|Extent { offset, len, .. }| (*offset, *len)));
             }
             users.extend_from_slice(&batch);
@@ -173,7 +182,7 @@ impl Core {
 }
 
 /// Pages of files that refer to a pack, and the ranges (offset, length) of it that they refer to.
-type Uses = (Vec<(Ino, u32)>, Vec<(u32, u32)>);
+pub(super) type Uses = (Vec<(Ino, u32)>, Vec<(u32, u32)>);
 
 /// Copied ranges, kept until all that refers to them is updated.
 struct Moved {

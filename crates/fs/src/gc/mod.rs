@@ -13,8 +13,8 @@
 //!               delete the blob, unless another pack is the same blob; forget the row
 //! ```
 //!
-//! In a shared volume other nodes may refer to the same packs, so the lower half of this is another one: see
-//! [`shared`]. Nothing is compacted there.
+//! In a shared volume other nodes may refer to the same packs, so the lower half of this is another one, and
+//! so is compaction: see [`shared`].
 //!
 //! **Stored bytes stay below twice the live bytes.** Packs that lost bytes are known in memory ([`Garbage`]).
 //! While their dead bytes exceed [`START`] percent of the live ones, the emptiest packs are compacted: the

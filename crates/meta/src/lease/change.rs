@@ -125,7 +125,13 @@ impl State {
         let mut failed = Vec::new();
         for (key, expect) in &commit.checks {
             let is_new = survey.born.contains_key(&number(key)) && is_of_inode(key);
-            let value = if is_new { None } else { self.value(key)? };
+            let value = match is_new {
+                true => None,
+                false => match self.value(key) {
+                    Err(Need::Rows(..)) => return Err(self.missing(commit, survey)),
+                    value => value?,
+                },
+            };
             let holds = match expect {
                 Expect::Is(expected) => value.as_ref() == Some(expected),
                 Expect::Absent => value.is_none(),
@@ -140,6 +146,15 @@ impl State {
             not_empty |= !self.range(range, 1)?.is_empty();
         }
         if failed.is_empty() && !not_empty { Ok(Ok(())) } else { Ok(Err((failed, not_empty))) }
+    }
+
+    /// All rows that are missing to verify a commit: they are read together. A clone checks a thousand rows,
+    /// and the lease may be wanted by another node.
+    fn missing(&mut self, commit: &Commit, survey: &Survey) -> Need {
+        let is_new = |key: &Key| survey.born.contains_key(&number(key)) && is_of_inode(key);
+        let covered = commit.checks.iter().map(|(key, _)| key).filter(|key| is_of_inode(key) && !is_new(key));
+        let keys: Vec<Key> = covered.cloned().collect();
+        self.values(&keys).err().unwrap_or(Need::Turn)
     }
 
     /// The rows of counters that a commit changes must be known before it is applied.

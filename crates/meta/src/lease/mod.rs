@@ -39,6 +39,7 @@ mod behind;
 mod borrow;
 mod change;
 mod fetch;
+mod free;
 mod journal;
 mod lend;
 mod loan;
@@ -504,6 +505,15 @@ impl MetaStore for Leases {
         let mut covered = self.core.with(|state| state.values(&covered))?.into_iter();
         let next = |key: &Key| if is_of_inode(key) { covered.next() } else { others.next() }.flatten();
         Ok(keys.iter().map(next).collect())
+    }
+
+    fn peek(&self, keys: &[Key]) -> Result<Vec<Option<Value>>, StoreError> {
+        self.core.inner.get_many(keys)
+    }
+
+    fn are_free(&self, inos: &[Ino], quiet: Duration) -> Result<Vec<bool>, StoreError> {
+        let here = |ino: &Ino| self.is_changeable(&Key::inode(*ino));
+        self.core.are_free(inos, &here, quiet)
     }
 
     fn get_linked(&self, from: &Key, also: &[Key], tags: &[u8]) -> Result<Linked, StoreError> {

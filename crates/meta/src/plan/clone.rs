@@ -2,7 +2,8 @@
 //!
 //! The copy is an orphan until it gets a name, so what a crash leaves is collected like any other orphan. A
 //! file with more pages than one commit takes is copied in steps, each of which sees the source as it then
-//! is. A caller that needs the contents of one moment must block writers meanwhile.
+//! is. A caller that needs the contents of one moment must block writers meanwhile, or have a step refused if
+//! the source has changed since the first one.
 
 use base::Ino;
 
@@ -75,11 +76,12 @@ pub(super) fn clone(view: &View, ctx: &Ctx, from: Ino, ino: Ino, quota: Ino) -> 
     }
     draft.put(Key::orphan(ino), nothing());
     draft.create(ino, record);
+    draft.change.first = source.record.change;
     Ok(draft.finish())
 }
 
 /// [`super::Op::CloneMore`]
-pub(super) fn more(view: &View, from: Ino, ino: Ino, page: u32) -> Result<Change, Stop> {
+pub(super) fn more(view: &View, from: Ino, ino: Ino, page: u32, over: Option<u64>) -> Result<Change, Stop> {
     let pages = Key::extents_from(from, page);
     let mut ask = Ask::new(view);
     ask.row(&Key::inode(from)).row(&Key::inode(ino)).range(&pages, PAGES_PER_CLONE + 1).done()?;
@@ -89,6 +91,13 @@ pub(super) fn more(view: &View, from: Ino, ino: Ino, page: u32) -> Result<Change
     }
     let rows = view.range(&pages, PAGES_PER_CLONE + 1)?;
     let mut draft = Draft::new();
+    if let Some(over) = over {
+        let source = view.node(from)?;
+        if source.record.change != over {
+            return Err(Refusal::Changed.into());
+        }
+        draft.check_seen(source.key.clone(), Some(&source.seen));
+    }
     let mut ledger = Ledger::default();
     copy_pages(&mut draft, &mut ledger, rows, ino, node.record.size)?;
     let mut record = node.record;

@@ -74,7 +74,7 @@ fn attempt(op: &Op<'_>, ctx: &Ctx, view: &View) -> Result<Change, Stop> {
             range::copy(view, ctx, &range::Copy { from, from_offset, to, to_offset, len })
         }
         Op::CloneInode { from, ino, quota } => clone::clone(view, ctx, from, ino, quota),
-        Op::CloneMore { from, ino, page } => clone::more(view, from, ino, page),
+        Op::CloneMore { from, ino, page, over } => clone::more(view, from, ino, page, over),
         Op::Attach { ino, parent, name } => link::attach(view, ctx, ino, parent, name),
         Op::Restore { ino, parent, name } => trash::restore(view, ctx, ino, parent, name),
         Op::Expire { ino, at } => trash::expire(view, ino, at),

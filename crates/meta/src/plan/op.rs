@@ -272,6 +272,10 @@ pub enum Op<'a> {
         ino: Ino,
         /// First page to copy.
         page: u32,
+        /// The source's [`InodeRecord::change`](crate::record::InodeRecord::change) when the first step was
+        /// made ([`Change::first`]), if it may have changed since: then the step is refused with
+        /// [`Refusal::Changed`].
+        over: Option<u64>,
     },
     /// Gives an orphan directory (or file) its first name.
     Attach {
@@ -506,7 +510,8 @@ pub struct Change {
     pub done: u64,
     /// The operation is not finished: plan it again (a clone continues with [`Op::CloneMore`]).
     pub more: bool,
-    /// The first number taken ([`Op::Allocate`]).
+    /// The first number taken ([`Op::Allocate`]), or the counter of the source's changes
+    /// ([`Op::CloneInode`]).
     pub first: u64,
     /// The blob is to be deleted now ([`Op::Doom`]).
     pub doomed: bool,

@@ -29,44 +29,61 @@ impl Core {
         let kept = self.look_at_kept(sharing, &present);
         self.search_dead(sharing, &present.alive)?;
         while self.delete_due(sharing, &present, false)? && !self.stopping() {}
+        self.compact_shared(sharing, &present)?;
         kept
     }
 
-    /// Collection on request: what is due is deleted now, wherever it is. The rest waits for its time.
+    /// Collection on request: what is due is deleted now, and what is worth it is compacted, wherever it is.
+    /// The rest waits for its time.
     pub(crate) fn collect_shared(
         &self,
         sharing: &Sharing,
         progress: &mut dyn FnMut(Collected),
     ) -> Result<Collected, Error> {
-        let before = self.counters.freed_bytes.get();
-        let freed = || self.counters.freed_bytes.get() - before;
+        let (freed, moved) = (self.counters.freed_bytes.get(), self.counters.moved_bytes.get());
         let began = time::monotonic();
         self.packs.close_all();
         while !self.packs.all_closed_sealed() && began.elapsed() < PATIENCE && !self.stopping() {
-            progress(Collected { freed_bytes: freed(), ..Collected::default() });
+            progress(self.collected_so_far(freed, moved));
             self.sweep.pause(LOOK);
         }
-        self.deletions.touch(self.garbage.take_touched());
-        self.condemn_touched()?;
-        self.each_blob_pack(&mut |pack, row, live| match row {
-            PackRow::Sealed { .. } if live == 0 => self.condemn(pack),
-            _ => Ok(()),
-        })?;
+        self.condemn_all()?;
         let Some(present) = self.present(sharing)? else { return Ok(Collected::default()) };
+        self.compact_all_shared(sharing, &mut || progress(self.collected_so_far(freed, moved)))?;
+        self.condemn_all()?;
         loop {
             // Rounds run one after another, whichever thread runs them.
             let round = self.sweep.between_rounds();
             let more = self.delete_due(sharing, &present, true)?;
             drop(round);
-            progress(Collected { freed_bytes: freed(), ..Collected::default() });
+            progress(self.collected_so_far(freed, moved));
             if !more || self.stopping() {
                 break;
             }
         }
         let strays = self.delete_strays(sharing, &present)?;
-        let counted = self.count_shared()?;
-        let waiting_bytes = counted.waiting_bytes + strays;
-        Ok(Collected { freed_bytes: freed(), waiting_bytes, ..counted })
+        let Collected { waiting_bytes, stored_bytes, garbage_bytes, packs, .. } = self.count_shared()?;
+        let waiting_bytes = waiting_bytes + strays;
+        Ok(Collected {
+            waiting_bytes,
+            stored_bytes,
+            garbage_bytes,
+            packs,
+            ..self.collected_so_far(freed, moved)
+        })
+    }
+
+    /// Condemns every pack that has no live bytes, and notes those with few.
+    pub(crate) fn condemn_all(&self) -> Result<(), Error> {
+        self.deletions.touch(self.garbage.take_touched());
+        self.condemn_touched()?;
+        self.each_blob_pack(&mut |pack, row, live| match row {
+            PackRow::Sealed { .. } if live == 0 => self.condemn(pack),
+            row => {
+                self.deletions.compaction.note(pack, &row, live);
+                Ok(())
+            }
+        })
     }
 
     /// What is stored now, by the names. Packs that are the same blob count once.

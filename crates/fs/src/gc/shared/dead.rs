@@ -43,12 +43,20 @@ impl Core {
         }
     }
 
+    /// Condemns those of these packs that have no live bytes, and notes those with few.
     fn condemn_dead(&self, packs: &[PackNo]) -> Result<(), Error> {
-        let keys: Vec<Key> = packs.iter().map(|pack| Key::pack_live(*pack)).collect();
-        let lives = self.parts.store.get_many(&keys)?;
-        for (pack, live) in packs.iter().zip(lives) {
-            if decode_i64(live.as_deref()).is_ok_and(|live| live == 0) {
-                self.condemn(*pack)?;
+        let lives = packs.iter().map(|pack| Key::pack_live(*pack));
+        let keys: Vec<Key> = lives.chain(packs.iter().map(|pack| Key::pack(*pack))).collect();
+        let values = self.parts.store.get_many(&keys)?;
+        let (lives, rows) = values.split_at(packs.len().min(values.len()));
+        for ((pack, live), row) in packs.iter().zip(lives).zip(rows) {
+            let row = row.as_deref().and_then(|row| PackRow::decode(row).ok());
+            match (decode_i64(live.as_deref()), row) {
+                (Ok(0), _) => self.condemn(*pack)?,
+                (Ok(live), Some(row)) => {
+                    self.deletions.compaction.note(*pack, &row, live.max(0).unsigned_abs());
+                }
+                _ => {}
             }
         }
         Ok(())
@@ -64,7 +72,7 @@ impl Core {
             self.packs.end_quarantine(pack);
             return Ok(());
         }
-        if !matches!(row, Some(PackRow::Sealed { .. })) {
+        if !matches!(row, Some(PackRow::Sealed { .. })) || self.deletions.compaction.is_target(pack) {
             return Ok(());
         }
         match self.run(&Op::CondemnShared { pack }) {

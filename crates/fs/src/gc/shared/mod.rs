@@ -28,15 +28,21 @@
 //!    was stopped in the middle deletes nothing when it goes on: either the time for the request is over, or
 //!    the commit is refused.
 //!
+//! 5. *Compaction changes only where files refer to* ([`compact`]): each reference moves by a commit of the
+//!    kind that 1. describes, to a pack whose blob is in the origin. What it leaves are packs without live
+//!    bytes.
+//!
 //! **Readers** that look up names and then find the blob gone look up the names again
 //! ([`crate::bytes`]). Blobs stay for `delay` after they were condemned so that this is rare, and so that a
 //! database that lost its last seconds finds what they removed.
 
 mod all;
+mod compact;
 mod dead;
 mod delete;
 mod kept;
 mod strays;
+mod worth;
 
 use std::time::{Duration, Instant};
 
@@ -57,6 +63,7 @@ const TOUCHED_MAX: usize = 1 << 20;
 pub(crate) struct Deletions {
     state: Mutex<State>,
     kept: kept::KeptState,
+    pub(crate) compaction: compact::Compaction,
 }
 
 #[derive(Default)]

@@ -67,6 +67,8 @@ fn random_work_outlives_the_node_that_did_it() {
     let cluster = Cluster::new(SOON);
     let mut nodes = vec![cluster.join_copying(), cluster.join_copying(), cluster.join_copying()];
     let dirs: Vec<Ino> = (0..3).map(|n| nodes[n].dir(Ino::ROOT, &format!("dir{n}"))).collect();
+    // The others use these numbers without having looked for the names.
+    nodes.iter().for_each(|node| node.parts().store.flush().unwrap());
     let until = Instant::now() + Duration::from_secs(seconds);
     let models: Vec<Model> = std::thread::scope(|scope| {
         let (cluster, nodes, dirs) = (&*cluster, &nodes[..], &dirs[..]);

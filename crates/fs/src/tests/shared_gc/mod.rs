@@ -1,5 +1,7 @@
 //! Deletion in a shared volume: nothing that a node may name is deleted, whatever happens in between.
 
+mod clones;
+mod compaction;
 mod copies;
 mod nodes;
 mod random;

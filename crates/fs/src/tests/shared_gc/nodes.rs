@@ -58,6 +58,8 @@ pub(super) struct Place {
     pub stops: AtomicBool,
     /// It has stopped.
     pub stopped: AtomicBool,
+    /// How often this node asked another one for a lease.
+    pub recalls: AtomicU64,
 }
 
 /// How long a session would last without being renewed; rounds are half as long apart.
@@ -109,6 +111,7 @@ impl Cluster {
             _folder: folder,
             stops: false.into(),
             stopped: false.into(),
+            recalls: 0.into(),
         });
         places.push(Arc::downgrade(&place));
         drop(places);
@@ -285,6 +288,7 @@ impl Nodes for Place {
     }
 
     fn recall(&self, node: u32, unit: Ino, seq: u64) -> Result<(), String> {
+        self.recalls.fetch_add(1, Ordering::SeqCst);
         let place = self.cluster.places.lock().get(node as usize - 1).and_then(Weak::upgrade);
         let place = place.filter(|place| self.cluster.lasts(node, place.epoch.load(Ordering::SeqCst)));
         let leases = place.and_then(|place| place.leases.lock().upgrade()).ok_or("it is gone")?;

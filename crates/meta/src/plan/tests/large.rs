@@ -95,7 +95,7 @@ fn a_large_file_is_cloned_in_steps() {
     while change.more {
         world.assert_sound();
         let page = change.done as u32;
-        change = world.run(&Op::CloneMore { from: Ino(2), ino: Ino(3), page }).unwrap();
+        change = world.run(&Op::CloneMore { from: Ino(2), ino: Ino(3), page, over: None }).unwrap();
         steps += 1;
     }
     assert_eq!(steps, 3);
@@ -116,7 +116,7 @@ fn a_clone_whose_source_grew_is_cut_to_its_own_size() {
     assert!(change.more);
     tall(&mut world, 2, 1300);
     world.write_packed(2, 1199 * SPAN, &[1; 4096]).unwrap();
-    let more = Op::CloneMore { from: Ino(2), ino: Ino(3), page: change.done as u32 };
+    let more = Op::CloneMore { from: Ino(2), ino: Ino(3), page: change.done as u32, over: None };
     assert!(!world.run(&more).unwrap().more);
     assert_eq!(pages(&world, 3).len(), 1200);
     world.run(&Op::Attach { ino: Ino(3), parent: Ino(1), name: b"g" }).unwrap();
