@@ -66,7 +66,7 @@ fn a_clone_has_what_another_node_has_just_written() {
     fs::create_dir(shared.path(0, "limited")).unwrap();
     run_ok(covey().args(["quota", "set"]).arg(shared.path(0, "limited")).args(["--files", "50"]), LIMIT);
     let done =
-        run(covey().arg("clone").arg(shared.path(1, "copy4")).arg(shared.path(1, "limited/copy")), LIMIT);
+        run(covey().arg("clone").arg(shared.path(0, "copy4")).arg(shared.path(0, "limited/copy")), LIMIT);
     assert_ne!(done.code(), 0, "200 files do not fit");
     assert!(done.stderr.to_lowercase().contains("quota"), "{}", done.stderr);
     assert!(!shared.path(0, "limited/copy").exists() && !shared.path(1, "limited/copy").exists());

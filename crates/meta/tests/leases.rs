@@ -293,6 +293,28 @@ fn readers_share_a_lease() {
     (0..3).for_each(|node| assert!(!is_there(&world.names(node), "a"), "node {node}"));
 }
 
+/// What work in the background asks before it changes a file.
+#[test]
+fn a_file_is_free_if_no_other_node_uses_its_lease() {
+    let world = World::formatted(3);
+    let names = world.names(0);
+    make(&names, Ino::ROOT, "dir", 2, mode::S_IFDIR).unwrap();
+    make(&names, Ino(2), "file", 3, mode::S_IFREG).unwrap();
+    world.leases[0].flush().unwrap();
+    let free = |node: usize, quiet| world.leases[node].are_free(&[Ino(3), Ino(99)], quiet).unwrap();
+    assert_eq!(free(0, LONG), [true, true], "it is this node's own");
+    assert_eq!(free(1, LONG), [false, true], "it changed hands just now");
+    // The clock moves in ticks.
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(free(1, Duration::ZERO), [true, true], "it has not changed hands since");
+    let recalls = world.fleet.recalls.load(Ordering::SeqCst);
+    make(&world.names(1), Ino(2), "other", 4, mode::S_IFREG).unwrap();
+    assert!(world.fleet.recalls.load(Ordering::SeqCst) > recalls, "to ask is to take no lease");
+    assert_eq!([free(0, LONG), free(1, LONG), free(2, LONG)].map(|free| free[0]), [false, true, false]);
+    (0..2).for_each(|node| world.end(node));
+    assert_eq!(free(2, LONG), [true, true], "no session is left that has it");
+}
+
 /// Each name is made by one node only, and every node sees at once what another one has done.
 #[test]
 fn names_are_made_once_and_seen_at_once() {

@@ -29,8 +29,8 @@ impl Core {
         let kept = self.look_at_kept(sharing, &present);
         self.search_dead(sharing, &present.alive)?;
         while self.delete_due(sharing, &present, false)? && !self.stopping() {}
-        self.compact_shared(sharing, &present)?;
-        kept
+        let compacted = self.compact_shared(sharing, &present);
+        kept.and(compacted)
     }
 
     /// Collection on request: what is due is deleted now, and what is worth it is compacted, wherever it is.

@@ -16,6 +16,14 @@ pub(super) fn bytes(content: u64) -> Vec<u8> {
     noise(content, 20_000 + content as usize)
 }
 
+/// The same bytes again, at another place: what is left of the old pack is moved.
+fn write_again(node: &Node, file: Ino, content: u64, dice: &mut Dice) {
+    if content > 0 {
+        let (from, len) = (dice.below(2_000), 2_000 + dice.below(16_000));
+        node.put(file, from as u64, &bytes(content)[from..from + len]);
+    }
+}
+
 /// Each node writes and removes its own files, copies the others' files, and reads all the time.
 pub(super) fn work(
     cluster: &Cluster,
@@ -67,13 +75,8 @@ pub(super) fn work(
             }
             4 => drop(node.seal_now(Duration::from_millis(300))),
             8 => {
-                // The same bytes again, at another place: what is left of the old pack is moved.
                 let content = model.get(&(me, number)).copied().unwrap_or(0);
-                if let Some(file) = made.get(&number).filter(|_| content > 0) {
-                    let whole = bytes(content);
-                    let (from, len) = (dice.below(2_000), 2_000 + dice.below(16_000));
-                    node.put(*file, from as u64, &whole[from..from + len]);
-                }
+                made.get(&number).iter().for_each(|file| write_again(node, **file, content, &mut dice));
             }
             5 => node.round(),
             _ => {
