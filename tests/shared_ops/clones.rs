@@ -91,7 +91,10 @@ fn a_clone_whose_daemon_is_killed_leaves_nothing() {
         let sql = "select count(*) from covey_kv where substring(k from 1 for 1) = '\\x01'";
         shared.server.sql(sql).parse::<usize>().unwrap()
     };
-    run_ok(covey().arg("clone").arg(shared.path(0, "tree")).arg(shared.path(0, "whole")), LIMIT);
+    let whole = shared.path(0, "whole");
+    let done =
+        run_ok(covey().args(["clone", "--json"]).arg(shared.path(0, "tree")).arg(&whole), LIMIT).json();
+    say(format_args!("{} files and folders in {} s", done["files"], done["seconds"]));
     fs::File::open(shared.path(0, "whole")).unwrap().sync_all().unwrap();
     let before = inodes(&shared);
     let mut command = covey();
