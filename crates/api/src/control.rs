@@ -130,6 +130,9 @@ pub enum Request {
         /// The address of the shared volume.
         address: String,
     },
+    /// Stop serving the volume, close it, and wait for the end of the promotion that is under way. Programs
+    /// that use the mount wait meanwhile. The answer comes when no request is being served.
+    HandOver,
     /// Evict cached blobs. The answer is an `Evicted`.
     Evict {
         /// Stop when the cache holds at most this many bytes. None: evict everything.

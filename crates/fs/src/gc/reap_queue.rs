@@ -69,6 +69,11 @@ impl Reaper {
         self.less.notify_all();
     }
 
+    /// Whether a batch is being reaped.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.queue.lock().busy
+    }
+
     /// Whether nothing is left to do.
     pub(crate) fn is_idle(&self) -> bool {
         let queue = self.queue.lock();
