@@ -2,6 +2,7 @@
 
 mod copies;
 mod nodes;
+mod orphans;
 mod random;
 mod trash;
 
