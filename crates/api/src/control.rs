@@ -220,6 +220,11 @@ pub trait Serve: Send + Sync {
     /// Serves a [`Wish`] until the caller stops it.
     fn watch(&self, wish: &Wish, wire: &Wire<'_>) -> Result<serde_json::Value>;
 
+    /// Lists what is in the trash, as notes.
+    fn list_trash(&self, _: &Wire<'_>) -> Result<serde_json::Value> {
+        Err(Failure::usage("this daemon has no volume with a trash"))
+    }
+
     /// Imports what the caller sends.
     fn import(&self, _: &ImportOrder, _: &Wire<'_>) -> Result<serde_json::Value> {
         Err(Failure::usage("this daemon has no volume to import into"))
@@ -420,6 +425,7 @@ fn answer(stream: &UnixStream, entrance: &Entrance) {
     let outcome = match serde_json::from_str(&line) {
         Ok(request) if !entrance.serves(stream, &request) => Err(not_for_publishers()),
         Ok(Request::Watch { wish }) => serve.watch(&wish, &Wire { stream, stopped }),
+        Ok(Request::Trash { order: TrashOrder::List }) => serve.list_trash(&Wire { stream, stopped }),
         Ok(Request::Import(order)) => serve.import(&order, &Wire { stream, stopped }),
         Ok(request) => serve.serve(request, &mut |tick| send(&Reply::Progress(tick))),
         Err(error) => Err(Failure::usage("this daemon does not know that request").why(error.to_string())),

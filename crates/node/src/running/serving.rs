@@ -160,6 +160,12 @@ impl Serve for Daemon {
         watch::serve(&self.node(), &self.session, wish, wire)
     }
 
+    fn list_trash(&self, wire: &Wire<'_>) -> Result<Value> {
+        let kept = trash::list(&self.node(), wire)?;
+        serde_json::to_value(kept)
+            .map_err(|error| Failure::new("io", "the answer cannot be written").why(error.to_string()))
+    }
+
     fn import(&self, order: &ImportOrder, wire: &Wire<'_>) -> Result<Value> {
         let imported = import::serve(&self.node(), &self.session, order, wire)?;
         serde_json::to_value(imported)
