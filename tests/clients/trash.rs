@@ -251,3 +251,56 @@ fn a_published_tree_leaves_the_trash_out() {
     assert!(list["keep_seconds"].is_null() && list["entries"].as_array().unwrap().is_empty(), "{list}");
     mounted.umount();
 }
+
+/// `covey status` says what is in the trash, and `covey trash ls` prints a long list in parts: each entry
+/// once, the newest first, as a table and as one value of JSON.
+#[test]
+fn a_long_list_comes_in_parts_and_the_status_counts_it() {
+    requires!(Need::Covey);
+    let volume = Volume::new();
+    let status = |place: &Path| {
+        let status: Value =
+            serde_json::from_str(&run_ok(covey().args(["--json", "status"]).arg(place), PATIENCE).stdout)
+                .unwrap();
+        status["trash"].clone()
+    };
+    let mounted = volume.mount();
+    assert!(status(mounted.path()).is_null(), "a volume without a trash says nothing of it");
+    trash(&["set"], mounted.path(), &["7d"]);
+    let dir = mounted.join("dir");
+    fs::create_dir(&dir).unwrap();
+    const FILES: usize = 1234;
+    (0..FILES).for_each(|n| fs::write(dir.join(format!("f{n}")), vec![7; 100]).unwrap());
+    (0..FILES).for_each(|n| fs::remove_file(dir.join(format!("f{n}"))).unwrap());
+    fs::remove_dir(&dir).unwrap();
+    let list = entries(mounted.path());
+    let mut found: Vec<String> =
+        list.iter().map(|entry| entry["path"].as_str().unwrap().to_owned()).collect();
+    let mut wanted = vec![dir.display().to_string()];
+    wanted.extend((0..FILES).map(|n| dir.join(format!("f{n}")).display().to_string()));
+    found.sort();
+    wanted.sort();
+    assert_eq!(found, wanted, "each once");
+    let times: Vec<&str> = list.iter().map(|entry| entry["removed"].as_str().unwrap()).collect();
+    assert!(times.is_sorted_by(|a, b| a >= b), "the newest first");
+    eventually("the status counts all", || {
+        status(mounted.path())["files"].as_u64() == Some(1 + FILES as u64)
+    });
+    let shown = status(mounted.path());
+    assert_eq!(
+        (shown["bytes"].as_u64(), shown["keep_seconds"].as_u64()),
+        (Some(100 * FILES as u64), Some(604_800))
+    );
+    let text = run_ok(covey().arg("status").arg(mounted.path()), PATIENCE).stdout;
+    assert!(text.contains("1,235 files and folders") && text.contains("kept for"), "{text}");
+    let text = run_ok(covey().args(["trash", "ls"]).arg(mounted.path()), PATIENCE).stdout;
+    let rows: Vec<&str> = text.lines().filter(|line| line.contains("/dir")).collect();
+    assert_eq!((rows.len(), text.matches("REMOVED").count()), (1 + FILES, 1), "{text}");
+    let columns: Vec<Option<usize>> = rows.iter().map(|row| row.find('/')).collect();
+    assert!(columns.iter().all(|column| *column == columns[0]), "the columns line up: {text}");
+    assert!(text.trim_end().ends_with("What is removed is kept for 7 d 0 h."), "{text}");
+    mounted.umount();
+    // The same of a volume that is not mounted.
+    assert_eq!(entries(&volume.source).len(), 1 + FILES);
+    assert_eq!(status(&volume.source)["files"].as_u64(), Some(1 + FILES as u64));
+}

@@ -202,7 +202,7 @@ fn an_open_file_without_a_name_lives_on_another_node() {
             shared.server.sql("select count(*) from covey_kv where substring(k from 1 for 1) = '\\x01'");
         text.parse::<u32>().unwrap()
     };
-    let end = std::time::Instant::now() + std::time::Duration::from_secs(180);
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
     while inodes() > 1 {
         assert!(std::time::Instant::now() < end, "the inode should be deleted: {}", inodes());
         std::thread::sleep(std::time::Duration::from_millis(500));

@@ -129,12 +129,22 @@ pub struct Node {
 impl Node {
     /// A node of the volume at this address, mounted at `mnt-NAME` in a folder.
     pub fn new(within: &Path, address: &str, name: &str) -> Node {
+        Node::with(within, address, name, &[])
+    }
+
+    /// The same with more arguments.
+    pub fn with(within: &Path, address: &str, name: &str, more: &[&str]) -> Node {
+        Node::try_with(within, address, name, more).unwrap_or_else(|said| panic!("covey mount: {said}"))
+    }
+
+    /// The same. What the program printed, if it does not mount.
+    pub fn try_with(within: &Path, address: &str, name: &str, more: &[&str]) -> Result<Node, String> {
         let at = |what: &str| within.join(format!("{what}-{name}"));
         std::fs::create_dir_all(at("mnt")).unwrap();
         let mut node =
             Node { mountpoint: at("mnt"), folder: at("node"), address: address.to_owned(), daemon: None };
-        node.mount();
-        node
+        node.try_mount(more)?;
+        Ok(node)
     }
 
     /// Mounts the volume.
@@ -180,6 +190,13 @@ impl Node {
             daemon.wait().ok();
         }
         detach(&self.mountpoint);
+    }
+
+    /// Sends the daemon SIGTERM.
+    pub fn ask_to_end(&self) {
+        let pid = self.daemon.as_ref().map_or(0, Child::id) as i32;
+        // SAFETY: it sends a signal to a child of this process that has not been waited for.
+        assert_eq!(unsafe { libc::kill(pid, libc::SIGTERM) }, 0);
     }
 
     /// Stops the daemon, or lets it go on.

@@ -14,6 +14,7 @@ mod failover;
 mod gate;
 mod mistakes;
 mod promote;
+mod promote_live;
 mod promote_mistakes;
 mod promote_mounted;
 mod publish;

@@ -197,13 +197,11 @@ pub struct QuotaUse {
     pub state: String,
 }
 
-/// What is in the trash of a volume.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TrashList {
-    /// How long it is kept, in seconds. None: what is removed is deleted at once.
+/// How long the trash of a volume is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TrashKept {
+    /// In seconds. None: what is removed is deleted at once.
     pub keep_seconds: Option<u64>,
-    /// What is there, the newest first.
-    pub entries: Vec<TrashEntry>,
 }
 
 /// A file or folder in the trash.

@@ -130,6 +130,9 @@ pub enum Request {
         /// The address of the shared volume.
         address: String,
     },
+    /// Stop serving the volume, close it, and wait for the end of the promotion that is under way. Programs
+    /// that use the mount wait meanwhile. The answer comes when no request is being served.
+    HandOver,
     /// Evict cached blobs. The answer is an `Evicted`.
     Evict {
         /// Stop when the cache holds at most this many bytes. None: evict everything.
@@ -216,6 +219,11 @@ pub trait Serve: Send + Sync {
 
     /// Serves a [`Wish`] until the caller stops it.
     fn watch(&self, wish: &Wish, wire: &Wire<'_>) -> Result<serde_json::Value>;
+
+    /// Lists what is in the trash, as notes.
+    fn list_trash(&self, _: &Wire<'_>) -> Result<serde_json::Value> {
+        Err(Failure::usage("this daemon has no volume with a trash"))
+    }
 
     /// Imports what the caller sends.
     fn import(&self, _: &ImportOrder, _: &Wire<'_>) -> Result<serde_json::Value> {
@@ -417,6 +425,7 @@ fn answer(stream: &UnixStream, entrance: &Entrance) {
     let outcome = match serde_json::from_str(&line) {
         Ok(request) if !entrance.serves(stream, &request) => Err(not_for_publishers()),
         Ok(Request::Watch { wish }) => serve.watch(&wish, &Wire { stream, stopped }),
+        Ok(Request::Trash { order: TrashOrder::List }) => serve.list_trash(&Wire { stream, stopped }),
         Ok(Request::Import(order)) => serve.import(&order, &Wire { stream, stopped }),
         Ok(request) => serve.serve(request, &mut |tick| send(&Reply::Progress(tick))),
         Err(error) => Err(Failure::usage("this daemon does not know that request").why(error.to_string())),

@@ -3,6 +3,7 @@
 pub mod copies;
 pub mod fleet;
 pub mod remote_side;
+pub mod trash;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -13,6 +14,7 @@ use crate::source;
 use copies::CopiesStatus;
 use fleet::FleetStatus;
 use remote_side::RemoteStatus;
+use trash::TrashStatus;
 
 /// What a mount guarantees about changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -110,6 +112,9 @@ pub struct Status {
     /// The copies of packs that the nodes of a shared volume keep of one another.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copies: Option<CopiesStatus>,
+    /// The trash, if the volume keeps what is removed or still has some of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trash: Option<TrashStatus>,
 }
 
 /// The kind of thing that is mounted.
@@ -206,6 +211,7 @@ impl Status {
             remote_side: None,
             fleet: None,
             copies: None,
+            trash: None,
         }
     }
 }

@@ -64,21 +64,15 @@ fn serve(plan: &Plan, beside: &Beside, status_line: bool, parent: Option<Parent>
     limits::check(limits::For::Daemon)?;
     limits::leave_no_core();
     let bucket = s3.bucket(&plan.source.name().display().to_string());
-    let bound = s3.bind()?;
-    let dashboard = ui.bind()?;
-    if bound.is_some() {
+    let bound = Bounds { s3: s3.bind()?, ui: ui.bind()? };
+    if bound.s3.is_some() {
         check_name(&bucket).map_err(|failure| failure.next("name it: --s3-bucket NAME"))?;
     }
     let in_background = parent.is_some();
     let mut running = Running::start(plan)?;
     let asked = start_signals(running.handle(), interactive)?;
     running.go_on()?;
-    let server = bound.map(|bound| serve_s3(bound, &bucket, &running)).transpose();
-    let served = server.and_then(|server| {
-        let dashboard = dashboard.map(|bound| serve_ui(bound, &running)).transpose()?;
-        Ok((server, dashboard))
-    });
-    let servers = match served {
+    let servers = match bound.serve(&bucket, &running) {
         Ok(servers) => servers,
         Err(failure) => {
             let _ = running.handle().unmount(Unmount::Lazy);
@@ -89,8 +83,18 @@ fn serve(plan: &Plan, beside: &Beside, status_line: bool, parent: Option<Parent>
     ready(running.mounted(), parent, term);
     wait(&running, status_line && interactive);
     drop(servers);
+    while running.is_leaving() && running.replace(plan, &|| asked.load(Ordering::Acquire))? {
+        // Programs use the mount, whatever else cannot be started again.
+        let told = |failure: &Failure| log::error(&failure.to_string());
+        let _ = running.go_on().inspect_err(told);
+        let servers =
+            Bounds::again(beside).and_then(|bound| bound.serve(&bucket, &running)).inspect_err(told);
+        wait(&running, status_line && interactive);
+        drop(servers);
+    }
     let promotion = match &plan.source {
-        Source::Folder(dir) => UnderWay::of(dir),
+        // A mount that ended while its volume was being replaced was not unmounted for a promotion.
+        Source::Folder(dir) if !running.is_leaving() => UnderWay::of(dir),
         _ => None,
     };
     let end = running.finish()?;
@@ -102,6 +106,25 @@ fn serve(plan: &Plan, beside: &Beside, status_line: bool, parent: Option<Parent>
         return Err(background::again(plan, beside, in_background));
     }
     Ok(u8::from(end.aborted))
+}
+
+/// The sockets of what is served beside the mount.
+struct Bounds {
+    s3: Option<Bound>,
+    ui: Option<ui::Bound>,
+}
+
+impl Bounds {
+    /// The same sockets as before, which are closed.
+    fn again(beside: &Beside) -> Result<Bounds> {
+        Ok(Bounds { s3: beside.s3.bind()?, ui: beside.ui.bind()? })
+    }
+
+    fn serve(self, bucket: &str, running: &Running) -> Result<(Option<Server>, Option<ui::Server>)> {
+        let server = self.s3.map(|bound| serve_s3(bound, bucket, running)).transpose()?;
+        let dashboard = self.ui.map(|bound| serve_ui(bound, running)).transpose()?;
+        Ok((server, dashboard))
+    }
 }
 
 /// Serves the mount to S3 clients.

@@ -4,6 +4,7 @@ use api::status::ClaimStatus;
 use api::status::copies::CopiesStatus;
 use api::status::fleet::{FleetStatus, LentStatus, TierStatus};
 use api::status::remote_side::{RemoteStatus, UploadStatus};
+use api::status::trash::TrashStatus;
 use api::text::{bytes, count, span};
 
 use crate::table::Pairs;
@@ -96,6 +97,15 @@ pub fn cache(pairs: &mut Pairs, remote_side: &RemoteStatus) {
     if cache.damaged > 0 {
         pairs.row("damaged here", format!("{} copies, fetched anew", count(cache.damaged)));
     }
+}
+
+/// The row of `covey status` for the trash.
+pub fn trash(pairs: &mut Pairs, trash: &TrashStatus) {
+    let kept = match trash.keep_seconds {
+        Some(seconds) => format!("what is removed is kept for {}", span(seconds as f64)),
+        None => "what is removed now is deleted at once".to_owned(),
+    };
+    pairs.row("trash", format!("{} files and folders, {}; {kept}", count(trash.files), bytes(trash.bytes)));
 }
 
 /// The rows of `covey status` for a node of a shared volume.

@@ -77,6 +77,22 @@ impl Term {
         }
     }
 
+    /// Prints a part of a long text result.
+    pub fn part(self, text: &str) {
+        self.part_as_is(&shown(text, Lines::Many));
+    }
+
+    /// Prints a part of a long result: of a text whose control characters are intended, or of JSON.
+    pub fn part_as_is(self, text: &str) {
+        if self.quiet {
+            return;
+        }
+        let mut out = io::stdout().lock();
+        if out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_err() {
+            std::process::exit(0);
+        }
+    }
+
     /// Prints a message to standard error. With `--json` it is not printed.
     pub fn say(self, line: impl Display) {
         if !self.json && !self.quiet {

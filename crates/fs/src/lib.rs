@@ -7,6 +7,7 @@
 //!   one file per family.
 //! - [`shared`]: what is different in a volume that several nodes write to.
 //! - [`follow`]: serves a series of trees, each newer than the last, as one filesystem.
+//! - [`handover`]: a volume is closed and opened again while the kernel refers to its inodes.
 //! - [`trash`]: what was removed, and how it comes back or is deleted.
 //! - [`clone`], [`fsck`], [`publish`], [`stats`]: what the command line does to a whole volume.
 //! - [`locks`]: byte-range and whole-file locks, as a table without clocks and threads.
@@ -25,6 +26,7 @@ pub mod errno;
 pub mod follow;
 pub mod fsck;
 pub mod gc;
+pub mod handover;
 pub mod locks;
 mod numbers;
 mod ops;

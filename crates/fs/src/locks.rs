@@ -8,6 +8,7 @@
 //! **Deadlocks are not detected.** Two owners that wait for each other wait until one is interrupted. A table
 //! of one file cannot see a cycle through several files, so `EDEADLK` is never returned.
 
+pub(crate) mod own;
 pub mod row;
 
 use crate::errno::Errno;

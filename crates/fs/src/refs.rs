@@ -9,6 +9,7 @@
 //! inode is counted, and [`Refs::unheld`] waits for all lookups in progress. After it, nothing can obtain a
 //! reference to an inode that has no name.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -17,6 +18,10 @@ use hashbrown::{HashMap, HashSet};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
 const SHARDS: usize = 64;
+
+/// How often the kernel refers to each inode, taken out of a volume that is closed ([`crate::handover`]).
+#[derive(Clone, Default)]
+pub struct Held(pub(crate) Arc<HashMap<u64, u64>>);
 
 /// The counts. See the [module](self).
 pub(crate) struct Refs {
@@ -49,6 +54,15 @@ impl Refs {
             nameless: Mutex::default(),
             nameless_count: AtomicU64::new(0),
         }
+    }
+
+    /// Counts that were taken from another table.
+    pub(crate) fn of_held(held: &HashMap<u64, u64>) -> Refs {
+        let refs = Refs::new();
+        for (ino, count) in held {
+            refs.shard(Ino(*ino)).lock().insert(*ino, *count);
+        }
+        refs
     }
 
     fn shard(&self, ino: Ino) -> &Mutex<HashMap<u64, u64>> {
@@ -131,6 +145,15 @@ impl Refs {
         let nameless = std::mem::take(&mut *self.nameless.lock());
         self.nameless_count.store(0, Ordering::Release);
         nameless.into_iter().map(Ino).collect()
+    }
+
+    /// Takes all references out. From now on no inode counts as held.
+    pub(crate) fn take(&self) -> HashMap<u64, u64> {
+        let _gate = self.gate.write();
+        let all = self.shards.iter().flat_map(|shard| std::mem::take(&mut *shard.lock())).collect();
+        self.nameless.lock().clear();
+        self.nameless_count.store(0, Ordering::Release);
+        all
     }
 
     /// How many inodes are held, and how many of them have no name.

@@ -251,27 +251,46 @@ impl Filesystem for Volume {
     }
 
     fn locks(&self) -> Locks {
-        self.core.options.shared.as_ref().map_or(Locks::Local, |sharing| sharing.locks)
+        let own = if self.core.own_locks.is_some() { Locks::Fleet } else { Locks::Local };
+        self.core.options.shared.as_ref().map_or(own, |sharing| sharing.locks)
     }
 
     fn test_lock(&self, ino: Ino, lock: &Lock) -> Result<Option<Lock>> {
-        self.ask("lock", ino, self.core.test_lock(ino, lock))
+        match &self.core.own_locks {
+            Some(locks) => Ok(locks.test(ino, lock)),
+            None => self.ask("lock", ino, self.core.test_lock(ino, lock)),
+        }
     }
 
     fn set_lock(&self, ino: Ino, lock: &Lock) -> Result<()> {
-        self.ask("lock", ino, self.core.set_lock(ino, lock))
+        match &self.core.own_locks {
+            Some(locks) => locks.set(ino, lock),
+            None => self.ask("lock", ino, self.core.set_lock(ino, lock)),
+        }
     }
 
     fn wait_lock(&self, ino: Ino, lock: &Lock, wait: LockWait, answer: LockAnswer) {
-        self.core.wait_lock(ino, lock, wait, answer);
+        match &self.core.own_locks {
+            Some(locks) => locks.wait(ino, lock, wait, answer),
+            None => self.core.wait_lock(ino, lock, wait, answer),
+        }
     }
 
     fn cancel_lock(&self, wait: LockWait) {
-        self.core.fleet_locks.queue.cancel(wait);
+        match &self.core.own_locks {
+            Some(locks) => locks.cancel(wait),
+            None => self.core.fleet_locks.queue.cancel(wait),
+        }
     }
 
     fn release_locks(&self, ino: Ino, owner: LockOwner, style: LockStyle) -> Result<()> {
-        self.ask("lock", ino, self.core.release_locks(ino, owner, style))
+        match &self.core.own_locks {
+            Some(locks) => {
+                locks.release(ino, owner, style);
+                Ok(())
+            }
+            None => self.ask("lock", ino, self.core.release_locks(ino, owner, style)),
+        }
     }
 
     fn unmounted(&self) {

@@ -11,6 +11,7 @@
 mod restore;
 pub(crate) mod state;
 
+use std::ops::ControlFlow;
 use std::time::Duration;
 
 use base::{Ino, Timestamp, time};
@@ -24,18 +25,24 @@ use meta::trash::TrashRow;
 use crate::api::FileKind;
 use crate::errno::{Errno, Error};
 use crate::volume::{Core, Volume};
+use state::Counted;
+
 pub use restore::{Picked, Place, RestoreError, Restored, Told};
 
 /// Rows read at a time.
 const BATCH: usize = 4096;
 /// The shortest and the longest time between two scans.
 const SCAN: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(1800)];
+/// How long a count of what is in the trash is good enough, at least.
+const COUNT: Duration = Duration::from_secs(2);
 /// How many entries expire before the thread does its other work.
 const AT_ONCE: usize = 1000;
 /// How many leases the first node waits for the node that has the lease of an inode.
 const LATE: u32 = 4;
 /// How much is given up at a time when the disk is full, in bytes of files.
 const GIVE_UP: u64 = 64 << 20;
+/// So many paths of folders are remembered for a listing.
+const KNOWN: usize = 10_000;
 /// No path has more components than this.
 const DEEPEST: usize = 4096;
 
@@ -57,7 +64,7 @@ pub struct Trashed {
     pub has_folder: bool,
 }
 
-/// What was deleted.
+/// What was deleted, or is there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Emptied {
     /// Files and folders.
@@ -103,12 +110,35 @@ impl Volume {
         Ok(())
     }
 
-    /// What is in the trash, the newest first.
+    /// How many files and folders are in the trash, and their sizes. Counted at most every few seconds, and
+    /// less often if that takes long.
     ///
     /// # Errors
     /// The names could not be read.
+    pub fn trash_figures(&self) -> Result<Emptied, Errno> {
+        self.core.count_trash().map_err(|error| self.core.answer("trash", Ino::ROOT, error))
+    }
+
+    /// Passes on what is in the trash, the newest first, until `each` breaks. It takes 32 bytes of memory for
+    /// each entry, and not more for long names.
+    ///
+    /// # Errors
+    /// The names could not be read. `EINTR`: the volume is being closed.
+    pub fn each_in_trash(&self, each: &mut dyn FnMut(Trashed) -> ControlFlow<()>) -> Result<(), Errno> {
+        self.core.list_trash(each).map_err(|error| self.core.answer("trash", Ino::ROOT, error))
+    }
+
+    /// All of it.
+    ///
+    /// # Errors
+    /// See [`Volume::each_in_trash`].
     pub fn trash(&self) -> Result<Vec<Trashed>, Errno> {
-        self.core.list_trash().map_err(|error| self.core.answer("trash", Ino::ROOT, error))
+        let mut all = Vec::new();
+        self.each_in_trash(&mut |entry| {
+            all.push(entry);
+            ControlFlow::Continue(())
+        })?;
+        Ok(all)
     }
 
     /// Deletes what went to the trash at this moment or before. `tick` hears of the progress.
@@ -142,29 +172,60 @@ impl Core {
         }
     }
 
+    fn count_trash(&self) -> Result<Emptied, Error> {
+        if self.names.trash() == Setting::Never {
+            return Ok(Emptied::default());
+        }
+        let mut counted = self.trash.counted.lock();
+        let began = time::monotonic();
+        if let Some(Counted { until, files, bytes }) = *counted
+            && began < until
+        {
+            return Ok(Emptied { files, bytes });
+        }
+        let mut all = Emptied::default();
+        self.each_in_trash(&mut |_, row| {
+            (all.files, all.bytes) = (all.files + 1, all.bytes.saturating_add(row.size));
+        })?;
+        let now = time::monotonic();
+        let took = now.saturating_duration_since(began);
+        *counted = Some(Counted { until: now + COUNT.max(took * 20), files: all.files, bytes: all.bytes });
+        Ok(all)
+    }
+
     fn trash_rows(&self) -> Result<HashMap<Ino, TrashRow>, Error> {
         let mut rows = HashMap::new();
         self.each_in_trash(&mut |ino, row| _ = rows.insert(ino, row))?;
         Ok(rows)
     }
 
-    fn list_trash(&self) -> Result<Vec<Trashed>, Error> {
-        let rows = self.trash_rows()?;
-        let mut paths = Paths::new(self, &rows);
-        let mut all = Vec::with_capacity(rows.len());
-        for (ino, row) in &rows {
-            let folder = paths.of(row.parent)?;
-            all.push(Trashed {
-                ino: *ino,
-                at: row.at,
-                kind: FileKind::from_mode(row.kind).ok_or(Errno::EIO)?,
-                size: row.size,
-                path: joined(folder.as_deref().unwrap_or_default(), &row.name, folder.is_some()),
-                has_folder: folder.is_some(),
-            });
+    fn list_trash(&self, each: &mut dyn FnMut(Trashed) -> ControlFlow<()>) -> Result<(), Error> {
+        let mut order = Vec::new();
+        self.each_in_trash(&mut |ino, row| order.push((row.at, ino)))?;
+        order.sort_unstable_by(|a, b| b.cmp(a));
+        let mut paths = Paths::read(self);
+        for part in order.chunks(AT_ONCE) {
+            let inos: Vec<Ino> = part.iter().map(|(_, ino)| *ino).collect();
+            // What was restored or deleted meanwhile is left out.
+            for (ino, row) in self.names.trash_rows(&inos)? {
+                let folder = paths.of(row.parent)?;
+                let entry = Trashed {
+                    ino,
+                    at: row.at,
+                    kind: FileKind::from_mode(row.kind).ok_or(Errno::EIO)?,
+                    size: row.size,
+                    path: joined(folder.as_deref().unwrap_or_default(), &row.name, folder.is_some()),
+                    has_folder: folder.is_some(),
+                };
+                if each(entry).is_break() {
+                    return Ok(());
+                }
+            }
+            if self.stopping() {
+                return Err(Errno::EINTR.into());
+            }
         }
-        all.sort_by(|a, b| (b.at, &a.path, b.ino).cmp(&(a.at, &b.path, a.ino)));
-        Ok(all)
+        Ok(())
     }
 
     fn empty_trash(&self, until: Timestamp, tick: &mut dyn FnMut(Emptied)) -> Result<Emptied, Error> {
@@ -311,25 +372,43 @@ type NameIn = (Ino, Box<[u8]>);
 /// The paths of folders, those in the trash included.
 struct Paths<'a> {
     core: &'a Core,
-    rows: &'a HashMap<Ino, TrashRow>,
+    /// All entries of the trash. None: they are looked up.
+    rows: Option<&'a HashMap<Ino, TrashRow>>,
     known: HashMap<Ino, Option<Vec<u8>>>,
 }
 
 impl<'a> Paths<'a> {
     fn new(core: &'a Core, rows: &'a HashMap<Ino, TrashRow>) -> Paths<'a> {
-        Paths { core, rows, known: HashMap::from([(Ino::ROOT, Some(Vec::new()))]) }
+        Paths { rows: Some(rows), ..Paths::read(core) }
+    }
+
+    /// The same without the entries of the trash in memory.
+    fn read(core: &'a Core) -> Paths<'a> {
+        Paths { core, rows: None, known: HashMap::from([(Ino::ROOT, Some(Vec::new()))]) }
+    }
+
+    /// Where a folder was when it went to the trash.
+    fn removed_from(&self, folder: Ino) -> Result<Option<NameIn>, Error> {
+        let of = |row: &TrashRow| (row.parent, row.name.clone());
+        match self.rows {
+            Some(rows) => Ok(rows.get(&folder).map(of)),
+            None => Ok(self.core.names.trash_row(folder)?.as_ref().map(of)),
+        }
     }
 
     /// The path of a folder, without a `/` at its end. None if it is gone for good.
     fn of(&mut self, folder: Ino) -> Result<Option<Vec<u8>>, Error> {
+        if self.rows.is_none() && self.known.len() > KNOWN {
+            self.known = Paths::read(self.core).known;
+        }
         let (mut way, mut at) = (Vec::new(), folder);
         let mut path = loop {
             if let Some(path) = self.known.get(&at) {
                 break path.clone();
             }
-            let found = match self.rows.get(&at) {
-                Some(row) => Some((row.parent, row.name.clone())),
+            let found = match self.removed_from(at)? {
                 None => self.core.name_of_dir(at)?,
+                found => found,
             };
             match found {
                 Some((parent, name)) if way.len() < DEEPEST => {

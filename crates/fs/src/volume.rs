@@ -49,12 +49,13 @@ use crate::gc::fresh::{Fresh, Scattered, When};
 use crate::gc::reap_queue::Reaper;
 use crate::gc::shared::Deletions;
 use crate::gc::sweep_state::Sweep;
+use crate::locks::own::OwnLocks;
 use crate::numbers::Numbers;
 use crate::packs::Packs;
 use crate::packs::table::Table;
 use crate::prefetch::streams::Streams;
 use crate::publish::state::Publishing;
-use crate::refs::Refs;
+use crate::refs::{Held, Refs};
 use crate::shared::locks::FleetLocks;
 use crate::shared::{Sharing, pack_of};
 use crate::space::SpaceGate;
@@ -142,6 +143,12 @@ pub struct Options {
     pub access: AccessRules,
     /// Other nodes write to the volume too.
     pub shared: Option<Sharing>,
+    /// What the kernel refers to already ([`crate::handover`]).
+    pub held: Held,
+    /// Inodes without a name are deleted. If not, they wait for the next open of the volume.
+    pub reaps: bool,
+    /// Locks reach the filesystem, although no other node writes to the volume.
+    pub own_locks: bool,
     /// Called before a blob is deleted, if present. An error (a sentence) keeps the blob.
     pub may_delete: Option<MayDelete>,
     /// Where messages go: standard error by default.
@@ -162,6 +169,9 @@ impl Default for Options {
             names_local: true,
             access: AccessRules::default(),
             shared: None,
+            held: Held::default(),
+            reaps: true,
+            own_locks: false,
             may_delete: None,
             report: Arc::new(|line| eprintln!("covey: {line}")),
         }
@@ -264,6 +274,7 @@ pub(crate) struct Core {
     /// the same time.
     pub(crate) blobs: RwLock<()>,
     pub(crate) fleet_locks: FleetLocks,
+    pub(crate) own_locks: Option<OwnLocks>,
     /// See [`crate::trash`].
     pub(crate) trash: Trash,
     /// One quota is changed at a time.
@@ -333,7 +344,7 @@ impl Volume {
             parts,
             packs: Packs::new(options.seal_small),
             table: Table::new(),
-            refs: Refs::new(),
+            refs: Refs::of_held(&options.held.0),
             inos: Numbers::new(INOS_AT_ONCE),
             pack_nos: Numbers::new(PACKS_AT_ONCE),
             locks: (0..LOCKS).map(|_| RwLock::new(())).collect(),
@@ -354,6 +365,7 @@ impl Volume {
             revoked: AtomicBool::new(false),
             blobs: RwLock::new(()),
             fleet_locks: FleetLocks::default(),
+            own_locks: options.own_locks.then(OwnLocks::default),
             trash: Trash::default(),
             quota_changes: Mutex::default(),
             publishing: Publishing::default(),

@@ -20,6 +20,7 @@ use fuse::defer::{PendingTable, Pool};
 use fuse::dispatch::{Dispatcher, Parts};
 use fuse::notify::Notifier;
 use fuse::null::Null;
+use fuse::swap::Swap;
 use fuse::watch::Watch;
 
 /// Takes replies and drops them.
@@ -60,7 +61,7 @@ fn dispatch(c: &mut Criterion) {
     let pending_table = PendingTable::start(Duration::from_secs(5), |_| ()).unwrap();
     let notifier = Notifier::start(Arc::clone(&sink)).unwrap();
     let dispatcher = Dispatcher::new(Parts {
-        fs: Arc::new(Null::new()),
+        fs: Arc::new(Swap::fixed(Arc::new(Null::new()))),
         agreed: Agreed::default(),
         pending_table: Arc::clone(&pending_table),
         workers: Pool::new("bench", 1),

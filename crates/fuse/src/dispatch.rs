@@ -12,15 +12,13 @@ use std::time::Duration;
 
 use base::Ino;
 use fs::Errno;
-use fs::api::{
-    FetchTask, Fetched, Filesystem, Leases, Lock, LockKind, Part, ReadPlan, Start, Touched, Waiting,
-};
+use fs::api::{FetchTask, Fetched, Leases, Lock, LockKind, Part, ReadPlan, Start, Touched, Waiting};
 
 use crate::Log;
 use crate::abi::header::Header;
 use crate::abi::init::Agreed;
 use crate::abi::opcodes::{self, Mounted, Policy, op};
-use crate::abi::ops::Op;
+use crate::abi::ops::{Op, forget_pairs};
 use crate::channel::Sink;
 use crate::counts::Counts;
 use crate::defer::{PendingRequest, PendingTable, Pool};
@@ -30,6 +28,7 @@ use crate::notify::{self, Notifier};
 use crate::pending_flush::PendingFlushes;
 use crate::promises;
 use crate::shared::SharedMount;
+use crate::swap::{KEEP, Pass, Swap};
 use crate::watch::{Outcome, Span, Watch};
 
 mod locking;
@@ -44,7 +43,7 @@ pub trait PushDirty: Send + Sync {
 /// The parts that a dispatcher works with.
 pub struct Parts {
     /// The filesystem that serves the requests.
-    pub fs: Arc<dyn Filesystem>,
+    pub fs: Arc<Swap>,
     /// What INIT negotiated.
     pub agreed: Agreed,
     /// The table of pending requests.
@@ -80,6 +79,8 @@ struct Timed {
     /// The thread that received it.
     lane: usize,
     span: Option<Span>,
+    /// Held until the reply.
+    pass: Pass,
 }
 
 /// Serves the requests of one mount. All threads of the mount share it.
@@ -108,8 +109,8 @@ impl Dispatcher {
             }
         };
         self.0.counts.lane(lane).count(header.opcode);
-        let op = match self.admit(&header, arguments) {
-            Ok(op) => op,
+        let (op, pass) = match self.admit(&header, arguments) {
+            Ok(admitted) => admitted,
             Err(error) => {
                 let answered = self.0.watch.answering(span);
                 if wants_reply(header.opcode) {
@@ -128,15 +129,16 @@ impl Dispatcher {
             }
             return;
         }
-        if self.serve_lock(&Timed { lane, span }, &header, &op, sink) {
-            return;
-        }
         let span = span.map(|span| match op {
             Op::Read { offset, .. } | Op::Write { offset, .. } => span.at_offset(offset),
             _ => span,
         });
+        let timed = Timed { lane, span, pass };
+        if self.serve_lock(&timed, &header, &op, sink) {
+            return;
+        }
         let plan = self.plan(&header, &op);
-        if self.defer(&Timed { lane, span }, &header, &op, plan.as_ref(), request, sink) {
+        if self.defer(&timed, &header, &op, plan.as_ref(), request, sink) {
             self.0.watch.suspend(span);
             return;
         }
@@ -144,7 +146,7 @@ impl Dispatcher {
         let result = self.run(&header, &op, plan.as_ref(), room);
         if let Err(Errno::WAITS) = result {
             let op = (&op, op.waiting_shared(header.ino));
-            self.hand_over(&Timed { lane, span }, &header, op, None, request, sink);
+            self.hand_over(&timed, &header, op, None, request, sink);
             return self.0.watch.suspend(span);
         }
         self.note_flushes(&header, &op, &result);
@@ -164,13 +166,28 @@ impl Dispatcher {
         self.0.watch.end(lane, answered, &header, outcome);
     }
 
-    /// Decodes the operation if the opcode table allows it.
-    fn admit<'a>(&self, header: &Header, arguments: &'a [u8]) -> Result<Op<'a>, Errno> {
+    /// Decodes the operation if the opcode table allows it, and waits until the filesystem is served.
+    fn admit<'a>(&self, header: &Header, arguments: &'a [u8]) -> Result<(Op<'a>, Pass), Errno> {
+        let Some(pass) = self.0.fs.enter() else {
+            self.forget_later(header, arguments);
+            return Err(Errno::EIO);
+        };
         let mounted = self.0.shared.as_deref().map_or(Mounted::Alone, SharedMount::mounted);
         match opcodes::policy(header.opcode, mounted) {
-            Some(Policy::Served) => Op::read(header, arguments, &self.0.agreed),
+            Some(Policy::Served) => Ok((Op::read(header, arguments, &self.0.agreed)?, pass)),
             Some(Policy::Refused(error)) => Err(Errno(error)),
             Some(Policy::Kernel) | None => Err(Errno::ENOSYS),
+        }
+    }
+
+    /// There is no filesystem now. What the kernel forgets meanwhile is told to the next one.
+    fn forget_later(&self, header: &Header, arguments: &[u8]) {
+        match Op::read(header, arguments, &self.0.agreed) {
+            Ok(Op::Forget { count }) => self.0.fs.forget_later(header.ino, count),
+            Ok(Op::BatchForget { pairs }) => {
+                forget_pairs(pairs).for_each(|(ino, count)| self.0.fs.forget_later(ino, count));
+            }
+            _ => {}
         }
     }
 
@@ -188,6 +205,10 @@ impl Dispatcher {
         let body = &mut room[..done.len];
         match self.leases() {
             Some(leases) => promises::deliver(leases, mark, &done.keeps, body, send),
+            None if self.0.shared.as_deref().is_some_and(SharedMount::is_alone) => {
+                promises::permit(&done.keeps, body, KEEP);
+                send(body)
+            }
             None => send(body),
         }
     }
@@ -195,12 +216,12 @@ impl Dispatcher {
     /// Looks a read's names up. If this panics, the read panics too, and is answered there.
     fn plan(&self, header: &Header, op: &Op<'_>) -> Option<ReadPlan> {
         let Op::Read { offset, len } = *op else { return None };
-        catch_unwind(AssertUnwindSafe(|| self.0.fs.plan_read(header.ino, offset, len))).ok()
+        catch_unwind(AssertUnwindSafe(|| self.0.fs.now().plan_read(header.ino, offset, len))).ok()
     }
 
     fn is_at_hand(&self, parts: &[Part<'_>], change: bool) -> bool {
         // The same panic occurs again when the request is served, and is answered there.
-        catch_unwind(AssertUnwindSafe(|| self.0.fs.is_at_hand(parts, change))).unwrap_or(true)
+        catch_unwind(AssertUnwindSafe(|| self.0.fs.now().is_at_hand(parts, change))).unwrap_or(true)
     }
 
     /// Calls the filesystem. A panic becomes EIO and a line in the log.
@@ -211,7 +232,7 @@ impl Dispatcher {
         plan: Option<&ReadPlan>,
         room: &mut [u8],
     ) -> Result<Done, Errno> {
-        let work = || execute::run(&*self.0.fs, self.0.shared.as_deref(), header, op, plan, room);
+        let work = || execute::run(&*self.0.fs.now(), self.0.shared.as_deref(), header, op, plan, room);
         catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
             let name = opcodes::find(header.opcode).map_or("?", |line| line.name);
             let why = panic_text(&*panic);
@@ -248,7 +269,7 @@ impl Dispatcher {
             (Waiting::Look | Waiting::Change, _) if at_hand.is_some() => at_hand == Some(false),
             (Waiting::Write, _) if at_hand == Some(false) => true,
             // The same panic occurs again when the request is served, and is answered there.
-            _ => catch_unwind(AssertUnwindSafe(|| self.0.fs.would_wait(waiting))).unwrap_or(false),
+            _ => catch_unwind(AssertUnwindSafe(|| self.0.fs.now().would_wait(waiting))).unwrap_or(false),
         };
         if !seek && !waiting.is_some_and(waits) {
             return false;
@@ -267,7 +288,7 @@ impl Dispatcher {
         request: &[u8],
         sink: &Arc<dyn Sink>,
     ) {
-        let Timed { lane, span } = *timed;
+        let Timed { lane, span, ref pass } = *timed;
         let wait = self.0.pending_table.may_wait(waiting);
         if wait == Wait::Never {
             if let (Op::Write { .. }, Some(flushes)) = (op, &self.0.flushes) {
@@ -293,6 +314,7 @@ impl Dispatcher {
             this: self.clone(),
             lane,
             span,
+            pass: pass.clone(),
             worker: Arc::default(),
             pending,
             request: request.into(),
@@ -313,7 +335,7 @@ impl Dispatcher {
         room: &mut [u8],
         sink: &dyn Sink,
     ) {
-        let Timed { lane, span } = *timed;
+        let Timed { lane, span, .. } = *timed;
         // The reader thread has decoded the same bytes before, so this cannot fail.
         let Ok((header, arguments)) = Header::split(request) else {
             return;
@@ -392,12 +414,12 @@ impl Dispatcher {
     fn undo(&self, header: &Header, op: &Op<'_>, result: &Result<Done, Errno>) {
         let Ok(done) = result else { return };
         if let Some(ino) = done.referenced {
-            let forget = || self.0.fs.forget(ino, 1);
+            let forget = || self.0.fs.now().forget(ino, 1);
             let _ = catch_unwind(AssertUnwindSafe(forget));
         }
         if let Some(lock) = &done.locked {
             let unlock = Lock { kind: LockKind::Unlock, ..*lock };
-            let _ = catch_unwind(AssertUnwindSafe(|| self.0.fs.set_lock(header.ino, &unlock)));
+            let _ = catch_unwind(AssertUnwindSafe(|| self.0.fs.now().set_lock(header.ino, &unlock)));
         }
         if op.waiting(header.ino) != Some(Waiting::Change) {
             return;
@@ -433,6 +455,7 @@ struct Deferred {
     this: Dispatcher,
     lane: usize,
     span: Option<Span>,
+    pass: Pass,
     /// The worker that fetches for it, with the span as it continues there.
     worker: Arc<OnceLock<(ThreadId, Option<Span>)>>,
     pending: Arc<PendingRequest>,
@@ -441,12 +464,16 @@ struct Deferred {
 }
 
 impl Deferred {
+    fn timed(&self, span: Option<Span>) -> Timed {
+        Timed { lane: self.lane, span, pass: self.pass.clone() }
+    }
+
     /// Queues the request for a worker. The worker serves it unless it has been answered by then.
     fn push(self, pool: &Arc<Pool>) {
         let pending = Arc::clone(&self.pending);
         let work = move |pending: &PendingRequest, room: &mut [u8]| {
             let span = self.this.0.watch.resume(self.span);
-            self.this.finish(&Timed { lane: self.lane, span }, pending, &self.request, room, &*self.sink);
+            self.this.finish(&self.timed(span), pending, &self.request, room, &*self.sink);
         };
         pool.push(pending, Box::new(work));
     }
@@ -454,7 +481,7 @@ impl Deferred {
     /// Defers a read. If the data is in flight, or a worker can fetch it, its completion replies, once.
     /// Otherwise a worker serves the read.
     fn start_read(self, plan: &ReadPlan) {
-        let (fs, workers) = (Arc::clone(&self.this.0.fs), Arc::clone(&self.this.0.workers));
+        let (fs, workers) = (self.this.0.fs.to_keep(), Arc::clone(&self.this.0.workers));
         let waiter = self.clone();
         let answer = move |came: Fetched<'_>| match came {
             Ok(bytes) => waiter.serve(0, bytes),
@@ -484,13 +511,7 @@ impl Deferred {
             match pending.deadline().scope(fetch) {
                 true if pending.is_served() => self.this.0.watch.suspend(span),
                 true => self.end_late(span),
-                false => self.this.finish(
-                    &Timed { lane: self.lane, span },
-                    pending,
-                    &self.request,
-                    room,
-                    &*self.sink,
-                ),
+                false => self.this.finish(&self.timed(span), pending, &self.request, room, &*self.sink),
             }
         };
         pool.push(pending, Box::new(work));

@@ -14,6 +14,7 @@
 //! - [`uring`]: the same over io_uring, a ring per CPU.
 //! - [`dispatch`], [`execute`]: decode a request, call the filesystem, encode the reply.
 //! - [`shared`]: mounts of a tree that other machines change too. `locks`: locks that reach the filesystem.
+//!   [`swap`]: the filesystem is replaced while programs use the mount.
 //! - [`defer`]: pending requests. [`late`]: reads that the kernel repeats after they failed.
 //! - [`seek`]: flushes dirty pages before SEEK_DATA and SEEK_HOLE.
 //! - [`notify`]: invalidations of the kernel's caches.
@@ -46,6 +47,7 @@ pub mod promises;
 pub mod seek;
 pub mod session;
 pub mod shared;
+pub mod swap;
 pub mod uring;
 pub mod watch;
 

@@ -59,6 +59,14 @@ pub fn deliver<T>(
     })
 }
 
+/// Fills in that the kernel may keep all of this for so long.
+pub fn permit(keeps: &[Keep], body: &mut [u8], time: Duration) {
+    for keep in keeps {
+        let promise = Promise { attributes: time, name: time, ..keep.promise };
+        out::keep(body, keep.at, keep.is_entry, &promise);
+    }
+}
+
 /// Replies that have been sent and may not have reached the kernel.
 pub(crate) trait OnTheWay: Send + Sync {
     /// Waits until the kernel has all replies that were sent so far. False: that takes longer.

@@ -28,13 +28,15 @@ use crate::dispatch::{Dispatcher, Parts, PushDirty, late_line};
 use crate::mount::{self, Mount, MountError, MountFlags, Unmount, UnmountError};
 use crate::notify::Notifier;
 use crate::pending_flush::PendingFlushes;
-use crate::promises::{Kernel, OnTheWay};
+use crate::promises::OnTheWay;
 use crate::seek::ThroughMount;
 use crate::shared::SharedMount;
+use crate::swap::Swap;
 use crate::uring::{self, Fallback, Host, Rings, Transport};
 use crate::watch::Watch;
 
 mod handshake;
+mod replacing;
 use handshake::{handshake, serves_dot};
 
 /// The most writes that wait for space at a time. Further writes queue behind them.
@@ -66,6 +68,9 @@ pub struct Options {
     pub deadline: Duration,
     /// The kernel's read-ahead in KiB. `None` leaves the kernel's own value (128).
     pub read_ahead_kib: Option<u32>,
+    /// The filesystem changes only through this mount, and may be replaced by a shared one
+    /// ([`Session::resume`]). The kernel is told what it is told of a shared mount.
+    pub replaceable: bool,
     /// Receives the lines of the log: a panic in a handler, a request that missed its deadline.
     pub log: Log,
 }
@@ -81,6 +86,7 @@ impl Default for Options {
             workers: 32,
             deadline: Duration::from_secs(60),
             read_ahead_kib: Some(1024),
+            replaceable: false,
             log: Arc::new(|line| eprintln!("{line}")),
         }
     }
@@ -96,8 +102,11 @@ pub struct Ended {
 }
 
 struct Shared {
-    fs: Arc<dyn Filesystem>,
+    fs: Arc<Swap>,
     mount: Arc<Mount>,
+    /// The kernel's end.
+    sink: Arc<dyn Sink>,
+    shared_mount: Option<Arc<SharedMount>>,
     counts: Arc<Counts>,
     watch: Arc<Watch>,
     pending_table: Arc<PendingTable>,
@@ -157,7 +166,8 @@ impl Session {
         let path = mount::check_mountpoint(mountpoint)?;
         let root = fs.getattr(Ino::ROOT).map_err(MountError::Root)?;
         let coherence = fs.coherence();
-        let (frozen, shared) = (coherence == Coherence::Frozen, coherence == Coherence::Shared);
+        let (frozen, shared) =
+            (coherence == Coherence::Frozen, coherence == Coherence::Shared || options.replaceable);
         let locks = shared && fs.locks() == Locks::Fleet;
         if locks && options.transport == Transport::Auto {
             options.transport = Transport::Classic;
@@ -181,8 +191,10 @@ impl Session {
         let agreed = handshake(&device, &wishes)?;
         // A kernel without these flags keeps locks to itself, and FLUSH must be refused as ever.
         let locks = agreed.has(flag::POSIX_LOCKS | flag::FLOCK_LOCKS);
-        let shared = shared.then(|| Arc::new(SharedMount::new(locks, fs.leases())));
-        let how = How { agreed, writable, shared };
+        let shared = shared.then(|| SharedMount::new(locks, fs.leases()));
+        let shared = shared.map(|shared| if options.replaceable { shared.alone() } else { shared });
+        let how = How { agreed, writable, shared: shared.map(Arc::new) };
+        let fs = if options.replaceable { Swap::replaceable(fs) } else { Swap::fixed(fs) };
         let mut session = start(fs, Arc::clone(&guard.0), device, how, fallback, &options)?;
         std::mem::forget(guard);
         if wishes.uring && !agreed.has(flag::OVER_IO_URING) {
@@ -340,7 +352,7 @@ struct How {
 
 /// Starts all threads.
 fn start(
-    fs: Arc<dyn Filesystem>,
+    fs: Swap,
     mount: Arc<Mount>,
     device: Device,
     how: How,
@@ -349,10 +361,10 @@ fn start(
 ) -> Result<Session, MountError> {
     let How { agreed, writable, shared: shared_mount } = how;
     let failed = MountError::io("starting threads");
-    let device = Arc::new(device);
+    let (device, fs) = (Arc::new(device), Arc::new(fs));
     let readers = if options.readers == 0 { cores() } else { options.readers };
     let sink: Arc<dyn Sink> = Arc::clone(&device) as _;
-    let notifier = Notifier::start(sink).map_err(&failed)?;
+    let notifier = Notifier::start(Arc::clone(&sink)).map_err(&failed)?;
     let log = Arc::clone(&options.log);
     let pending_table =
         PendingTable::start(options.deadline, move |waited| log(&late_line(waited))).map_err(&failed)?;
@@ -370,7 +382,7 @@ fn start(
         writers,
         seeker,
         unlockers,
-        shared: shared_mount,
+        shared: shared_mount.clone(),
         dirty,
         flushes: flushes.clone(),
         notifier: notifier.clone(),
@@ -378,10 +390,11 @@ fn start(
         watch: Arc::clone(&watch),
         log: Arc::clone(&options.log),
     });
-    let leases = fs.leases();
     let shared = Arc::new(Shared {
         fs,
         mount,
+        sink,
+        shared_mount,
         counts,
         watch,
         pending_table,
@@ -396,10 +409,7 @@ fn start(
         ended: Mutex::new(None),
         changed: Condvar::new(),
     });
-    if let Some(leases) = leases {
-        let sink: Arc<dyn Sink> = Arc::clone(&device) as _;
-        leases.serve(Arc::new(Kernel { sink, replies: Arc::downgrade(&shared) }));
-    }
+    shared.obey(shared.fs.now().leases());
     let fallback = fallback.filter(|_| agreed.has(flag::OVER_IO_URING));
     let warnings = fallback.and_then(|fallback| start_rings(&shared, &device, fallback, options.yields));
     let warnings = warnings.into_iter().collect();
@@ -571,8 +581,16 @@ impl Shared {
         if dead {
             let _ = self.mount.unmount(Unmount::Lazy);
         }
-        let synced = catch_unwind(AssertUnwindSafe(|| self.fs.sync())).unwrap_or(Err(Errno::EIO));
-        let _ = catch_unwind(AssertUnwindSafe(|| self.fs.unmounted()));
+        // While the filesystem is being replaced, nothing is served, and all was made durable before.
+        let synced = match self.fs.is_paused() {
+            true => Ok(()),
+            false => {
+                let fs = self.fs.to_keep();
+                let synced = catch_unwind(AssertUnwindSafe(|| fs.sync())).unwrap_or(Err(Errno::EIO));
+                let _ = catch_unwind(AssertUnwindSafe(|| fs.unmounted()));
+                synced
+            }
+        };
         *self.ended.lock() = Some(Ended { aborted: self.aborted.load(Ordering::Acquire) || dead, synced });
         self.changed.notify_all();
     }

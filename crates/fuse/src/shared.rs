@@ -25,8 +25,8 @@
 //! [`Coherence::Shared`]: fs::api::Coherence::Shared
 //! [`Filesystem::append`]: fs::api::Filesystem::append
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use fs::api::Leases;
 
@@ -39,7 +39,9 @@ use crate::locks::LockRequests;
 pub struct SharedMount {
     last_handle: AtomicU64,
     locks: Option<LockRequests>,
-    leases: Option<Arc<Leases>>,
+    leases: OnceLock<Arc<Leases>>,
+    /// Nothing but this mount changes the tree, until its filesystem is replaced ([`crate::swap`]).
+    is_alone: AtomicBool,
 }
 
 impl SharedMount {
@@ -47,12 +49,32 @@ impl SharedMount {
     ///
     /// [`Filesystem::leases`]: fs::api::Filesystem::leases
     pub fn new(locks: bool, leases: Option<Arc<Leases>>) -> SharedMount {
-        SharedMount { last_handle: AtomicU64::new(0), locks: locks.then(LockRequests::default), leases }
+        let leases = leases.map_or_else(OnceLock::new, OnceLock::from);
+        let (last_handle, is_alone) = (AtomicU64::new(0), AtomicBool::new(false));
+        SharedMount { last_handle, locks: locks.then(LockRequests::default), leases, is_alone }
     }
 
     /// What decides how long the kernel may keep what replies say.
     pub(crate) fn leases(&self) -> Option<&Arc<Leases>> {
-        self.leases.as_ref()
+        self.leases.get()
+    }
+
+    /// The same for a filesystem that changes only through this mount until it is replaced.
+    pub fn alone(self) -> SharedMount {
+        self.is_alone.store(true, Ordering::Release);
+        self
+    }
+
+    /// The filesystem is about to be replaced by one that other machines change too.
+    pub(crate) fn share(&self, leases: Option<Arc<Leases>>) {
+        leases.into_iter().for_each(|leases| _ = self.leases.set(leases));
+        self.is_alone.store(false, Ordering::Release);
+    }
+
+    /// Whether the kernel may keep pages from one open to the next, and what replies say for
+    /// [`KEEP`](crate::swap::KEEP).
+    pub(crate) fn is_alone(&self) -> bool {
+        self.is_alone.load(Ordering::Acquire)
     }
 
     /// What kind of mount it is, for the table of opcodes.
@@ -63,7 +85,12 @@ impl SharedMount {
     /// The number and the flags of a new open file.
     pub(crate) fn open(&self, append: bool) -> (u64, u32) {
         let handle = self.last_handle.fetch_add(1, Ordering::Relaxed) + 1;
-        (handle, if append { open::DIRECT_IO } else { 0 })
+        let flags = match append {
+            true => open::DIRECT_IO,
+            false if self.is_alone() => open::KEEP_CACHE,
+            false => 0,
+        };
+        (handle, flags)
     }
 
     /// Locks, if they reach the filesystem.

@@ -14,7 +14,7 @@ use api::error::{Failure, Result};
 use fuse::Session;
 
 use crate::log;
-use crate::mount::Mount;
+use crate::mount::{Mount, Slot};
 
 /// A listening socket that does not answer yet.
 #[derive(Debug)]
@@ -61,13 +61,13 @@ impl Page {
     ///
     /// # Errors
     /// The thread cannot be started.
-    pub fn serve(self, node: Arc<Mount>, session: Arc<Session>) -> Result<()> {
+    pub fn serve(self, mount: Arc<Slot>, session: Arc<Session>) -> Result<()> {
         let cannot = |error| Failure::io("cannot serve metrics", &error);
         let address = self.0.local_addr().map_err(cannot)?;
         let hold = session.watch().measure();
         let spawned = base::thread::spawn("covey-metrics", move || {
             let _hold = hold;
-            http::serve(&self.0, &|| page::render(&node, &session));
+            http::serve(&self.0, &|| page::render(&mount.get(), &session));
         });
         spawned.map_err(cannot)?;
         log::line(&format!("metrics at http://{address}/metrics"));

@@ -12,6 +12,7 @@ use api::status::fleet::PeerRow;
 use api::status::{Mode, Status};
 use fs::api::Filesystem;
 use fuse::Notifier;
+use parking_lot::RwLock;
 
 use crate::corpus::Served;
 use crate::follow::Watching;
@@ -27,6 +28,26 @@ pub struct Short {
     pub bytes: u64,
     /// Bytes stored for them.
     pub stored_bytes: u64,
+}
+
+/// What a daemon has mounted. It is replaced when its volume becomes a shared one.
+pub struct Slot(RwLock<Arc<Mount>>);
+
+impl Slot {
+    /// A slot with this mount.
+    pub fn new(mount: Arc<Mount>) -> Slot {
+        Slot(RwLock::new(mount))
+    }
+
+    /// The mount as it is now.
+    pub fn get(&self) -> Arc<Mount> {
+        self.0.read().clone()
+    }
+
+    /// Replaces it.
+    pub(crate) fn set(&self, mount: Arc<Mount>) {
+        *self.0.write() = mount;
+    }
 }
 
 /// Something that is mounted and managed.

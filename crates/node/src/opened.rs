@@ -30,8 +30,9 @@ use api::status::fleet::{FleetStatus, PeerRow};
 use api::status::{Mode, TreeInfo};
 use api::text::bytes;
 use fs::OpenError;
-use fs::api::Filesystem;
+use fs::api::{Filesystem, Locks};
 use fs::gc::all::Collected;
+use fs::handover::Handed;
 use fs::volume::{Atime, Options, Volume};
 use fuse::Notifier;
 use meta::{Journal, MetaStore, Names};
@@ -115,6 +116,7 @@ impl Node {
             for_volume = remote_side.volume_options(&options.remote_side, for_volume);
         }
         for_volume.may_delete = writer.as_ref().map(Writer::may_delete);
+        for_volume.own_locks = options.promotable && options.locks == Locks::Fleet;
         let volume = match Volume::open(parts, for_volume) {
             Ok(volume) => Arc::new(volume),
             Err(error) => {
@@ -129,6 +131,10 @@ impl Node {
         let uploads = remote_side.clone();
         let back = move || uploads.iter().for_each(|remote_side| remote_side.hurry());
         let watch = writer.clone().map(|writer| watch::start(writer, &volume, Box::new(back))).transpose()?;
+        if let Some(handed) = &options.handed {
+            // They are in memory, so this cannot fail.
+            let _ = volume.adopt_locks(handed);
+        }
         Ok(Node {
             name: dir.path().display().to_string(),
             dir: Some(dir.clone()),
@@ -261,6 +267,12 @@ impl Node {
     /// The store of its metadata.
     pub fn store(&self) -> Arc<dyn MetaStore> {
         self.shown().parts().store.clone()
+    }
+
+    /// Takes out what the kernel goes on to use, for the node that is opened here next. [`Node::close`]
+    /// follows.
+    pub fn hand_over(&self) -> Handed {
+        self.volume.hand_over()
     }
 
     /// Closes the volume in good order and releases the lock. A second call does nothing.
@@ -435,6 +447,7 @@ fn volume_options(options: &NodeOptions) -> Options {
         atime: if options.relatime { Atime::Relative } else { Atime::AsSet },
         commit: options.commit,
         access: options.access.clone(),
+        held: options.handed.as_ref().map(|handed| handed.held()).unwrap_or_default(),
         report: log::sink(),
         ..Options::default()
     }

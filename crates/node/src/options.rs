@@ -1,6 +1,7 @@
 //! Mount options: `-o ro,commit=5,...`, as mount(8) passes them on, and how a volume is opened.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use api::error::{Failure, Result};
@@ -8,6 +9,7 @@ use api::text::parse_span;
 use blob::Access;
 use fs::access::{AccessRules, Pattern};
 use fs::api::Locks;
+use fs::handover::Handed;
 
 use crate::remote_side::options::{self as remote_side, RemoteOptions};
 
@@ -49,6 +51,8 @@ pub struct MountOptions {
     pub publish_group: Option<String>,
     /// Where locks on files of a shared volume are decided.
     pub locks: Locks,
+    /// The volume can become a shared one while programs use the mount.
+    pub promotable: bool,
     /// How long blobs of a shared volume stay after nothing refers to them any more.
     pub gc_delay: Duration,
     /// How long what is removed is kept.
@@ -75,6 +79,7 @@ impl Default for MountOptions {
             deadline: DEADLINE,
             publish_group: None,
             locks: Locks::Local,
+            promotable: false,
             gc_delay: GC_DELAY,
             trash: KeepTrash::AsIs,
             access: AccessRules::default(),
@@ -102,7 +107,7 @@ impl KeepTrash {
 }
 
 /// How a volume is opened.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct NodeOptions {
     /// The name of the command that opens it.
     pub does: &'static str,
@@ -132,6 +137,10 @@ pub struct NodeOptions {
     pub take_over: bool,
     /// Of a published tree: also read what the other caches of its volume on this machine have.
     pub beside: bool,
+    /// The volume can become a shared one while programs use the mount.
+    pub promotable: bool,
+    /// What the volume that was open here before has left, and the kernel still uses.
+    pub handed: Option<Arc<Handed>>,
 }
 
 impl NodeOptions {
@@ -157,6 +166,8 @@ impl NodeOptions {
             salvage: None,
             take_over: false,
             beside: false,
+            promotable: false,
+            handed: None,
         }
     }
 }
@@ -198,6 +209,10 @@ pub const KNOWN: &[(&str, &str)] = &[
         "of a shared volume: locks exclude the programs of this machine (the default), or those of all nodes with locks=fleet; then each open and close of a file asks this daemon, and each lock the database",
     ),
     (
+        "promotable",
+        "of a volume of one node: covey promote makes it a shared one while programs use it; until then the kernel holds no written bytes back and asks this daemon at each open",
+    ),
+    (
         "trash=off|TIME",
         "set for the volume how long what is removed can be restored by covey trash: 12h, 7d (default: as it was set, first off)",
     ),
@@ -235,6 +250,11 @@ impl MountOptions {
         let mut options = MountOptions::default();
         for word in lists.into_iter().flat_map(|list| list.split(',')).map(str::trim) {
             options.set(word)?;
+        }
+        if options.promotable && options.writeback == Some(true) {
+            return Err(Failure::usage("the mount options promotable and writeback=on exclude each other")
+                .why("a kernel that holds written bytes back cannot go on with a volume that others change too")
+                .next("leave one of them out"));
         }
         Ok(options)
     }
@@ -274,6 +294,7 @@ impl MountOptions {
             ("locks", Some("local")) => self.locks = Locks::Local,
             ("locks", Some("fleet")) => self.locks = Locks::Fleet,
             ("locks", Some(_)) => return Err(bad(word, "local or fleet")),
+            ("promotable", None) => self.promotable = true,
             ("gc_delay", Some(text)) => self.gc_delay = seconds(word, text, GC_DELAY_MAX)?,
             ("trash", Some(text)) => {
                 self.trash =
@@ -342,6 +363,7 @@ impl MountOptions {
             (self.writeback == Some(true), "writeback=on"),
             (self.writeback == Some(false), "writeback=off"),
             (self.locks == Locks::Fleet, "locks=fleet"),
+            (self.promotable, "promotable"),
         ];
         words.extend(switches.iter().filter(|(set, _)| *set).map(|(_, word)| (*word).to_owned()));
         words.extend(self.publish_group.as_ref().map(|group| format!("publish_group={group}")));
@@ -416,7 +438,7 @@ mod tests {
         assert_eq!(parse("").unwrap(), MountOptions::default());
         let text = "ro,frozen,allow_other,default_permissions,nosuid,nodev,noexec,commit=0.5,atime=relatime,\
             writeback=off,read_ahead=4096,deadline=5,fsync=origin,cache_size=2G,x-systemd.automount,_netdev,\
-            access=random,stream=*.mp4,random=a?c,normal=*.txt,publish_group=staff,locks=fleet,trash=7d";
+            access=random,stream=*.mp4,random=a?c,normal=*.txt,publish_group=staff,locks=fleet,promotable,trash=7d";
         let options = parse(text).unwrap();
         assert!(options.read_only && options.frozen && options.allow_other == Some(true) && options.relatime);
         assert_eq!((options.commit, options.writeback), (Duration::from_millis(500), Some(false)));

@@ -10,35 +10,35 @@
 //! A front end prints, takes signals and ends the mount by a [`Handle`]. Nothing here knows terminals.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use api::control::{ControlAddress, ImportOrder, Listener, Publishers, Request, Serve, Tick, Wire};
+use api::control::{ControlAddress, Listener, Publishers};
 use api::error::{Failure, Result};
-use api::heat::Heat;
-use api::status::{Endpoint, Mode, Served, Status};
-use api::watch::Wish;
+use api::status::{Endpoint, Mode, Status};
 use blob::Access;
 use fs::api::{Filesystem, Locks};
 use fuse::{Session, Unmount, UnmountError, Unmounter};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
-use crate::again;
 use crate::again::{Every, Publishing};
 use crate::follow::Watching;
 use crate::heat::Heating;
 use crate::kernel::Kernel;
 use crate::memory::Trimmer;
-use crate::mount::{Mount, Short};
+use crate::mount::{Mount, Short, Slot};
 use crate::opened::{Node, Source};
 use crate::options::{MountOptions, NodeOptions};
-use crate::publish::Wanted;
 use crate::refused::not_mounted;
 use crate::watch::{self, Shown};
-use crate::{import, limits, log, metrics, mounts, notify, origins, trash};
+use crate::{limits, log, metrics, mounts, notify, origins, trash};
+
+pub mod replacing;
+mod serving;
+
+use serving::Daemon;
 
 /// A mount to create.
 #[derive(Debug)]
@@ -111,11 +111,15 @@ pub struct Mounted {
 pub struct Running {
     publishing: Option<Publishing>,
     following: Option<Watching>,
-    listener: Listener,
+    /// None while the volume is being replaced.
+    listener: Option<Listener>,
     served: Arc<Daemon>,
     ended: Arc<AtomicBool>,
     every: Every,
 }
+
+/// How often a daemon looks whether its volume is to be replaced.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// How a mount ended.
 #[derive(Clone, Debug)]
@@ -162,18 +166,15 @@ impl Running {
         };
         session.warnings().iter().for_each(|warning| log::warn(warning));
         let served = Arc::new(Daemon {
-            node: node.clone(),
+            mount: Arc::new(Slot::new(node.clone())),
             session: session.clone(),
-            s3: OnceLock::new(),
-            ui: OnceLock::new(),
+            s3: Mutex::default(),
+            ui: Mutex::default(),
             heating: Mutex::default(),
+            is_replaceable: is_replaceable(plan),
+            is_leaving: AtomicBool::new(false),
         });
-        let address = ControlAddress::of_source(Path::new(&node.name()));
-        let listener = Listener::start(address, served.clone()).and_then(|mut listener| {
-            let admitted = publishers.map_or(Ok(()), |group| listener.admit(group, served.clone()));
-            admitted.map(|()| listener)
-        });
-        let listener = match listener {
+        let listener = match listen(&served, publishers) {
             Ok(listener) => listener,
             Err(failure) => {
                 let _ = session.unmount(Unmount::Lazy);
@@ -185,14 +186,14 @@ impl Running {
         show(&plan.shown, page, &served);
         let ended = Arc::new(AtomicBool::new(false));
         let every = plan.every.clone();
-        Ok(Running { publishing: None, following: None, listener, served, ended, every })
+        Ok(Running { publishing: None, following: None, listener: Some(listener), served, ended, every })
     }
 
     /// Starts what runs beside the mount: repeated publication and following. Then tells a service manager
     /// that the mount is ready.
     pub fn go_on(&mut self) -> Result<()> {
-        let Daemon { node, session, .. } = &*self.served;
-        self.publishing = self.every.start(node, session.mountpoint())?;
+        let (node, session) = (self.served.node(), &self.served.session);
+        self.publishing = self.every.start(&node, session.mountpoint())?;
         self.following = node.follow(session.notifier())?;
         let mounted = self.mounted();
         notify::ready(&format!("{} is mounted at {}", mounted.volume, mounted.mountpoint.display()));
@@ -201,7 +202,7 @@ impl Running {
 
     /// The source and the mountpoint.
     pub fn mounted(&self) -> Mounted {
-        let Daemon { node, session, .. } = &*self.served;
+        let (node, session) = (self.served.node(), &self.served.session);
         Mounted {
             volume: node.name(),
             mountpoint: session.mountpoint().to_owned(),
@@ -220,7 +221,7 @@ impl Running {
     pub fn handle(&self) -> Handle {
         Handle {
             unmounter: self.served.session.unmounter(),
-            node: self.served.node.clone(),
+            mount: self.served.mount.clone(),
             ended: self.ended.clone(),
         }
     }
@@ -228,23 +229,22 @@ impl Running {
     /// The filesystem, for another front end in this process. Its changes must be told to
     /// [`Running::kernel`].
     pub fn filesystem(&self) -> Arc<dyn Filesystem> {
-        self.served.node.filesystem()
+        self.served.node().filesystem()
     }
 
     /// Says in the status that the mount is also served to S3 clients.
     pub fn also_at(&self, s3: Endpoint) {
-        let _ = self.served.s3.set(s3);
+        *self.served.s3.lock() = Some(s3);
     }
 
     /// Says in the status that the mount is also shown in a browser, at this URL.
     pub fn also_in_browser(&self, url: String) {
-        let _ = self.served.ui.set(url);
+        *self.served.ui.lock() = Some(url);
     }
 
     /// The kernel's caches. `None` for a mount that is no volume, and so cannot be changed.
     pub fn kernel(&self) -> Option<Kernel> {
-        let Daemon { node, session, .. } = &*self.served;
-        Some(Kernel::new(node.as_node()?.shown(), session.notifier()))
+        Some(Kernel::new(self.served.node().as_node()?.shown(), self.served.session.notifier()))
     }
 
     /// The number of requests that the kernel has sent.
@@ -254,7 +254,7 @@ impl Running {
 
     /// The few figures that are available at once.
     pub fn in_short(&self) -> Option<Short> {
-        self.served.node.in_short()
+        self.served.node().in_short()
     }
 
     /// All figures.
@@ -262,12 +262,17 @@ impl Running {
         self.served.status()
     }
 
-    /// Waits for the end of the mount. Calls `each` about once a second.
+    /// Waits for the end of the mount, or until its volume is to be replaced ([`Running::is_leaving`]). Calls
+    /// `each` about once a second.
     pub fn wait(&self, each: &mut dyn FnMut()) {
         let mut trimmer = Trimmer::new();
-        while self.served.session.wait_for(Duration::from_secs(1)).is_none() {
-            trimmer.tick();
-            each();
+        let mut next = base::time::monotonic();
+        while self.served.session.wait_for(LOOK).is_none() && !self.is_leaving() {
+            if base::time::monotonic() >= next {
+                next += Duration::from_secs(1);
+                trimmer.tick();
+                each();
+            }
         }
     }
 
@@ -275,7 +280,8 @@ impl Running {
     pub fn finish(self) -> Result<End> {
         let Running { publishing, following, listener, served, ended, .. } = self;
         drop((publishing, following));
-        let Daemon { node, session, heating, .. } = &*served;
+        let Daemon { session, heating, .. } = &*served;
+        let node = served.node();
         drop(heating.lock().take());
         ended.store(true, Ordering::SeqCst);
         notify::stopping();
@@ -300,7 +306,7 @@ impl Running {
 /// A handle by which a thread ends a mount.
 pub struct Handle {
     unmounter: Unmounter,
-    node: Arc<Mount>,
+    mount: Arc<Slot>,
     ended: Arc<AtomicBool>,
 }
 
@@ -312,13 +318,20 @@ impl Handle {
 
     /// Makes everything written so far survive a power cut.
     pub fn flush(&self) -> Result<()> {
-        self.node.flush()
+        self.mount.get().flush()
     }
 
     /// Whether the mount has ended and [`Running::finish`] is closing the volume.
     pub fn has_ended(&self) -> bool {
         self.ended.load(Ordering::SeqCst)
     }
+}
+
+fn listen(served: &Arc<Daemon>, publishers: Option<Publishers>) -> Result<Listener> {
+    let address = ControlAddress::of_source(Path::new(&served.node().name()));
+    let mut listener = Listener::start(address, served.clone())?;
+    publishers.map_or(Ok(()), |group| listener.admit(group, served.clone()))?;
+    Ok(listener)
 }
 
 /// Starts tracing, metrics and the counters of accesses if they are wanted. The mount already exists and does
@@ -328,14 +341,19 @@ fn show(shown: &Shown, page: Option<metrics::Page>, served: &Daemon) {
         0 => Ok(()),
         every => watch::write_every(&served.session, every),
     };
-    let page = page.map_or(Ok(()), |page| page.serve(served.node.clone(), served.session.clone()));
-    let heated = shown.heat.map_or(Ok(()), |counting| {
-        let heating = Heating::start(&served.node, &served.session, counting)?;
-        *served.heating.lock() = Some(heating);
-        Ok(())
-    });
-    for failure in [traced, page, heated].into_iter().filter_map(Result::err) {
+    let page = page.map_or(Ok(()), |page| page.serve(served.mount.clone(), served.session.clone()));
+    for failure in [traced, page].into_iter().filter_map(Result::err) {
         log::error(&failure.to_string());
+    }
+    show_heat(shown, served);
+}
+
+/// Starts the counters of accesses if they are wanted.
+fn show_heat(shown: &Shown, served: &Daemon) {
+    let Some(counting) = shown.heat else { return };
+    match Heating::start(&served.node(), &served.session, counting) {
+        Ok(heating) => *served.heating.lock() = Some(heating),
+        Err(failure) => log::error(&failure.to_string()),
     }
 }
 
@@ -356,16 +374,26 @@ fn node_options(plan: &Plan, mountpoint: &Path) -> NodeOptions {
         salvage: None,
         take_over: plan.take_over,
         beside: false,
+        promotable: options.promotable,
+        handed: None,
     }
+}
+
+/// Whether the volume can become a shared one below its mount.
+fn is_replaceable(plan: &Plan) -> bool {
+    let MountOptions { promotable, read_only, frozen, .. } = plan.options;
+    promotable && !read_only && !frozen && matches!(plan.source, Source::Folder(_))
 }
 
 /// Only in a shared volume is there more than one machine to lock against.
 fn check_locks(plan: &Plan) -> Result<()> {
-    if plan.options.locks == Locks::Local || matches!(plan.source, Source::Shared(..)) {
+    let is_shared = matches!(plan.source, Source::Shared(..));
+    let may_be = plan.options.promotable && matches!(plan.source, Source::Folder(_));
+    if plan.options.locks == Locks::Local || is_shared || may_be {
         return Ok(());
     }
     Err(Failure::usage("locks=fleet is for shared volumes: any other volume has one machine that writes")
-        .next("leave locks=fleet out"))
+        .next("leave locks=fleet out, or add promotable to a volume that will be promoted"))
 }
 
 /// The group that may publish, by the name or number in the options.
@@ -398,6 +426,7 @@ fn session_options(plan: &Plan, node: &Mount) -> fuse::Options {
         transport: plan.transport.kind,
         readers: plan.transport.readers,
         yields: plan.transport.yields,
+        replaceable: is_replaceable(plan),
         deadline: options.deadline,
         read_ahead_kib: Some(options.read_ahead_kib.unwrap_or_else(|| read_ahead(options, node))),
         workers: limits::workers(fuse::Options::default().workers),
@@ -459,140 +488,4 @@ fn check_places(source: &Source, mountpoint: &Path) -> Result<()> {
 /// The same check for an origin that is a folder.
 fn below_origin(origin: &str, below: impl Fn(&str, &Path) -> Result<()>) -> Result<()> {
     origin.strip_prefix("file:").map_or(Ok(()), |folder| below("the origin", Path::new(folder)))
-}
-
-/// What the daemon serves while it is mounted.
-struct Daemon {
-    node: Arc<Mount>,
-    session: Arc<Session>,
-    /// Set when the S3 endpoint serves, which is after the mount does.
-    s3: OnceLock<Endpoint>,
-    /// The URL of its dashboard, as soon as it is served.
-    ui: OnceLock<String>,
-    /// Set if accesses are counted.
-    heating: Mutex<Option<Heating>>,
-}
-
-impl Daemon {
-    fn requests(&self) -> u64 {
-        self.session.counts().iter().map(|(_, count)| count).sum()
-    }
-
-    fn heat(&self, path: Option<PathBuf>, top: usize) -> Result<Heat> {
-        let heating = self.heating.lock();
-        let heating = heating.as_ref().ok_or_else(|| {
-            Failure::usage("this mount does not count accesses")
-                .next("mount it with --heat")
-                .next("or count from now on, while a command runs: covey watch mount MOUNTPOINT")
-        })?;
-        heating.answer(path, top)
-    }
-
-    fn status(&self) -> Result<Status> {
-        let mut status = self.node.status()?;
-        status.served = Some(Served {
-            mountpoint: self.session.mountpoint().to_owned(),
-            pid: std::process::id(),
-            uptime_seconds: self.node.age().as_secs(),
-            requests: self.requests(),
-            requests_by_kind: self
-                .session
-                .counts()
-                .into_iter()
-                .map(|(kind, n)| (kind.to_owned(), n))
-                .collect(),
-            waiting: self.session.waiting() as u64,
-            transport: self.session.transport().to_string(),
-            s3: self.s3.get().cloned(),
-            ui: self.ui.get().cloned(),
-        });
-        Ok(status)
-    }
-}
-
-impl Serve for Daemon {
-    fn serve(&self, request: Request, tick: &mut dyn FnMut(Tick)) -> Result<Value> {
-        let value = match request {
-            Request::Status => serde_json::to_value(self.status()?),
-            Request::Metrics => serde_json::to_value(metrics::text(&self.node, &self.session)),
-            Request::Info { path, list } => {
-                serde_json::to_value(self.node.node()?.info(&PathBuf::from(path), list)?)
-            }
-            Request::Hint { path } => serde_json::to_value(self.node.node()?.hint(&PathBuf::from(path))?),
-            Request::Publish { path, name, afresh, keep } => {
-                let wanted = Wanted { path: PathBuf::from(path), name, afresh, keep };
-                serde_json::to_value(again::for_caller(&self.node, wanted, tick)?)
-            }
-            Request::Unpublish { name } => {
-                self.node.node()?.unpublish(&name)?;
-                serde_json::to_value(())
-            }
-            Request::Published { all } => serde_json::to_value(self.node.node()?.published(all)?),
-            Request::Gc => serde_json::to_value(self.node.node()?.gc(tick)?),
-            Request::Flush => serde_json::to_value(self.node.flush()?),
-            Request::Settle { seconds } => {
-                serde_json::to_value(self.node.node()?.settle(seconds.map(Duration::from_secs), tick)?)
-            }
-            Request::CopyNames { address } => {
-                serde_json::to_value(self.node.node()?.copy_names(Path::new(&address), tick)?)
-            }
-            Request::Evict { to } => serde_json::to_value(self.node.node()?.evict(to)?),
-            Request::Warm { paths, depot } => {
-                let paths: Vec<PathBuf> = paths.into_iter().map(PathBuf::from).collect();
-                serde_json::to_value(self.node.node()?.warm(&paths, depot, tick)?)
-            }
-            Request::Clone { from, to } => {
-                let cloned = self.node.node()?.clone_tree(&PathBuf::from(from), &PathBuf::from(to), tick)?;
-                // The kernel still believes that the new name does not exist. It also caches the folder's
-                // listing and times.
-                let notifier = self.session.notifier();
-                notifier.inval_entry(cloned.parent, &cloned.name);
-                notifier.inval_inode(cloned.parent, 0, 0);
-                notifier.settle();
-                serde_json::to_value(cloned.summary)
-            }
-            Request::Quotas { path } => serde_json::to_value(self.node.node()?.quotas(&PathBuf::from(path))?),
-            Request::SetQuota { path, bytes, files } => {
-                serde_json::to_value(self.node.node()?.set_quota(&PathBuf::from(path), bytes, files, tick)?)
-            }
-            Request::RemoveQuota { path } => {
-                self.node.node()?.remove_quota(&PathBuf::from(path), tick)?;
-                serde_json::to_value(())
-            }
-            Request::Trash { order } => trash::serve(&self.node, &self.session, order, tick)?,
-            Request::Peers => serde_json::to_value(self.node.peers()?),
-            Request::Holders { path } => {
-                serde_json::to_value(self.node.node()?.holders(&PathBuf::from(path))?)
-            }
-            Request::Heat { path, top } => {
-                serde_json::to_value(self.heat(path.map(PathBuf::from), top as usize)?)
-            }
-            Request::Watch { .. } | Request::Import(_) => {
-                return Err(Failure::usage("this is not answered at once"));
-            }
-        };
-        value.map_err(|error| Failure::new("io", "the answer cannot be written").why(error.to_string()))
-    }
-
-    fn asked_by_member(&self, user: u32, request: &Request) {
-        match request {
-            Request::Publish { name, .. } => {
-                log::line(&format!("user {user}, a member of the group that may, publishes {name}"));
-            }
-            Request::Unpublish { name } => {
-                log::line(&format!("user {user}, a member of the group that may, unpublishes {name}"));
-            }
-            _ => {}
-        }
-    }
-
-    fn watch(&self, wish: &Wish, wire: &Wire<'_>) -> Result<Value> {
-        watch::serve(&self.node, &self.session, wish, wire)
-    }
-
-    fn import(&self, order: &ImportOrder, wire: &Wire<'_>) -> Result<Value> {
-        let imported = import::serve(&self.node, &self.session, order, wire)?;
-        serde_json::to_value(imported)
-            .map_err(|error| Failure::new("io", "the answer cannot be written").why(error.to_string()))
-    }
 }

@@ -101,8 +101,11 @@ impl Shared {
         let names = target.open().map_err(setup_failure)?;
         check_id(dir, &target, &*names).map_err(|failure| resuming::with_left(failure, dir))?;
         let rows: Arc<dyn MetaStore> = names.clone();
-        unfinished::complete(dir, &rows)?;
-        unfinished::check_complete(&target, &rows)?;
+        // With open files, the other nodes must hear of them first ([`Shared::complete`]).
+        if options.handed.is_none() || !unfinished::is_own(dir, &rows)? {
+            unfinished::complete(dir, &rows)?;
+            unfinished::check_complete(&target, &rows)?;
+        }
         let node = node_id(dir)?;
         let server = Arc::new(PackServer::default());
         let net = listen(dir, &target, fleet, node, &*names, server.clone())?;
@@ -129,6 +132,15 @@ impl Shared {
         let makes_copies = !options.read_only && matches!(options.remote_side.fsync(true), Fsync::Peer(_));
         let keeping = makes_copies.then(Arc::default);
         Ok(Shared { names, term, net, server, peers, keeper, journal, number, kept, keeping })
+    }
+
+    /// Completes a promotion, if this folder has to. Other nodes can mount the volume from then on.
+    pub(crate) fn complete(&self, dir: &VolumeDir) -> Result<()> {
+        let text = dir.format().names.as_deref().unwrap_or_default();
+        let target = Address::parse(text).map_err(setup_failure)?;
+        let rows: Arc<dyn MetaStore> = self.names.clone();
+        unfinished::complete(dir, &rows)?;
+        unfinished::check_complete(&target, &rows)
     }
 
     /// The store for the volume.

@@ -117,6 +117,7 @@ impl Node {
                 .or_else(|| self.tree_cache().map(TreeCache::status)),
             fleet: self.fleet_status(),
             copies: self.shared().map(Shared::copies),
+            trash: self.trash_status(),
         })
     }
 }

@@ -56,7 +56,8 @@ pub enum Trashed {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TrashOrder {
-    /// List it. The answer is a `TrashList`.
+    /// List it. The daemon sends notes, each a list of `TrashEntry`, the newest first. The answer is a
+    /// `TrashKept`.
     List,
     /// Set how long it is kept.
     Set {

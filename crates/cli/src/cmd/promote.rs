@@ -12,6 +12,7 @@ use base::Deadline;
 use fuse::mount::Mounted;
 use node::control;
 use node::mounts;
+use node::running::replacing::NOT_PROMOTABLE;
 use node::shared::making;
 use node::shared::promoting::handover::Handover;
 use node::shared::promoting::{self, Promoted};
@@ -23,6 +24,8 @@ use crate::cmd::{flush, umount};
 use crate::target::{Target, resolve_volume};
 use crate::term::Term;
 
+/// How often programs that use the volume are looked at.
+const LOOK: Duration = Duration::from_millis(200);
 /// How long a daemon may take to mount again.
 const BACK: Duration = Duration::from_secs(60);
 
@@ -32,14 +35,18 @@ const BACK: Duration = Duration::from_secs(60);
     covey mount -d /srv/volume /mnt/work                                  then on this machine\n  \
     covey mount -d 'postgres://covey@db/covey?volume=work' /mnt/work      and on every other one\n\n\
     Its origin must be one that all machines reach. No blob is copied. Inode numbers, times and\n\
-    published trees stay. If the volume is mounted, its names are copied while programs use it.\n\
-    Then it is unmounted, which needs that no program has it open. What changed meanwhile is copied,\n\
-    and its daemon mounts it again. Until the last step the volume is as it was. An interrupted\n\
-    command can be run again. The only way back is to publish the shared volume, and to restore\n\
+    published trees stay. If the volume is mounted, its names are copied while programs use it. Then,\n\
+    if it is mounted with -o promotable, programs wait while what changed meanwhile is copied, and go\n\
+    on with the shared volume: open files, mappings and locks stay. Any other mount is unmounted for\n\
+    that moment, which needs that no program has it open (--wait), and mounted again. Until the last\n\
+    step the volume is as it was. An interrupted command can be run again. The only way back is to publish the shared volume, and to restore\n\
     that into a folder.")]
 pub struct Args {
     /// The volume's folder, or where it is mounted. The folder becomes that of this node
     folder: PathBuf,
+    /// If a program has the volume open, wait up to so many seconds until none has
+    #[arg(long, value_name = "SECONDS")]
+    wait: Option<u64>,
     /// Where the names go: postgres://USER@HOST/DATABASE?volume=NAME or etcd://HOST:2379/?volume=NAME. The
     /// name must be free
     #[arg(value_name = "ADDRESS")]
@@ -70,6 +77,12 @@ struct Outcome {
     /// Whether the shared volume is mounted there now.
     #[serde(skip_serializing_if = "Option::is_none")]
     mounted_again: Option<bool>,
+    /// Whether programs went on using the mount.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stayed_mounted: Option<bool>,
+    /// How long programs waited, in seconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    waited_seconds: Option<f64>,
     /// An earlier promotion was interrupted after its last step but one, and only that step was left.
     was_finished: bool,
     seconds: f64,
@@ -89,13 +102,17 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     let mut daemon = None;
     if let Some(mount) = &mount {
         copied = Some(copy_while_mounted(mount, args, &mut tick)?);
-        daemon = Some(Returning::after(mount, &dir, args)?);
+        daemon = Some(Returning::after(mount, &dir, args, &mut tick)?);
     }
-    let done = promoting::promote(&dir, &args.address, &mut |now| tick(&now));
+    let live = daemon.as_ref().is_some_and(|daemon| daemon.stays);
+    let since = base::time::monotonic();
+    let done = promoting::promote(&dir, &args.address, live, &mut |now| tick(&now));
     let is_back = daemon.map(|daemon| daemon.comes_back(&mut tick));
     progress.done();
+    let waited = live.then(|| (base::time::monotonic() - since).as_secs_f64());
     let done = done.map_err(|failure| is_unmounted(failure, &dir, mount.as_ref(), is_back == Some(true)));
     let Promoted { made, rows, left_out, blobs, blob_bytes, was_finished } = done?;
+    let stayed_mounted = mount.is_some().then_some(live);
     let outcome = Outcome {
         volume: made.names,
         folder: dir.path().to_owned(),
@@ -108,6 +125,8 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
         rows_while_mounted: copied,
         mountpoint: mount.map(|mount| mount.path),
         mounted_again: is_back,
+        stayed_mounted,
+        waited_seconds: waited,
         was_finished,
         seconds: (base::time::monotonic() - started).as_secs_f64(),
     };
@@ -163,31 +182,73 @@ fn still_used(failure: Failure, args: &Args) -> Failure {
         .map_next(format!("end those programs, then go on: covey promote {folder} '{address}'"))
 }
 
+/// Unmounts as soon as no program uses the volume, at the latest after `--wait`.
+fn end_idle(mount: &Mounted, args: &Args, tick: &mut dyn FnMut(&Tick)) -> Result<()> {
+    let until = Deadline::after(Duration::from_secs(args.wait.unwrap_or(0)));
+    loop {
+        let failure = match umount::end_idle(mount) {
+            Ok(()) => return Ok(()),
+            Err(failure) if &*failure.code == "busy" && !until.is_over() => failure,
+            Err(failure) => return Err(still_used(failure, args)),
+        };
+        let users = failure.why.join("; ");
+        tick(&Tick {
+            done: 0,
+            of: 0,
+            what: format!("waiting until no program has the volume open: {users}"),
+        });
+        std::thread::sleep(LOOK);
+    }
+}
+
 /// A daemon whose mount was ended, and that mounts again after the promotion.
 struct Returning<'a> {
     mount: &'a Mounted,
     pid: Option<u32>,
     handover: Handover,
+    /// It keeps the mount, and programs wait.
+    stays: bool,
 }
 
 impl<'a> Returning<'a> {
-    /// Unmounts.
-    fn after(mount: &'a Mounted, dir: &VolumeDir, args: &Args) -> Result<Returning<'a>> {
+    /// Has the daemon close the volume, or unmounts it.
+    fn after(
+        mount: &'a Mounted,
+        dir: &VolumeDir,
+        args: &Args,
+        tick: &mut dyn FnMut(&Tick),
+    ) -> Result<Returning<'a>> {
         let pid = dir.holder()?.map(|holder| holder.pid).filter(|pid| *pid > 0);
         let handover = Handover::begin(dir)?;
-        umount::end_idle(mount).map_err(|failure| still_used(failure, args))?;
-        Ok(Returning { mount, pid, handover })
+        let daemon = ControlAddress::of_source(Path::new(&mount.source));
+        let stays = match control::ask::<()>(&daemon, &Request::HandOver, tick) {
+            Ok(()) => umount::wait_closed_by_daemon(dir, mount)?,
+            Err(failure) if &*failure.code == NOT_PROMOTABLE => {
+                end_idle(mount, args, tick)?;
+                false
+            }
+            Err(failure) => return Err(failure),
+        };
+        Ok(Returning { mount, pid, handover, stays })
     }
 
     /// Lets the daemon mount again, and waits until it has, or has ended.
     fn comes_back(self, tick: &mut dyn FnMut(&Tick)) -> bool {
-        let Returning { mount, pid, handover } = self;
+        let Returning { mount, pid, handover, stays } = self;
         drop(handover);
         tick(&Tick { done: 0, of: 0, what: "mounting it again".to_owned() });
         let until = Deadline::after(BACK);
-        let lives = || pid.is_some_and(|pid| Path::new(&format!("/proc/{pid}")).exists());
+        // A process that has ended may still have an entry, until its parent has seen that.
+        let lives = || pid.is_some_and(|pid| api::control::state(pid).is_some_and(|state| state != 'Z'));
+        let daemon = ControlAddress::of_source(Path::new(&mount.source));
         while !until.is_over() {
-            if mounts::at(&mount.path).is_ok_and(|now| now.is_some_and(|now| mounts::is_covey(&now))) {
+            // The mount of a daemon that stays must not be looked at: that would wait for the daemon.
+            if stays && control::ask::<serde_json::Value>(&daemon, &Request::Status, &mut |_| ()).is_ok() {
+                return true;
+            }
+            if !stays
+                && mounts::at(&mount.path).is_ok_and(|now| now.is_some_and(|now| mounts::is_covey(&now)))
+            {
                 return true;
             }
             if !lives() {
@@ -224,6 +285,11 @@ fn text(outcome: &Outcome) -> String {
     };
     if let (Some(true), Some(place)) = (outcome.mounted_again, &outcome.mountpoint) {
         let place = place.display();
+        if let Some(waited) = outcome.waited_seconds {
+            return format!(
+                "{done}\nPrograms at {place} waited for {waited:.1} s, and go on with it; on other machines: covey mount '{address}' MOUNTPOINT"
+            );
+        }
         return format!(
             "{done}\nIt is mounted at {place} again; on other machines: covey mount '{address}' MOUNTPOINT"
         );

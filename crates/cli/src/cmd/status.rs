@@ -147,6 +147,7 @@ fn text(status: &Status, verbose: bool) -> String {
         rows::fleet(&mut pairs, fleet);
     }
     status.copies.iter().for_each(|copies| rows::copies(&mut pairs, copies));
+    status.trash.iter().for_each(|trash| rows::trash(&mut pairs, trash));
     pairs.row("memory", format!("{} (peak {})", bytes(status.memory_bytes), bytes(status.memory_peak_bytes)));
     if status.io_errors > 0 {
         pairs.row("I/O errors", format!("{}: see the log, then covey fsck", count(status.io_errors)));

@@ -1,11 +1,12 @@
 //! `covey trash`: what was removed, restored or deleted for good.
 
 use std::ffi::OsStr;
+use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
-use api::answers::{TrashEmptied, TrashList, TrashRestored};
+use api::answers::{TrashEmptied, TrashEntry, TrashKept, TrashRestored};
 use api::control::{Request, Tick, TrashOrder, Trashed};
 use api::error::{Failure, Result};
 use api::raw_path::RawPath;
@@ -101,8 +102,9 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
             });
         }
         What::Ls { place } => {
-            let list = list(place)?;
-            term.result(&list, || table(&list));
+            let mut listing = Listing::new(term);
+            let kept = list(place, &mut |part| listing.part(&part))?;
+            listing.end(kept);
         }
         What::Restore { place, what, to, all } => {
             let done = restore(place, what, to.as_deref(), *all, &mut tick)?;
@@ -146,23 +148,45 @@ fn set(place: &Path, keep: Option<Duration>) -> Result<()> {
     }
 }
 
-fn list(place: &Path) -> Result<TrashList> {
+/// Passes on what is in the trash, in parts.
+fn list(place: &Path, each: &mut dyn FnMut(Vec<TrashEntry>)) -> Result<TrashKept> {
     match resolve(place)? {
         Target::Mounted(place) => {
-            let mut list: TrashList = ask(&place, TrashOrder::List, &mut |_| ())?;
-            for entry in list.entries.iter_mut().filter(|entry| entry.has_folder) {
-                let path = PathBuf::from(entry.path.clone());
-                let below = place.mount.path.join(path.strip_prefix("/").unwrap_or(&path));
-                entry.path = RawPath::from(&*below);
+            let mut unread = None;
+            let asked = control::begin(&place.address(), &Request::Trash { order: TrashOrder::List })?;
+            let kept =
+                asked.hear(&mut |_| (), &mut |note| match serde_json::from_value::<Vec<TrashEntry>>(note) {
+                    Ok(mut part) => {
+                        below(&place, &mut part);
+                        each(part);
+                    }
+                    Err(error) => unread = Some(error),
+                });
+            match unread {
+                Some(error) => Err(Failure::new("no-answer", "the daemon's answer cannot be understood")
+                    .why(error.to_string())
+                    .next("it may run another version of covey: unmount, and mount again with this one")),
+                None => kept,
             }
-            Ok(list)
         }
         Target::Closed { dir, .. } => {
             let node = Node::open(&dir, &NodeOptions::reading("trash"))?;
-            let list = node.trash();
+            let kept = node.list_trash(&mut |part| {
+                each(part);
+                ControlFlow::Continue(())
+            });
             node.close()?;
-            list
+            kept
         }
+    }
+}
+
+/// Shows paths below the mountpoint.
+fn below(place: &Place, part: &mut [TrashEntry]) {
+    for entry in part.iter_mut().filter(|entry| entry.has_folder) {
+        let path = PathBuf::from(entry.path.clone());
+        let below = place.mount.path.join(path.strip_prefix("/").unwrap_or(&path));
+        entry.path = RawPath::from(&*below);
     }
 }
 
@@ -252,16 +276,53 @@ fn said(done: &TrashRestored, to: Option<&Path>) -> String {
     }
 }
 
-fn table(list: &TrashList) -> String {
-    let kept = match list.keep_seconds {
-        Some(seconds) => format!("What is removed is kept for {}.", span(seconds as f64)),
-        None => "What is removed is deleted at once: covey trash set PLACE TIME changes that.".to_owned(),
-    };
-    if list.entries.is_empty() {
-        return format!("The trash is empty. {kept}");
+/// Prints the list as it arrives: a table, or one value of JSON.
+struct Listing {
+    term: Term,
+    is_begun: bool,
+}
+
+impl Listing {
+    fn new(term: Term) -> Listing {
+        Listing { term, is_begun: false }
     }
-    let mut table = Table::new(&["REMOVED", "SIZE ", "NUMBER ", "PATH"]);
-    for entry in &list.entries {
+
+    fn part(&mut self, part: &[TrashEntry]) {
+        let began = std::mem::replace(&mut self.is_begun, true);
+        if !self.term.is_json() {
+            let text = table(part);
+            // The columns of later parts are as wide.
+            let rows = if began { text.split_once('\n').map_or("", |(_, rows)| rows) } else { &text };
+            return self.term.part(rows);
+        }
+        for (at, entry) in part.iter().enumerate() {
+            let comma = match (began, at) {
+                (false, 0) => "{\n  \"entries\": [\n",
+                _ => ",\n",
+            };
+            let entry = serde_json::to_string(entry).unwrap_or_default();
+            self.term.part_as_is(&format!("{comma}    {entry}"));
+        }
+    }
+
+    fn end(self, kept: TrashKept) {
+        let Listing { term, is_begun } = self;
+        if term.is_json() {
+            let begun = if is_begun { "\n  ]" } else { "{\n  \"entries\": []" };
+            let seconds = kept.keep_seconds.map_or("null".to_owned(), |seconds| seconds.to_string());
+            return term.part_as_is(&format!("{begun},\n  \"keep_seconds\": {seconds}\n}}\n"));
+        }
+        let said = match kept.keep_seconds {
+            Some(seconds) => format!("What is removed is kept for {}.", span(seconds as f64)),
+            None => "What is removed is deleted at once: covey trash set PLACE TIME changes that.".to_owned(),
+        };
+        term.part(&if is_begun { format!("{said}\n") } else { format!("The trash is empty. {said}\n") });
+    }
+}
+
+fn table(part: &[TrashEntry]) -> String {
+    let mut table = Table::new(&["REMOVED", "     SIZE ", "    NUMBER ", "PATH"]);
+    for entry in part {
         let path = PathBuf::from(entry.path.clone());
         let slash: &OsStr = OsStr::from_bytes(if entry.kind == "folder" { b"/" } else { b"" });
         let missing = if entry.has_folder { "" } else { "   (its folder is gone)" };
@@ -272,7 +333,7 @@ fn table(list: &TrashList) -> String {
             format!("{}{}{missing}", path.display(), slash.display()),
         ]);
     }
-    format!("{}{kept}", table.text())
+    table.text()
 }
 
 #[cfg(test)]

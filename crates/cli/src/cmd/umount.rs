@@ -188,6 +188,14 @@ pub fn end_idle(mount: &Mounted) -> Result<()> {
     }
 }
 
+/// Waits until a daemon that keeps its mount has closed its volume. Returns true.
+pub fn wait_closed_by_daemon(dir: &VolumeDir, mount: &Mounted) -> Result<bool> {
+    match dir.wait_free(CLOSING)? {
+        true => Ok(true),
+        false => Err(not_closed(dir, &Others::none(), &mount.path, CLOSING)?),
+    }
+}
+
 /// What a path refers to.
 #[derive(Debug)]
 enum Found {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use base::Ino;
+use hashbrown::HashSet;
 use parking_lot::{Condvar, Mutex};
 
 /// Inodes reaped between two checks for other work.
@@ -27,11 +28,18 @@ pub(crate) struct Reaper {
     work: Condvar,
     /// Notified when some were reaped.
     less: Condvar,
+    /// Of a shared volume: inodes without a name that this node held until just now.
+    let_go: Mutex<HashSet<Ino>>,
 }
 
 impl Reaper {
     pub(crate) fn new() -> Reaper {
-        Reaper { queue: Mutex::default(), work: Condvar::new(), less: Condvar::new() }
+        Reaper {
+            queue: Mutex::default(),
+            work: Condvar::new(),
+            less: Condvar::new(),
+            let_go: Mutex::default(),
+        }
     }
 
     /// Queues inodes that have no name, or lost their last reference. Never waits.
@@ -48,6 +56,21 @@ impl Reaper {
     /// Forgets what is queued.
     pub(crate) fn clear(&self) {
         self.queue.lock().inos.clear();
+    }
+
+    /// This node no longer holds these inodes without a name, and all others can see that.
+    pub(super) fn let_go(&self, inos: impl IntoIterator<Item = Ino>) {
+        self.let_go.lock().extend(inos);
+    }
+
+    /// Those that it let go, and that nothing was tried with since.
+    pub(crate) fn take_let_go(&self) -> HashSet<Ino> {
+        std::mem::take(&mut *self.let_go.lock())
+    }
+
+    /// Whether there are such inodes.
+    pub(super) fn has_let_go(&self) -> bool {
+        !self.let_go.lock().is_empty()
     }
 
     /// Ends the gathering at once.
@@ -67,6 +90,11 @@ impl Reaper {
         self.queue.lock().stop = true;
         self.work.notify_all();
         self.less.notify_all();
+    }
+
+    /// Whether a batch is being reaped.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.queue.lock().busy
     }
 
     /// Whether nothing is left to do.

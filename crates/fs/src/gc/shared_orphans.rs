@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   every node, before it renews its session:     its hold rows say which nameless inodes it refers to
-//!   the node that has the lease, or, later, the node with the lowest number:
+//!   the node that has the lease, the last node that held one, or, later, the node with the lowest number:
 //!                                                 deletes the inodes that nobody holds
 //! ```
 //!
@@ -64,8 +64,10 @@ impl Core {
             .map(|(ino, _)| ino)
             .collect();
         self.note_holds(held.difference(&said).copied().collect(), sharing.node)?;
-        let over = said.difference(&held).map(|ino| Key::hold(*ino, sharing.node));
-        self.remove_holds(over.collect())
+        let over: Vec<Ino> = said.difference(&held).copied().collect();
+        self.remove_holds(over.iter().map(|ino| Key::hold(*ino, sharing.node)).collect())?;
+        self.reaper.let_go(over);
+        Ok(())
     }
 
     /// Says that this node holds inodes without a name. There may be thousands, and the session must be
@@ -125,16 +127,18 @@ impl Core {
     /// The reaper's thread in a shared volume.
     pub(crate) fn reap_shared(&self, sharing: &Sharing) {
         let mut since: HashMap<Ino, Instant> = HashMap::new();
+        let mut mine: HashSet<Ino> = HashSet::new();
         let (mut next, mut complained) = (time::monotonic(), false);
         while !self.stopping() {
             // The rows say more than this queue, which knows only what this node removed.
             self.reaper.clear();
             self.sweep.pause(LOOK);
-            if time::monotonic() < next {
+            if time::monotonic() < next && !self.reaper.has_let_go() {
                 continue;
             }
+            mine.extend(self.reaper.take_let_go());
             next = time::monotonic() + sharing.lease / 2;
-            let done = self.reap_round(sharing, &mut since).and_then(|()| self.trash_round());
+            let done = self.reap_round(sharing, &mut since, &mut mine).and_then(|()| self.trash_round());
             if let Err(error) = &done
                 && !complained
             {
@@ -146,7 +150,14 @@ impl Core {
         }
     }
 
-    fn reap_round(&self, sharing: &Sharing, since: &mut HashMap<Ino, Instant>) -> Result<(), Error> {
+    /// `since`: when this node saw first that an inode has no name. `mine`: the inodes that it held until
+    /// lately.
+    pub(crate) fn reap_round(
+        &self,
+        sharing: &Sharing,
+        since: &mut HashMap<Ino, Instant>,
+        mine: &mut HashSet<Ino>,
+    ) -> Result<(), Error> {
         let alive: Vec<u32> = sharing.others.alive()?.iter().map(|session| session.node).collect();
         let is_first = alive.iter().min() == Some(&sharing.node);
         if is_first {
@@ -158,17 +169,21 @@ impl Core {
         let (orphans, now) = (self.all_orphans()?, time::monotonic());
         let there: HashSet<Ino> = orphans.iter().copied().collect();
         since.retain(|ino, _| there.contains(ino));
+        mine.retain(|ino| there.contains(ino));
         for ino in orphans {
             let first = *since.entry(ino).or_insert(now);
             let age = now.saturating_duration_since(first);
-            if age < 2 * sharing.lease || !self.reaps(sharing, ino, is_first, age) {
+            let reaps = mine.contains(&ino) || self.reaps(sharing, ino, is_first, age);
+            if age < 2 * sharing.lease || !reaps {
                 continue;
             }
             if self.stopping() {
                 return Ok(());
             }
             match self.reap(ino) {
-                Ok(()) | Err(Error::Refused(Refusal::Busy)) => {}
+                Ok(()) => {}
+                // Another node holds it, and deletes it when it lets it go.
+                Err(Error::Refused(Refusal::Busy)) => drop(mine.remove(&ino)),
                 Err(Error::Refused(refusal)) => {
                     self.report(&format!("{ino:?} has no name and could not be removed: {refusal}"));
                 }
@@ -178,8 +193,10 @@ impl Core {
         Ok(())
     }
 
-    /// Whether this node deletes an inode that nobody holds. The node that has the lease does it, because any
-    /// other would take the lease away from it. The first node deletes what nobody else does.
+    /// Whether this node deletes an inode that nobody holds, and that it did not hold itself. The node that
+    /// has the lease does it, because any other would take the lease away from it. But a node that reads the
+    /// inode has taken that lease away, so a node that held it deletes it as soon as it lets it go. The first
+    /// node deletes what nobody else does.
     fn reaps(&self, sharing: &Sharing, ino: Ino, is_first: bool, age: Duration) -> bool {
         let late = if sharing.leases.is_some() { LATE } else { 1 };
         self.names.is_changeable(&Key::inode(ino)) || is_first && age >= 2 * late * sharing.lease

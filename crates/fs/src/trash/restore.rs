@@ -315,7 +315,7 @@ impl Core {
 fn newest_at(paths: &mut Paths<'_>, path: &[u8]) -> Result<Option<Ino>, Error> {
     let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
     let mut newest: Option<(Timestamp, Ino)> = None;
-    let rows = paths.rows;
+    let Some(rows) = paths.rows else { return Ok(None) };
     for (ino, row) in rows.iter().filter(|(_, row)| *row.name == *name) {
         let folder = paths.of(row.parent)?;
         if folder.is_some_and(|folder| joined(&folder, name, true) == path) {

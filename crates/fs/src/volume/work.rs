@@ -19,7 +19,9 @@ impl Volume {
             }
             self.start("covey-seal", Core::sealer)?;
             self.start("covey-sweep", Core::sweeper)?;
-            self.start("covey-reap", Core::reaper)?;
+            if core.options.reaps {
+                self.start("covey-reap", Core::reaper)?;
+            }
             if !core.is_shared() {
                 self.start_deduper()?;
             }

@@ -12,8 +12,10 @@ use super::{Dispatcher, Timed};
 use crate::abi::header::Header;
 use crate::abi::ops::{LockRequest, Op};
 use crate::channel::Sink;
+use crate::defer::PendingRequest;
 use crate::locks::{Ended, Interrupted, LockRequests};
 use crate::shared::SharedMount;
+use crate::swap::Pass;
 use crate::watch::{Outcome, Span};
 
 /// The right to reply to a request for a lock.
@@ -43,7 +45,7 @@ impl Dispatcher {
     }
 
     fn may_wait_for_locks(&self) -> bool {
-        catch_unwind(AssertUnwindSafe(|| self.0.fs.would_wait(Waiting::Lock))).unwrap_or(false)
+        catch_unwind(AssertUnwindSafe(|| self.0.fs.now().would_wait(Waiting::Lock))).unwrap_or(false)
     }
 
     /// Serves a request that waits for a lock or ends locks. Returns false if it is neither.
@@ -62,7 +64,7 @@ impl Dispatcher {
         match *op {
             Op::Setlk { lock, wait: true } => {
                 self.0.watch.suspend(timed.span);
-                self.wait_for_lock(locks, lock, reply());
+                self.wait_for_lock(locks, lock, timed.pass.clone(), reply());
                 true
             }
             Op::Flush { .. } | Op::Release { .. } => {
@@ -75,25 +77,26 @@ impl Dispatcher {
                     return false;
                 }
                 self.0.watch.suspend(timed.span);
-                self.end_locks(ended, reply());
+                self.end_locks(ended, timed.pass.clone(), reply());
                 true
             }
             _ => false,
         }
     }
 
-    fn end_locks(&self, ended: Vec<Ended>, reply: LockReply) {
+    fn end_locks(&self, ended: Vec<Ended>, pass: Pass, reply: LockReply) {
         let this = self.clone();
         let unique = reply.header.unique;
         let sink = Arc::clone(&reply.sink);
         let work = move || {
             let release = |ended: Ended| {
-                let call = || this.0.fs.release_locks(ended.ino, ended.owner, ended.style);
+                let call = || this.0.fs.now().release_locks(ended.ino, ended.owner, ended.style);
                 catch_unwind(AssertUnwindSafe(call)).unwrap_or(Err(Errno::EIO))
             };
             // One that fails keeps none of the others.
             let result = ended.into_iter().map(release).fold(Ok(()), Result::and);
             reply.send(result);
+            drop(pass);
         };
         if !self.may_wait_for_locks() {
             return work();
@@ -102,7 +105,8 @@ impl Dispatcher {
         self.0.unlockers.push(pending, Box::new(move |_, _| work()));
     }
 
-    fn wait_for_lock(&self, locks: &LockRequests, lock: LockRequest, reply: LockReply) {
+    /// The pass lasts until the filesystem has seen the request. What it waits for then may have no end.
+    fn wait_for_lock(&self, locks: &LockRequests, lock: LockRequest, pass: Pass, reply: LockReply) {
         let (unique, ino, sink) = (reply.header.unique, reply.header.ino, Arc::clone(&reply.sink));
         let id = match locks.waits.enter(unique, reply.lane, reply) {
             Ok(id) => id,
@@ -113,7 +117,11 @@ impl Dispatcher {
         }
         let this = self.clone();
         let pending = self.0.pending_table.outside(unique, Some(Waiting::Lock), &sink);
-        self.0.workers.push(pending, Box::new(move |_, _| this.begin_wait(unique, id, ino, &lock)));
+        let begin = move |_: &PendingRequest, _: &mut [u8]| {
+            this.begin_wait(unique, id, ino, &lock);
+            drop(pass);
+        };
+        self.0.workers.push(pending, Box::new(begin));
     }
 
     fn begin_wait(&self, unique: u64, id: LockWait, ino: Ino, lock: &LockRequest) {
@@ -121,7 +129,7 @@ impl Dispatcher {
         let lock = locks.lock(ino, lock);
         let this = self.clone();
         let answer = move |result| this.end_wait(unique, id, result);
-        let begin = || self.0.fs.wait_lock(ino, &lock, id, Box::new(answer));
+        let begin = || self.0.fs.now().wait_lock(ino, &lock, id, Box::new(answer));
         if catch_unwind(AssertUnwindSafe(begin)).is_err() {
             (self.0.log)(&format!("fuse: SETLKW of inode {ino} panicked and was answered EIO"));
             self.end_wait(unique, id, Err(Errno::EIO));
@@ -169,6 +177,6 @@ impl Dispatcher {
     }
 
     fn cancel(&self, id: LockWait) {
-        let _ = catch_unwind(AssertUnwindSafe(|| self.0.fs.cancel_lock(id)));
+        let _ = catch_unwind(AssertUnwindSafe(|| self.0.fs.now().cancel_lock(id)));
     }
 }

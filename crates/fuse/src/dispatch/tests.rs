@@ -8,6 +8,7 @@ use crate::abi::opcodes::OPCODES;
 use crate::buffer::PageBuf;
 use crate::counts::Counts;
 use crate::null::Null;
+use crate::swap::Swap;
 
 /// Records the answers.
 #[derive(Default)]
@@ -30,7 +31,7 @@ fn dispatcher(sink: &Arc<Kept>) -> Dispatcher {
 
 fn dispatcher_of(sink: &Arc<Kept>, shared: Option<Arc<SharedMount>>) -> Dispatcher {
     Dispatcher::new(Parts {
-        fs: Arc::new(Null::new()),
+        fs: Arc::new(Swap::fixed(Arc::new(Null::new()))),
         agreed: Agreed::default(),
         pending_table: PendingTable::start(Duration::from_secs(5), |_| ()).unwrap(),
         workers: Pool::new("test", 1),

@@ -94,6 +94,17 @@ impl Names {
         rows.iter().map(row).collect()
     }
 
+    /// The rows of these inodes in the trash, without those that are not there.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub fn trash_rows(&self, inos: &[Ino]) -> Result<Vec<(Ino, TrashRow)>, StoreError> {
+        let keys: Vec<Key> = inos.iter().map(|ino| Key::trash(*ino)).collect();
+        let rows = self.store.get_many(&keys)?;
+        let there = inos.iter().zip(rows).filter_map(|(ino, row)| Some((*ino, row?)));
+        there.map(|(ino, row)| Ok((ino, TrashRow::decode(&row).map_err(damaged)?))).collect()
+    }
+
     /// An inode's row in the trash.
     ///
     /// # Errors

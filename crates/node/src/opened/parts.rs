@@ -203,15 +203,17 @@ pub struct Bare {
 }
 
 impl Bare {
-    /// Makes blobs of all open packs, and waits until the origin has all blobs.
+    /// Makes blobs of all open packs, and waits until the origin has all blobs. `reaps`: inodes without a
+    /// name are deleted, because no program has them open.
     ///
     /// # Errors
     /// A pack cannot become a blob, or the origin takes nothing any more for [`STALLED`].
-    pub fn settle(&self, dir: &VolumeDir, tick: &mut dyn FnMut(Tick)) -> Result<()> {
+    pub fn settle(&self, dir: &VolumeDir, reaps: bool, tick: &mut dyn FnMut(Tick)) -> Result<()> {
         let failed = |error: OpenError| open_failure(dir.path(), error);
         let mut options = Options {
             may_delete: self.writer.as_ref().map(Writer::may_delete),
             report: log::sink(),
+            reaps,
             ..Options::default()
         };
         if let Some(remote_side) = &self.remote_side {

@@ -6,6 +6,7 @@ use api::error::{Failure, Result};
 use api::status::Mode;
 use base::Deadline;
 use blob::Origin;
+use fs::handover::Handed;
 use fs::volume::{MayDelete, Options, Volume};
 use meta::MetaStore;
 use parking_lot::Mutex;
@@ -39,7 +40,16 @@ impl Node {
         let uploads = remote_side.clone();
         let is_pending =
             move |blob: &base::BlobId| uploads.as_ref().is_some_and(|side| side.is_pending(blob));
-        shared.start(&volume, Arc::new(is_pending)).inspect_err(|_| shared.close())?;
+        let started = shared.start(&volume, Arc::new(is_pending)).and_then(|()| match &options.handed {
+            Some(handed) => take_over(dir, &shared, &volume, handed),
+            None => Ok(()),
+        });
+        if let Err(failure) = started {
+            let _ = volume.close();
+            remote_side.iter().for_each(|side| side.close());
+            shared.close();
+            return Err(failure);
+        }
         let node = Node {
             name: dir.path().display().to_string(),
             dir: Some(dir.clone()),
@@ -83,6 +93,17 @@ impl Node {
             ));
         }
     }
+}
+
+/// Tells the other nodes what the kernel of this one uses already, before the promotion is completed and
+/// they can mount the volume.
+fn take_over(dir: &VolumeDir, shared: &Shared, volume: &Volume, handed: &Handed) -> Result<()> {
+    let failed = |error: String| {
+        Failure::new("no-database", "the database did not take what programs have open").why(error)
+    };
+    volume.note_held_orphans().map_err(|error| failed(error.to_string()))?;
+    volume.adopt_locks(handed).map_err(|errno| failed(errno.to_string()))?;
+    shared.complete(dir)
 }
 
 /// Whether the origin still is this volume's. A volume that was restored from a published tree owns it then.

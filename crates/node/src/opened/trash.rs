@@ -1,45 +1,54 @@
 //! The trash, for a caller that names paths.
 
+use std::ops::ControlFlow;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use api::answers::{TrashEmptied, TrashEntry, TrashList, TrashRestored};
-use api::control::{Tick, Trashed};
+use api::answers::{TrashEmptied, TrashEntry, TrashKept, TrashRestored};
+use api::control::{self, Tick};
 use api::error::{Failure, Result};
 use api::raw_path::RawPath;
+use api::status::trash::TrashStatus;
 use api::text::{count, utc};
 use base::{Ino, Timestamp};
 use fs::Errno;
 use fs::api::FileKind;
-use fs::trash::{Emptied, Picked, Place, RestoreError, Setting, Told};
+use fs::trash::{Emptied, Picked, Place, RestoreError, Setting, Told, Trashed};
 
 use super::Node;
 use crate::errno::errno_failure;
 
+/// Entries of the trash that are listed at a time.
+const PART: usize = 500;
+
 impl Node {
-    /// What is in the trash, and how long it is kept.
-    pub fn trash(&self) -> Result<TrashList> {
+    /// How much is in the trash, and how long it is kept. None: the volume has none, or it cannot be read
+    /// now.
+    pub fn trash_status(&self) -> Option<TrashStatus> {
+        if self.tree().is_some() {
+            return None;
+        }
+        let keep_seconds = kept(self.volume.trash_setting().ok()?);
+        let found = self.volume.trash_figures().ok()?;
+        let status = TrashStatus { keep_seconds, files: found.files, bytes: found.bytes };
+        (status != TrashStatus::default()).then_some(status)
+    }
+
+    /// Passes on what is in the trash, the newest first, in parts. Returns how long it is kept.
+    pub fn list_trash(&self, each: &mut dyn FnMut(Vec<TrashEntry>) -> ControlFlow<()>) -> Result<TrashKept> {
         let failed = |errno| errno_failure("the trash cannot be read", errno);
-        let keep_seconds = match self.volume.trash_setting().map_err(failed)? {
-            Setting::Never | Setting::Off => None,
-            Setting::Keep(millis) => Some(millis.div_ceil(1000)),
-        };
-        let entries = self.volume.trash().map_err(failed)?.into_iter().map(|entry| TrashEntry {
-            id: entry.ino.0,
-            path: raw(entry.path),
-            has_folder: entry.has_folder,
-            kind: match entry.kind {
-                FileKind::File => "file",
-                FileKind::Dir => "folder",
-                FileKind::Symlink => "link",
-                _ => "other",
-            }
-            .to_owned(),
-            bytes: entry.size,
-            removed: utc(entry.at.seconds()),
+        let keep_seconds = kept(self.volume.trash_setting().map_err(failed)?);
+        let mut part = Vec::new();
+        let listed = self.volume.each_in_trash(&mut |entry| {
+            part.push(shown(entry));
+            if part.len() < PART { ControlFlow::Continue(()) } else { each(std::mem::take(&mut part)) }
         });
-        Ok(TrashList { keep_seconds, entries: entries.collect() })
+        listed.map_err(failed)?;
+        if !part.is_empty() {
+            let _ = each(part);
+        }
+        Ok(TrashKept { keep_seconds })
     }
 
     /// Sets how long what is removed is kept. None: it is deleted at once.
@@ -55,7 +64,7 @@ impl Node {
     /// Restores something from the trash.
     pub fn restore_trash(
         &self,
-        what: &Trashed,
+        what: &control::Trashed,
         to: Option<&Path>,
         all: bool,
         kernel: &dyn Told,
@@ -63,8 +72,8 @@ impl Node {
     ) -> Result<TrashRestored> {
         let path;
         let (picked, shown) = match what {
-            Trashed::Id(id) => (Picked::Ino(Ino(*id)), format!("number {id}")),
-            Trashed::Path(place) => {
+            control::Trashed::Id(id) => (Picked::Ino(Ino(*id)), format!("number {id}")),
+            control::Trashed::Path(place) => {
                 path = rooted(&PathBuf::from(place.clone()));
                 (Picked::Path(&path), String::from_utf8_lossy(&path).into_owned())
             }
@@ -109,6 +118,31 @@ impl Node {
         let done = self.volume.empty_trash(until, &mut ticked);
         let done = done.map_err(|errno| errno_failure("the trash cannot be emptied", errno))?;
         Ok(TrashEmptied { files: done.files, bytes: done.bytes })
+    }
+}
+
+fn shown(entry: Trashed) -> TrashEntry {
+    TrashEntry {
+        id: entry.ino.0,
+        path: raw(entry.path),
+        has_folder: entry.has_folder,
+        kind: match entry.kind {
+            FileKind::File => "file",
+            FileKind::Dir => "folder",
+            FileKind::Symlink => "link",
+            _ => "other",
+        }
+        .to_owned(),
+        bytes: entry.size,
+        removed: utc(entry.at.seconds()),
+    }
+}
+
+/// How long the trash is kept, in seconds.
+fn kept(setting: Setting) -> Option<u64> {
+    match setting {
+        Setting::Never | Setting::Off => None,
+        Setting::Keep(millis) => Some(millis.div_ceil(1000)),
     }
 }
 

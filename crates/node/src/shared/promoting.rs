@@ -69,8 +69,9 @@ pub struct Promoted {
 }
 
 /// Makes a shared volume at this address of the volume in a folder, which is not in use. The folder becomes
-/// that of the first node.
-pub fn promote(dir: &VolumeDir, text: &Path, tick: &mut dyn FnMut(Tick)) -> Result<Promoted> {
+/// that of the first node. `live`: a daemon has programs that wait, and completes the shared volume when it
+/// opens the folder.
+pub fn promote(dir: &VolumeDir, text: &Path, live: bool, tick: &mut dyn FnMut(Tick)) -> Result<Promoted> {
     let target = making::target_of(text)?;
     if dir.is_shared() {
         return finish_earlier(dir, &target);
@@ -82,7 +83,7 @@ pub fn promote(dir: &VolumeDir, text: &Path, tick: &mut dyn FnMut(Tick)) -> Resu
     let writer = bare.writer.clone().ok_or_else(|| no_origin(dir))?;
     writer.verify()?;
     writer.hold_published(&*bare.parts.store)?;
-    bare.settle(dir, tick)?;
+    bare.settle(dir, !live, tick)?;
     let (blobs, blob_bytes) = check(dir, &bare, &writer, tick)?;
     let promotion = Promotion::begin(dir, &target, life.as_deref())?;
     let moved = promotion.fill(&bare, tick).and_then(|moved| {
@@ -91,8 +92,10 @@ pub fn promote(dir: &VolumeDir, text: &Path, tick: &mut dyn FnMut(Tick)) -> Resu
     });
     let moved = moved.map_err(|failure| promotion.undone(failure))?;
     let node = promotion.switch()?;
-    tick(Tick { done: 0, of: 0, what: "completing the shared volume".to_owned() });
-    finish(&node, &target)?;
+    if !live {
+        tick(Tick { done: 0, of: 0, what: "completing the shared volume".to_owned() });
+        finish(&node, &target)?;
+    }
     let made = made(&node, &target);
     let (rows, left_out) = (moved.rows, moved.left_out);
     Ok(Promoted { made, rows, left_out, blobs, blob_bytes, was_finished: false })

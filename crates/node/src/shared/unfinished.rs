@@ -67,6 +67,12 @@ pub(super) fn incomplete(target: &Address, names: &Arc<dyn MetaStore>) -> Failur
     }
 }
 
+/// Whether this folder has to complete the volume.
+pub(super) fn is_own(dir: &VolumeDir, names: &Arc<dyn MetaStore>) -> Result<bool> {
+    let row = names.get(&Key::volume(ROW_PROMOTING)).map_err(|error| setup_failure(error.into()))?;
+    Ok(dir.is_shared() && row.is_some_and(|row| life_of(dir) == Some(life_in(&row))))
+}
+
 /// Completes the volume if this folder is the one that was promoted to it. Returns whether it was incomplete.
 pub(super) fn complete(dir: &VolumeDir, names: &Arc<dyn MetaStore>) -> Result<bool> {
     let failed = |error: StoreError| setup_failure(error.into());

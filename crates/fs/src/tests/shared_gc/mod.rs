@@ -4,6 +4,7 @@ mod clones;
 mod compaction;
 mod copies;
 mod nodes;
+mod orphans;
 mod random;
 mod trash;
 

@@ -86,15 +86,20 @@ impl Cluster {
 
     /// A node joins.
     pub fn join(self: &Arc<Cluster>) -> Node {
-        self.join_with(None)
+        self.join_with(None, true)
     }
 
     /// A node joins whose fsync(2) waits for another node, or the origin.
     pub fn join_copying(self: &Arc<Cluster>) -> Node {
-        self.join_with(Some(Arc::default()))
+        self.join_with(Some(Arc::default()), true)
     }
 
-    fn join_with(self: &Arc<Cluster>, keeping: Option<Arc<Keeping>>) -> Node {
+    /// A node joins that deletes inodes without a name only when the test calls for it.
+    pub fn join_without_reaper(self: &Arc<Cluster>) -> Node {
+        self.join_with(None, false)
+    }
+
+    fn join_with(self: &Arc<Cluster>, keeping: Option<Arc<Keeping>>, reaps: bool) -> Node {
         let mut places = self.places.lock();
         let node = places.len() as u32 + 1;
         let (term, faults, folder) = (Arc::new(Term::default()), Faults::new(), tempfile::tempdir().unwrap());
@@ -139,6 +144,7 @@ impl Cluster {
             names_local: false,
             fsync: if keeping.is_some() { Fsync::Peer(LONG) } else { Fsync::Here },
             shared: Some(sharing),
+            reaps,
             commit: Duration::from_millis(50),
             seal_small: Duration::from_millis(50),
             report: Arc::new(move |line| lines.lock().push(format!("node {node}: {line}"))),
