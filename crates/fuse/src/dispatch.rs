@@ -164,6 +164,14 @@ impl Dispatcher {
         self.0.watch.end(lane, answered, &header, outcome);
     }
 
+    /// A signal reached the caller of a request, at a kernel whose processes this machine cannot see.
+    /// `killed`: the caller is being killed. Without that only a request that waits for a lock is interrupted.
+    pub fn interrupt(&self, unique: u64, killed: bool) {
+        if !self.interrupt_lock(unique) && killed {
+            self.0.pending_table.interrupt(unique);
+        }
+    }
+
     /// Decodes the operation if the opcode table allows it.
     fn admit<'a>(&self, header: &Header, arguments: &'a [u8]) -> Result<Op<'a>, Errno> {
         let mounted = self.0.shared.as_deref().map_or(Mounted::Alone, SharedMount::mounted);
