@@ -4,6 +4,7 @@
 //! slots and bytes. A reader thread waits here while there are none, so the kernel's queue is the only queue.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
 
@@ -37,6 +38,8 @@ pub struct Entry {
     pub resent: bool,
     /// A signal reached the caller.
     pub signalled: bool,
+    /// When the server was told that the caller is being killed.
+    pub killed: Option<Instant>,
     /// The kernel was given an error in its place, and waits no more.
     pub given_up: bool,
     cost: u32,
@@ -79,6 +82,7 @@ impl State {
             sent: None,
             resent: false,
             signalled: false,
+            killed: None,
             given_up: false,
             cost,
         };

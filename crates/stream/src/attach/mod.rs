@@ -47,6 +47,8 @@ use notes::Notes;
 const COPY_MAX: usize = 8192;
 /// How often the clock thread looks.
 const TICK: Duration = Duration::from_millis(100);
+/// How long the server may take to release a caller that is being killed.
+const KILL_PATIENCE: Duration = Duration::from_secs(2);
 /// How long the server may take to make everything durable when the mount ends.
 const GOODBYE: Duration = Duration::from_secs(60);
 
@@ -397,9 +399,14 @@ impl Shared {
             return;
         }
         let head = Head::of_slot(Kind::Interrupt, entry.slot, entry.seq);
-        let said = self.send_somewhere(&Head { flags: u8::from(killed), ..head }, &[]);
-        if !said && killed {
-            self.give_up(entry, libc::EINTR);
+        let now = base::time::monotonic();
+        let late = entry.killed.is_some_and(|since| now.duration_since(since) >= KILL_PATIENCE);
+        let said = !late && self.send_somewhere(&Head { flags: u8::from(killed), ..head }, &[]);
+        if killed && !said {
+            return self.give_up(entry, libc::EINTR);
+        }
+        if killed && entry.killed.is_none() {
+            self.flight.change(entry.slot, entry.seq, |entry| entry.killed = Some(now));
         }
     }
 
