@@ -200,9 +200,12 @@ fn a_published_tree_is_served() {
 #[test]
 fn pjdfstest_finds_no_failure_on_a_guest() {
     requires!(Need::Root, Need::Covey, Need::Env("PJDFSTEST"));
-    for sharing in [&[][..], &["--many"]] {
+    // A plain folder is as good as the filesystem below it, which passes too.
+    for (sharing, folder) in [(&[][..], false), (&["--many"], false), (&["--one"], true)] {
         let place = Place::new();
-        let _server = place.serve(sharing);
+        let source = place.text(if folder { "folder" } else { "volume" });
+        fs::create_dir_all(&source).unwrap();
+        let _server = Server::start(&place, &source, sharing);
         let guest = Guest::attach(&place, "mnt", &place.unix("s"), &[]);
         let folder = guest.join("suite");
         fs::create_dir(&folder).unwrap();
@@ -243,5 +246,31 @@ fn a_killed_program_does_not_wait_for_a_server_that_is_stopped() {
     until("the program ends", || program.try_wait().unwrap().is_some());
     server.signal(libc::SIGCONT);
     assert_eq!(fs::read_to_string(guest.join("f")).unwrap(), "x");
+    guest.end();
+}
+
+/// A plain folder: guests change it, and so do programs of the host, and each sees the other.
+#[test]
+fn a_plain_folder_is_served() {
+    requires!(Need::Root, Need::Covey);
+    let place = Place::new();
+    let folder = place.path("folder");
+    fs::create_dir(&folder).unwrap();
+    let _server = Server::start(&place, folder.to_str().unwrap(), &[]);
+    let guest = Guest::attach(&place, "mnt", &place.unix("s"), &["--connections", "2"]);
+    make(guest.path(), 11);
+    same(guest.path(), &folder);
+    fs::write(folder.join("host"), "of the host").unwrap();
+    assert_eq!(fs::read_to_string(guest.join("host")).unwrap(), "of the host");
+    fs::write(guest.join("host"), "of the guest").unwrap();
+    assert_eq!(fs::read_to_string(folder.join("host")).unwrap(), "of the guest");
+    fs::remove_file(folder.join("host")).unwrap();
+    assert!(!guest.join("host").exists());
+    std::os::unix::fs::chown(guest.join("d0"), Some(1234), Some(4321)).unwrap();
+    let found = fs::metadata(folder.join("d0")).unwrap();
+    assert_eq!((found.uid(), found.gid()), (1234, 4321));
+    // Another filesystem below it stays out of reach, and so does what a link names: guests follow it at home.
+    symlink("/etc", folder.join("etc")).unwrap();
+    assert_eq!(fs::read_link(guest.join("etc")).unwrap(), Path::new("/etc"));
     guest.end();
 }

@@ -30,6 +30,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
     ("fleet", &["base", "blob", "fetch", "net"]),
     ("corpus", &["base", "fs"]),
     ("fuse", &["base", "fs"]),
+    ("folder", &["base", "fs"]),
     ("stream", &["base"]),
     ("guests", &["base", "fs", "fuse", "stream"]),
     ("api", &["base"]),
@@ -47,7 +48,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
         "cli",
         &[
             "base", "archive", "blob", "meta", "tree", "fetch", "cache", "origin", "net", "fleet", "fs",
-            "corpus", "fuse", "api", "node", "gateway", "ui", "watch", "stream", "guests",
+            "corpus", "fuse", "api", "node", "gateway", "ui", "watch", "stream", "guests", "folder",
         ],
     ),
     ("watch", &[]),

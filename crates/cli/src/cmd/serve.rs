@@ -7,6 +7,7 @@ use std::time::Duration;
 use api::error::{Failure, Result};
 use base::secret::Secret;
 use clap::builder::NonEmptyStringValueParser;
+use folder::Folder;
 use fs::api::{Coherence, Filesystem};
 use guests::server::{Options, Server};
 use node::fleet::options::FleetOptions;
@@ -149,9 +150,22 @@ impl Opened {
         Ok(Opened { fs: mount.filesystem(), mount: Some(mount), name, identity })
     }
 
+    /// A folder that is no volume. `failure`: why it is none.
     fn folder(path: &Path, failure: Failure) -> Result<Opened> {
-        let _ = path;
-        Err(failure)
+        if !path.is_dir() || path.join("covey.json").exists() {
+            return Err(failure);
+        }
+        if !rustix::process::geteuid().is_root() {
+            return Err(Failure::usage(format!("only root can serve the folder {}", path.display()))
+                .why("what guests create is given to their users, and their kernels check permissions"));
+        }
+        let full = path
+            .canonicalize()
+            .map_err(|error| Failure::io(format!("cannot open {}", path.display()), &error))?;
+        let folder = Folder::open(&full)
+            .map_err(|error| Failure::io(format!("cannot open {}", full.display()), &error))?;
+        let identity = format!("folder {}", folder.identity());
+        Ok(Opened { fs: Arc::new(folder), mount: None, name: full.display().to_string(), identity })
     }
 
     fn close(self) -> Result<()> {
