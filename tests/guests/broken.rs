@@ -181,8 +181,8 @@ fn what_changed_while_the_server_was_away_is_seen() {
     guest.end();
 }
 
-/// Without a server, requests wait up to `--wait`. Then they fail, with a line in the log, and the mount works
-/// again when there is a server.
+/// Without a server, requests wait up to `--wait`. Then they fail, with a line in the log, and the mount
+/// works again when there is a server.
 #[test]
 fn without_a_server_requests_wait_and_then_fail() {
     requires!(Need::Root, Need::Covey);

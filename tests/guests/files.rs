@@ -269,7 +269,8 @@ fn a_plain_folder_is_served() {
     std::os::unix::fs::chown(guest.join("d0"), Some(1234), Some(4321)).unwrap();
     let found = fs::metadata(folder.join("d0")).unwrap();
     assert_eq!((found.uid(), found.gid()), (1234, 4321));
-    // Another filesystem below it stays out of reach, and so does what a link names: guests follow it at home.
+    // Another filesystem below it stays out of reach, and so does what a link names: guests follow it at
+    // home.
     symlink("/etc", folder.join("etc")).unwrap();
     assert_eq!(fs::read_link(guest.join("etc")).unwrap(), Path::new("/etc"));
     guest.end();

@@ -4,18 +4,18 @@
 //!   inode number ─► Node: a descriptor of the inode (O_PATH) ─► system calls on this machine's filesystem
 //! ```
 //!
-//! - [`nodes`]: what the kernel of the mount holds. Every inode that it holds is pinned by a descriptor, so its
-//!   number means the same file for as long.
+//! - [`nodes`]: what the kernel of the mount holds. Every inode that it holds is pinned by a descriptor, so
+//!   its number means the same file for as long.
 //! - `access`: the methods of the filesystem. `change`: those that create, remove and set.
 //!
 //! **Nothing outside the folder can be reached.** Names are single components, and openat2(2) resolves each
 //! below the directory it is in, without following symbolic links and without crossing into another mount.
 //!
-//! **The mount's kernel checks permissions**, as with every filesystem here, and this process must be root. What
-//! a caller creates is given to it.
+//! **The mount's kernel checks permissions**, as with every filesystem here, and this process must be root.
+//! What a caller creates is given to it.
 //!
-//! Inode numbers are those of the filesystem below, except that the folder itself is number 1. The descriptors
-//! are bounded by the limit of open files: beyond it, lookups fail with ENFILE.
+//! Inode numbers are those of the filesystem below, except that the folder itself is number 1. The
+//! descriptors are bounded by the limit of open files: beyond it, lookups fail with ENFILE.
 //!
 //! [`Filesystem`]: fs::api::Filesystem
 

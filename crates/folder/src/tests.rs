@@ -19,7 +19,8 @@ fn new_file() -> NewNode {
     NewNode { kind: FileKind::File, perm: 0o666, umask: 0o022, rdev: 0 }
 }
 
-/// Nothing outside the folder is reached: not by `..`, not by a name with a slash, not through a symbolic link.
+/// Nothing outside the folder is reached: not by `..`, not by a name with a slash, not through a symbolic
+/// link.
 #[test]
 fn nothing_outside_can_be_reached() {
     let (dir, folder) = folder();

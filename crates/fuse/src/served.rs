@@ -2,9 +2,9 @@
 //!
 //! This is a session without the mount ([`crate::session`]). Its owner receives requests, calls
 //! [`Served::serve`] for each from its own threads, and passes replies and notifications on. What needs the
-//! mount is left out: the other kernel holds no written bytes back (no writeback cache), dirty pages of shared
-//! mappings are not flushed before SEEK_DATA, and callers cannot be looked at. So the owner must zero the
-//! callers' thread ids and say itself which callers are being killed.
+//! mount is left out: the other kernel holds no written bytes back (no writeback cache), dirty pages of
+//! shared mappings are not flushed before SEEK_DATA, and callers cannot be looked at. So the owner must zero
+//! the callers' thread ids and say itself which callers are being killed.
 
 use std::io;
 use std::sync::Arc;

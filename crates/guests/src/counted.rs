@@ -1,8 +1,9 @@
 //! One guest's view of the filesystem: it counts what the guest holds, and enforces what was promised.
 //!
 //! Several guests share one filesystem, and each can vanish. So each has its own count of references
-//! ([`Counted`]). Below it, the filesystem sees at most one reference per inode and guest. A guest that forgets
-//! more than it holds takes nothing from others. When the guest is gone, its references are given back.
+//! ([`Counted`]). Below it, the filesystem sees at most one reference per inode and guest. A guest that
+//! forgets more than it holds takes nothing from others. When the guest is gone, its references are given
+//! back.
 //!
 //! A guest that may not write is refused here too. Its own kernel refuses first, but a guest may lie.
 

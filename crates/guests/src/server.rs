@@ -256,7 +256,7 @@ impl Shared {
                 continue;
             }
             let shared = Arc::clone(self);
-            let spawned = base::thread::spawn("guest-0", move || {
+            let spawned = base::thread::spawn("guest-hello", move || {
                 shared.serve(socket);
                 shared.links.fetch_sub(1, Ordering::AcqRel);
             });
@@ -365,7 +365,7 @@ impl Shared {
         let io = |error: io::Error| Some(error.to_string());
         let mut room = vec![0; PAYLOAD_MAX];
         receiver.socket().limit(Some(GREETING), Some(GREETING)).map_err(io)?;
-        let got = match receiver.expect(Kind::Hello, &mut room) {
+        let got = match receiver.receive_kind(Kind::Hello, &mut room) {
             Ok(got) if got.kind == Kind::Hello => got,
             Ok(_) | Err(Lost::Closed) => return Err(None),
             Err(lost) => return Err(Some(format!("it did not greet: {lost}"))),
@@ -386,7 +386,7 @@ impl Shared {
             );
             return Err(Some(refuse(receiver.socket(), Refusal::Version, &say)));
         }
-        let got = receiver.expect(Kind::Proof, &mut room).map_err(|lost| match lost {
+        let got = receiver.receive_kind(Kind::Proof, &mut room).map_err(|lost| match lost {
             Lost::Closed => Some("it ended the greeting: it has no secret, or another version".to_owned()),
             lost => Some(format!("it proved nothing: {lost}")),
         })?;

@@ -1,15 +1,14 @@
 //! The greeting: both ends learn the other's version, and prove that they know the secret if there is one.
 //!
 //! ```text
-//!   guest                                                              server
-//!   HELLO     version, features, session or zeros, nonce     ──────►
-//!                                                            ◄──────   CHALLENGE  version, features, instance, nonce
-//!   PROOF     MAC(guest's key, both of the above)            ──────►   compares; REFUSE or
-//!                                                            ◄──────   WELCOME    MAC(server's key, both), session, ...
+//!   guest                                                              server HELLO     version, features,
+//!   session or zeros, nonce     ──────► ◄──────   CHALLENGE  version, features, instance, nonce PROOF
+//!   MAC(guest's key, both of the above)            ──────►   compares; REFUSE or ◄──────   WELCOME
+//!   MAC(server's key, both), session, ...
 //! ```
 //!
-//! - The two proofs have different keys, both derived from the secret, and cover the nonces of both ends. So a
-//!   proof that is sent back or sent again is worthless. The guest proves first.
+//! - The two proofs have different keys, both derived from the secret, and cover the nonces of both ends. So
+//!   a proof that is sent back or sent again is worthless. The guest proves first.
 //! - Without a secret the proofs are zeros. Then the permissions of the socket's path decide.
 //! - HELLO and CHALLENGE begin with the version in every version. So two versions understand enough of each
 //!   other to say what is wrong.

@@ -11,7 +11,8 @@
 //! - [`attach`]: the guest's side. The program `covey-attach` is this and nothing else, so it is small and
 //!   needs no library on the guest. `covey attach` is the same code.
 //!
-//! The server's side is crate `guests`. This crate knows no filesystem, so the guest's program does not either.
+//! The server's side is crate `guests`. This crate knows no filesystem, so the guest's program does not
+//! either.
 
 pub mod address;
 pub mod attach;

@@ -1,9 +1,9 @@
 //! The server's table of slots: it makes every request happen at most once, with bounded memory.
 //!
 //! A session has a fixed number of slots. A request occupies a slot, with the next sequence number of that
-//! slot. When the guest uses the slot again, it says by that that it has the reply before. So the server keeps
-//! one reply per slot and no more, as in an NFSv4.1 session. A guest whose connection broke sends what it has
-//! no reply to again, with the same numbers:
+//! slot. When the guest uses the slot again, it says by that that it has the reply before. So the server
+//! keeps one reply per slot and no more, as in an NFSv4.1 session. A guest whose connection broke sends what
+//! it has no reply to again, with the same numbers:
 //!
 //! ```text
 //!   number is the next one      ──► execute it

@@ -188,7 +188,7 @@ impl Receiver {
     ///
     /// # Errors
     /// [`Lost`], also for any other kind of frame.
-    pub fn expect(&mut self, kind: Kind, room: &mut [u8]) -> Result<Head, Lost> {
+    pub fn receive_kind(&mut self, kind: Kind, room: &mut [u8]) -> Result<Head, Lost> {
         let head = self.receive(room)?;
         if head.kind == kind || head.kind == Kind::Refuse {
             return Ok(head);

@@ -41,8 +41,8 @@ pub struct Args {
     /// The secret that guests must know; needed with tcp. covey fleet secret FILE makes one
     #[arg(long, value_name = "FILE", env = "COVEY_SECRET_FILE", hide_env = true)]
     secret_file: Option<PathBuf>,
-    /// For any number of guests at a time, whose kernels then keep neither names nor attributes [default: for a
-    /// folder and a tree]
+    /// For any number of guests at a time, whose kernels then keep neither names nor attributes [default: for
+    /// a folder and a tree]
     #[arg(long)]
     many: bool,
     /// Of a folder: for one guest at a time, and nothing else changes the folder

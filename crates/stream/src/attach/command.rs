@@ -34,9 +34,9 @@ fn pending_signal() -> Option<i32> {
     (signal > 0).then_some(signal)
 }
 
-/// Attaches, and stays until the mount is gone. A first signal unmounts if no program uses the mount. A second
-/// one detaches it, and the mount ends with the last program. `ready` is called when the mount can be used,
-/// with what the server calls it.
+/// Attaches, and stays until the mount is gone. A first signal unmounts if no program uses the mount. A
+/// second one detaches it, and the mount ends with the last program. `ready` is called when the mount can be
+/// used, with what the server calls it.
 ///
 /// # Errors
 /// [`AttachError`]: nothing was mounted.

@@ -77,7 +77,7 @@ pub fn greet(address: &Address, keys: &Keys, session: Id, index: u16) -> Result<
     let sent = |done: std::io::Result<()>| done.map_err(Trouble::passing);
     sent(socket.send(&Head::plain(Kind::Hello), &[&hello]))?;
     let mut receiver = Receiver::new(socket);
-    let got = receiver.expect(Kind::Challenge, &mut room)?;
+    let got = receiver.receive_kind(Kind::Challenge, &mut room)?;
     let challenge = payload(&got, &room, Challenge::decode)?;
     let challenge_bytes = room[..got.len].to_vec();
     if challenge.version != VERSION {
@@ -97,7 +97,7 @@ pub fn greet(address: &Address, keys: &Keys, session: Id, index: u16) -> Result<
     }
     let proof = keys.guest(&hello, &challenge_bytes);
     sent(receiver.socket().send(&Head::plain(Kind::Proof), &[&proof]))?;
-    let got = receiver.expect(Kind::Welcome, &mut room)?;
+    let got = receiver.receive_kind(Kind::Welcome, &mut room)?;
     let welcome = payload(&got, &room, Welcome::decode)?;
     if !hello::same(&welcome.proof, &keys.server(&hello, &challenge_bytes)) {
         return Err(Trouble::lasting("its proof is wrong: it does not know the secret"));
@@ -147,7 +147,7 @@ pub fn restore(
     let mut room = vec![0; PAYLOAD_MAX];
     let mut say = |kind, payload: &[u8]| -> Result<(), Trouble> {
         receiver.socket().send(&Head::plain(kind), &[payload]).map_err(Trouble::passing)?;
-        let got = receiver.expect(Kind::Held, &mut room)?;
+        let got = receiver.receive_kind(Kind::Held, &mut room)?;
         if got.kind == Kind::Refuse { Err(refused(&room[..got.len])) } else { Ok(()) }
     };
     let (minor, flags) = agreed;

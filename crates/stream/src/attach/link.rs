@@ -217,8 +217,8 @@ impl Shared {
         self.push_after(slot, seq, None);
     }
 
-    /// Sends a request on any connection that is up, unless another thread has sent it since `before`. Without
-    /// a connection it stays in its slot, and is sent when there is one.
+    /// Sends a request on any connection that is up, unless another thread has sent it since `before`.
+    /// Without a connection it stays in its slot, and is sent when there is one.
     fn push_after(&self, slot: u16, seq: u64, before: Option<Sent>) {
         for at in 0..self.links.len() {
             let link = &self.links[(usize::from(slot) + at) % self.links.len()];
@@ -261,7 +261,8 @@ impl Shared {
         }
     }
 
-    /// Nobody knows whether a request was executed: it fails, and the kernel forgets what it may have changed.
+    /// Nobody knows whether a request was executed: it fails, and the kernel forgets what it may have
+    /// changed.
     fn in_doubt(&self, entry: &Entry) {
         self.give_up(entry, libc::EIO);
         self.notes.push(Note::Doubts(request::doubts(&entry.asked, &entry.request)));
@@ -381,7 +382,8 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Gives references back that the kernel did not take. If no slot is free, they stay until the mount ends.
+    /// Gives references back that the kernel did not take. If no slot is free, they stay until the mount
+    /// ends.
     fn unhold(&self, found: &[u64]) {
         for node in found {
             let message = request::forget(*node);

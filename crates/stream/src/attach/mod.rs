@@ -6,9 +6,9 @@
 //!     └───── reply ◄── the connection's thread ┴────────────┘
 //! ```
 //!
-//! A reader thread enters a request in a slot ([`flight`]) and sends it. It does not wait for the reply, so few
-//! threads are enough for many requests. The thread of the connection ([`link`]) receives the reply and writes
-//! it to the kernel unchanged.
+//! A reader thread enters a request in a slot ([`flight`]) and sends it. It does not wait for the reply, so
+//! few threads are enough for many requests. The thread of the connection ([`link`]) receives the reply and
+//! writes it to the kernel unchanged.
 //!
 //! **When a connection breaks**, its thread connects again and sends everything that has no reply again. The
 //! server executes nothing twice ([`crate::slots`]). If the server itself was restarted, it cannot know what
