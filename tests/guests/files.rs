@@ -15,8 +15,12 @@ use crate::world::{Guest, Place, Server, until};
 
 /// Makes a tree of every kind of thing.
 fn make(root: &Path, seed: u64) {
+    make_some(root, seed, 8);
+}
+
+fn make_some(root: &Path, seed: u64, dirs: usize) {
     let mut rng = Rng::new(seed);
-    for dir in 0..8 {
+    for dir in 0..dirs {
         let dir = root.join(format!("d{dir}"));
         fs::create_dir(&dir).unwrap();
         for file in 0..12 {
@@ -118,12 +122,12 @@ fn git_clones_onto_a_guest() {
     let git = |dir: &Path, args: &[&str]| {
         let mut git = Command::new("git");
         git.args(["-c", "user.name=t", "-c", "user.email=t@t", "-c", "safe.directory=*"]).args(args);
-        run_ok(git.current_dir(dir).env("HOME", place.path("")), Duration::from_secs(120)).stdout
+        run_ok(git.current_dir(dir).env("HOME", place.path("")), Duration::from_secs(300)).stdout
     };
     let source = place.path("source");
     fs::create_dir(&source).unwrap();
     git(&source, &["init", "-q"]);
-    make(&source, 7);
+    make_some(&source, 7, 2);
     git(&source, &["add", "."]);
     git(&source, &["commit", "-qm", "all"]);
     let url = format!("file://{}", source.display());
