@@ -155,6 +155,86 @@ fn a_server_that_is_killed_and_restarted_is_followed() {
     }
 }
 
+/// A file with one open descriptor for appending, and a thread that appends to it while replies are lost. The
+/// append happens, and the guest does not hear of it.
+fn append_unheard(proxy: &Proxy, guest: &Guest, here: &Path) -> std::thread::JoinHandle<std::io::Result<()>> {
+    // The kernel learns at the first close that none needs an answer. A process that is started later closes
+    // copies of all files, and would wait.
+    fs::write(guest.join("closed"), "x").unwrap();
+    let mut file = fs::File::options().append(true).create(true).open(guest.join("log")).unwrap();
+    file.write_all(b"first\n").unwrap();
+    proxy.lose_replies();
+    let writer = std::thread::spawn(move || file.write_all(b"second\n"));
+    // Another guest, without the proxy, sees that it has happened.
+    until("it was appended", || fs::read(here.join("log")).is_ok_and(|text| text.ends_with(b"second\n")));
+    writer
+}
+
+/// A reply is lost with its connection. The request has been executed, and is not executed again: the guest
+/// gets the reply that the server kept.
+#[test]
+fn a_reply_that_was_lost_is_sent_again() {
+    requires!(Need::Root, Need::Covey);
+    let place = Place::new();
+    let _server = place.serve(&["--many"]);
+    let proxy = Proxy::start(&place);
+    let guest = Guest::attach(&place, "mnt", proxy.address(), &[]);
+    let other = Guest::attach(&place, "other", &place.unix("s"), &[]);
+    let writer = append_unheard(&proxy, &guest, other.path());
+    proxy.cut();
+    proxy.heal();
+    writer.join().unwrap().unwrap();
+    assert_eq!(fs::read_to_string(guest.join("log")).unwrap(), "first\nsecond\n");
+    guest.end();
+    other.end();
+}
+
+/// The same, and the server is killed before it can send the reply again. The next one cannot know that the
+/// request was executed. So the program gets EIO, and the request is not executed a second time.
+#[test]
+fn a_request_of_a_server_that_is_gone_is_not_executed_by_the_next() {
+    requires!(Need::Root, Need::Covey);
+    let place = Place::new();
+    let server = place.serve(&["--many"]);
+    let proxy = Proxy::start(&place);
+    let guest = Guest::attach(&place, "mnt", proxy.address(), &[]);
+    let other = Guest::attach(&place, "other", &place.unix("s"), &[]);
+    let writer = append_unheard(&proxy, &guest, other.path());
+    server.kill();
+    let _server = place.serve(&["--many"]);
+    proxy.heal();
+    assert_eq!(writer.join().unwrap().unwrap_err().raw_os_error(), Some(libc::EIO));
+    assert_eq!(fs::read_to_string(guest.join("log")).unwrap(), "first\nsecond\n");
+    guest.end();
+    other.end();
+}
+
+/// A request is lost with its connection, and the program is told EIO because no server answers. When one
+/// answers again, the request is given up and not executed late.
+#[test]
+fn a_request_that_failed_is_not_executed_later() {
+    requires!(Need::Root, Need::Covey);
+    let place = Place::new();
+    let _server = place.serve(&[]);
+    let proxy = Proxy::start(&place);
+    let guest = Guest::attach(&place, "mnt", proxy.address(), &["--wait", "1"]);
+    // The kernel keeps the name, so the next request is the UNLINK.
+    fs::write(guest.join("kept"), "x").unwrap();
+    proxy.lose_requests();
+    let kept = guest.join("kept");
+    let remover = std::thread::spawn(move || fs::remove_file(kept));
+    std::thread::sleep(Duration::from_millis(300));
+    proxy.cut();
+    assert_eq!(remover.join().unwrap().unwrap_err().raw_os_error(), Some(libc::EIO));
+    proxy.heal();
+    until("the mount works again", || fs::create_dir(guest.join("next")).is_ok());
+    assert_eq!(fs::read_to_string(guest.join("kept")).unwrap(), "x");
+    guest.end();
+    let guest = Guest::attach(&place, "mnt", &place.unix("s"), &[]);
+    assert_eq!(fs::read_to_string(guest.join("kept")).unwrap(), "x");
+    guest.end();
+}
+
 /// A guest that keeps everything drops it when another run of the server takes over: meanwhile the volume may
 /// have been changed in another way.
 #[test]
@@ -170,13 +250,14 @@ fn what_changed_while_the_server_was_away_is_seen() {
     server.kill();
     let volume = covey_tests::Volume::existing(&place.path(""));
     let mounted = volume.mount();
-    fs::write(mounted.join("d/f"), "changed").unwrap();
+    // Of the same size, so that only the data tells.
+    fs::write(mounted.join("d/f"), "NEW").unwrap();
     fs::write(mounted.join("d/new"), "new").unwrap();
     mounted.umount();
     let _server = place.serve(&[]);
     until("the guest follows", || guest.log().contains("takes over"));
     until("it sees the new name", || guest.join("d/new").exists());
-    until("it sees the new data", || fs::read_to_string(guest.join("d/f")).unwrap() == "changed");
+    until("it sees the new data", || fs::read_to_string(guest.join("d/f")).unwrap() == "NEW");
     assert_eq!(fs::read_dir(guest.join("d")).unwrap().count(), 2);
     guest.end();
 }

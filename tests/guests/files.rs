@@ -279,3 +279,32 @@ fn a_plain_folder_is_served() {
     assert_eq!(fs::read_link(guest.join("etc")).unwrap(), Path::new("/etc"));
     guest.end();
 }
+
+/// Virtual machines of Firecracker reach a unix socket that has the port in its name. Others reach AF_VSOCK.
+#[test]
+fn vsock_is_served_in_both_forms() {
+    requires!(Need::Root, Need::Covey);
+    let place = Place::new();
+    let machine = format!("vsock:{}:5001", place.text("vm"));
+    let _server = place.serve(&["--on", &machine]);
+    let guest = Guest::attach(&place, "mnt", &place.unix("vm_5001"), &[]);
+    fs::write(guest.join("f"), "x").unwrap();
+    guest.end();
+    let port = 20_000 + std::process::id() % 10_000;
+    let loopback: stream::address::Address = format!("vsock:1:{port}").parse().unwrap();
+    let listener = stream::socket::Listener::bind(&format!("vsock:{port}").parse().unwrap());
+    let reached = listener
+        .as_ref()
+        .is_ok_and(|_| stream::socket::Socket::connect(&loopback, Duration::from_secs(5)).is_ok());
+    drop(listener);
+    if !reached {
+        return say(format_args!(
+            "skipped: AF_VSOCK, because this kernel has no loopback of it (vsock_loopback)"
+        ));
+    }
+    let other = Place::new();
+    let _server = other.serve(&["--on", &format!("vsock:{port}")]);
+    let guest = Guest::attach(&other, "mnt", &loopback.to_string(), &[]);
+    fs::write(guest.join("f"), "x").unwrap();
+    guest.end();
+}

@@ -235,7 +235,16 @@ pub struct Proxy {
     address: String,
     pairs: Arc<Mutex<Vec<UnixStream>>>,
     pub cuts: Arc<AtomicUsize>,
+    lossy: Arc<Lossy>,
     ended: Arc<AtomicBool>,
+}
+
+/// What a proxy swallows.
+#[derive(Default)]
+struct Lossy {
+    requests: AtomicBool,
+    replies: AtomicBool,
+    connections: AtomicBool,
 }
 
 impl Proxy {
@@ -247,18 +256,23 @@ impl Proxy {
             address: format!("unix:{}", path.display()),
             pairs: Arc::clone(&pairs),
             cuts: Arc::default(),
+            lossy: Arc::default(),
             ended: Arc::clone(&ended),
         };
+        let lossy = Arc::clone(&proxy.lossy);
         let server = place.path("s");
         std::thread::spawn(move || {
             for guest in listener.incoming().flatten() {
                 if ended.load(Ordering::Relaxed) {
                     return;
                 }
+                if lossy.connections.load(Ordering::Relaxed) {
+                    continue;
+                }
                 let Ok(other) = UnixStream::connect(&server) else { continue };
-                for (from, to) in [(&guest, &other), (&other, &guest)] {
+                for (from, to, requests) in [(&guest, &other, true), (&other, &guest, false)] {
                     pairs.lock().unwrap().push(from.try_clone().unwrap());
-                    copy(from.try_clone().unwrap(), to.try_clone().unwrap());
+                    copy(from.try_clone().unwrap(), to.try_clone().unwrap(), Arc::clone(&lossy), requests);
                 }
             }
         });
@@ -267,6 +281,25 @@ impl Proxy {
 
     pub fn address(&self) -> &str {
         &self.address
+    }
+
+    /// From now on, what guests send is lost, and so are new connections.
+    pub fn lose_requests(&self) {
+        self.lossy.connections.store(true, Ordering::Relaxed);
+        self.lossy.requests.store(true, Ordering::Relaxed);
+    }
+
+    /// From now on, what the server sends is lost, and so are new connections.
+    pub fn lose_replies(&self) {
+        self.lossy.connections.store(true, Ordering::Relaxed);
+        self.lossy.replies.store(true, Ordering::Relaxed);
+    }
+
+    /// Nothing is lost any more.
+    pub fn heal(&self) {
+        self.lossy.requests.store(false, Ordering::Relaxed);
+        self.lossy.replies.store(false, Ordering::Relaxed);
+        self.lossy.connections.store(false, Ordering::Relaxed);
     }
 
     /// Cuts all connections, wherever they are in a frame.
@@ -287,12 +320,13 @@ impl Drop for Proxy {
     }
 }
 
-fn copy(mut from: UnixStream, mut to: UnixStream) {
+fn copy(mut from: UnixStream, mut to: UnixStream, lossy: Arc<Lossy>, requests: bool) {
     std::thread::spawn(move || {
         // An odd size, so that frames are cut at every place.
         let mut room = vec![0; 3001];
         while let Ok(count @ 1..) = from.read(&mut room) {
-            if to.write_all(&room[..count]).is_err() {
+            let lost = if requests { &lossy.requests } else { &lossy.replies };
+            if !lost.load(Ordering::Relaxed) && to.write_all(&room[..count]).is_err() {
                 break;
             }
         }
