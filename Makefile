@@ -60,6 +60,11 @@ man: build ## Manual pages and shell completions, from the help's own table: tar
 	@$(program) generate man target/man
 	@$(program) generate completions target/completions
 
+.PHONY: attach
+attach: ## covey-attach for guests, one static file: target/covey-attach
+	@scripts/bootstrap build
+	@scripts/with-rust scripts/make-attach target/covey-attach
+
 .PHONY: deb
 deb: build ## A Debian package: target/debian/covey_VERSION_ARCHITECTURE.deb
 	@scripts/bootstrap deb

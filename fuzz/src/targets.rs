@@ -30,6 +30,8 @@ use tree::root::{Owner, Root, Signer};
 
 #[path = "datagrams.rs"]
 mod datagrams;
+#[path = "guests.rs"]
+mod guests;
 #[path = "texts.rs"]
 mod texts;
 
@@ -62,6 +64,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "acl", run: acl_text, seeds: acl_seeds },
     Target { name: "corpus", run: texts::corpus_spec, seeds: texts::corpus_seeds },
     Target { name: "index", run: index, seeds: index_seeds },
+    Target { name: "guests", run: guests::stream, seeds: guests::stream_seeds },
     Target { name: "chunks", run: texts::chunks, seeds: texts::chunks_seeds },
     Target { name: "s3_words", run: texts::s3_words, seeds: texts::s3_words_seeds },
     Target { name: "keys", run: texts::keys, seeds: texts::keys_seeds },

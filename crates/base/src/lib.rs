@@ -1,6 +1,7 @@
 //! The lowest crate: names for things, and the only access to what is not deterministic.
 //!
-//! Nothing here does I/O. Every other crate depends on this one, and this one depends on none of them.
+//! Nothing here does I/O, except that a secret is read from its file. Every other crate depends on this one,
+//! and this one depends on none of them.
 //!
 //! - [`id`]: inode numbers, pack numbers, blob ids.
 //! - [`scale`]: the scale of histograms.
@@ -11,6 +12,7 @@
 //! - [`dice`]: pseudo-random numbers that a seed determines.
 //! - [`random`], [`thread`]: access to random bytes and to threads.
 //! - [`trial`]: for tests: checks of times that a slow machine does not break.
+//! - [`secret`]: what machines must know to talk to one another, and the keys that derive from it.
 //! - [`must`]: access for "cannot happen". It panics with a sentence that says why it cannot.
 
 pub mod deadline;
@@ -21,6 +23,7 @@ pub mod phase;
 #[allow(clippy::disallowed_methods, reason = "this module is the only access to them")]
 pub mod random;
 pub mod scale;
+pub mod secret;
 pub mod size;
 #[allow(clippy::disallowed_methods, reason = "this module is the only access to them")]
 pub mod thread;

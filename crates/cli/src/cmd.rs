@@ -1,5 +1,6 @@
 //! The commands. Each file holds one command: its arguments, its work and its output.
 
+pub mod attach;
 pub mod bench;
 pub mod bundle;
 pub mod cache;
@@ -34,6 +35,7 @@ pub mod published;
 pub mod quota;
 pub mod restore;
 pub mod s3;
+pub mod serve;
 pub mod sessions;
 pub mod stats;
 pub mod status;

@@ -9,10 +9,11 @@
 //!
 //! - [`session`]: mounting, the threads, the end. Start at [`Session::mount`].
 //! - [`mount`]: mount(2), fusermount3, umount, and what is mounted where.
-//! - [`channel`]: where requests come from and replies go. Another transport, such as a byte stream, plugs in
-//!   here.
+//! - [`channel`]: where requests come from and replies go. Another transport, such as a byte stream (crate
+//!   `guests`), plugs in here.
 //! - [`uring`]: the same over io_uring, a ring per CPU.
 //! - [`dispatch`], [`execute`]: decode a request, call the filesystem, encode the reply.
+//! - [`served`]: a kernel elsewhere, whose requests arrive in another way than through /dev/fuse.
 //! - [`shared`]: mounts of a tree that other machines change too. `locks`: locks that reach the filesystem.
 //!   [`swap`]: the filesystem is replaced while programs use the mount.
 //! - [`defer`]: pending requests. [`late`]: reads that the kernel repeats after they failed.
@@ -45,6 +46,7 @@ pub mod null;
 pub mod pending_flush;
 pub mod promises;
 pub mod seek;
+pub mod served;
 pub mod session;
 pub mod shared;
 pub mod swap;

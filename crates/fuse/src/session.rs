@@ -37,7 +37,9 @@ use crate::watch::Watch;
 
 mod handshake;
 mod replacing;
-use handshake::{handshake, serves_dot};
+pub(crate) use handshake::{negotiate, serves_dot};
+
+use handshake::handshake;
 
 /// The most writes that wait for space at a time. Further writes queue behind them.
 const WRITERS: usize = 8;
@@ -438,7 +440,7 @@ fn start_rings(
 }
 
 /// The pools for requests that wait, writes, seeks and the ends of locks.
-fn pools(workers: usize, shared: bool) -> [Arc<Pool>; 4] {
+pub(crate) fn pools(workers: usize, shared: bool) -> [Arc<Pool>; 4] {
     let writers = if shared { WRITERS_SHARED } else { WRITERS };
     [
         Pool::new("fuse-wait", workers),

@@ -5,6 +5,7 @@
 //! base < blob < fetch < cache < node      base < blob < fetch < net < fleet < node
 //! base < blob < origin < node      base < blob < meta < tree < node      meta < fs < archive
 //! base < api < archive < node < cli      fs < gateway < cli      watch < node
+//! base < stream < guests < cli      fuse < guests
 //! ```
 //!
 //! So `fs` sees neither cache nor origin, which never see each other: only `node` and what is above it choose
@@ -29,6 +30,9 @@ pub const ARROWS: &[(&str, &[&str])] = &[
     ("fleet", &["base", "blob", "fetch", "net"]),
     ("corpus", &["base", "fs"]),
     ("fuse", &["base", "fs"]),
+    ("folder", &["base", "fs"]),
+    ("stream", &["base"]),
+    ("guests", &["base", "fs", "fuse", "stream"]),
     ("api", &["base"]),
     ("archive", &["base", "meta", "fs", "api"]),
     (
@@ -44,7 +48,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
         "cli",
         &[
             "base", "archive", "blob", "meta", "tree", "fetch", "cache", "origin", "net", "fleet", "fs",
-            "corpus", "fuse", "api", "node", "gateway", "ui", "watch",
+            "corpus", "fuse", "api", "node", "gateway", "ui", "watch", "stream", "guests", "folder",
         ],
     ),
     ("watch", &[]),
@@ -52,8 +56,12 @@ pub const ARROWS: &[(&str, &[&str])] = &[
 ];
 
 /// Arrows that only tests may draw: a test wires real parts together where the crate itself sees a trait.
-pub const TEST_ARROWS: &[(&str, &[&str])] =
-    &[("fs", &["cache", "origin"]), ("tree", &["origin"]), ("gateway", &["blob", "meta", "cache", "origin"])];
+pub const TEST_ARROWS: &[(&str, &[&str])] = &[
+    ("fs", &["cache", "origin"]),
+    ("tree", &["origin"]),
+    ("gateway", &["blob", "meta", "cache", "origin"]),
+    ("guests", &["corpus"]),
+];
 
 /// Folders of `crates/` that are not called like their crate.
 const FOLDERS: &[(&str, &str)] = &[("s3", "gateway")];

@@ -26,6 +26,7 @@ pub mod hello;
 pub mod id;
 pub mod message;
 pub mod seam;
-pub mod secret;
 pub mod tls;
 pub mod transport;
+
+pub use base::secret;

@@ -1,6 +1,7 @@
 //! What is settled before the first request.
 
 use base::Ino;
+use fs::Errno;
 use fs::api::Filesystem;
 
 use crate::abi::Put;
@@ -12,7 +13,7 @@ use crate::channel::{Device, Received, Sink, Source};
 use crate::mount::MountError;
 
 /// Whether the filesystem answers a lookup of ".", which file handles need.
-pub(super) fn serves_dot(fs: &dyn Filesystem) -> bool {
+pub(crate) fn serves_dot(fs: &dyn Filesystem) -> bool {
     let served = fs.lookup(Ino::ROOT, b".").is_ok();
     if served {
         fs.forget(Ino::ROOT, 1);
@@ -35,22 +36,38 @@ pub(super) fn handshake(device: &Device, wishes: &Wishes) -> Result<Agreed, Moun
             Received::Unmounted | Received::Aborted => return Err(strange()),
         }
     };
-    let (header, arguments) = Header::split(&buffer.bytes()[..len]).map_err(|_| strange())?;
-    if header.opcode != op::INIT {
-        return Err(strange());
-    }
-    let offer = Offer::read(arguments).map_err(|_| strange())?;
-    let agreed = match offer.agree(wishes) {
-        Ok(agreed) => agreed,
-        Err(error) => {
-            let _ = device.reply(header.unique, -error.0, &[]);
-            return Err(MountError::OldKernel(offer.minor));
+    let request = &buffer.bytes()[..len];
+    let header = Header::split(request).map_err(|_| strange())?.0;
+    match negotiate(request, wishes) {
+        Ok((agreed, reply)) => {
+            device.reply(header.unique, 0, &reply).map_err(&failed)?;
+            Ok(agreed)
         }
-    };
+        Err((error, None)) => {
+            let _ = device.reply(header.unique, -error.0, &[]);
+            Err(strange())
+        }
+        Err((error, Some(minor))) => {
+            let _ = device.reply(header.unique, -error.0, &[]);
+            Err(MountError::OldKernel(minor))
+        }
+    }
+}
+
+/// What INIT agrees, and the body of its reply. `request` is the whole request.
+///
+/// # Errors
+/// An error number for the kernel. With it its minor version, if the kernel is too old.
+pub(crate) fn negotiate(request: &[u8], wishes: &Wishes) -> Result<(Agreed, Vec<u8>), (Errno, Option<u32>)> {
+    let (header, arguments) = Header::split(request).map_err(|error| (error, None))?;
+    if header.opcode != op::INIT {
+        return Err((Errno::EIO, None));
+    }
+    let offer = Offer::read(arguments).map_err(|error| (error, None))?;
+    let agreed = offer.agree(wishes).map_err(|error| (error, Some(offer.minor)))?;
     let mut room = [0; 128 - OUT_HEADER];
     let mut put = Put::new(&mut room);
-    init::put_reply(&mut put, &offer, &agreed).map_err(|_| strange())?;
+    init::put_reply(&mut put, &offer, &agreed).map_err(|error| (error, None))?;
     let len = put.len();
-    device.reply(header.unique, 0, &room[..len]).map_err(&failed)?;
-    Ok(agreed)
+    Ok((agreed, room[..len].to_vec()))
 }

@@ -137,7 +137,7 @@ impl Secret {
     /// A new secret as text: 64 hexadecimal digits.
     pub fn generate_text() -> String {
         let mut bytes = Zeroizing::new([0u8; 32]);
-        base::random::fill(bytes.as_mut_slice());
+        crate::random::fill(bytes.as_mut_slice());
         blake3::Hash::from_bytes(*bytes).to_hex().to_string()
     }
 

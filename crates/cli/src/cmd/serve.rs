@@ -1,0 +1,242 @@
+//! `covey serve`: a volume, a published tree or a folder for guests, over unix, TCP and vsock sockets.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::error::{Failure, Result};
+use base::secret::Secret;
+use clap::builder::NonEmptyStringValueParser;
+use folder::Folder;
+use fs::api::{Coherence, Filesystem};
+use guests::server::{Options, Server};
+use node::fleet::options::FleetOptions;
+use node::mount::Mount;
+use node::opened::Source;
+use node::options::NodeOptions;
+use node::volume_dir::VolumeDir;
+use node::{limits, log, notify, signals};
+use serde::Serialize;
+use stream::address::Address;
+use stream::hello::Sharing;
+
+use crate::args::{Accept, Reach};
+use crate::term::Term;
+
+/// Serves a volume, a published tree or a folder to guests that attach to it; stays until Ctrl-C
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  covey serve /srv/volume --on unix:/run/covey.sock\n  \
+    covey serve s3://bucket/models@latest --on vsock:5001      for all virtual machines of this host\n  \
+    covey serve /srv/volume --on vsock:/run/vm1.sock:5001      for a machine of Firecracker\n  \
+    covey serve /srv/folder --many --on tcp:10.0.0.1:7200 --secret-file secret\n\n\
+    In the guest: covey attach vsock:5001 /mnt, or the small program covey-attach with the same words.\n\
+    A volume is opened and locked, as by a mount. One that is mounted is served by its mountpoint, as a folder.\n\
+    docs/GUESTS.md says what a guest may rely on.")]
+pub struct Args {
+    /// A volume's folder, ORIGIN@NAME for a published tree, any other folder, or mem: for a volume in memory
+    source: PathBuf,
+    /// Where to listen: unix:PATH, tcp:HOST:PORT, vsock:PORT, or vsock:PATH:PORT for a unix socket PATH_PORT
+    #[arg(long, value_name = "ADDRESS", required = true, value_parser = NonEmptyStringValueParser::new())]
+    on: Vec<String>,
+    /// The secret that guests must know; needed with tcp. covey fleet secret FILE makes one
+    #[arg(long, value_name = "FILE", env = "COVEY_SECRET_FILE", hide_env = true)]
+    secret_file: Option<PathBuf>,
+    /// For any number of guests at a time, whose kernels then keep neither names nor attributes [default: for
+    /// a folder and a tree]
+    #[arg(long)]
+    many: bool,
+    /// Of a folder: for one guest at a time, and nothing else changes the folder
+    #[arg(long, conflicts_with = "many")]
+    one: bool,
+    /// Refuse changes
+    #[arg(long)]
+    read_only: bool,
+    /// The most guests at a time
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    guests: u32,
+    /// Threads for each connection [default: one per core, 2 to 4]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    threads: Option<u32>,
+    /// Requests that each guest may have in flight
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    requests: u16,
+    /// How long a guest whose connection broke is remembered
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    linger: u64,
+    #[command(flatten)]
+    accept: Accept,
+    #[command(flatten)]
+    reach: Reach,
+    /// Of a tree in an object store: where to keep what was fetched [default: covey/trees in the user's cache
+    /// folder]
+    #[arg(long, value_name = "DIR")]
+    cache: Option<PathBuf>,
+}
+
+#[derive(Serialize)]
+struct Serving {
+    source: String,
+    addresses: Vec<String>,
+    guests: &'static str,
+    read_only: bool,
+}
+
+/// Runs the command.
+pub fn run(args: &Args, term: Term) -> Result<u8> {
+    let addresses = addresses(args)?;
+    let secret = args.secret_file.as_deref().map(Secret::from_file).transpose();
+    let secret = secret.map_err(|error| Failure::usage(error.to_string()))?;
+    let on_tcp = addresses.iter().any(|address| matches!(address, Address::Tcp(_)));
+    if on_tcp && secret.is_none() {
+        return Err(Failure::usage("a server on tcp needs a secret")
+            .why("whatever reaches the port could read and change everything")
+            .next("make one with: covey fleet secret FILE, give it to both ends, and name it: --secret-file FILE"));
+    }
+    signals::block();
+    limits::check(limits::For::Daemon)?;
+    limits::leave_no_core();
+    let opened = Opened::open(args)?;
+    let served = start(args, &opened, secret, &addresses);
+    let ended = served.map(|(server, bound)| stay(server, &opened, &bound, term));
+    // Also after a failure, so that no volume stays locked and unclean.
+    let closed = opened.close();
+    ended?;
+    closed?;
+    Ok(0)
+}
+
+fn addresses(args: &Args) -> Result<Vec<Address>> {
+    let parse = |text: &String| {
+        let address: Address = text.parse().map_err(|error| Failure::usage(format!("{error}")))?;
+        match address {
+            Address::Vsock { cid: Some(_), port } => Err(Failure::usage(format!("{text} names a guest"))
+                .why("a server listens for every guest of its host")
+                .next(format!("write --on vsock:{port}"))),
+            address => Ok(address),
+        }
+    };
+    args.on.iter().map(parse).collect()
+}
+
+/// What is served.
+struct Opened {
+    fs: Arc<dyn Filesystem>,
+    /// `None`: a folder.
+    mount: Option<Mount>,
+    name: String,
+    /// Tells it from anything else.
+    identity: String,
+}
+
+impl Opened {
+    fn open(args: &Args) -> Result<Opened> {
+        let source = match Source::by_word(&args.source)? {
+            Some(Source::Published(tree)) => Source::Published(
+                tree.accepting(&args.accept.accept())?.reached(&args.reach.reach(), args.cache.as_deref())?,
+            ),
+            Some(source) => source,
+            None => match VolumeDir::open(&args.source) {
+                Ok(dir) => Source::in_folder(dir, FleetOptions::default()),
+                Err(failure) => return Opened::folder(&args.source, failure),
+            },
+        };
+        let mount = Mount::open(&source, &NodeOptions::writing("serve to guests"))?;
+        let name = mount.name();
+        let identity = match (source.dir(), mount.as_node().and_then(|node| node.root())) {
+            (Some(dir), _) => format!("volume {}", dir.format().id),
+            (None, Some(root)) => format!("tree {:x?} {} {}", root.volume, root.name, root.sequence),
+            (None, None) => name.clone(),
+        };
+        Ok(Opened { fs: mount.filesystem(), mount: Some(mount), name, identity })
+    }
+
+    /// A folder that is no volume. `failure`: why it is none.
+    fn folder(path: &Path, failure: Failure) -> Result<Opened> {
+        if !path.is_dir() || path.join("covey.json").exists() {
+            return Err(failure);
+        }
+        if !rustix::process::geteuid().is_root() {
+            return Err(Failure::usage(format!("only root can serve the folder {}", path.display()))
+                .why("what guests create is given to their users, and their kernels check permissions"));
+        }
+        let full = path
+            .canonicalize()
+            .map_err(|error| Failure::io(format!("cannot open {}", path.display()), &error))?;
+        let folder = Folder::open(&full)
+            .map_err(|error| Failure::io(format!("cannot open {}", full.display()), &error))?;
+        let identity = format!("folder {}", folder.identity());
+        Ok(Opened { fs: Arc::new(folder), mount: None, name: full.display().to_string(), identity })
+    }
+
+    fn close(self) -> Result<()> {
+        drop(self.fs);
+        self.mount.map_or(Ok(()), |mount| mount.close())
+    }
+}
+
+fn start(
+    args: &Args,
+    opened: &Opened,
+    secret: Option<Secret>,
+    addresses: &[Address],
+) -> Result<(Server, Vec<String>)> {
+    let mut options =
+        Options::new(&opened.name, opened.identity.as_bytes(), Arc::new(|line: &str| log::line(line)));
+    let many = args.many || (opened.mount.is_none() && !args.one);
+    options.sharing = if many { Sharing::Many } else { Sharing::One };
+    options.secret = secret;
+    options.read_only = args.read_only;
+    options.slots = args.requests;
+    options.guests = args.guests as usize;
+    options.linger = Duration::from_secs(args.linger);
+    if let Some(threads) = args.threads {
+        options.threads = threads as usize;
+    }
+    if args.one && opened.fs.coherence() == Coherence::Shared && opened.mount.is_some() {
+        return Err(Failure::usage("other nodes change a shared volume too").next("leave --one out"));
+    }
+    let failed = |error: std::io::Error| Failure::io(format!("cannot serve {}", opened.name), &error);
+    let mut server = Server::start(Arc::clone(&opened.fs), options).map_err(failed)?;
+    let mut bound = Vec::new();
+    for address in addresses {
+        let on = server.listen(address).map_err(|error| not_listening(address, &error))?;
+        bound.push(on.to_string());
+    }
+    Ok((server, bound))
+}
+
+fn not_listening(address: &Address, error: &std::io::Error) -> Failure {
+    let failure = Failure::io(format!("cannot listen on {address}"), error);
+    match (address, error.raw_os_error()) {
+        (_, Some(libc::EADDRINUSE)) => {
+            failure.next("another server listens there: end it, or choose another")
+        }
+        (Address::Vsock { .. }, Some(libc::EAFNOSUPPORT | libc::ENODEV)) => failure.next(
+            "this kernel has no vsock: load it with modprobe vhost_vsock, or use a unix socket: \
+             --on vsock:PATH:PORT",
+        ),
+        _ => failure,
+    }
+}
+
+/// Serves until a signal arrives.
+fn stay(mut server: Server, opened: &Opened, addresses: &[String], term: Term) {
+    let guests = match server.sharing() {
+        Sharing::Frozen => "any number, and nothing changes",
+        Sharing::One => "one at a time",
+        Sharing::Many => "any number",
+    };
+    let line = format!("serves {} to guests ({guests}) on {}", opened.name, addresses.join(", "));
+    notify::ready(&line);
+    if term.is_json() {
+        let (source, addresses) = (opened.name.clone(), addresses.to_vec());
+        let serving = Serving { source, addresses, guests, read_only: server.read_only() };
+        term.result(&serving, String::new);
+    } else {
+        log::line(&format!("{line}; Ctrl-C ends it"));
+    }
+    let signal = signals::next();
+    log::line(&format!("signal {signal}: ending"));
+    notify::stopping();
+    server.end();
+}

@@ -1,0 +1,497 @@
+//! The server: it listens, greets, and serves each guest from threads of its own.
+//!
+//! ```text
+//!   guest-accept ─► guest-N: greets, then N threads take turns: one receives a frame, hands the socket on to
+//!                   the next, and serves the request itself
+//!                   guest-send: what the socket did not take at once
+//! ```
+//!
+//! A request is served on the thread that received it, as in a local mount. So a single program costs no
+//! handover between threads, and many programs use all of them. What must wait moves on to the dispatcher's
+//! workers. Each guest has its own workers and queues: a guest that floods or stops reading delays itself.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use base::Ino;
+use base::secret::Secret;
+use fs::Errno;
+use fs::api::{Coherence, Filesystem};
+use fuse::buffer::{PageBuf, RequestBuf};
+use parking_lot::Mutex;
+use stream::address::Address;
+use stream::frame::{Head, Kind, PAYLOAD_MAX};
+use stream::hello::{
+    self, Challenge, Found, Hello, Id, Keys, Refusal, Sharing, VERSION, Welcome, encode_refusal,
+};
+use stream::socket::{Listener, Lost, Receiver, Socket};
+
+use crate::counted::{Appending, Counted};
+use crate::guest::{Cut, Guest};
+use crate::outbox::Outbox;
+
+/// How long a stranger may take for each step of the greeting.
+const GREETING: Duration = Duration::from_secs(10);
+/// How long a guest may take to read, when it has been sent something.
+const SEND_PATIENCE: Duration = Duration::from_secs(30);
+/// How often sessions without connections are looked at.
+const TICK: Duration = Duration::from_millis(200);
+/// The most connections of all guests and strangers together.
+const LINKS_MOST: usize = 1024;
+/// How long requests may go on when the server ends.
+const ENDING: Duration = Duration::from_secs(10);
+
+/// How to serve.
+#[derive(Clone)]
+pub struct Options {
+    /// What guests must know. Without it, whatever may connect is a guest.
+    pub secret: Option<Secret>,
+    /// How long a guest's kernel may keep things, and so how many guests there may be.
+    pub sharing: Sharing,
+    /// Refuse changes.
+    pub read_only: bool,
+    /// Credit of each guest: requests in flight.
+    pub slots: u16,
+    /// Credit of each guest: bytes in flight.
+    pub bytes: u32,
+    /// Threads for each connection.
+    pub threads: usize,
+    /// The most connections of a guest.
+    pub connections: usize,
+    /// The most guests.
+    pub guests: usize,
+    /// The most worker threads of each guest, for requests that wait.
+    pub workers: usize,
+    /// A request that waits is answered EIO after this time.
+    pub deadline: Duration,
+    /// How long a guest without a connection is remembered.
+    pub linger: Duration,
+    /// What is served: the same bytes for the same volume, tree or folder.
+    pub source: Id,
+    /// Its name, for people.
+    pub name: String,
+    /// Receives the lines of the log.
+    pub log: fuse::Log,
+}
+
+impl Options {
+    /// The defaults for something of this name. `source` tells it from anything else.
+    pub fn new(name: &str, source: &[u8], log: fuse::Log) -> Options {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Options {
+            secret: None,
+            sharing: Sharing::One,
+            read_only: false,
+            slots: 128,
+            bytes: 32 << 20,
+            threads: cores.clamp(2, 4),
+            connections: 8,
+            guests: 256,
+            workers: 32,
+            deadline: Duration::from_secs(60),
+            linger: Duration::from_secs(60),
+            source: id_of("covey guest stream source", source),
+            name: name.to_owned(),
+            log,
+        }
+    }
+
+    /// The number of threads that serve one guest at most.
+    pub fn lanes(&self) -> usize {
+        self.threads * self.connections
+    }
+}
+
+fn id_of(context: &str, bytes: &[u8]) -> Id {
+    let mut id = [0; 16];
+    id.copy_from_slice(&blake3::derive_key(context, bytes)[..16]);
+    id
+}
+
+struct Shared {
+    fs: Arc<dyn Filesystem>,
+    options: Arc<Options>,
+    keys: Keys,
+    instance: Id,
+    boot: Id,
+    root_mode: u32,
+    appending: Arc<Appending>,
+    guests: Mutex<HashMap<Id, Arc<Guest>>>,
+    last_guest: AtomicU64,
+    /// Connections, greeted or not.
+    links: AtomicUsize,
+    ended: AtomicBool,
+}
+
+/// Serves one filesystem to guests.
+pub struct Server {
+    shared: Arc<Shared>,
+    listeners: Vec<Arc<Listener>>,
+}
+
+impl Server {
+    /// A server that does not listen yet.
+    ///
+    /// # Errors
+    /// The root directory cannot be read, or no thread can be started.
+    pub fn start(fs: Arc<dyn Filesystem>, mut options: Options) -> io::Result<Server> {
+        let root = fs.getattr(Ino::ROOT).map_err(|Errno(error)| io::Error::from_raw_os_error(error))?;
+        match fs.coherence() {
+            Coherence::Frozen => (options.sharing, options.read_only) = (Sharing::Frozen, true),
+            Coherence::Shared => options.sharing = Sharing::Many,
+            Coherence::Exclusive => {}
+        }
+        let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        let shared = Arc::new(Shared {
+            fs,
+            keys: Keys::new(options.secret.as_ref()),
+            options: Arc::new(options),
+            instance: base::random::id16(),
+            boot: id_of("covey guest stream boot", &boot),
+            root_mode: root.kind.mode_bits() | u32::from(root.perm),
+            appending: Arc::default(),
+            guests: Mutex::default(),
+            last_guest: AtomicU64::new(0),
+            links: AtomicUsize::new(0),
+            ended: AtomicBool::new(false),
+        });
+        let clock = Arc::clone(&shared);
+        base::thread::spawn("guest-clock", move || clock.run_clock())?;
+        Ok(Server { shared, listeners: Vec::new() })
+    }
+
+    /// Listens at one more address. Returns the address as a guest writes it.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn listen(&mut self, address: &Address) -> io::Result<Address> {
+        let listener = Arc::new(Listener::bind(address)?);
+        let (shared, accepting) = (Arc::clone(&self.shared), Arc::clone(&listener));
+        base::thread::spawn("guest-accept", move || shared.accept(&accepting))?;
+        let bound = listener.address(address);
+        self.listeners.push(listener);
+        Ok(bound)
+    }
+
+    /// What the guests are told of how long they may keep things.
+    pub fn sharing(&self) -> Sharing {
+        self.shared.options.sharing
+    }
+
+    /// Whether changes are refused.
+    pub fn read_only(&self) -> bool {
+        self.shared.options.read_only
+    }
+
+    /// The number of guests.
+    pub fn guests(&self) -> usize {
+        self.shared.guests.lock().len()
+    }
+
+    /// Ends: takes no more guests, finishes what runs, and cuts the connections.
+    pub fn end(&mut self) {
+        self.shared.ended.store(true, Ordering::Release);
+        self.listeners.drain(..).for_each(|listener| listener.close());
+        let guests: Vec<Arc<Guest>> = self.shared.guests.lock().drain().map(|(_, guest)| guest).collect();
+        let until = base::Deadline::after(ENDING);
+        let why = encode_refusal(Refusal::Ending, "the server ends");
+        for guest in guests {
+            while guest.running() > 0 && !until.is_over() {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            guest.say(&Head::plain(Kind::Refuse), &why);
+            guest.end();
+        }
+        while self.shared.links.load(Ordering::Acquire) > 0 && !until.is_over() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if !self.shared.ended.load(Ordering::Acquire) {
+            self.end();
+        }
+    }
+}
+
+/// What is received on one connection. The threads of the connection take turns with it.
+struct Turn {
+    receiver: Receiver,
+    over: bool,
+}
+
+/// A connection after the greeting.
+struct Link {
+    guest: Arc<Guest>,
+    outbox: Arc<Outbox>,
+    turn: Mutex<Turn>,
+    threads: AtomicUsize,
+}
+
+impl Shared {
+    fn log(&self, line: &str) {
+        (self.options.log)(line);
+    }
+
+    /// The body of a thread that accepts connections.
+    fn accept(self: &Arc<Self>, listener: &Listener) {
+        while !self.ended.load(Ordering::Acquire) {
+            let socket = match listener.accept() {
+                Ok(socket) => socket,
+                Err(_) if self.ended.load(Ordering::Acquire) => return,
+                Err(error) => {
+                    // Such as too many open files: it passes, or goes on, and must not fill the log at once.
+                    self.log(&format!("accepting a guest failed: {error}"));
+                    std::thread::sleep(Duration::from_secs(1));
+                    continue;
+                }
+            };
+            if self.links.fetch_add(1, Ordering::AcqRel) >= LINKS_MOST {
+                self.links.fetch_sub(1, Ordering::AcqRel);
+                continue;
+            }
+            let shared = Arc::clone(self);
+            let spawned = base::thread::spawn("guest-hello", move || {
+                shared.serve(socket);
+                shared.links.fetch_sub(1, Ordering::AcqRel);
+            });
+            if spawned.is_err() {
+                self.links.fetch_sub(1, Ordering::AcqRel);
+            }
+        }
+    }
+
+    /// One connection from beginning to end.
+    fn serve(self: &Arc<Self>, socket: Socket) {
+        let mut receiver = Receiver::new(socket);
+        match self.greet(&mut receiver) {
+            Ok((guest, outbox)) => {
+                let turn = Mutex::new(Turn { receiver, over: false });
+                let link = Arc::new(Link { guest, outbox, turn, threads: AtomicUsize::new(1) });
+                self.run(&link);
+            }
+            Err(Some(why)) => self.log(&format!("a guest was refused: {why}")),
+            Err(None) => {}
+        }
+        // Its frames may still be on their way.
+    }
+
+    fn run(self: &Arc<Self>, link: &Arc<Link>) {
+        let outbox = Arc::clone(&link.outbox);
+        let sender = base::thread::spawn("guest-send", move || outbox.run());
+        for index in 1..self.options.threads {
+            let (shared, mine) = (Arc::clone(self), Arc::clone(link));
+            link.threads.fetch_add(1, Ordering::AcqRel);
+            if base::thread::spawn(&format!("guest-{index}"), move || shared.take_turns(&mine)).is_err() {
+                link.threads.fetch_sub(1, Ordering::AcqRel);
+            }
+        }
+        if sender.is_ok() {
+            self.take_turns(link);
+        } else {
+            link.outbox.cut();
+        }
+        // The last thread that serves this connection ends it. This one waits, because it counts connections.
+        while link.threads.load(Ordering::Acquire) > 0 {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        link.outbox.drain(Duration::from_secs(5));
+        link.guest.leave(&link.outbox);
+        if link.guest.has_ended() {
+            self.forget(&link.guest, "detached");
+        }
+    }
+
+    /// The body of a thread that serves a connection.
+    fn take_turns(&self, link: &Link) {
+        base::thread::must_not_wait();
+        let lane = link.guest.next_lane();
+        let mut request = RequestBuf::new();
+        let mut reply = PageBuf::for_reply();
+        loop {
+            let mut turn = link.turn.lock();
+            if turn.over {
+                break;
+            }
+            let received = turn.receiver.receive(request.bytes());
+            turn.over = received.is_err();
+            drop(turn);
+            let head = match received {
+                Ok(head) => head,
+                Err(lost) => {
+                    self.lost(link, &lost);
+                    break;
+                }
+            };
+            let payload = &mut request.bytes()[..head.len];
+            if let Err(cut) = link.guest.take(lane, &head, payload, reply.bytes(), &link.outbox) {
+                self.cut_off(link, &cut);
+                break;
+            }
+            if link.guest.has_ended() {
+                link.outbox.drain(Duration::from_secs(5));
+                link.outbox.cut();
+                break;
+            }
+        }
+        base::thread::may_wait_again();
+        link.threads.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    fn lost(&self, link: &Link, lost: &Lost) {
+        match lost {
+            Lost::Bad(bad) => self.cut_off(link, &Cut::Frame(*bad)),
+            _ if link.guest.has_ended() => {}
+            _ => self.log(&format!("guest {}: a connection ended: {lost}", link.guest.number)),
+        }
+    }
+
+    /// The guest broke the rules. Its other connections and other guests go on.
+    fn cut_off(&self, link: &Link, cut: &Cut) {
+        self.log(&format!("guest {}: cut off: {cut}", link.guest.number));
+        let why = encode_refusal(Refusal::Broken, &cut.to_string());
+        link.outbox.send(&Head::plain(Kind::Refuse), &why);
+        link.outbox.drain(Duration::from_millis(200));
+        link.outbox.cut();
+    }
+
+    /// Greets. The error is what to log, or nothing for a connection that said nothing.
+    fn greet(&self, receiver: &mut Receiver) -> Result<(Arc<Guest>, Arc<Outbox>), Option<String>> {
+        let io = |error: io::Error| Some(error.to_string());
+        let mut room = vec![0; PAYLOAD_MAX];
+        receiver.socket().limit(Some(GREETING), Some(GREETING)).map_err(io)?;
+        let got = match receiver.receive_kind(Kind::Hello, &mut room) {
+            Ok(got) if got.kind == Kind::Hello => got,
+            Ok(_) | Err(Lost::Closed) => return Err(None),
+            Err(lost) => return Err(Some(format!("it did not greet: {lost}"))),
+        };
+        let hello_bytes = room[..got.len].to_vec();
+        let hello = Hello::decode(&hello_bytes).ok_or(Some("its greeting makes no sense".to_owned()))?;
+        let mut nonce = [0; 32];
+        base::random::fill(&mut nonce);
+        let secret = self.keys.has_secret();
+        let challenge =
+            Challenge { version: VERSION, features: 0, instance: self.instance, nonce, secret }.encode();
+        receiver.socket().send(&Head::plain(Kind::Challenge), &[&challenge]).map_err(io)?;
+        if hello.version != VERSION {
+            let say = format!(
+                "it speaks version {} of the protocol, and this server version {VERSION}: bring both to one \
+                 release",
+                hello.version
+            );
+            return Err(Some(refuse(receiver.socket(), Refusal::Version, &say)));
+        }
+        let got = receiver.receive_kind(Kind::Proof, &mut room).map_err(|lost| match lost {
+            Lost::Closed => Some("it ended the greeting: it has no secret, or another version".to_owned()),
+            lost => Some(format!("it proved nothing: {lost}")),
+        })?;
+        let proof = room[..got.len].try_into().map_err(|_| Some("its proof makes no sense".to_owned()))?;
+        if !hello::same(&proof, &self.keys.guest(&hello_bytes, &challenge)) {
+            let say = "the secret is wrong: give both ends the same file";
+            return Err(Some(refuse(receiver.socket(), Refusal::Secret, say)));
+        }
+        let (guest, found) =
+            self.find(&hello).map_err(|(why, say)| Some(refuse(receiver.socket(), why, &say)))?;
+        receiver.socket().limit(None, Some(SEND_PATIENCE)).map_err(io)?;
+        let most = 2 * self.options.bytes as usize + (8 << 20);
+        let outbox = Arc::new(Outbox::new(receiver.socket().cloned().map_err(io)?, most));
+        if !guest.join(&outbox) {
+            let say = format!("it has {} connections, and no more are allowed", self.options.connections);
+            return Err(Some(refuse(receiver.socket(), Refusal::Full, &say)));
+        }
+        let proof = self.keys.server(&hello_bytes, &challenge);
+        outbox.send(&Head::plain(Kind::Welcome), &self.welcome(proof, &guest, found).encode());
+        guest.remind(&outbox);
+        Ok((guest, outbox))
+    }
+
+    fn welcome(&self, proof: [u8; 32], guest: &Guest, found: Found) -> Welcome {
+        let options = &self.options;
+        Welcome {
+            proof,
+            session: guest.id(),
+            found,
+            slots: options.slots,
+            bytes: options.bytes,
+            root_mode: self.root_mode,
+            read_only: options.read_only,
+            sharing: options.sharing,
+            source: options.source,
+            boot: self.boot,
+            name: options.name.clone(),
+        }
+    }
+
+    /// The guest of a greeting, or a new one.
+    fn find(&self, hello: &Hello) -> Result<(Arc<Guest>, Found), (Refusal, String)> {
+        let options = &self.options;
+        let mut guests = self.guests.lock();
+        if self.ended.load(Ordering::Acquire) {
+            return Err((Refusal::Ending, "the server ends".to_owned()));
+        }
+        let named = hello.session != [0; 16];
+        if named && let Some(guest) = guests.get(&hello.session) {
+            return Ok((Arc::clone(guest), Found::Resumed));
+        }
+        if hello.index > 0 {
+            return Err((Refusal::NoSession, "its session is not known here".to_owned()));
+        }
+        if options.sharing == Sharing::One
+            && let Some(other) = guests.values().next()
+        {
+            let linger = options.linger.as_secs();
+            let what = match other.alone_since() {
+                None => "another guest is attached".to_owned(),
+                Some(_) => format!("another guest was attached less than {linger} s ago and may come back"),
+            };
+            let say = format!("{what}, and it is served to one at a time: wait, or serve it with --many");
+            return Err((Refusal::Busy, say));
+        }
+        if guests.len() >= options.guests {
+            return Err((
+                Refusal::Full,
+                format!("{} guests are attached, and no more are allowed", guests.len()),
+            ));
+        }
+        let number = self.last_guest.fetch_add(1, Ordering::Relaxed) + 1;
+        let appending = Arc::clone(&self.appending);
+        let fs = Counted::new(Arc::clone(&self.fs), options.sharing, options.read_only, appending);
+        let guest = Guest::new(base::random::id16(), number, fs, Arc::clone(options));
+        guests.insert(guest.id(), Arc::clone(&guest));
+        self.log(&format!("guest {number} attached"));
+        Ok((guest, if named { Found::Lost } else { Found::New }))
+    }
+
+    fn forget(&self, guest: &Arc<Guest>, why: &str) {
+        if self.guests.lock().remove(&guest.id()).is_some() {
+            guest.end();
+            self.log(&format!("guest {} {why}", guest.number));
+        }
+    }
+
+    /// Forgets guests that have had no connection for long.
+    fn run_clock(&self) {
+        while !self.ended.load(Ordering::Acquire) {
+            std::thread::sleep(TICK);
+            let now = base::time::monotonic();
+            let over = |guest: &&Arc<Guest>| {
+                guest.alone_since().is_some_and(|since| now.duration_since(since) >= self.options.linger)
+            };
+            let gone: Vec<Arc<Guest>> = self.guests.lock().values().filter(over).cloned().collect();
+            for guest in gone {
+                self.forget(&guest, "did not come back, and is forgotten");
+            }
+        }
+    }
+}
+
+/// Says why, and ends the connection. Returns what to log.
+fn refuse(socket: &Socket, why: Refusal, say: &str) -> String {
+    let _ = socket.send(&Head::plain(Kind::Refuse), &[&encode_refusal(why, say)]);
+    say.to_owned()
+}

@@ -1,0 +1,397 @@
+//! One connection to the server, over and over again.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::flight::{Entry, Sent};
+use super::greet::{Greeted, Trouble, greet, refused, restore};
+use super::notes::Note;
+use super::{Session, Shared};
+use crate::frame::{BadFrame, Head, Kind, PAYLOAD_MAX};
+use crate::hello::{Found, Sharing};
+use crate::request::{self, op};
+use crate::socket::{Lost, Receiver, Socket};
+
+/// After this time without a frame, the server is asked whether it is there.
+const PING_AFTER: Duration = Duration::from_secs(5);
+/// After this time without a frame, the connection counts as dead.
+const DEAD_AFTER: Duration = Duration::from_secs(20);
+/// Pauses between attempts to connect: the first, and the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+
+/// A connection that is up.
+struct Up {
+    sent: Sent,
+    socket: Socket,
+}
+
+/// The place of a connection.
+#[derive(Default)]
+pub struct Link {
+    up: Mutex<Option<Up>>,
+    /// When the last frame came: milliseconds of the monotonic clock.
+    heard: AtomicU64,
+    pinged: AtomicBool,
+}
+
+fn now_ms() -> u64 {
+    base::time::monotonic_ns() / 1_000_000
+}
+
+impl Link {
+    /// Ends the connection. Its thread notices.
+    pub fn cut(&self) {
+        if let Some(up) = &*self.up.lock() {
+            up.socket.cut();
+        }
+    }
+
+    /// Pings a silent server, and cuts a connection that stays silent.
+    pub fn tick(&self) {
+        // A sender holds the lock while it sends, so a lock that is taken says nothing about the server.
+        let Some(up) = self.up.try_lock() else { return };
+        let Some(up) = &*up else { return };
+        let silent = Duration::from_millis(now_ms().saturating_sub(self.heard.load(Ordering::Relaxed)));
+        if silent >= DEAD_AFTER {
+            up.socket.cut();
+        } else if silent >= PING_AFTER && !self.pinged.swap(true, Ordering::Relaxed) {
+            let _ = up.socket.send(&Head::plain(Kind::Ping), &[]);
+        }
+    }
+
+    fn number(&self) -> Option<u64> {
+        self.up.lock().as_ref().map(|up| up.sent.link)
+    }
+}
+
+impl Shared {
+    /// The body of a connection's thread. `first`: a connection that was made already.
+    pub(super) fn run_link(&self, index: usize, first: Option<Receiver>) {
+        let mut next = first.map(|receiver| (receiver, 1));
+        while !self.ended.load(Ordering::Acquire) {
+            let Some((mut receiver, session)) = next.take().or_else(|| self.reconnect(index)) else { return };
+            if let Err(error) = self.up(index, &receiver, session) {
+                (self.log)(&format!("a connection cannot be used: {error}"));
+                continue;
+            }
+            let why = self.receive(index, &mut receiver);
+            self.down(index, &why);
+        }
+    }
+
+    /// Connects until it succeeds. `None`: the mount has ended.
+    fn reconnect(&self, index: usize) -> Option<(Receiver, u64)> {
+        let (mut pause, longest) = PAUSES;
+        let mut said = String::new();
+        while !self.ended.load(Ordering::Acquire) {
+            match self.try_connect(index) {
+                Ok(found) => return Some(found),
+                Err(trouble) => {
+                    // The first attempts fail while a server restarts. That is no news.
+                    if (pause == longest || !trouble.may_pass) && said != trouble.text && index == 0 {
+                        (self.log)(&format!("{}: {}", self.options.address, trouble.text));
+                        said = trouble.text;
+                    }
+                }
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(longest);
+        }
+        None
+    }
+
+    fn try_connect(&self, index: usize) -> Result<(Receiver, u64), Trouble> {
+        // One at a time: the first one of a new session makes it.
+        let mut session = self.session.lock();
+        let greeted = greet(&self.options.address, &self.keys, session.id, index as u16)?;
+        let Greeted { mut receiver, welcome, .. } = greeted;
+        if welcome.found == Found::Resumed {
+            return Ok((receiver, session.number));
+        }
+        if welcome.source != session.source {
+            return Err(Trouble::lasting("it serves something else now: unmount, and attach again"));
+        }
+        let wrote = self.wrote.load(Ordering::Acquire);
+        if welcome.boot != session.boot && wrote && !welcome.read_only {
+            return Err(Trouble::lasting(
+                "the server's machine was restarted, so what was not synced may be lost: unmount, and \
+                 attach again",
+            ));
+        }
+        if welcome.read_only != session.read_only || welcome.sharing != session.sharing {
+            return Err(Trouble::lasting("it serves with other options now: unmount, and attach again"));
+        }
+        self.begin_anew(&mut session, &mut receiver)?;
+        self.flight.grant(welcome.slots, welcome.bytes);
+        session.id = welcome.session;
+        session.boot = welcome.boot;
+        session.number += 1;
+        (self.log)(&format!("{}: a new run of the server takes over", self.options.address));
+        Ok((receiver, session.number))
+    }
+
+    /// The server knows nothing of this mount: tell it.
+    fn begin_anew(&self, session: &mut Session, receiver: &mut Receiver) -> Result<(), Trouble> {
+        // Replies of the old session may be on their way to the kernel, with references.
+        self.links.iter().for_each(Link::cut);
+        while self.links.iter().any(|link| link.number().is_some()) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let (init, drops_names) = {
+            let state = self.state.lock();
+            (state.init, state.drops_names)
+        };
+        let Some(Ok(agreed)) = init else { return Ok(()) };
+        if session.sharing == Sharing::One {
+            if !drops_names {
+                return Err(Trouble::lasting(
+                    "the server was restarted, and this kernel (older than 6.16) cannot drop the names that \
+                     it keeps: unmount, and attach again; or serve with --many",
+                ));
+            }
+            let _ = self.tell_kernel(&request::drop_all_names());
+        }
+        let held: Vec<(u64, u64)> = self.held.lock().iter().map(|(node, count)| (*node, *count)).collect();
+        restore(receiver, agreed, held)?;
+        if session.sharing == Sharing::One {
+            self.notes.push(Note::Everything);
+        }
+        Ok(())
+    }
+
+    /// A connection is there: send what has no reply.
+    fn up(&self, index: usize, receiver: &Receiver, session: u64) -> std::io::Result<()> {
+        let link = &self.links[index];
+        let socket = receiver.socket().cloned()?;
+        let number = self.next_link.fetch_add(1, Ordering::Relaxed);
+        link.heard.store(now_ms(), Ordering::Relaxed);
+        link.pinged.store(false, Ordering::Relaxed);
+        *link.up.lock() = Some(Up { sent: Sent { link: number, session }, socket });
+        let was_down = self.state.lock().down_since.take();
+        if self.failing.swap(false, Ordering::AcqRel) {
+            self.flight.set_failing(false);
+        }
+        let again = self.push_orphans();
+        if was_down.is_some() {
+            let server = &self.options.address;
+            (self.log)(&format!("the server at {server} answers again; {again} requests were sent again"));
+        }
+        Ok(())
+    }
+
+    /// A connection is gone: send what was sent on it on another one.
+    fn down(&self, index: usize, why: &Lost) {
+        if let Some(up) = self.links[index].up.lock().take() {
+            up.socket.cut();
+        }
+        if self.links.iter().any(|link| link.number().is_some()) {
+            self.push_orphans();
+            return;
+        }
+        let mut state = self.state.lock();
+        if state.down_since.is_none() {
+            state.down_since = Some(base::time::monotonic());
+            drop(state);
+            self.changed.notify_all();
+            if !self.ended.load(Ordering::Acquire) {
+                let (server, wait) = (&self.options.address, self.options.wait.as_secs());
+                (self.log)(&format!("lost the server at {server} ({why}): requests wait up to {wait} s"));
+            }
+        }
+    }
+
+    /// Sends all requests whose connection is gone. Returns how many.
+    fn push_orphans(&self) -> usize {
+        let live: Vec<u64> = self.links.iter().filter_map(Link::number).collect();
+        let orphans: Vec<Entry> = self.flight.all();
+        let is_orphan = |entry: &&Entry| entry.sent.is_none_or(|sent| !live.contains(&sent.link));
+        let orphans: Vec<&Entry> = orphans.iter().filter(is_orphan).collect();
+        orphans.iter().for_each(|entry| self.push_after(entry.slot, entry.seq, entry.sent));
+        orphans.len()
+    }
+
+    /// Sends a new request.
+    pub(super) fn push(&self, slot: u16, seq: u64) {
+        self.push_after(slot, seq, None);
+    }
+
+    /// Sends a request on any connection that is up, unless another thread has sent it since `before`.
+    /// Without a connection it stays in its slot, and is sent when there is one.
+    fn push_after(&self, slot: u16, seq: u64, before: Option<Sent>) {
+        for at in 0..self.links.len() {
+            let link = &self.links[(usize::from(slot) + at) % self.links.len()];
+            let up = link.up.lock();
+            if let Some(up) = &*up {
+                self.push_on(up, slot, seq, before);
+                return;
+            }
+        }
+    }
+
+    fn push_on(&self, up: &Up, slot: u16, seq: u64, before: Option<Sent>) {
+        let mut mine = None;
+        self.flight.change(slot, seq, |entry| {
+            if entry.sent == before {
+                entry.resent = before.is_some();
+                entry.sent = Some(up.sent);
+                mine = Some(entry.clone());
+            }
+        });
+        let Some(entry) = mine else { return };
+        let in_this_session = before.is_some_and(|before| before.session == up.sent.session);
+        let in_another = before.is_some() && !in_this_session;
+        let head = match entry {
+            // The server of an earlier session may have executed it, and this one cannot know.
+            _ if in_another && (entry.given_up || !entry.asked.is_repeatable()) => {
+                self.in_doubt(&entry);
+                return;
+            }
+            _ if entry.given_up => Head::of_slot(Kind::Cancel, slot, seq),
+            _ => Head::of_slot(Kind::Request, slot, seq),
+        };
+        if !entry.asked.is_repeatable() {
+            self.wrote.store(true, Ordering::Release);
+        }
+        let request: &[u8] = if head.kind == Kind::Request { &entry.request } else { &[] };
+        if up.socket.send(&head, &[request]).is_err() {
+            // The thread that receives notices, and the request is sent again.
+            up.socket.cut();
+        }
+    }
+
+    /// Nobody knows whether a request was executed: it fails, and the kernel forgets what it may have
+    /// changed.
+    fn in_doubt(&self, entry: &Entry) {
+        self.give_up(entry, libc::EIO);
+        self.notes.push(Note::Doubts(request::doubts(&entry.asked, &entry.request)));
+        self.flight.end(entry.slot, entry.seq);
+    }
+
+    /// Sends a frame on any connection. Returns false if there is none.
+    pub(super) fn send_somewhere(&self, head: &Head, payload: &[u8]) -> bool {
+        self.links.iter().any(|link| {
+            let up = link.up.lock();
+            up.as_ref().is_some_and(|up| up.socket.send(head, &[payload]).is_ok())
+        })
+    }
+
+    /// Receives until the connection is lost.
+    fn receive(&self, index: usize, receiver: &mut Receiver) -> Lost {
+        let link = &self.links[index];
+        let mut room = vec![0; PAYLOAD_MAX];
+        loop {
+            let head = match receiver.receive(&mut room) {
+                Ok(head) => head,
+                Err(lost) => return lost,
+            };
+            link.heard.store(now_ms(), Ordering::Relaxed);
+            link.pinged.store(false, Ordering::Relaxed);
+            if let Err(bad) = self.take(&head, &room[..head.len]) {
+                return bad;
+            }
+        }
+    }
+
+    /// One frame of the server.
+    fn take(&self, head: &Head, payload: &[u8]) -> Result<(), Lost> {
+        let broken = || Lost::Bad(BadFrame::Payload(head.kind));
+        match head.kind {
+            Kind::Reply => match self.flight.get(head.slot, head.seq) {
+                Some(entry) => self.answer(&entry, payload).map_err(|()| broken()),
+                None if self.flight.knows(head.slot, head.seq) => Ok(()),
+                None => Err(broken()),
+            },
+            Kind::Notify if !request::is_notification(payload) => Err(broken()),
+            // It belongs to the reply that comes next, and is not acknowledged.
+            Kind::Notify if request::is_quick(payload) => {
+                let _ = self.tell_kernel(payload);
+                Ok(())
+            }
+            Kind::Notify if self.notes.push(Note::Server(head.seq, payload.to_vec())) => Ok(()),
+            Kind::Ping => {
+                self.send_somewhere(&Head::plain(Kind::Pong), &[]);
+                Ok(())
+            }
+            Kind::Pong | Kind::Held => Ok(()),
+            Kind::Bye => {
+                let error = payload.first_chunk().map_or(libc::EIO, |four| i32::from_le_bytes(*four));
+                self.state.lock().bye = Some(error);
+                self.changed.notify_all();
+                Ok(())
+            }
+            Kind::Refuse => Err(Lost::Io(std::io::Error::other(refused(payload).text))),
+            _ => Err(broken()),
+        }
+    }
+
+    /// A reply. Errors if it does not fit its request.
+    fn answer(&self, entry: &Entry, reply: &[u8]) -> Result<(), ()> {
+        let asked = &entry.asked;
+        // The entry was read before its reply came in. The clock may have given it up since.
+        if self.flight.get(entry.slot, entry.seq).is_none_or(|now| now.given_up) {
+            self.release(asked, &entry.request);
+            self.notes.push(Note::Doubts(request::doubts(asked, &entry.request)));
+            self.flight.end(entry.slot, entry.seq);
+            return Ok(());
+        }
+        if !asked.wants_reply() {
+            if !reply.is_empty() {
+                return Err(());
+            }
+            self.release(asked, &entry.request);
+            self.flight.end(entry.slot, entry.seq);
+            return Ok(());
+        }
+        if !request::is_reply(asked.unique, reply) {
+            return Err(());
+        }
+        let found = request::references(asked, reply);
+        if !found.is_empty() {
+            let mut held = self.held.lock();
+            found.iter().for_each(|node| *held.entry(*node).or_default() += 1);
+        }
+        let sent = self.reply(entry.device, reply);
+        if asked.opcode == op::INIT {
+            self.init_answered(reply);
+        }
+        self.flight.end(entry.slot, entry.seq);
+        if entry.resent {
+            // What the server sent beside the first reply may be lost.
+            self.notes.push(Note::Doubts(request::doubts(asked, &entry.request)));
+        }
+        if let Err(error) = sent
+            && error.raw_os_error() == Some(libc::ENOENT)
+        {
+            // The caller was killed, and the kernel took no reference.
+            self.notes.push(Note::Doubts(request::doubts(asked, &entry.request)));
+            self.unhold(&found);
+        }
+        Ok(())
+    }
+
+    fn init_answered(&self, reply: &[u8]) {
+        let error = reply.get(4..8).and_then(<[u8]>::first_chunk).map_or(0, |four| i32::from_ne_bytes(*four));
+        let init = match request::agreed(reply) {
+            Some(agreed) if error == 0 => Ok(agreed),
+            _ if error == 0 => Err(libc::EPROTO),
+            _ => Err(-error),
+        };
+        self.state.lock().init = Some(init);
+        self.changed.notify_all();
+    }
+
+    /// Gives references back that the kernel did not take. If no slot is free, they stay until the mount
+    /// ends.
+    fn unhold(&self, found: &[u64]) {
+        for node in found {
+            let message = request::forget(*node);
+            let Some(asked) = request::Asked::read(&message) else { return };
+            let cost = message.len() as u32;
+            if let Some((slot, seq)) = self.flight.try_enter(asked, message.into(), cost) {
+                self.push(slot, seq);
+            }
+        }
+    }
+}

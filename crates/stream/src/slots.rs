@@ -1,0 +1,292 @@
+//! The server's table of slots: it makes every request happen at most once, with bounded memory.
+//!
+//! A session has a fixed number of slots. A request occupies a slot, with the next sequence number of that
+//! slot. When the guest uses the slot again, it says by that that it has the reply before. So the server
+//! keeps one reply per slot and no more, as in an NFSv4.1 session. A guest whose connection broke sends what
+//! it has no reply to again, with the same numbers:
+//!
+//! ```text
+//!   number is the next one      ──► execute it
+//!   the current one, running    ──► nothing: the reply goes to the new connection
+//!   the current one, replied    ──► send the kept reply; execute a READ again, whose reply is not kept
+//!   anything else               ──► the guest breaks the rules, and is cut off
+//! ```
+//!
+//! The table also counts the bytes in flight. This module does no I/O.
+
+/// Why a guest is cut off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Broken {
+    /// The slot was not granted.
+    #[error("it used slot {slot} of {granted}")]
+    Slot {
+        /// What it used.
+        slot: u16,
+        /// How many it has.
+        granted: u16,
+    },
+    /// The number is neither the current nor the next of its slot.
+    #[error("slot {slot} got request {seq} after {last}")]
+    Sequence {
+        /// The slot.
+        slot: u16,
+        /// The number that came.
+        seq: u64,
+        /// The slot's current number.
+        last: u64,
+    },
+    /// The slot's request before is still running.
+    #[error("slot {slot} got a request while another is running in it")]
+    Occupied {
+        /// The slot.
+        slot: u16,
+    },
+    /// More bytes in flight than granted.
+    #[error("it has {bytes} bytes in flight and may have {granted}")]
+    Bytes {
+        /// What is in flight with this request.
+        bytes: u64,
+        /// The credit.
+        granted: u32,
+    },
+}
+
+/// What to do with a request that arrived.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Arrival {
+    /// Execute it.
+    Execute,
+    /// It is being executed.
+    Running,
+    /// Send this reply again.
+    Resend(Vec<u8>),
+}
+
+#[derive(Debug)]
+enum State {
+    /// Nothing ran here. The first request may have any number, because a slot may be older than a session.
+    Fresh,
+    Running,
+    /// Replied. The reply, if it is kept.
+    Done(Option<Vec<u8>>),
+}
+
+#[derive(Debug)]
+struct Slot {
+    seq: u64,
+    state: State,
+    /// Bytes that count as in flight.
+    cost: u32,
+}
+
+/// The table of one session.
+#[derive(Debug)]
+pub struct Slots {
+    slots: Vec<Slot>,
+    bytes: u64,
+    granted_bytes: u32,
+}
+
+impl Slots {
+    /// A table with these credits.
+    pub fn new(slots: u16, bytes: u32) -> Slots {
+        let fresh = || Slot { seq: 0, state: State::Fresh, cost: 0 };
+        Slots {
+            slots: std::iter::repeat_with(fresh).take(slots.into()).collect(),
+            bytes: 0,
+            granted_bytes: bytes,
+        }
+    }
+
+    fn slot(&mut self, slot: u16) -> Result<&mut Slot, Broken> {
+        let granted = self.slots.len() as u16;
+        self.slots.get_mut(usize::from(slot)).ok_or(Broken::Slot { slot, granted })
+    }
+
+    /// A request arrived. `cost`: its bytes, and those it asks for.
+    ///
+    /// # Errors
+    /// [`Broken`]: the guest exceeds its credits or forges numbers.
+    pub fn arrive(&mut self, slot: u16, seq: u64, cost: u32) -> Result<Arrival, Broken> {
+        let (bytes, granted) = (self.bytes + u64::from(cost), self.granted_bytes);
+        let place = self.slot(slot)?;
+        let last = place.seq;
+        let is_next = last.checked_add(1) == Some(seq);
+        match &mut place.state {
+            State::Running if seq == last => return Ok(Arrival::Running),
+            State::Running if is_next => return Err(Broken::Occupied { slot }),
+            State::Done(Some(kept)) if seq == last => return Ok(Arrival::Resend(kept.clone())),
+            // Its reply was not kept: nothing changes if it runs again.
+            State::Done(None) if seq == last => {}
+            State::Done(_) if is_next => {}
+            State::Fresh => {}
+            _ => return Err(Broken::Sequence { slot, seq, last }),
+        }
+        let before = u64::from(place.cost);
+        if bytes - before > u64::from(granted) {
+            return Err(Broken::Bytes { bytes: bytes - before, granted });
+        }
+        (place.seq, place.state, place.cost) = (seq, State::Running, cost);
+        self.bytes = bytes - before;
+        Ok(Arrival::Execute)
+    }
+
+    /// The guest gives a request up. If it has not arrived, it counts as executed from now on, with `refused`
+    /// as its reply.
+    ///
+    /// # Errors
+    /// As [`Slots::arrive`].
+    pub fn cancel(&mut self, slot: u16, seq: u64, refused: &[u8]) -> Result<Arrival, Broken> {
+        let place = self.slot(slot)?;
+        if let State::Done(None) = place.state
+            && place.seq == seq
+        {
+            return Ok(Arrival::Resend(refused.to_vec()));
+        }
+        match self.arrive(slot, seq, 0)? {
+            Arrival::Execute => {
+                self.done(slot, seq, Some(refused));
+                Ok(Arrival::Resend(refused.to_vec()))
+            }
+            other => Ok(other),
+        }
+    }
+
+    /// A request was executed. `kept`: the reply, unless it may be executed again. Returns false if the slot
+    /// does not wait for it.
+    pub fn done(&mut self, slot: u16, seq: u64, kept: Option<&[u8]>) -> bool {
+        let Ok(place) = self.slot(slot) else { return false };
+        if place.seq != seq || !matches!(place.state, State::Running) {
+            return false;
+        }
+        place.state = State::Done(kept.map(<[u8]>::to_vec));
+        let cost = std::mem::take(&mut place.cost);
+        self.bytes -= u64::from(cost);
+        true
+    }
+
+    /// Whether this request is being executed.
+    pub fn is_running(&self, slot: u16, seq: u64) -> bool {
+        let place = self.slots.get(usize::from(slot));
+        place.is_some_and(|place| place.seq == seq && matches!(place.state, State::Running))
+    }
+
+    /// The number of requests that are being executed.
+    pub fn running(&self) -> usize {
+        self.slots.iter().filter(|slot| matches!(slot.state, State::Running)).count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn credits_and_numbers_are_enforced() {
+        let mut slots = Slots::new(2, 100);
+        assert_eq!(slots.arrive(2, 1, 1), Err(Broken::Slot { slot: 2, granted: 2 }));
+        assert_eq!(slots.arrive(0, 5, 60), Ok(Arrival::Execute));
+        assert_eq!(slots.arrive(1, 1, 41), Err(Broken::Bytes { bytes: 101, granted: 100 }));
+        assert_eq!(slots.arrive(0, 6, 1), Err(Broken::Occupied { slot: 0 }));
+        for seq in [4, 7, u64::MAX] {
+            assert_eq!(slots.arrive(0, seq, 1), Err(Broken::Sequence { slot: 0, seq, last: 5 }));
+        }
+        assert!(slots.done(0, 5, Some(b"reply")) && !slots.done(0, 5, None));
+        assert_eq!(slots.arrive(1, 1, 100), Ok(Arrival::Execute), "the bytes came back");
+        assert_eq!(slots.arrive(0, 5, 1), Ok(Arrival::Resend(b"reply".to_vec())));
+        assert_eq!(slots.arrive(0, 4, 1), Err(Broken::Sequence { slot: 0, seq: 4, last: 5 }));
+    }
+
+    #[test]
+    fn what_was_given_up_before_it_came_never_runs() {
+        let mut slots = Slots::new(1, 100);
+        assert_eq!(slots.arrive(0, 1, 1), Ok(Arrival::Execute));
+        assert_eq!(slots.cancel(0, 1, b"no"), Ok(Arrival::Running));
+        assert!(slots.done(0, 1, Some(b"yes")));
+        assert_eq!(slots.cancel(0, 1, b"no"), Ok(Arrival::Resend(b"yes".to_vec())));
+        assert_eq!(slots.cancel(0, 2, b"no"), Ok(Arrival::Resend(b"no".to_vec())));
+        assert_eq!(slots.arrive(0, 2, 1), Ok(Arrival::Resend(b"no".to_vec())));
+        assert_eq!(slots.arrive(0, 3, 1), Ok(Arrival::Execute));
+    }
+
+    /// What happens between a guest and a server.
+    #[derive(Clone, Debug)]
+    enum Step {
+        Send {
+            slot: u16,
+        },
+        /// The server executes and replies; the reply arrives, or is lost.
+        Finish {
+            slot: u16,
+            arrives: bool,
+        },
+        /// The connection breaks: all that has no reply is sent again.
+        Break,
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let step = prop_oneof![
+            4 => (0_u16..4).prop_map(|slot| Step::Send { slot }),
+            4 => (0_u16..4, any::<bool>()).prop_map(|(slot, arrives)| Step::Finish { slot, arrives }),
+            1 => Just(Step::Break),
+        ];
+        prop::collection::vec(step, 0..200)
+    }
+
+    proptest! {
+        /// Whatever is lost and sent again, no change is executed twice, and each gets the reply of its own
+        /// execution.
+        #[test]
+        fn every_request_is_executed_once(steps in steps()) {
+            let mut slots = Slots::new(4, 1000);
+            let mut next = [0_u64; 4];
+            let mut waiting = [false; 4];
+            let mut executed: HashMap<(u16, u64), u32> = HashMap::new();
+            let mut arrive = |slots: &mut Slots, slot: u16, seq: u64| {
+                match slots.arrive(slot, seq, 10) {
+                    Ok(Arrival::Execute) => {
+                        *executed.entry((slot, seq)).or_default() += 1;
+                        prop_assert_eq!(executed[&(slot, seq)], 1);
+                        Ok(None)
+                    }
+                    Ok(Arrival::Running) => Ok(None),
+                    Ok(Arrival::Resend(reply)) => {
+                        prop_assert_eq!(reply, seq.to_le_bytes().to_vec());
+                        Ok(Some(()))
+                    }
+                    Err(broken) => { prop_assert!(false, "{}", broken); Ok(None) }
+                }
+            };
+            for step in steps {
+                match step {
+                    Step::Send { slot } => {
+                        let at = usize::from(slot);
+                        if !waiting[at] {
+                            next[at] += 1;
+                            waiting[at] = true;
+                            arrive(&mut slots, slot, next[at])?;
+                        }
+                    }
+                    Step::Finish { slot, arrives } => {
+                        let at = usize::from(slot);
+                        if slots.done(slot, next[at], Some(&next[at].to_le_bytes())) && arrives {
+                            waiting[at] = false;
+                        }
+                    }
+                    Step::Break => {
+                        for slot in 0..4_u16 {
+                            let at = usize::from(slot);
+                            if waiting[at] && arrive(&mut slots, slot, next[at])?.is_some() {
+                                waiting[at] = false;
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
