@@ -121,7 +121,12 @@ impl Layout {
         if let Some(whole) = blob.annotations.get(WHOLE_NAME) {
             return whole.clone();
         }
-        let stem = Path::new(&self.shown).file_stem().map(|stem| stem.to_string_lossy().into_owned());
+        let shown = Path::new(&self.shown);
+        let stem = match &self.place {
+            Place::Folder(_) => shown.file_name(),
+            Place::Archive(_) => shown.file_stem(),
+        };
+        let stem = stem.map(|stem| stem.to_string_lossy().into_owned());
         match tag_of(blob) {
             Some(tag) if tag.contains(['/', ':']) => tag.to_owned(),
             tag => format!("{}:{}", stem.unwrap_or_else(|| "image".to_owned()), tag.unwrap_or("latest")),
