@@ -204,14 +204,8 @@ fn digests_stay_what_they_were() {
     assert!(missing.stderr.contains("there are: app:1"), "{missing:?}");
 }
 
-/// What is wrong with an image ends its import, with a code and a reason, and nothing of it stays.
-#[test]
-fn a_bad_image_leaves_nothing() {
-    requires!(Need::Covey, Need::Root, Need::Mount);
-    let folder = covey_tests::scratch();
-    let layout = Layout::new(&folder.path().join("app"));
-    let outside = folder.path().join("outside");
-    fs::create_dir(&outside).unwrap();
+/// Adds a good image and bad ones.
+fn bad_images(layout: &Layout, outside: &Path) {
     let good = layer(&[(b'0', "f", b"good")]);
     layout.image("good", &here(), &[good.clone()]);
     layout.image("escapes", &here(), &[good.clone(), layer(&[(b'0', "../../x", b"1")])]);
@@ -233,6 +227,17 @@ fn a_bad_image_leaves_nothing() {
     let cut = layer(&[(b'0', "j", b"cut")]);
     layout.image("cut", &here(), &[cut.clone()]);
     fs::write(layout.blob_path(&oci::digest::Digest::of(&cut).to_string()), &cut[..900]).unwrap();
+}
+
+/// What is wrong with an image ends its import, with a code and a reason, and nothing of it stays.
+#[test]
+fn a_bad_image_leaves_nothing() {
+    requires!(Need::Covey, Need::Root, Need::Mount);
+    let folder = covey_tests::scratch();
+    let layout = Layout::new(&folder.path().join("app"));
+    let outside = folder.path().join("outside");
+    fs::create_dir(&outside).unwrap();
+    bad_images(&layout, &outside);
     let cases = [
         ("escapes", "refused", "leads out of the layer"),
         ("absolute", "refused", "absolute"),

@@ -6,9 +6,14 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use covey_tests::program::{covey, covey_run, wait};
-use covey_tests::{Need, requires};
+use covey_tests::{Mounted, Need, requires};
 
 use crate::remote::{Files, Remote};
+
+fn read(mounted: &Mounted, name: &str, offset: u64, len: usize) -> std::io::Result<Vec<u8>> {
+    let mut buf = vec![0; len];
+    File::open(mounted.join(name)).and_then(|file| file.read_exact_at(&mut buf, offset)).map(|()| buf)
+}
 
 /// What a program reads of a fresh mount is recorded in order. Elsewhere it is fetched by the list, and no
 /// more than that, and is then read without the store.
@@ -30,10 +35,6 @@ fn what_was_read_is_fetched_by_the_list() {
     let mut trace = covey();
     trace.arg("trace").arg(mounted.path()).arg("--record").arg(&list);
     let mut trace = trace.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
-    let read = |name: &str, offset: u64, len: usize| {
-        let mut buf = vec![0; len];
-        File::open(mounted.join(name)).and_then(|file| file.read_exact_at(&mut buf, offset)).map(|()| buf)
-    };
     // The list is made when the daemon records. Until then nothing may be read.
     let end = Instant::now() + Duration::from_secs(30);
     while !list.with_extension("reads.new").exists() && Instant::now() < end {
@@ -42,7 +43,7 @@ fn what_was_read_is_fetched_by_the_list() {
     std::thread::sleep(Duration::from_secs(1));
     let wanted = [("d/f7", 1_000_000, 100_000), ("d/f2", 0, 3_000_000), ("d/f5", 2_900_000, 50_000)];
     let before = wanted.map(|(name, offset, len)| {
-        let bytes = read(name, offset, len).unwrap();
+        let bytes = read(&mounted, name, offset, len).unwrap();
         std::thread::sleep(Duration::from_millis(50));
         bytes
     });
@@ -68,12 +69,8 @@ fn what_was_read_is_fetched_by_the_list() {
     let fetched = figures["fetched_bytes"].as_u64().unwrap();
     assert!((3_150_000..8_000_000).contains(&fetched), "{figures}: of 36 MB");
     remote.proxy.down();
-    let read = |name: &str, offset: u64, len: usize| {
-        let mut buf = vec![0; len];
-        File::open(mounted.join(name)).and_then(|file| file.read_exact_at(&mut buf, offset)).map(|()| buf)
-    };
     for ((name, offset, len), bytes) in wanted.into_iter().zip(before) {
-        assert!(read(name, offset, len).unwrap() == bytes, "{name}");
+        assert!(read(&mounted, name, offset, len).unwrap() == bytes, "{name}");
     }
     remote.proxy.up();
     let usage = |words: &[&str], why: &str| {

@@ -366,7 +366,8 @@ impl Body {
     }
 }
 
-/// Reads over bytes that are there already, of a registry that knows no ranges. Returns what came beyond them.
+/// Reads over bytes that are there already, of a registry that knows no ranges. Returns what came beyond
+/// them.
 async fn skip(response: &mut Response, mut left: u64) -> std::result::Result<Piece, Fault> {
     let again = |why: String| Fault::Again(why, None);
     loop {

@@ -3,8 +3,8 @@
 //! ```text
 //!   /run/covey/images/HASH.json            one mount: this record. HASH is of the mountpoint
 //!   /run/covey/images/trees/HASH/          where a published tree is mounted for images. HASH is of its name
-//!   /var/lib/covey/images/HASH/upper/      what is written, unless --upper names another folder
-//!                            /work/
+//!   /var/lib/covey/images/HASH/            what is written (upper), and what overlayfs needs beside it,
+//!                                          unless --upper names another folder
 //! ```
 //!
 //! One command at a time changes this ([`lock`]).
