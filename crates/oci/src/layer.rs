@@ -77,7 +77,8 @@ impl<'a> Sender<'a> {
     /// [`Ended`].
     pub fn send(from: impl Read, below: &'a Path, name: &'a str, feed: &'a Feed) -> Outcome<()> {
         let mut sender = Sender { feed, below, met: HashMap::new(), held: Held::default(), name };
-        let mut reader = Reader::new(from);
+        // Some builders leave the end mark out. The digest says that the archive is whole.
+        let mut reader = Reader::without_end_mark(from);
         sender.dir(folder(PathBuf::new(), Timestamp::from_parts(0, 0)))?;
         let unreadable = |error: std::io::Error| {
             Ended::Unreadable(
@@ -123,12 +124,13 @@ impl<'a> Sender<'a> {
     /// Sends one member. Returns whether its bytes follow.
     fn one(&mut self, mut entry: Entry) -> Outcome<bool> {
         let named = Path::new(OsStr::from_bytes(&entry.path)).to_owned();
-        if named.is_absolute() {
-            return Err(self.refused(&named, "its path is absolute"));
-        }
         let Some(path) = inside(&named) else {
             return Err(self.refused(&named, "its path leads out of the layer (..)"));
         };
+        // Some builders call the layer's own folder `/`.
+        if named.is_absolute() && !path.as_os_str().is_empty() {
+            return Err(self.refused(&named, "its path is absolute"));
+        }
         let name = path.file_name().map(|name| name.as_bytes().to_vec()).unwrap_or_default();
         if name.starts_with(WHITEOUT) {
             self.whiteout(&path, &name, entry.mtime)?;

@@ -106,9 +106,9 @@ impl Layout {
                     .why(format!("it has {there}")))
             }
             // Of several images with one tag the last one counts, as tools that append to the index have it.
-            (Some(first), Some(second)) if tag.is_some() => {
-                let last = found.last().unwrap_or(second);
-                Ok((last.clone(), self.name(first)))
+            (Some(_), Some(second)) if tag.is_some() => {
+                let last = found.next_back().unwrap_or(second);
+                Ok((last.clone(), self.name(last)))
             }
             (Some(_), Some(_)) => Err(Failure::usage(format!("{} has several images", self.shown))
                 .why(format!("it has {there}"))

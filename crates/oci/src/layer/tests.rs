@@ -173,6 +173,7 @@ fn a_whiteout_hides_nothing_of_its_own_layer() {
     for shaped in both_orders {
         assert_eq!(shaped, [" dir", "d opaque", "d/x 1", "f 2"]);
     }
+    assert_eq!(shape(&[(b'5', "/", ""), (b'0', "f", "2")]), [" dir", "f 2"], "the layer's own folder");
     // It stays opaque when it is listed again.
     let again = shape(&[(b'0', "d/.wh..wh..opq", ""), (b'5', "d", ""), (b'5', "d", "")]);
     assert_eq!(again, [" dir", "d opaque"]);
@@ -264,7 +265,14 @@ fn a_layer_that_is_no_archive_is_named() {
     let diff_id = described.digest;
     let failure = sent(blob, described, diff_id).err().unwrap();
     assert!(failure.next.iter().any(|next| next.contains("its digest matches")), "{failure}");
-    let mut cut = archive_of(&[(b'0', "f", "hello")]);
+    let whole = archive_of(&[(b'0', "f", "hello"), (b'0', "g", "x")]);
+    let mut unmarked = whole.clone();
+    // Two members with their headers, without the padding of the second one.
+    unmarked.truncate(3 * archive::BLOCK + 1);
+    let described = Descriptor::of("", &unmarked);
+    let diff_id = described.digest;
+    assert_eq!(sent(unmarked, described, diff_id).unwrap().items.len(), 3, "without an end mark");
+    let mut cut = whole;
     cut.truncate(700);
     let described = Descriptor::of("", &cut);
     let diff_id = described.digest;
