@@ -207,7 +207,7 @@ fn digests_stay_what_they_were() {
 /// Adds a good image and bad ones.
 fn bad_images(layout: &Layout, outside: &Path) {
     let good = layer(&[(b'0', "f", b"good")]);
-    layout.image("good", &here(), &[good.clone()]);
+    layout.image("good", &here(), std::slice::from_ref(&good));
     layout.image("escapes", &here(), &[good.clone(), layer(&[(b'0', "../../x", b"1")])]);
     layout.image("absolute", &here(), &[layer(&[(b'0', "/x", b"1")])]);
     layout.image(
@@ -225,7 +225,7 @@ fn bad_images(layout: &Layout, outside: &Path) {
     bytes[600] ^= 1;
     fs::write(path, bytes).unwrap();
     let cut = layer(&[(b'0', "j", b"cut")]);
-    layout.image("cut", &here(), &[cut.clone()]);
+    layout.image("cut", &here(), std::slice::from_ref(&cut));
     fs::write(layout.blob_path(&oci::digest::Digest::of(&cut).to_string()), &cut[..900]).unwrap();
 }
 

@@ -90,7 +90,8 @@ mod tests {
     fn a_tag_may_have_colons_and_so_may_a_place() {
         let temp = tempfile::tempdir().unwrap();
         let (plain, odd) = (temp.path().join("a"), temp.path().join("b:c"));
-        [&plain, &odd].map(|folder| std::fs::create_dir(folder).unwrap());
+        std::fs::create_dir(&plain).unwrap();
+        std::fs::create_dir(&odd).unwrap();
         let (plain, odd) = (plain.to_str().unwrap(), odd.to_str().unwrap());
         for (place, tag) in [(plain, None), (plain, Some("host:5000/x:1")), (odd, None), (odd, Some("1"))] {
             let text = tag.map_or_else(|| place.to_owned(), |tag| format!("{place}:{tag}"));
