@@ -12,8 +12,13 @@ pub type Member<'a> = (u8, &'a str, &'a [u8]);
 
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 
-/// The archive of a layer.
+/// The archive of a layer whose files belong to user 3 and group 4.
 pub fn layer(members: &[Member<'_>]) -> Vec<u8> {
+    layer_of(3, 4, members)
+}
+
+/// The archive of a layer.
+pub fn layer_of(uid: u64, gid: u64, members: &[Member<'_>]) -> Vec<u8> {
     let mut writer = Writer::new(Vec::new());
     for &(kind, path, bytes) in members {
         let is_file = kind == b'0';
@@ -23,8 +28,8 @@ pub fn layer(members: &[Member<'_>]) -> Vec<u8> {
             path: path.as_bytes().to_vec(),
             link: if is_file { Vec::new() } else { bytes.to_vec() },
             mode: 0o755,
-            uid: 3,
-            gid: 4,
+            uid,
+            gid,
             mtime: base::Timestamp::from_parts(1_600_000_000, 5),
             size,
             data: if size > 0 { vec![(0, size)] } else { Vec::new() },

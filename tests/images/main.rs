@@ -103,6 +103,8 @@ fn layers_stack_as_they_should() {
         (b'0', "c", b"1"),
         (b'5', "d", b""),
         (b'0', "d/low", b"1"),
+        (b'5', "e", b""),
+        (b'0', "e/gone", b"1"),
     ]);
     let middle = layer(&[
         (b'5', "a", b""),
@@ -116,7 +118,8 @@ fn layers_stack_as_they_should() {
         (b'5', "d", b""),
         (b'0', "d/high", b"2"),
     ]);
-    let highest = layer(&[(b'0', "c", b"3"), (b'0', ".wh.none", b"")]);
+    // The folder e is not listed: it stays what it is below.
+    let highest = layer(&[(b'0', "c", b"3"), (b'0', ".wh.none", b""), (b'0', "e/.wh.gone", b"")]);
     // A layer that is there twice counts once.
     layout.image("1", &here(), &[lowest, highest.clone(), middle, highest]);
     let volume = Volume::below(folder.path(), &[]);
@@ -125,8 +128,18 @@ fn layers_stack_as_they_should() {
     assert_eq!((&first["layers"], &first["new_layers"]), (&3.into(), &3.into()), "{first}");
     let mounted = volume.mount();
     import(&layout.source("1"), &mounted.join("open"), &["--name", "other:x"]);
-    let expected =
-        ["a/", "a/stays = 1", "b/", "b/new = 2", "b/twice = 2", "c = 3", "d/", "d/high = 2", "l -> a/stays"];
+    let expected = [
+        "a/",
+        "a/stays = 1",
+        "b/",
+        "b/new = 2",
+        "b/twice = 2",
+        "c = 3",
+        "d/",
+        "d/high = 2",
+        "e/",
+        "l -> a/stays",
+    ];
     for (place, name) in [("closed", "app:1"), ("open", "other:x")] {
         let image = Image::mount(name, &folder.path().join("image"), &mounted.join(place), &[]);
         assert_eq!(contents(&image.0), expected, "{place}");
@@ -137,6 +150,12 @@ fn layers_stack_as_they_should() {
             (twice.ino(), 2, 3, 4, 0o755)
         );
         assert_eq!((new.mtime(), new.mtime_nsec()), (1_600_000_000, 5));
+        let kept = image.0.join("e").metadata().unwrap();
+        assert_eq!(
+            (kept.uid(), kept.gid(), kept.mtime(), kept.mtime_nsec()),
+            (3, 4, 1_600_000_000, 5),
+            "{place}"
+        );
         let seen = tree::node(&image.0.join("a/stays"));
         assert_eq!(
             seen.xattrs.get(std::ffi::OsStr::new("user.of")).map(Vec::as_slice),

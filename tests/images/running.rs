@@ -9,7 +9,7 @@ use std::time::Duration;
 use covey_tests::program::{covey_ok, covey_run};
 use covey_tests::{Need, Volume, requires, run, run_ok};
 
-use crate::build::{Layout, here, layer};
+use crate::build::{Layout, here, layer, layer_of};
 use crate::{Image, import, one_at_a_time};
 
 /// A process that ends with the test.
@@ -115,8 +115,8 @@ fn runc_starts_a_container_from_a_published_image() {
         (b'2', "bin/sh", b"busybox"),
         (b'0', "etc/gone", b"1"),
     ]);
-    let above = layer(&[(b'0', "etc/motd", b"hello from the image\n"), (b'0', "etc/.wh.gone", b"")]);
-    layout.image("1", &here(), &[layer(&below), above]);
+    let above = layer_of(0, 0, &[(b'0', "etc/motd", b"hello from the image\n"), (b'0', "etc/.wh.gone", b"")]);
+    layout.image("1", &here(), &[layer_of(0, 0, &below), above]);
     let volume = Volume::below(folder.path(), &[]);
     let mounted = volume.mount();
     let images = mounted.join("images");

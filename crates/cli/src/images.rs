@@ -23,7 +23,7 @@ use oci::folder::{self, Named};
 use oci::manifest::{Image, Platform};
 use oci::place::{InVolume, OnMount, Place};
 use oci::source::{self, Found};
-use oci::transfer::Send;
+use oci::transfer::{Implied, Send};
 use serde::Serialize;
 
 use crate::cmd::import::{Args, offline, onto_mount};
@@ -127,8 +127,12 @@ impl Job<'_> {
         let summary = match self.blobs.take().filter(|_| needed) {
             Some(blobs) => {
                 let (layers, files) = (plan.layers.clone(), plan.files.clone());
-                let source = Send { blobs, layers, files, below: plan.below.clone() };
-                let sent = send(Box::new(source)).and_then(|summary| plan.commit(place).map(|()| summary));
+                let (below, implied) = (plan.below.clone(), Implied::default());
+                let source = Send { blobs, layers, files, below, implied: implied.clone() };
+                let sent = send(Box::new(source)).and_then(|summary| {
+                    plan.commit(place, self.image, &implied.lock())?;
+                    Ok(summary)
+                });
                 sent.map_err(|failure| taken_back(failure, place, &plan.below))?
             }
             None => Summary { files: 0, bytes: 0, seconds: 0.0, already: 0, skipped: Vec::new() },

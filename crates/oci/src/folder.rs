@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
 use crate::manifest::{Config, Descriptor, Image, Layer, MANIFEST_MAX, Manifest, Platform, parse};
-use crate::place::Place;
+use crate::place::{Place, Seen};
 use crate::transfer::missing;
 
 /// Bytes of a name that are written as they are.
@@ -123,11 +123,36 @@ pub fn plan(place: &dyn Place, image: &Image, named: &Named, overwrite: bool) ->
 }
 
 impl Plan {
-    /// Gives everything its name.
+    /// Where a layer is before it has its name, or where it was already.
+    fn at(&self, diff_id: &Digest) -> PathBuf {
+        let is_new = self.layers.iter().any(|sent| sent.diff_id == *diff_id);
+        if is_new { self.below.join(layer(diff_id)) } else { layer(diff_id) }
+    }
+
+    /// Gives folders that a layer leaves out the owner, mode and times that the layers below it give them.
+    fn complete(&self, place: &dyn Place, image: &Image, implied: &[(Digest, PathBuf)]) -> Result<()> {
+        for (diff_id, path) in implied {
+            let lower = image.layers.iter().take_while(|other| other.diff_id != *diff_id);
+            for other in lower.collect::<Vec<_>>().into_iter().rev() {
+                match place.look(&self.at(&other.diff_id), path)? {
+                    Seen::Folder(look) => {
+                        place.dress(&self.at(diff_id).join(path), look)?;
+                        break;
+                    }
+                    Seen::Other => break,
+                    Seen::Nothing => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Completes folders that layers leave out (`implied`), and gives everything its name.
     ///
     /// # Errors
     /// Something cannot be renamed. What has its name by then is whole.
-    pub fn commit(&self, place: &dyn Place) -> Result<()> {
+    pub fn commit(&self, place: &dyn Place, image: &Image, implied: &[(Digest, PathBuf)]) -> Result<()> {
+        self.complete(place, image, implied)?;
         for folder in ["layers", "blobs", "blobs/sha256", "names"] {
             place.make_folder(Path::new(folder))?;
         }

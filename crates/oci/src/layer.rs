@@ -13,8 +13,8 @@
 //! A name that leads out of the layer is an error: absolute, with `..`, or through a symbolic link or a file
 //! of the layer. So are attributes that only overlayfs may set, because they redirect names.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry as Slot;
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsStr;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
@@ -63,6 +63,8 @@ pub struct Sender<'a> {
     /// The layer's folder.
     below: &'a Path,
     met: HashMap<PathBuf, Met>,
+    /// Folders that the archive leaves out.
+    implied: BTreeSet<PathBuf>,
     held: Held,
     /// The layer's name for people.
     name: &'a str,
@@ -71,12 +73,14 @@ pub struct Sender<'a> {
 type Outcome<T> = std::result::Result<T, Ended>;
 
 impl<'a> Sender<'a> {
-    /// Sends everything in an archive without compression to `below`.
+    /// Sends everything in an archive without compression to `below`. Returns the folders that the archive
+    /// leaves out although something is in them: of these only the name is known.
     ///
     /// # Errors
     /// [`Ended`].
-    pub fn send(from: impl Read, below: &'a Path, name: &'a str, feed: &'a Feed) -> Outcome<()> {
-        let mut sender = Sender { feed, below, met: HashMap::new(), held: Held::default(), name };
+    pub fn send(from: impl Read, below: &'a Path, name: &'a str, feed: &'a Feed) -> Outcome<Vec<PathBuf>> {
+        let (met, implied, held) = (HashMap::new(), BTreeSet::new(), Held::default());
+        let mut sender = Sender { feed, below, met, implied, held, name };
         // Some builders leave the end mark out. The digest says that the archive is whole.
         let mut reader = Reader::without_end_mark(from);
         sender.dir(folder(PathBuf::new(), Timestamp::from_parts(0, 0)))?;
@@ -100,7 +104,7 @@ impl<'a> Sender<'a> {
             outcome?;
             sender.step(Step::End)?;
         }
-        Ok(())
+        Ok(sender.implied.into_iter().collect())
     }
 
     fn step(&self, step: Step) -> Outcome<()> {
@@ -156,6 +160,7 @@ impl<'a> Sender<'a> {
             }
         }
         if item.kind == Kind::Dir {
+            self.implied.remove(&path);
             self.dir(item)?;
             return Ok(false);
         }
@@ -182,8 +187,8 @@ impl<'a> Sender<'a> {
         Ok(())
     }
 
-    /// Makes sure that everything on the way to a path is a folder of the layer. Folders that the archive
-    /// leaves out belong to root.
+    /// Makes sure that everything on the way to a path is a folder of the layer. A folder that the archive
+    /// leaves out is that of the layers below, if they have one.
     fn enter(&mut self, path: &Path, mtime: Timestamp) -> Outcome<()> {
         let mut above: Vec<&Path> = path.ancestors().skip(1).collect();
         above.pop();
@@ -192,7 +197,11 @@ impl<'a> Sender<'a> {
                 Some(Met::Dir(_)) => {}
                 Some(Met::Link) => return Err(self.refused(path, "its path leads through a symbolic link")),
                 Some(Met::Other) => return Err(self.refused(path, "its path leads through a file")),
-                None | Some(Met::Whiteout) => self.dir(folder(dir.to_owned(), mtime))?,
+                Some(Met::Whiteout) => self.dir(folder(dir.to_owned(), mtime))?,
+                None => {
+                    self.implied.insert(dir.to_owned());
+                    self.dir(folder(dir.to_owned(), mtime))?;
+                }
             }
         }
         Ok(())

@@ -11,9 +11,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ::fs::Errno;
-use ::fs::api::{Attr, Caller, FileKind, Filesystem, RenameMode};
+use ::fs::api::{Attr, Caller, FileKind, Filesystem, RenameMode, SetAttr, SetTime};
 use api::error::{Context, Failure, Result};
-use base::Ino;
+use archive::sys::metadata;
+use base::{Ino, Timestamp};
 
 /// The caller is root.
 const ROOT: Caller = Caller { uid: 0, gid: 0, pid: 0 };
@@ -56,11 +57,49 @@ pub trait Place {
     /// Something cannot be removed.
     fn remove(&self, path: &Path) -> Result<()>;
 
+    /// What a layer at `layer` has at `path`.
+    ///
+    /// # Errors
+    /// It cannot be seen.
+    fn look(&self, layer: &Path, path: &Path) -> Result<Seen>;
+
+    /// Gives a folder this owner, mode and times.
+    ///
+    /// # Errors
+    /// It cannot be changed.
+    fn dress(&self, path: &Path, look: Look) -> Result<()>;
+
     /// Makes everything durable.
     ///
     /// # Errors
     /// It cannot be made so.
     fn sync(&self) -> Result<()>;
+}
+
+/// Owner, mode and times of a folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Look {
+    /// Permission bits (07777).
+    pub perm: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Access time.
+    pub atime: Timestamp,
+    /// Modification time.
+    pub mtime: Timestamp,
+}
+
+/// What a layer has at a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seen {
+    /// Nothing: a lower layer decides.
+    Nothing,
+    /// A folder.
+    Folder(Look),
+    /// Something else, for example a whiteout. It hides what is lower.
+    Other,
 }
 
 fn too_large(path: &Path, most: u64) -> Failure {
@@ -166,6 +205,38 @@ impl Place for OnMount {
         let Some(about) = if_there(path.symlink_metadata()).at("look at", &path)? else { return Ok(()) };
         let removed = if about.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
         if_there(removed).at("remove", &path).map(drop)
+    }
+
+    fn look(&self, layer: &Path, path: &Path) -> Result<Seen> {
+        // Step by step, because a link of the layer must not be followed.
+        let mut at = self.root.join(layer);
+        let mut seen = Seen::Nothing;
+        for name in path {
+            at.push(name);
+            let Some(about) = if_there(at.symlink_metadata()).at("look at", &at)? else {
+                return Ok(Seen::Nothing);
+            };
+            if !about.is_dir() {
+                return Ok(Seen::Other);
+            }
+            let time = |seconds, nanos| Timestamp::from_parts(seconds, u32::try_from(nanos).unwrap_or(0));
+            seen = Seen::Folder(Look {
+                perm: about.mode() & 0o7777,
+                uid: about.uid(),
+                gid: about.gid(),
+                atime: time(about.atime(), about.atime_nsec()),
+                mtime: time(about.mtime(), about.mtime_nsec()),
+            });
+        }
+        Ok(seen)
+    }
+
+    fn dress(&self, path: &Path, look: Look) -> Result<()> {
+        let path = self.root.join(path);
+        let folder = File::open(&path).at("open", &path)?;
+        metadata::set_owner(&folder, look.uid, look.gid).at("change the owner of", &path)?;
+        metadata::set_mode(&folder, look.perm).at("change the mode of", &path)?;
+        metadata::set_times(&folder, look.atime, look.mtime).at("change the times of", &path)
     }
 
     fn sync(&self) -> Result<()> {
@@ -329,6 +400,37 @@ impl Place for InVolume {
             true => self.volume.rmdir(folder, name),
             false => self.volume.unlink(folder, name).map(drop),
         })
+    }
+
+    fn look(&self, layer: &Path, path: &Path) -> Result<Seen> {
+        let mut at = layer.to_owned();
+        let mut seen = Seen::Nothing;
+        for name in path {
+            at.push(name);
+            let Some(attr) = self.find(&at)? else { return Ok(Seen::Nothing) };
+            self.forget(attr.ino);
+            if attr.kind != FileKind::Dir {
+                return Ok(Seen::Other);
+            }
+            let (perm, uid, gid) = (u32::from(attr.perm), attr.uid, attr.gid);
+            seen = Seen::Folder(Look { perm, uid, gid, atime: attr.atime, mtime: attr.mtime });
+        }
+        Ok(seen)
+    }
+
+    fn dress(&self, path: &Path, look: Look) -> Result<()> {
+        let Some(attr) = self.find(path)? else { return Err(self.failed("change", path, Errno::ENOENT)) };
+        let set = SetAttr {
+            perm: Some(look.perm as u16),
+            uid: Some(look.uid),
+            gid: Some(look.gid),
+            atime: Some(SetTime::To(look.atime)),
+            mtime: Some(SetTime::To(look.mtime)),
+            ..SetAttr::default()
+        };
+        let done = self.volume.setattr(&ROOT, attr.ino, &set);
+        self.forget(attr.ino);
+        done.map(drop).map_err(|errno| self.failed("change", path, errno))
     }
 
     fn sync(&self) -> Result<()> {

@@ -15,6 +15,7 @@ use archive::PIECE;
 use archive::import::tar::unpack;
 use archive::import::{Item, Kind, Step};
 use archive::transfer::{Feed, Source};
+use parking_lot::Mutex;
 
 use crate::Blobs;
 use crate::digest::{Checked, Digest, differs, unread};
@@ -32,7 +33,12 @@ pub struct Send {
     pub files: Vec<(PathBuf, Vec<u8>)>,
     /// The temporary folder, below the folder of images.
     pub below: PathBuf,
+    /// Gets the folders that layers leave out.
+    pub implied: Implied,
 }
+
+/// Folders that archives leave out, with the layer.
+pub type Implied = Arc<Mutex<Vec<(Digest, PathBuf)>>>;
 
 impl Source for Send {
     fn run(&mut self, feed: &Feed) -> Result<()> {
@@ -72,7 +78,8 @@ impl Send {
         let seen = Watched { inner: raw.clone(), feed: feed.counters.clone(), read: read.clone() };
         let sent = unpack(name, Box::new(seen)).map_err(Ended::Unreadable).and_then(|archive| {
             let archive = Checked::new(archive, u64::MAX, None);
-            Sender::send(archive.clone(), below, name, feed)?;
+            let implied = Sender::send(archive.clone(), below, name, feed)?;
+            self.implied.lock().extend(implied.into_iter().map(|path| (*diff_id, path)));
             Ok(archive)
         });
         // A blob that differs explains everything else that is wrong with it.

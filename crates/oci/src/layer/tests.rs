@@ -85,7 +85,13 @@ impl Blobs for One {
 /// Sends a layer whose blob and archive have these digests.
 fn sent(blob: Vec<u8>, described: Descriptor, diff_id: Digest) -> Result<Kept> {
     let layers = vec![Layer { blob: described, diff_id }];
-    let source = Send { blobs: Box::new(One(blob)), layers, files: Vec::new(), below: "new".into() };
+    let source = Send {
+        blobs: Box::new(One(blob)),
+        layers,
+        files: Vec::new(),
+        below: "new".into(),
+        implied: crate::transfer::Implied::default(),
+    };
     let mut kept = Kept::default();
     transfer::run(Box::new(source), &mut kept, Watch { stop: None, event: &mut |_| () })?;
     Ok(kept)
