@@ -316,6 +316,11 @@ bench-read-through: build minio ## An object of a bucket of others, from the gat
 	"$(cache)/s3-clients/bin/python" bench/read_through.py --covey "$(program)" --minio "$(or $(MINIO),$(cache)/peers/minio)" \
 		--results "bench/results/$(shell date -u +%Y-%m-%d)-read-through" $(BENCH_ARGS)
 
+.PHONY: bench-containers
+bench-containers: build minio ## The first output of a container on a cold node: pulled, from a published tree, with a list; needs root
+	scripts/keep-switch python3 bench/containers.py --covey "$(program)" --minio "$(or $(MINIO),$(cache)/peers/minio)" \
+		--results "bench/results/$(shell date -u +%Y-%m-%d)-containers" $(BENCH_ARGS)
+
 .PHONY: bench-heat
 bench-heat: build minio ## What eBPF's view of the page cache buys for the cache, on three traces; needs root
 	@scripts/bootstrap bench

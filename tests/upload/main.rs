@@ -4,6 +4,7 @@
 //! The program is the real one, on a real mount. Written data is always read back from the store alone: the
 //! node's copies are evicted, and the volume is mounted again.
 
+mod recorded;
 mod remote;
 
 use std::time::{Duration, Instant};

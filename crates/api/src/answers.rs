@@ -133,6 +133,9 @@ pub struct WarmSummary {
     pub failed: Vec<Missed>,
     /// The number of all failures.
     pub failed_count: u64,
+    /// Files of a recorded list that are not there any more.
+    #[serde(default)]
+    pub gone: u64,
     /// Wall time.
     pub seconds: f64,
 }
@@ -156,6 +159,7 @@ impl WarmSummary {
         self.fetched_blobs += other.fetched_blobs;
         self.fetched_bytes += other.fetched_bytes;
         self.failed_count += other.failed_count;
+        self.gone += other.gone;
         self.seconds += other.seconds;
         self.failed.extend(other.failed);
         self.failed.truncate(NAMED);

@@ -35,6 +35,7 @@ use serde::{Deserialize, Serialize};
 use crate::caller;
 use crate::error::{Failure, Result};
 use crate::raw_path::RawPath;
+use crate::reads::ReadRange;
 use crate::watch::Wish;
 
 pub use address::ControlAddress;
@@ -145,6 +146,11 @@ pub enum Request {
         /// Fetch into the zone's depots, not into this node's cache.
         #[serde(default)]
         depot: bool,
+    },
+    /// Fetch ranges of files, in this order. The answer is a `WarmSummary`.
+    WarmReads {
+        /// The ranges.
+        reads: Vec<ReadRange>,
     },
     /// List the nodes of the fleet. The answer is a list of `PeerRow`.
     Peers,

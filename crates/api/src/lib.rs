@@ -10,6 +10,7 @@
 //!   metrics.rs   the figures for Prometheus
 //!   error.rs     what happened, why, what to do next
 //!   source.rs    how the source of a mount is written
+//!   reads.rs     lists of what was read of a mount, in order
 //!   raw_path.rs  paths in JSON that need not be UTF-8
 //!   text.rs      numbers, moments and names as people read them
 //!   caller.rs    the user and the process at the other end of a socket
@@ -28,6 +29,7 @@ pub mod info;
 pub mod metrics;
 pub mod own;
 pub mod raw_path;
+pub mod reads;
 pub mod source;
 pub mod status;
 pub mod text;

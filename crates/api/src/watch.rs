@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::reads::ReadRange;
+
 /// What a command wants to watch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "what", rename_all = "kebab-case")]
@@ -17,6 +19,9 @@ pub enum Wish {
         /// Print only requests that took at least this long. Percentiles count all of them.
         slow_ns: u64,
     },
+    /// What is read, for a list: first reads of ranges, in order. Notes are [`Recorded`], the end a
+    /// [`RecordSummary`].
+    Record,
     /// Figures of the whole mount, at intervals.
     Stats {
         /// In milliseconds.
@@ -74,6 +79,30 @@ pub struct Busy {
     pub bytes: u64,
     /// The daemon's time for them.
     pub ns: u64,
+}
+
+/// A part of a recorded list.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Recorded {
+    /// Ranges, in the order in which they were read first.
+    pub reads: Vec<ReadRange>,
+}
+
+/// The end of a recording.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct RecordSummary {
+    /// Files that were read.
+    pub files: u64,
+    /// Ranges that were recorded.
+    pub ranges: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Requests that were missed because they came too fast, or were too many.
+    pub lost: u64,
+    /// Files that were read and have no name that is found.
+    pub unnamed: u64,
+    /// The length of the recording.
+    pub seconds: f64,
 }
 
 /// One interval.

@@ -37,6 +37,8 @@ pub struct Reader<R> {
     left: u64,
     padding: u64,
     global: Records,
+    /// Whether the end of the input behind a member's data is the end of the archive.
+    may_end: bool,
 }
 
 /// A file that continues in another archive.
@@ -112,7 +114,13 @@ pub fn is_header(block: &[u8]) -> bool {
 impl<R: Read> Reader<R> {
     /// Reads an archive from the current position.
     pub fn new(inner: R) -> Reader<R> {
-        Reader { inner, left: 0, padding: 0, global: Records::default() }
+        Reader { inner, left: 0, padding: 0, global: Records::default(), may_end: false }
+    }
+
+    /// The same for an archive that may lack its end mark, and the padding before it. Only for input whose length is verified otherwise:
+    /// without the mark nothing shows that members are missing.
+    pub fn without_end_mark(inner: R) -> Reader<R> {
+        Reader { may_end: true, ..Reader::new(inner) }
     }
 
     /// The next member; `None` at the end mark. Unread data of the previous member is skipped.
@@ -123,7 +131,14 @@ impl<R: Read> Reader<R> {
         loop {
             self.skip()?;
             let mut block = [0; BLOCK];
-            self.inner.read_exact(&mut block).map_err(|error| match error.kind() {
+            let mut first = Vec::with_capacity(1);
+            self.inner.by_ref().take(1).read_to_end(&mut first)?;
+            match first.first() {
+                Some(first) => block[0] = *first,
+                None if self.may_end && headers == 0 => return Ok(None),
+                None => return Err(damaged("it ends without its end mark")),
+            }
+            self.inner.read_exact(&mut block[1..]).map_err(|error| match error.kind() {
                 io::ErrorKind::UnexpectedEof => damaged("it ends without its end mark"),
                 _ => error,
             })?;
@@ -181,10 +196,11 @@ impl<R: Read> Reader<R> {
     }
 
     fn skip(&mut self) -> io::Result<()> {
-        let left = self.left.saturating_add(self.padding);
+        let (data, left) = (self.left, self.left.saturating_add(self.padding));
         (self.left, self.padding) = (0, 0);
         let skipped = io::copy(&mut self.inner.by_ref().take(left), &mut io::sink())?;
-        if skipped < left { Err(cut(io::ErrorKind::UnexpectedEof.into())) } else { Ok(()) }
+        let enough = if self.may_end { data } else { left };
+        if skipped < enough { Err(cut(io::ErrorKind::UnexpectedEof.into())) } else { Ok(()) }
     }
 
     /// The data of a header that describes a member.

@@ -20,6 +20,7 @@ pub mod gc;
 pub mod generate;
 pub mod heat;
 pub mod hint;
+pub mod image;
 pub mod import;
 pub mod index;
 pub mod info;

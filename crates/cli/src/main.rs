@@ -8,6 +8,7 @@
 //!   reading.rs      what ls, cat and cp read without a mount
 //!   target.rs       what a path on the command line means: a mount or a volume's folder
 //!   copying.rs      imports and exports: progress and Ctrl-C; the work is in the crate archive
+//!   images.rs       container images: imports, and mounts as overlays; the formats are in the crate oci
 //!   config.rs       configuration files, as defaults of the command line
 //!   dashboard.rs    the mounts of this machine, for the dashboard
 //!   buckets.rs      mounts and volumes as buckets of the S3 gateway
@@ -28,6 +29,7 @@ mod copying;
 mod daemon;
 mod dashboard;
 mod helper;
+mod images;
 #[cfg(test)]
 mod inputs;
 mod lending;
@@ -103,6 +105,7 @@ enum Command {
     Cat(cmd::cat::Args),
     Cp(cmd::cp::Args),
     Import(cmd::import::Args),
+    Image(cmd::image::Args),
     Export(cmd::export::Args),
     Clone(cmd::clone::Args),
     Fsck(cmd::fsck::Args),
@@ -203,6 +206,7 @@ fn run(cli: &Cli, term: Term) -> Result<u8> {
         Command::Cat(args) => cmd::cat::run(args, term),
         Command::Cp(args) => cmd::cp::run(args, term),
         Command::Import(args) => cmd::import::run(args, term),
+        Command::Image(args) => cmd::image::run(args, term),
         Command::Export(args) => cmd::export::run(args, term),
         Command::Clone(args) => cmd::clone::run(args, term),
         Command::Fsck(args) => cmd::fsck::run(args, term),

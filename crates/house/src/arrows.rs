@@ -4,7 +4,7 @@
 //! base < blob < meta < fs < fuse, corpus < node
 //! base < blob < fetch < cache < node      base < blob < fetch < net < fleet < node
 //! base < blob < origin < node      base < blob < meta < tree < node      meta < fs < archive
-//! base < api < archive < node < cli      fs < gateway < cli      watch < node
+//! base < api < archive < node < cli      archive < oci < cli      fs < gateway < cli      watch < node
 //! base < stream < guests < cli      fuse < guests
 //! ```
 //!
@@ -42,13 +42,14 @@ pub const ARROWS: &[(&str, &[&str])] = &[
             "corpus", "fuse", "api", "watch",
         ],
     ),
+    ("oci", &["base", "fs", "api", "archive"]),
     ("gateway", &["base", "fs", "api"]),
     ("ui", &["base", "api"]),
     (
         "cli",
         &[
             "base", "archive", "blob", "meta", "tree", "fetch", "cache", "origin", "net", "fleet", "fs",
-            "corpus", "fuse", "api", "node", "gateway", "ui", "watch", "stream", "guests", "folder",
+            "corpus", "fuse", "api", "oci", "node", "gateway", "ui", "watch", "stream", "guests", "folder",
         ],
     ),
     ("watch", &[]),

@@ -22,6 +22,7 @@ const RUNTIMES: &[&str] = &[
     "crates/meta/src/engine/etcd/link.rs",
     "crates/meta/src/engine/postgres/link.rs",
     "crates/net/src/transport/mod.rs",
+    "crates/oci/src/registry.rs",
     "crates/origin/src/remote/mod.rs",
     "crates/s3/src/server.rs",
     "crates/ui/src/server.rs",

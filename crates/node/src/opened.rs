@@ -26,6 +26,7 @@ use api::answers::{Evicted, GcSummary, Settled, WarmSummary};
 use api::control::Tick;
 use api::error::{Failure, Result};
 use api::info::Info;
+use api::reads::ReadRange;
 use api::status::fleet::{FleetStatus, PeerRow};
 use api::status::{Mode, TreeInfo};
 use api::text::bytes;
@@ -53,7 +54,8 @@ use crate::options::NodeOptions;
 use crate::refused::{no_cache, no_fleet, open_failure};
 use crate::remote_side::options::FsyncTo;
 use crate::remote_side::tree::TreeCache;
-use crate::remote_side::{RemoteSide, warm};
+use crate::remote_side::warm::To;
+use crate::remote_side::{RemoteSide, ranges, warm};
 use crate::shared::Shared;
 use crate::volume_dir::{Holder, Lock, VolumeDir};
 
@@ -396,8 +398,16 @@ impl Node {
 
     /// Fetches the data of files and trees, into this node's cache or into the depots of its zone.
     pub fn warm(&self, paths: &[PathBuf], depot: bool, tick: &mut dyn FnMut(Tick)) -> Result<WarmSummary> {
-        let to = warm::To::of(&self.name, self.remote_side(), self.tree_cache.as_ref(), depot)?;
+        let to = To::of(&self.name, self.remote_side(), self.tree_cache.as_ref(), depot)?;
         warm::warm(to, self.shown(), Names::new(self.store()), paths, tick)
+    }
+
+    /// Fetches ranges of files into this node's cache, in this order.
+    pub fn warm_reads(&self, reads: &[ReadRange], tick: &mut dyn FnMut(Tick)) -> Result<WarmSummary> {
+        let To::Here(cache) = To::of(&self.name, self.remote_side(), self.tree_cache.as_ref(), false)? else {
+            return Err(no_cache(&self.name));
+        };
+        ranges::warm(&cache, &Names::new(self.store()), reads, tick)
     }
 
     /// Removes the data that nothing refers to, and compacts scattered data.

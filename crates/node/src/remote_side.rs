@@ -11,6 +11,7 @@
 
 pub mod away;
 pub mod options;
+pub mod ranges;
 pub mod status;
 pub mod tree;
 pub mod waiting;

@@ -12,6 +12,7 @@
 
 mod kernel;
 mod pages;
+mod record;
 mod stats;
 mod top;
 mod trace;
@@ -55,6 +56,7 @@ pub fn serve(node: &Mount, session: &Session, wish: &Wish, wire: &Wire<'_>) -> R
             let only = op.as_deref().map(opcode_of).transpose()?;
             trace::serve(session, *every, only, *slow_ns, wire)
         }
+        Wish::Record => record::serve(node, session, wire),
         Wish::Stats { interval_ms } => stats::serve(node, session, interval(*interval_ms), wire),
         Wish::Top { interval_ms } => top::serve(node, session, interval(*interval_ms), wire),
     }

@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Cursor, Read};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -76,8 +76,11 @@ impl Read for Counted {
     }
 }
 
-/// Decompresses if needed, and checks that the content is a tar archive.
-fn unpack(name: &str, bytes: Bytes) -> Result<Bytes> {
+/// Decompresses if needed, and checks that the content is a tar archive. `name` is its name for people.
+///
+/// # Errors
+/// The bytes cannot be read, or are no archive that can be imported.
+pub fn unpack(name: &str, bytes: Bytes) -> Result<Bytes> {
     let (head, bytes) = peek(name, bytes)?;
     let plain: Bytes = match head.as_slice() {
         [0x1f, 0x8b, ..] => Box::new(flate2::read::MultiGzDecoder::new(bytes)),
@@ -154,26 +157,14 @@ impl Tar {
             feed.skip(&named, "its path leads out of the archive (..)");
             return Ok(Some(Ok(())));
         };
-        let kind = match kind(&entry) {
-            Ok(kind) => kind,
+        let item = match item(&mut entry, path, &mut |why| feed.skip(&named, why)) {
+            Ok(item) => item,
             Err(why) => {
                 feed.skip(&named, why);
                 return Ok(Some(Ok(())));
             }
         };
-        let is_file = matches!(kind, Kind::File { .. });
-        take_acls(&mut entry, &mut |why| feed.skip(&named, why));
-        let id = |id: u64| u32::try_from(id).unwrap_or(65_534);
-        let item = Item {
-            path,
-            kind,
-            perm: entry.mode,
-            uid: id(entry.uid),
-            gid: id(entry.gid),
-            atime: entry.atime.unwrap_or(entry.mtime),
-            mtime: entry.mtime,
-            xattrs: std::mem::take(&mut entry.xattrs),
-        };
+        let is_file = matches!(item.kind, Kind::File { .. });
         let mut outcome = feed.send(Step::Item(item));
         if is_file && outcome.is_ok() {
             reader.data(&entry, &mut |offset, piece| {
@@ -187,6 +178,30 @@ impl Tar {
         }
         Ok(Some(outcome))
     }
+}
+
+/// The item that a member becomes at this path. `left_out` receives what of it cannot be converted.
+///
+/// # Errors
+/// Why the member cannot become a file.
+pub fn item(
+    entry: &mut Entry,
+    path: PathBuf,
+    left_out: &mut dyn FnMut(String),
+) -> std::result::Result<Item, String> {
+    let kind = kind(entry)?;
+    take_acls(entry, left_out);
+    let id = |id: u64| u32::try_from(id).unwrap_or(65_534);
+    Ok(Item {
+        path,
+        kind,
+        perm: entry.mode,
+        uid: id(entry.uid),
+        gid: id(entry.gid),
+        atime: entry.atime.unwrap_or(entry.mtime),
+        mtime: entry.mtime,
+        xattrs: std::mem::take(&mut entry.xattrs),
+    })
 }
 
 /// Converts the member's access control lists to attributes. `left_out` receives those that cannot be

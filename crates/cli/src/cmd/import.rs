@@ -1,4 +1,5 @@
-//! `covey import`: copies a folder, an archive or the objects of a bucket into a volume, mounted or not.
+//! `covey import`: copies a folder, an archive, the objects of a bucket or a container image into a volume,
+//! mounted or not. Images are in [`crate::images`].
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -23,28 +24,40 @@ use serde::Serialize;
 
 use crate::args::Reach;
 use crate::copying::{self, Seen};
+use crate::images;
 use crate::target::{self, Target, resolve_new};
 use crate::term::Term;
 
-/// Copies a folder, a tar archive (plain, gzip, zstd) or the objects of a bucket into a volume
+/// Copies a folder, a tar archive (plain, gzip, zstd), a bucket's objects or a container image into a volume
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  covey import /usr/share /mnt/covey/share\n  covey import linux.tar.zst /srv/volume:/linux      a volume that is not mounted\n  \
-    xz -dc linux.tar.xz | covey import - /mnt/covey/linux\n  covey import s3://bucket/prefix /mnt/covey/data      also gs:// and az://\n\n\
+    xz -dc linux.tar.xz | covey import - /mnt/covey/linux\n  covey import s3://bucket/prefix /mnt/covey/data      also gs:// and az://\n  \
+    covey import docker://docker.io/library/debian:12 /mnt/covey/images      also oci:DIR:TAG, docker-archive:FILE\n\n\
     DEST becomes what SRC is: the folder's contents are found right below it. Modes, times, extended attributes, ACLs, hard\n\
     and symbolic links, holes, and as root owners (by number) and device nodes arrive as they were, as with tar -p. What\n\
     cannot is named, and the exit status is then 1.\n\n\
     Of a bucket, each object whose key begins with PREFIX/ becomes a file, with the object's time. Run it again to go on after an\n\
-    interruption: files whose object has not changed are not copied again. Keys and settings come from the environment, as for origins."
+    interruption: files whose object has not changed are not copied again. Keys and settings come from the environment, as for origins.\n\n\
+    Of an image, as root: DEST is a folder of images, in which each layer becomes a folder for overlayfs, once. See covey image\n\
+    and docs/CONTAINERS.md."
 )]
 pub struct Args {
-    /// A folder, a tar archive, - for an archive on standard input, or s3://BUCKET/PREFIX
-    src: PathBuf,
+    /// A folder, a tar archive, - for an archive on standard input, s3://BUCKET/PREFIX, or an image:
+    /// oci:DIR[:TAG], oci-archive:FILE[:TAG], docker-archive:FILE[:TAG], docker://HOST/NAME[:TAG|@DIGEST]
+    pub src: PathBuf,
     /// A path on a mount, or VOLUME:/PATH; made if it is not there
-    dest: PathBuf,
-    /// Replace files that are there already; without it the first one ends the import
+    pub dest: PathBuf,
+    /// Replace files that are there already; without it the first one ends the import. Of an image: let its
+    /// name, if it is there already, mean this image from now on
     #[arg(long)]
-    overwrite: bool,
+    pub overwrite: bool,
+    /// Of an image: its name in DEST [default: its reference, or its tag]
+    #[arg(long)]
+    pub name: Option<String>,
+    /// Of an image: the platform to take, as OS/ARCHITECTURE[/VARIANT] [default: this machine's]
+    #[arg(long, value_name = "PLATFORM")]
+    pub platform: Option<String>,
     #[command(flatten)]
     reach: Reach,
 }
@@ -62,6 +75,17 @@ struct Outcome<'a> {
 
 /// Runs the command.
 pub fn run(args: &Args, term: Term) -> Result<u8> {
+    if let Some(text) = args.src.to_str().filter(|text| oci::source::claims(text)) {
+        if args.reach != Reach::default() {
+            return Err(no_endpoint(args));
+        }
+        return images::import(args, text, term);
+    }
+    if args.name.is_some() || args.platform.is_some() {
+        return Err(Failure::usage(format!("{} is no image", args.src.display()))
+            .why("only an image has a name and a platform")
+            .next("leave --name and --platform out, or name an image: oci:DIR, docker-archive:FILE, docker://REF"));
+    }
     let label =
         args.src.file_name().map_or_else(|| "import".to_owned(), |name| name.to_string_lossy().into_owned());
     // Before the threads of the store's client exist: a signal would end the program there.
@@ -94,28 +118,39 @@ fn into(
         Target::Mounted(place) => {
             let there = || Box::new(OnMount::new(&place.path)) as Box<dyn There>;
             let source = source(args, bucket, Some(place.mount.dev), &there)?;
-            match remote(&place, args.overwrite) {
-                Ok(mut sink) => seen.watch(|watch| transfer::run(source, &mut sink, watch)),
-                Err(Refused::Failed(failure)) => Err(failure),
-                Err(Refused::UseMount(why)) => {
-                    let why = why.line();
-                    seen.term.say(format_args!("the files go through the mount, which takes longer: {why}"));
-                    *through_mount = Some(why);
-                    let mut sink = Place::new(&place.path, args.overwrite)?;
-                    seen.watch(|watch| transfer::run(source, &mut sink, watch))
-                }
-            }
+            onto_mount(&place, source, args.overwrite, seen, through_mount)
         }
         Target::Closed { dir, inner } => {
             let node = Arc::new(Node::open(&dir, &NodeOptions::writing("import"))?);
             let there = || Box::new(InVolume::new(node.filesystem(), &inner)) as Box<dyn There>;
             let source = source(args, bucket, None, &there);
-            let outcome = source.and_then(|source| offline(&node, source, &inner, args, seen));
+            let outcome = source.and_then(|source| offline(&node, source, &inner, args.overwrite, seen));
             // Close in any case, so that everything imported so far is kept.
             let closed = node.close();
             let summary = outcome?;
             closed?;
             Ok(summary)
+        }
+    }
+}
+
+/// Copies everything to a place on a mount. `through_mount` gets the reason why the daemon does not do it.
+pub fn onto_mount(
+    place: &target::Place,
+    source: Box<dyn Source>,
+    overwrite: bool,
+    seen: Seen<'_>,
+    through_mount: &mut Option<String>,
+) -> Result<Summary> {
+    match remote(place, overwrite) {
+        Ok(mut sink) => seen.watch(|watch| transfer::run(source, &mut sink, watch)),
+        Err(Refused::Failed(failure)) => Err(failure),
+        Err(Refused::UseMount(why)) => {
+            let why = why.line();
+            seen.term.say(format_args!("the files go through the mount, which takes longer: {why}"));
+            *through_mount = Some(why);
+            let mut sink = Place::new(&place.path, overwrite)?;
+            seen.watch(|watch| transfer::run(source, &mut sink, watch))
         }
     }
 }
@@ -128,15 +163,16 @@ fn remote(place: &target::Place, overwrite: bool) -> std::result::Result<Remote,
     Remote::open(onto, overwrite, |request| control::begin(&place.address(), request))
 }
 
-fn offline(
+/// Copies everything to a place of a volume that this process has opened.
+pub fn offline(
     node: &Node,
     source: Box<dyn Source>,
     inner: &Path,
-    args: &Args,
+    overwrite: bool,
     seen: Seen<'_>,
 ) -> Result<Summary> {
     let shown = format!("{}:/{}", node.name(), inner.display());
-    let to = To { shown, folder: inner, overwrite: args.overwrite, umask: sys::umask() };
+    let to = To { shown, folder: inner, overwrite, umask: sys::umask() };
     let mut sink = Direct::new(node.filesystem(), Box::new(NotMounted), to)?;
     seen.watch(|watch| transfer::run(source, &mut sink, watch))
 }
@@ -145,12 +181,14 @@ fn offline(
 fn bucket(args: &Args) -> Result<Option<Bucket>> {
     match args.src.to_str().filter(|text| Bucket::claims(text)) {
         Some(text) => Bucket::open(text, &args.reach.reach()).map(Some),
-        None if args.reach != Reach::default() => {
-            Err(Failure::usage(format!("{} has neither an endpoint nor a region", args.src.display()))
-                .next("leave --endpoint and --region out, or name a bucket: s3://BUCKET/PREFIX"))
-        }
+        None if args.reach != Reach::default() => Err(no_endpoint(args)),
         None => Ok(None),
     }
+}
+
+fn no_endpoint(args: &Args) -> Failure {
+    Failure::usage(format!("{} has neither an endpoint nor a region", args.src.display()))
+        .next("leave --endpoint and --region out, or name a bucket: s3://BUCKET/PREFIX")
 }
 
 fn source(

@@ -1,11 +1,17 @@
-//! `covey trace`: prints requests one by one with their times, and percentiles at the end.
+//! `covey trace`: prints requests one by one with their times, and percentiles at the end. Or records what is
+//! read, as a list.
 
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use api::error::Result;
+use api::error::{Context, Result};
+use api::reads::{self, ReadRange};
 use api::text::{bytes, count};
-use api::watch::{Batch, NEVER, OpSummary, Percentiles, TraceLine, TraceSummary, Wish};
+use api::watch::{
+    Batch, NEVER, OpSummary, Percentiles, RecordSummary, Recorded, TraceLine, TraceSummary, Wish,
+};
 use node::watch::opcode_of;
 use serde_json::json;
 
@@ -19,7 +25,8 @@ use crate::term::Term;
     after_help = "Examples:\n  covey trace /mnt/covey                        every request until Ctrl-C, then percentiles\n  \
     covey trace /mnt/covey --op read --slow 10ms  reads that took longer; percentiles of all reads\n  \
     covey trace /mnt/covey --every 100 --for 5s   every hundredth, for five seconds\n  \
-    covey trace /mnt/covey --quiet --for 5s       percentiles only\n\n\
+    covey trace /mnt/covey --quiet --for 5s       percentiles only\n  \
+    covey trace /mnt/covey --record app.reads     a list of what is read, until Ctrl-C; covey warm fetches it elsewhere\n\n\
     Times are in microseconds. total = queue + srv + return; srv = names + blob + cache + peer + origin + own (with what was\n\
     waited for a worker). queue and return are the kernel's and need a daemon that runs as root; of requests that come\n\
     faster than they can be shown they are known of one in eight, with --slow of all. Requests that the kernel answers from\n\
@@ -43,10 +50,16 @@ pub struct Args {
     /// Percentiles only
     #[arg(long, short = 'q')]
     quiet: bool,
+    /// Write what is read, in the order of the first reads, to a list for covey warm --from-list
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["every", "op", "slow", "quiet"])]
+    record: Option<PathBuf>,
 }
 
 /// Runs the command.
 pub fn run(args: &Args, term: Term) -> Result<u8> {
+    if let Some(list) = &args.record {
+        return record(args, list, term);
+    }
     if let Some(op) = &args.op {
         opcode_of(op)?;
     }
@@ -76,6 +89,41 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     };
     let summary: TraceSummary = look_on(&address, wish, args.at_most, &mut each)?;
     term.line(Some(&json!({ "summary": summary })), || summary_text(&summary));
+    Ok(0)
+}
+
+/// Writes the list of what is read. It gets its name when it is complete.
+fn record(args: &Args, list: &Path, term: Term) -> Result<u8> {
+    let address = ear_of(&args.path, "trace")?;
+    let new = PathBuf::from(format!("{}.new", list.display()));
+    let mut out = BufWriter::new(File::create(&new).at("create", &new)?);
+    let mut outcome = writeln!(out, "{}", reads::HEAD);
+    let mut each = |part: Recorded| {
+        for line in part.reads.iter().map(ReadRange::line) {
+            outcome = std::mem::replace(&mut outcome, Ok(())).and_then(|()| out.write_all(&line));
+        }
+    };
+    let recorded = look_on::<Recorded, RecordSummary>(&address, Wish::Record, args.at_most, &mut each);
+    let done = recorded.and_then(|summary| {
+        outcome.and_then(|()| out.flush()).at("write", &new)?;
+        std::fs::rename(&new, list).at("rename", &new)?;
+        Ok(summary)
+    });
+    let summary = done.inspect_err(|_| drop(std::fs::remove_file(&new)))?;
+    if summary.lost > 0 {
+        term.warn(format_args!("{} requests came too fast, and are not in the list", count(summary.lost)));
+    }
+    if summary.unnamed > 0 {
+        term.warn(format_args!(
+            "{} files have no name that is found, and are not in the list",
+            summary.unnamed
+        ));
+    }
+    term.result(&summary, || {
+        let RecordSummary { files, ranges, bytes: size, seconds, .. } = &summary;
+        let (files, ranges, size) = (count(*files), count(*ranges), bytes(*size));
+        format!("{}: {ranges} ranges of {files} files, {size}, in {seconds:.1} s.", list.display())
+    });
     Ok(0)
 }
 

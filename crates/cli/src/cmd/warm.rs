@@ -8,6 +8,7 @@ use api::answers::WarmSummary;
 use api::control::{ControlAddress, Request};
 use api::error::{Context, Failure, Result};
 use api::raw_path::RawPath;
+use api::reads::{self, ReadRange};
 use api::text::{bytes, count};
 use node::control;
 
@@ -23,6 +24,7 @@ const BATCH: usize = 256 << 10;
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  covey warm /mnt/covey/models/llama\n  find /mnt/covey/src -name '*.rs' | covey warm --from-list -\n  \
+    covey warm /mnt/models --from-list app.reads      what covey trace --record wrote, in its order\n  \
     covey warm --depot /mnt/models/llama      for the nodes that come later\n\n\
     What is here already is not fetched again. Exit status: 0 when everything is here, 1 when something could not be had."
 )]
@@ -30,7 +32,9 @@ pub struct Args {
     /// Files and folders on a mount
     #[arg(required_unless_present = "from_list")]
     paths: Vec<PathBuf>,
-    /// Also those that a file names, one a line; - is standard input
+    /// Also those that a file names, one a line; - is standard input. A list of covey trace --record instead
+    /// says which parts of files are fetched, in which order; PATH is then the mount, and nothing else of it
+    /// is fetched
     #[arg(long, value_name = "FILE")]
     from_list: Option<PathBuf>,
     /// Of a node of a fleet: have the depots of its zone fetch them; the bytes do not come by this node
@@ -42,7 +46,11 @@ pub struct Args {
 pub fn run(args: &Args, term: Term) -> Result<u8> {
     let mut paths = args.paths.clone();
     if let Some(file) = &args.from_list {
-        paths.extend(list(file)?);
+        let text = read(file)?;
+        if reads::is_list(&text) {
+            return recorded(args, file, &text, term);
+        }
+        paths.extend(list(&text));
     }
     if paths.is_empty() {
         return Err(Failure::usage("the list names no file").next("name files on a mount: covey warm PATH"));
@@ -54,6 +62,11 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
         sum.add(control::ask(&address, &request, &mut |tick| show(&mut progress, tick))?);
     }
     progress.done();
+    Ok(report(&sum, args.depot, term))
+}
+
+/// Says what was not had, and the figures. Returns the exit status.
+fn report(sum: &WarmSummary, depot: bool, term: Term) -> u8 {
     for missed in &sum.failed {
         term.say(format_args!("not had: {} ({})", missed.path, missed.why));
     }
@@ -61,22 +74,70 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     if more > 0 {
         term.say(format_args!("not had: {more} more"));
     }
-    term.result(&sum, || text(&sum, args.depot));
-    Ok(u8::from(sum.failed_count > 0))
+    term.result(sum, || text(sum, depot));
+    u8::from(sum.failed_count > 0)
+}
+
+/// Fetches what a recorded list names.
+fn recorded(args: &Args, file: &Path, text: &[u8], term: Term) -> Result<u8> {
+    let shown = file.display();
+    let reads = reads::parse(text).map_err(|why| {
+        Failure::usage(format!("the list {shown} cannot be understood"))
+            .why(why)
+            .next("record it again: covey trace MOUNT --record FILE")
+    })?;
+    let [path] = &args.paths[..] else {
+        return Err(Failure::usage(format!("{shown} is a list of covey trace --record"))
+            .why("it names files below the root of a mount, and says not which mount")
+            .next(format!("name the mount: covey warm MOUNT --from-list {shown}")));
+    };
+    if args.depot {
+        return Err(Failure::usage("depots fetch whole files").next("leave --depot out, or name paths"));
+    }
+    let address = mounted(path)?.address();
+    let mut progress = term.progress("warm");
+    let mut sum = WarmSummary::default();
+    let mut rest = &reads[..];
+    while !rest.is_empty() {
+        let batch = rest.len().min(batch_of(rest));
+        let request = Request::WarmReads { reads: rest[..batch].to_vec() };
+        sum.add(control::ask(&address, &request, &mut |tick| show(&mut progress, tick))?);
+        rest = &rest[batch..];
+    }
+    progress.done();
+    if sum.gone > 0 {
+        term.say(format_args!("{} files of the list are not there any more", count(sum.gone)));
+    }
+    Ok(report(&sum, false, term))
+}
+
+/// How many of these ranges fit a request.
+fn batch_of(reads: &[ReadRange]) -> usize {
+    let mut room = BATCH;
+    let fits = reads.iter().take_while(|read| {
+        let len = read.path.as_os_str().len() * 4 + 96;
+        let fits = len <= room;
+        room = room.saturating_sub(len);
+        fits
+    });
+    fits.count().max(1)
+}
+
+fn read(file: &Path) -> Result<Vec<u8>> {
+    if file != Path::new("-") {
+        return std::fs::read(file).at("read", file);
+    }
+    let mut text = Vec::new();
+    std::io::stdin().lock().read_to_end(&mut text).or_fail(|| "cannot read standard input".to_owned())?;
+    Ok(text)
 }
 
 /// The paths of a list. Empty lines are ignored.
-fn list(file: &Path) -> Result<Vec<PathBuf>> {
+fn list(text: &[u8]) -> Vec<PathBuf> {
     use std::os::unix::ffi::OsStrExt;
-    let mut text = Vec::new();
-    if file == Path::new("-") {
-        std::io::stdin().lock().read_to_end(&mut text).or_fail(|| "cannot read standard input".to_owned())?;
-    } else {
-        text = std::fs::read(file).at("read", file)?;
-    }
     let lines = text.split(|byte| *byte == b'\n').map(|line| line.strip_suffix(b"\r").unwrap_or(line));
     let named = lines.filter(|line| !line.is_empty());
-    Ok(named.map(|line| PathBuf::from(std::ffi::OsStr::from_bytes(line))).collect())
+    named.map(|line| PathBuf::from(std::ffi::OsStr::from_bytes(line))).collect()
 }
 
 /// The paths, grouped by the daemon that serves them, in batches that fit a request.

@@ -1,8 +1,7 @@
 //! The answer to a question about heat: the chunks in order, with their names and reasons.
 
 use std::collections::HashMap;
-use std::ffi::OsString;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use api::error::{Failure, Result};
@@ -22,8 +21,6 @@ use crate::paths;
 pub const PAGE_CACHE_UNSEEN: &str = "not seen: reads that the page cache answers";
 /// Files whose names are looked for, for one answer.
 const NAMES_MAX: usize = 10_000;
-/// Folders from a file to the root.
-const DEPTH_MAX: usize = 64;
 
 /// Chunks of which files are listed.
 enum Of {
@@ -128,7 +125,7 @@ impl Work {
             if named.len() >= top || known.len() >= NAMES_MAX {
                 break;
             }
-            let find = || names.as_ref().and_then(|names| path_of(names, Ino(row.inode)));
+            let find = || names.as_ref().and_then(|names| paths::path_of(names, Ino(row.inode)));
             let path = known.entry(row.inode).or_insert_with(find);
             let listed = match of {
                 Of::Below(folder) => path.as_ref().is_some_and(|path| path.starts_with(folder)),
@@ -163,18 +160,4 @@ fn because(mut row: Chunk, ago_ns: u64, hot_from: f64) -> Chunk {
         _ => format!("not hot: {rest}"),
     };
     row
-}
-
-/// A file's path below the root, if it has one that is found quickly.
-fn path_of(names: &Names, ino: Ino) -> Option<PathBuf> {
-    let (mut parts, mut at) = (Vec::new(), ino);
-    while at != Ino::ROOT {
-        if parts.len() >= DEPTH_MAX {
-            return None;
-        }
-        let (parent, name) = paths::parent_and_name(names, at)?;
-        parts.push(OsString::from_vec(name));
-        at = parent;
-    }
-    Some(parts.iter().rev().collect())
 }

@@ -306,6 +306,7 @@ pub fn warm(
         fetched_bytes: get(&progress.fetched.1),
         failed,
         failed_count,
+        gone: 0,
         seconds: (base::time::monotonic() - started).as_secs_f64(),
     })
 }

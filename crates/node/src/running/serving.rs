@@ -113,6 +113,7 @@ impl Serve for Daemon {
                 let paths: Vec<PathBuf> = paths.into_iter().map(PathBuf::from).collect();
                 serde_json::to_value(node.node()?.warm(&paths, depot, tick)?)
             }
+            Request::WarmReads { reads } => serde_json::to_value(node.node()?.warm_reads(&reads, tick)?),
             Request::Clone { from, to } => {
                 let cloned = node.node()?.clone_tree(&PathBuf::from(from), &PathBuf::from(to), tick)?;
                 // The kernel still believes that the new name does not exist. It also caches the folder's

@@ -1,0 +1,412 @@
+//! `covey image`: lists, shows, mounts and unmounts the container images of a volume or a published tree.
+
+use std::fs;
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use api::caller;
+use api::error::{Context, Failure, Result};
+use api::text::bytes;
+use clap::Subcommand;
+use node::mounts;
+use oci::folder::{self, Found, complete, find, names};
+use oci::place::{OnMount, Place};
+use serde::Serialize;
+
+use crate::cmd::umount::busy;
+use crate::images::made::{self, Made};
+use crate::images::overlay::{self, Overlay};
+use crate::images::{images_at, with_place};
+use crate::reading::{Way, split};
+use crate::table::Table;
+use crate::target::{Target, resolve};
+use crate::term::Term;
+
+/// Lists, mounts and unmounts container images that were imported into a volume
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Examples:\n  covey import docker://docker.io/library/debian:12 /mnt/covey/images\n  covey image ls /mnt/covey/images\n  \
+    covey image mount docker.io/library/debian:12 /mnt/debian --volume /mnt/covey/images\n  \
+    covey image mount app:1 /mnt/app --volume s3://bucket/prefix@images -- --join 10.0.0.1:7500 --secret-file /etc/covey/secret\n  \
+    covey image umount /mnt/debian\n\n\
+    A mounted image is an overlay of its layers below a folder of this machine, which takes what is written. docs/CONTAINERS.md\n\
+    shows how a container is started from it."
+)]
+pub struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// List the images of a folder of images; without one, those that are mounted here
+    ///
+    /// Example: covey image ls s3://bucket/prefix@images
+    Ls {
+        /// A folder of images on a mount, VOLUME:/PATH, or ORIGIN@NAME
+        place: Option<PathBuf>,
+        #[command(flatten)]
+        way: Way,
+    },
+    /// Write an image's config to standard output, as it was imported
+    ///
+    /// Example: covey image config app:1 --volume /mnt/covey/images | jq .config.Cmd
+    Config {
+        /// The image's name, or the digest of its manifest
+        image: String,
+        /// The folder of images: on a mount, VOLUME:/PATH, or ORIGIN@NAME
+        #[arg(long, value_name = "PLACE")]
+        volume: PathBuf,
+        #[command(flatten)]
+        way: Way,
+    },
+    /// Mount an image's layers, and a folder of this machine above them that takes what is written
+    ///
+    /// Example: covey image mount app:1 /mnt/app --volume /mnt/covey/images
+    Mount(MountArgs),
+    /// Unmount an image, and remove what its mount has made
+    ///
+    /// Example: covey image umount /mnt/app
+    #[command(alias = "unmount")]
+    Umount {
+        /// Where it is mounted
+        mountpoint: PathBuf,
+    },
+}
+
+/// The arguments of `covey image mount`.
+#[derive(Debug, clap::Args)]
+struct MountArgs {
+    /// The image's name, or the digest of its manifest
+    image: String,
+    /// Where to mount it; made if it is not there
+    mountpoint: PathBuf,
+    /// The folder of images on a mount; or ORIGIN@NAME, which is mounted too if it is not
+    #[arg(long, value_name = "PLACE")]
+    volume: PathBuf,
+    /// Keep what is written in DIR/upper, also after the unmount; mounted again with it, it is there again.
+    /// Without this, the unmount removes it
+    #[arg(long, value_name = "DIR")]
+    upper: Option<PathBuf>,
+    /// More arguments for covey mount of ORIGIN@NAME, such as --join
+    #[arg(last = true, value_name = "ARGUMENTS")]
+    more: Vec<String>,
+}
+
+/// Runs the command.
+pub fn run(args: &Args, term: Term) -> Result<u8> {
+    match &args.what {
+        What::Ls { place: Some(place), way } => list(place, way, term),
+        What::Ls { place: None, .. } => list_mounts(term),
+        What::Config { image, volume, way } => {
+            let config = with_place(volume, way, |place| Ok(find(place, image)?.config))?;
+            match std::io::stdout().lock().write_all(&config) {
+                Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+                    Err(Failure::io("cannot write the config", &error))
+                }
+                _ => Ok(0),
+            }
+        }
+        What::Mount(args) => mount(args, term),
+        What::Umount { mountpoint } => umount(mountpoint, term),
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Row {
+    name: String,
+    manifest: String,
+    platform: String,
+    layers: usize,
+    /// Bytes of the layers as they were fetched.
+    size: u64,
+    created: Option<String>,
+    source: String,
+}
+
+fn list(place: &Path, way: &Way, term: Term) -> Result<u8> {
+    let rows = with_place(place, way, |place| {
+        let row = |named| {
+            let Found { named, manifest, created, layers, .. } = complete(place, named)?;
+            let size = manifest.layers.iter().map(|layer| layer.size).sum();
+            Ok(Row {
+                manifest: named.manifest.digest.to_string(),
+                platform: named.platform.to_string(),
+                layers: layers.len(),
+                size,
+                created,
+                source: named.source,
+                name: named.name,
+            })
+        };
+        names(place)?.into_iter().map(row).collect::<Result<Vec<Row>>>()
+    })?;
+    term.result(&rows, || {
+        let mut table = Table::new(&["name", "manifest", "platform", "layers ", "size ", "created"]);
+        for row in &rows {
+            let created = row.created.clone().unwrap_or_else(|| "-".to_owned());
+            let manifest = row.manifest[..19].to_owned();
+            let (layers, size) = (row.layers.to_string(), bytes(row.size));
+            table.row(vec![row.name.clone(), manifest, row.platform.clone(), layers, size, created]);
+        }
+        if rows.is_empty() { "No images.".to_owned() } else { table.text() }
+    });
+    Ok(0)
+}
+
+fn list_mounts(term: Term) -> Result<u8> {
+    let all = made::all()?;
+    term.result(&all, || {
+        let mut table = Table::new(&["image", "mounted at", "of"]);
+        for made in &all {
+            let gone = if overlay::is_at(&made.mountpoint) { "" } else { " (no longer)" };
+            let at = format!("{}{gone}", made.mountpoint.display());
+            table.row(vec![made.image.clone(), at, made.volume.display().to_string()]);
+        }
+        if all.is_empty() { "No image is mounted.".to_owned() } else { table.text() }
+    });
+    Ok(0)
+}
+
+fn as_root() -> Result<()> {
+    if caller::euid() == 0 {
+        return Ok(());
+    }
+    Err(Failure::new("not-permitted", "images are mounted and unmounted as root")
+        .why("an overlay with whiteouts needs CAP_SYS_ADMIN")
+        .next("run it as root (or with sudo)"))
+}
+
+/// What a mount has made so far. If it fails, everything is undone when this is dropped.
+struct Undo {
+    made: Made,
+    done: bool,
+}
+
+impl Drop for Undo {
+    fn drop(&mut self) {
+        if !self.done {
+            let _ = end_tree(self.made.tree.as_deref(), &self.made.mountpoint);
+            let _ = self.made.forget();
+        }
+    }
+}
+
+fn mount(args: &MountArgs, term: Term) -> Result<u8> {
+    as_root()?;
+    let _lock = made::lock()?;
+    let mountpoint = mounts::absolute(&args.mountpoint)?;
+    check_free(&mountpoint)?;
+    let upper = match &args.upper {
+        Some(folder) => mounts::absolute(folder)?,
+        None => made::upper_of(&mountpoint),
+    };
+    let (place, tree) = folder_of(args)?;
+    let found = find(&OnMount::new(&place), &args.image).inspect_err(|_| {
+        let _ = end_tree(tree.as_deref(), &mountpoint);
+    })?;
+    let made = Made {
+        version: 1,
+        image: found.named.name.clone(),
+        manifest: found.named.manifest.digest,
+        made_mountpoint: !mountpoint.exists(),
+        mountpoint,
+        volume: args.volume.clone(),
+        upper,
+        upper_is_ours: args.upper.is_none(),
+        tree,
+    };
+    let mut undo = Undo { made: made.clone(), done: false };
+    check_upper(&made).inspect_err(|_| undo.made.upper_is_ours = false)?;
+    // The record comes first, so that nothing is left that no command knows.
+    made.keep()?;
+    stack(&place, &found, &made)?;
+    undo.done = true;
+    term.result(&made, || {
+        let Made { image, manifest, mountpoint, upper, upper_is_ours, .. } = &made;
+        let (mountpoint, upper) = (mountpoint.display(), upper.join("upper"));
+        let kept = if *upper_is_ours { "removed at the unmount" } else { "kept" };
+        let upper = upper.display();
+        format!(
+            "Mounted {image} ({manifest}) at {mountpoint}; what is written goes to {upper}, and is {kept}."
+        )
+    });
+    Ok(0)
+}
+
+/// No image is, or was, mounted there.
+fn check_free(mountpoint: &Path) -> Result<()> {
+    let shown = mountpoint.display();
+    if let Some(there) = fuse::mount::find(mountpoint) {
+        return Err(Failure::new("in-use", format!("{shown} is a mountpoint already"))
+            .why(format!("{} is mounted there", there.source))
+            .next("unmount it, or name another folder"));
+    }
+    match made::of(mountpoint)? {
+        Some(left) => Err(Failure::new("in-use", format!("{} was mounted at {shown}", left.image))
+            .why("it is not mounted any more, and was not unmounted by this program")
+            .next(format!("remove what is left of it: covey image umount {shown}"))),
+        None => Ok(()),
+    }
+}
+
+/// Mounts the layers.
+fn stack(place: &Path, found: &Found, made: &Made) -> Result<()> {
+    let lower = lower_of(place, found)?;
+    let (upper, work) = (made.upper.join("upper"), made.upper.join("work"));
+    [&upper, &work].into_iter().try_for_each(|folder| fs::create_dir_all(folder).at("make", folder))?;
+    like(&lower[0], &upper)?;
+    if made.made_mountpoint {
+        fs::create_dir(&made.mountpoint).at("make", &made.mountpoint)?;
+    }
+    Overlay { lower: &lower, upper: &upper, work: &work }.mount(&made.mountpoint)
+}
+
+/// The folder of images on a mount. Mounts a published tree if that is needed, and then says where.
+fn folder_of(args: &MountArgs) -> Result<(PathBuf, Option<PathBuf>)> {
+    let text = &args.volume;
+    let Some((tree, inner)) = split(text) else {
+        if !args.more.is_empty() {
+            return Err(Failure::usage(format!("{} is not mounted by this command", text.display()))
+                .next("leave out what follows --, or name a published tree: --volume ORIGIN@NAME"));
+        }
+        return match resolve(text)? {
+            Target::Mounted(place) => Ok((images_at(&place.path), None)),
+            Target::Closed { dir, .. } => {
+                Err(Failure::new("not-mounted", format!("{} is not mounted", dir.path().display()))
+                    .next(format!("mount it first: covey mount -d {} MOUNTPOINT", dir.path().display())))
+            }
+        };
+    };
+    let inner = inner.trim_start_matches('/');
+    let shown = fuse::mount::all().into_iter().filter(mounts::is_covey);
+    if let Some(mount) = shown.into_iter().find(|mount| api::source::tree(&mount.source) == Some(tree)) {
+        let ours = made::tree_at(Path::new(tree));
+        let tree = (mount.path == ours).then_some(ours);
+        return Ok((images_at(&mount.path.join(inner)), tree));
+    }
+    let at = made::tree_at(Path::new(tree));
+    made::private_folder(&at)?;
+    let program = std::env::current_exe().or_fail(|| "cannot find this program".to_owned())?;
+    let mut command = Command::new(program);
+    command.arg("mount").arg("-d").args(&args.more).arg(tree).arg(&at);
+    let done = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .output()
+        .or_fail(|| "cannot start covey mount".to_owned())?;
+    if done.status.success() {
+        return Ok((images_at(&at.join(inner)), Some(at)));
+    }
+    let _ = fs::remove_dir(&at);
+    let said = String::from_utf8_lossy(&done.stderr).trim().trim_start_matches("covey: ").to_owned();
+    Err(Failure::new("not-mounted", format!("{tree} cannot be mounted")).why(said))
+}
+
+/// The folders of the layers, the highest first. A layer that an image has twice counts once, as the higher
+/// one: it hides and brings again whatever the lower one did.
+fn lower_of(place: &Path, found: &Found) -> Result<Vec<PathBuf>> {
+    let mut lower: Vec<PathBuf> = Vec::new();
+    for diff_id in found.layers.iter().rev() {
+        let inside = folder::layer(diff_id);
+        let path = place.join(&inside);
+        if !OnMount::new(place).is_there(&inside)? {
+            return Err(Failure::new("damaged", format!("{} lacks the layer {diff_id}", found.named.name))
+                .why(format!("{} is not there", path.display()))
+                .next("import the image again with --overwrite"));
+        }
+        if !lower.contains(&path) {
+            lower.push(path);
+        }
+    }
+    Ok(lower)
+}
+
+/// The folder that takes what is written belongs to one image, as long as it is there. One of a mount that
+/// ended without an unmount is temporary, and removed.
+fn check_upper(made: &Made) -> Result<()> {
+    let upper = &made.upper;
+    if made.upper_is_ours {
+        made::remove_tree(upper)?;
+        return made::private_folder(upper);
+    }
+    fs::create_dir_all(upper).at("make", upper)?;
+    if let Some(other) = made::all()?.iter().find(|other| other.upper == *upper) {
+        return Err(Failure::new("in-use", format!("{} is in use", upper.display()))
+            .why(format!("{} is mounted with it at {}", other.image, other.mountpoint.display()))
+            .next("name another folder with --upper"));
+    }
+    let path = upper.join("manifest");
+    match fs::read_to_string(&path) {
+        Ok(text) if text.trim() == made.manifest.to_string() => Ok(()),
+        Ok(text) => Err(Failure::new("other-image", format!("{} is for another image", upper.display()))
+            .why(format!("what is there was written above {}", text.trim()))
+            .next("name another folder with --upper, or remove this one")),
+        Err(error) if error.kind() == ErrorKind::NotFound && upper.join("upper").exists() => {
+            Err(Failure::new("exists", format!("{} holds something else", upper.display()))
+                .next("name a new folder with --upper"))
+        }
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            fs::write(&path, format!("{}\n", made.manifest)).at("write", &path)
+        }
+        Err(error) => Err(error).at("read", &path),
+    }
+}
+
+/// Gives the top folder the owner and the mode of the highest layer's, since it covers it.
+fn like(layer: &Path, top: &Path) -> Result<()> {
+    use std::os::unix::fs::MetadataExt;
+    let about = layer.metadata().at("look at", layer)?;
+    std::os::unix::fs::chown(top, Some(about.uid()), Some(about.gid())).at("change the owner of", top)?;
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(about.mode() & 0o7777);
+    fs::set_permissions(top, mode).at("change the mode of", top)
+}
+
+fn umount(mountpoint: &Path, term: Term) -> Result<u8> {
+    as_root()?;
+    let _lock = made::lock()?;
+    let mountpoint = mounts::absolute(mountpoint)?;
+    let Some(made) = made::of(&mountpoint)? else {
+        return Err(Failure::new("not-mounted", format!("no image is mounted at {}", mountpoint.display()))
+            .next("covey image ls lists those that are"));
+    };
+    let was_there = overlay::is_at(&mountpoint);
+    if was_there {
+        overlay::end(&mountpoint).map_err(|error| match error.raw_os_error() {
+            Some(libc::EBUSY) => busy(&mountpoint),
+            _ => Failure::io(format!("cannot unmount {}", mountpoint.display()), &error),
+        })?;
+    }
+    end_tree(made.tree.as_deref(), &mountpoint)?;
+    made.forget()?;
+    term.result(&made, || {
+        let image = &made.image;
+        let kept = match made.upper_is_ours {
+            true => "what was written is removed".to_owned(),
+            false => format!("what was written is in {}", made.upper.join("upper").display()),
+        };
+        match was_there {
+            true => format!("Unmounted {image} from {}; {kept}.", mountpoint.display()),
+            false => format!("{image} was not mounted at {} any more; {kept}.", mountpoint.display()),
+        }
+    });
+    Ok(0)
+}
+
+/// Unmounts the tree that was mounted for images, unless an image at another mountpoint needs it.
+fn end_tree(tree: Option<&Path>, mountpoint: &Path) -> Result<()> {
+    let Some(tree) = tree else { return Ok(()) };
+    let needs = |other: &Made| other.tree.as_deref() == Some(tree) && other.mountpoint != mountpoint;
+    if made::all()?.iter().any(needs) {
+        return Ok(());
+    }
+    if let Some(mount) = mounts::at(tree)?.filter(mounts::is_covey) {
+        crate::cmd::umount::end_idle(&mount)?;
+    }
+    match fs::remove_dir(tree) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error).at("remove", tree),
+        _ => Ok(()),
+    }
+}

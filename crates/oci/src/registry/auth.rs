@@ -1,0 +1,264 @@
+//! What a registry wants before it answers, and the user's credentials for it.
+//!
+//! Credentials come from the environment (`COVEY_REGISTRY_USER` and `COVEY_REGISTRY_PASSWORD`), or from the
+//! files that `docker login`, `podman login` and `skopeo login` write. Programs that keep credentials
+//! elsewhere (credential helpers) are not run.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use api::error::{Failure, Result};
+use base64_simd::STANDARD;
+use reqwest::Url;
+use serde::Deserialize;
+
+use super::reference::{Reference, is_loopback};
+
+/// What a registry wants.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Challenge {
+    /// User and password.
+    Basic,
+    /// A token that is had elsewhere.
+    Bearer {
+        /// Where.
+        realm: String,
+        /// For which service.
+        service: Option<String>,
+    },
+}
+
+impl Challenge {
+    /// Parses the header `WWW-Authenticate`. None for forms that are not known.
+    pub fn parse(text: &str) -> Option<Challenge> {
+        let (scheme, rest) = text.trim().split_once(' ').unwrap_or((text.trim(), ""));
+        if scheme.eq_ignore_ascii_case("basic") {
+            return Some(Challenge::Basic);
+        }
+        if !scheme.eq_ignore_ascii_case("bearer") {
+            return None;
+        }
+        let mut fields = BTreeMap::new();
+        let mut rest = rest.trim();
+        while let Some((key, after)) = rest.split_once('=') {
+            let (value, next) = match after.strip_prefix('"') {
+                Some(quoted) => quoted.split_once('"')?,
+                None => after.split_at(after.find(',').unwrap_or(after.len())),
+            };
+            fields.insert(key.trim().to_ascii_lowercase(), value.to_owned());
+            rest = next.trim().trim_start_matches(',').trim();
+        }
+        let service = fields.remove("service");
+        Some(Challenge::Bearer { realm: fields.remove("realm")?, service })
+    }
+}
+
+/// The address at which a token for reading is had.
+///
+/// # Errors
+/// It is no address, or one without TLS although the registry is elsewhere.
+pub fn token_url(realm: &str, service: Option<&str>, reference: &Reference) -> Result<Url> {
+    let bad = |why: String| {
+        Failure::new("refused", format!("the registry {} names a strange place for tokens", reference.host))
+            .why(why)
+    };
+    let mut url = Url::parse(realm).map_err(|error| bad(format!("{realm:?}: {error}")))?;
+    let local = reference.is_local() && url.host_str().is_some_and(is_loopback);
+    if url.scheme() != "https" && !(url.scheme() == "http" && local) {
+        return Err(bad(format!("{realm:?} is an address without TLS")));
+    }
+    if let Some(service) = service {
+        url.query_pairs_mut().append_pair("service", service);
+    }
+    url.query_pairs_mut().append_pair("scope", &format!("repository:{}:pull", reference.repository));
+    Ok(url)
+}
+
+/// The value of the header for a token that was given.
+///
+/// # Errors
+/// The answer holds none.
+pub fn token(bytes: &[u8]) -> Result<String> {
+    #[derive(Deserialize)]
+    struct Given {
+        token: Option<String>,
+        access_token: Option<String>,
+    }
+    let given: Option<Given> = serde_json::from_slice(bytes).ok();
+    let token = given.and_then(|given| given.token.or(given.access_token));
+    token
+        .filter(|token| token.bytes().all(|byte| byte.is_ascii_graphic()))
+        .map(|token| format!("Bearer {token}"))
+        .ok_or_else(|| Failure::new("refused", "the registry's place for tokens gives none"))
+}
+
+/// The registry's own words in an answer that refuses.
+pub fn said(bytes: &[u8]) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Said {
+        errors: Vec<One>,
+    }
+    #[derive(Deserialize)]
+    struct One {
+        #[serde(default)]
+        code: String,
+        #[serde(default)]
+        message: String,
+    }
+    let Said { errors } = serde_json::from_slice(bytes).ok()?;
+    let One { code, message } = errors.into_iter().next()?;
+    let mut text = format!("the registry says: {code} {message}");
+    text.truncate(text.floor_char_boundary(300));
+    Some(text.trim_end().to_owned())
+}
+
+/// The user's credentials for a registry.
+#[derive(Clone, Default)]
+pub struct Keys {
+    /// User, colon and password in base64.
+    encoded: Option<String>,
+    /// Where they are from, or why there are none.
+    from: String,
+}
+
+/// What is used of a file of credentials.
+#[derive(Debug, Default, Deserialize)]
+struct Logins {
+    #[serde(default)]
+    auths: BTreeMap<String, Login>,
+    #[serde(default, rename = "credHelpers")]
+    helpers: BTreeMap<String, String>,
+    #[serde(default, rename = "credsStore")]
+    store: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct Login {
+    #[serde(default)]
+    auth: Option<String>,
+}
+
+impl Keys {
+    /// Looks for credentials for a host.
+    ///
+    /// # Errors
+    /// A file of credentials cannot be understood.
+    pub fn of(host: &str) -> Result<Keys> {
+        let get = |key: &str| std::env::var(key).ok().filter(|value| !value.is_empty());
+        let pair = get("COVEY_REGISTRY_USER").zip(get("COVEY_REGISTRY_PASSWORD"));
+        if let Some((user, password)) = pair {
+            let encoded = STANDARD.encode_to_string(format!("{user}:{password}"));
+            return Ok(Keys { encoded: Some(encoded), from: format!("as {user}, by COVEY_REGISTRY_USER") });
+        }
+        let mut keys = Keys { encoded: None, from: "without credentials".to_owned() };
+        for path in files(&get) {
+            let Ok(text) = std::fs::read(&path) else { continue };
+            let logins: Logins = serde_json::from_slice(&text).map_err(|error| {
+                Failure::usage(format!("{} cannot be understood", path.display()))
+                    .why(error.to_string())
+                    .next("correct it, or log in again")
+            })?;
+            let shown = path.display();
+            match find(&logins, host) {
+                Some(auth) => return Ok(Keys { encoded: Some(auth), from: format!("with {shown}") }),
+                None if logins.store.is_some() || logins.helpers.contains_key(host) => {
+                    keys.from = format!(
+                        "without credentials: {shown} keeps them in another program, which is not run"
+                    );
+                }
+                None => {}
+            }
+        }
+        Ok(keys)
+    }
+
+    /// The value of the header `Authorization`.
+    pub fn basic(&self) -> Option<String> {
+        self.encoded.as_ref().map(|encoded| format!("Basic {encoded}"))
+    }
+
+    /// With what it was asked, for people.
+    pub fn shown(&self) -> String {
+        format!("it was asked {}", self.from)
+    }
+}
+
+fn files(get: &dyn Fn(&str) -> Option<String>) -> Vec<PathBuf> {
+    if let Some(named) = get("REGISTRY_AUTH_FILE") {
+        return vec![named.into()];
+    }
+    let below = |folder: Option<String>, rest: &str| folder.map(|folder| PathBuf::from(folder).join(rest));
+    [
+        below(get("XDG_RUNTIME_DIR"), "containers/auth.json"),
+        below(get("DOCKER_CONFIG"), "config.json"),
+        below(get("HOME"), ".docker/config.json"),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+/// The entry of a host. Docker writes its own registry as an address.
+fn find(logins: &Logins, host: &str) -> Option<String> {
+    let is_ours = |key: &str| {
+        let bare = key.trim_start_matches("https://").split('/').next().unwrap_or("");
+        bare == host || host == "docker.io" && bare == "index.docker.io"
+    };
+    let found = logins.auths.iter().filter(|(key, _)| is_ours(key)).find_map(|(_, login)| login.auth.clone());
+    // Only text that can stand in a header.
+    found.filter(|auth| {
+        !auth.is_empty() && auth.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+/=".contains(&byte))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_registry_wants_is_understood() {
+        let bearer = |realm: &str, service: Option<&str>| {
+            Some(Challenge::Bearer { realm: realm.to_owned(), service: service.map(str::to_owned) })
+        };
+        let text = r#"Bearer realm="https://auth.example/token",service="registry.example",scope="a:b,c""#;
+        assert_eq!(Challenge::parse(text), bearer("https://auth.example/token", Some("registry.example")));
+        assert_eq!(Challenge::parse("bearer realm=https://x/y"), bearer("https://x/y", None));
+        assert_eq!(Challenge::parse("Basic realm=\"x\""), Some(Challenge::Basic));
+        assert!(
+            ["Bearer", "Bearer realm=\"open", "Digest realm=x", ""]
+                .map(Challenge::parse)
+                .iter()
+                .all(Option::is_none)
+        );
+    }
+
+    #[test]
+    fn credentials_go_to_no_place_without_tls() {
+        let away = Reference::parse("registry.example/a").unwrap();
+        let here = Reference::parse("localhost:5000/a").unwrap();
+        let url = token_url("https://auth.example/t?x=1", Some("s"), &away).unwrap();
+        assert_eq!(url.as_str(), "https://auth.example/t?x=1&service=s&scope=repository%3Aa%3Apull");
+        assert!(token_url("http://auth.example/t", None, &away).is_err());
+        assert!(token_url("http://auth.example/t", None, &here).is_err());
+        assert!(token_url("http://127.0.0.1/t", None, &away).is_err());
+        assert!(token_url("http://127.0.0.1/t", None, &here).is_ok());
+        assert!(token_url("file:///etc/passwd", None, &here).is_err());
+    }
+
+    #[test]
+    fn logins_are_found_by_host() {
+        let text = r#"{"auths":{"https://index.docker.io/v1/":{"auth":"YTpi"},"ghcr.io":{"auth":"Yzpk"},
+            "bad.example":{"auth":"x\r\ny"},"none.example":{}},"credsStore":"desktop"}"#;
+        let logins: Logins = serde_json::from_str(text).unwrap();
+        let hosts = ["docker.io", "ghcr.io", "bad.example", "none.example", "index"];
+        let found = hosts.map(|host| find(&logins, host));
+        assert_eq!(found.map(|auth| auth.unwrap_or_default()), ["YTpi", "Yzpk", "", "", ""]);
+    }
+
+    #[test]
+    fn a_token_is_taken_from_either_field() {
+        assert_eq!(token(br#"{"token":"a.b-c"}"#).unwrap(), "Bearer a.b-c");
+        assert_eq!(token(br#"{"access_token":"x","expires_in":60}"#).unwrap(), "Bearer x");
+        assert!([&b"{}"[..], b"no", br#"{"token":"a\nb"}"#].iter().all(|bytes| token(bytes).is_err()));
+    }
+}
