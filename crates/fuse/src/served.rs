@@ -22,6 +22,7 @@ use crate::dispatch::{Dispatcher, Parts, late_line};
 use crate::notify::Notifier;
 use crate::session::{negotiate, pools, serves_dot};
 use crate::shared::SharedMount;
+use crate::swap::Swap;
 use crate::watch::Watch;
 
 /// How to serve.
@@ -77,7 +78,7 @@ impl Served {
         let [workers, writers, seeker, unlockers] = pools.each_ref().map(Arc::clone);
         let (counts, watch) = (Arc::new(Counts::new(options.lanes)), Watch::new(options.lanes + 1));
         let dispatcher = Dispatcher::new(Parts {
-            fs,
+            fs: Arc::new(Swap::fixed(fs)),
             agreed,
             pending_table: Arc::clone(&pending_table),
             workers,
