@@ -186,13 +186,21 @@ impl State {
             self.homes.insert(*ino, Home { unit: *home, whole: true, large: false });
         }
         commit.puts.iter().for_each(|(key, value)| self.set(key, |_| Some(value.clone())));
-        // A directory that was in the trash may be a unit again.
-        let there = |unit: &Ino| commit.puts.iter().any(|(key, _)| *key == Key::inode(*unit));
+        // A directory that was in the trash may be a unit again, and so may a file that gets a second name.
+        let there = |unit: &Ino| {
+            let is_home = |value: &Value| home_of(*unit, InodeRecord::decode(value).ok().as_ref()) == *unit;
+            commit.puts.iter().any(|(key, value)| *key == Key::inode(*unit) && is_home(value))
+        };
         self.dead.retain(|unit| !there(unit));
         commit.dels.iter().for_each(|key| self.set(key, |_| None));
         commit.adds.iter().for_each(|(key, by)| self.set(key, |value| added(value, *by)));
         commit.maxs.iter().for_each(|(key, to)| self.set(key, |value| raised(value, *to)));
         survey.moved.iter().for_each(|(ino, from, to)| self.relocate(*ino, *from, *to));
+        // A new file that got its first name. As long as it was a unit it had a lease row, from its birth on.
+        // So no node can have seen it as a unit without one, and the row may go.
+        let is_named = |ino: &Ino| commit.dels.contains(&Key::orphan(*ino));
+        let named = survey.moved.iter().filter(|(ino, from, _)| from == ino && is_named(ino));
+        self.dead.extend(named.map(|(ino, ..)| *ino));
         let collected = commit.dels.iter().filter(|key| key.tag() == tags::ORPHAN);
         collected.for_each(|key| self.note_dead(number(key)));
         made
