@@ -218,8 +218,9 @@ fn a_request_that_failed_is_not_executed_later() {
     let _server = place.serve(&[]);
     let proxy = Proxy::start(&place);
     let guest = Guest::attach(&place, "mnt", proxy.address(), &["--wait", "1"]);
-    // The kernel keeps the name, so the next request is the UNLINK.
+    // The kernel keeps the name and all attributes, so the next request is the UNLINK.
     fs::write(guest.join("kept"), "x").unwrap();
+    assert!(fs::metadata(guest.path()).is_ok() && fs::metadata(guest.join("kept")).is_ok());
     proxy.lose_requests();
     let kept = guest.join("kept");
     let remover = std::thread::spawn(move || fs::remove_file(kept));

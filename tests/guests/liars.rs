@@ -25,7 +25,7 @@ fn message(opcode: u32, unique: u64, arguments: &[u8]) -> Vec<u8> {
 
 fn init() -> Vec<u8> {
     let mut arguments = Vec::new();
-    let flags: u64 = u64::MAX & !(1 << 41);
+    let flags: u64 = !(1 << 41);
     for number in [7, 40, 1 << 20, flags as u32, (flags >> 32) as u32] {
         arguments.extend(number.to_ne_bytes());
     }
@@ -72,7 +72,7 @@ impl Liar {
     }
 
     /// The reason for which it was cut off. It may have been cut before the reason arrived.
-    fn is_cut(mut self) -> String {
+    fn why_cut(mut self) -> String {
         loop {
             match self.next() {
                 Ok((head, payload)) if head.kind == Kind::Refuse => {
@@ -125,13 +125,13 @@ fn every_lie_ends_its_own_connection_only() {
     for (wanted, lie) in lies {
         let liar = Liar::mounted(&place);
         lie(&liar);
-        let why = liar.is_cut();
+        let why = liar.why_cut();
         assert!(why.contains(wanted), "wanted {wanted:?}, and the server said {why:?}");
         assert_eq!(fs::read_to_string(guest.join("f")).unwrap(), "x");
     }
     let liar = Liar::greet(&place);
     liar.say(Kind::Request, 0, 1, &getattr);
-    assert!(liar.is_cut().contains("wrong order"), "a request came before INIT");
+    assert!(liar.why_cut().contains("wrong order"), "a request came before INIT");
     assert!(server.log().contains("cut off"));
     guest.end();
 }
