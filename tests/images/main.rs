@@ -86,14 +86,8 @@ fn contents(root: &Path) -> Vec<String> {
     all
 }
 
-/// Whiteouts, opaque folders and links of three layers, as the kernel shows them. Imported into a volume that
-/// is mounted, and into one that is not.
-#[test]
-fn layers_stack_as_they_should() {
-    requires!(Need::Covey, Need::Root, Need::Mount);
-    let _one = one_at_a_time();
-    let folder = covey_tests::scratch();
-    let layout = Layout::new(&folder.path().join("app"));
+/// Layers that hide, replace and add, the lowest first.
+fn three_layers() -> [Vec<u8>; 3] {
     let lowest = layer(&[
         (b'5', "a", b""),
         (b'0', "a/gone", b"1"),
@@ -120,6 +114,18 @@ fn layers_stack_as_they_should() {
     ]);
     // The folder e is not listed: it stays what it is below.
     let highest = layer(&[(b'0', "c", b"3"), (b'0', ".wh.none", b""), (b'0', "e/.wh.gone", b"")]);
+    [lowest, middle, highest]
+}
+
+/// Whiteouts, opaque folders and links of three layers, as the kernel shows them. Imported into a volume that
+/// is mounted, and into one that is not.
+#[test]
+fn layers_stack_as_they_should() {
+    requires!(Need::Covey, Need::Root, Need::Mount);
+    let _one = one_at_a_time();
+    let folder = covey_tests::scratch();
+    let layout = Layout::new(&folder.path().join("app"));
+    let [lowest, middle, highest] = three_layers();
     // A layer that is there twice counts once.
     layout.image("1", &here(), &[lowest, highest.clone(), middle, highest]);
     let volume = Volume::below(folder.path(), &[]);
