@@ -2,6 +2,8 @@
 
 extern crate covey_meta as meta;
 
+#[path = "leases/contended.rs"]
+mod contended;
 #[path = "leases/kernel.rs"]
 mod kernel;
 #[path = "leases/loans.rs"]
@@ -15,12 +17,12 @@ use std::time::Duration;
 use base::{Ino, Timestamp};
 use meta::engine::Memory;
 use meta::key::{KeyRange, tags};
-use meta::lease::{Holder, Leases, Loan, LoanAsk, Nodes};
+use meta::lease::{Contention, Holder, Leases, Loan, LoanAsk, Nodes};
 use meta::plan::op::{Make, RenameMode, SetAttrs};
 use meta::plan::{Ctx, Op, Refusal};
 use meta::record::mode;
 use meta::shared::Term;
-use meta::store::{CommitError, Limit, Rows, StoreError};
+use meta::store::{CommitError, Limit, Linked, Looked, Rows, StoreError};
 use meta::{Commit, Key, MetaStore, Names, NamesError, Value};
 use parking_lot::Mutex;
 use support::script::{Script, all, check};
@@ -67,8 +69,16 @@ impl MetaStore for Far {
         self.one()?.get_many(keys)
     }
 
+    fn get_linked(&self, from: &Key, also: &[Key], tags: &[u8]) -> Result<Linked, StoreError> {
+        self.one()?.get_linked(from, also, tags)
+    }
+
     fn scan(&self, range: &KeyRange, limit: usize) -> Result<Rows, StoreError> {
         self.one()?.scan(range, limit)
+    }
+
+    fn look(&self, keys: &[Key], ranges: &[KeyRange], limit: usize) -> Result<Looked, StoreError> {
+        self.one()?.look(keys, ranges, limit)
     }
 
     fn commit(&self, commit: Commit) -> Result<(), CommitError> {
@@ -161,6 +171,10 @@ impl World {
     }
 
     fn over(nodes: u32, engine: Far) -> World {
+        World::ruled(nodes, engine, Contention::default())
+    }
+
+    fn ruled(nodes: u32, engine: Far, rules: Contention) -> World {
         let (engine, fleet) = (Arc::new(engine), Arc::new(Fleet::default()));
         let (mut leases, mut terms) = (Vec::new(), Vec::new());
         for node in 0..nodes {
@@ -169,7 +183,7 @@ impl World {
             fleet.epochs.lock().push(1);
             fleet.alive.lock().push(Holder { node, epoch: 1 });
             let place = Arc::new(Place(fleet.clone(), node));
-            let one = Leases::start(engine.clone(), term.clone(), place).unwrap();
+            let one = Leases::with_rules(engine.clone(), term.clone(), place, None, rules).unwrap();
             fleet.leases.lock().push(Arc::downgrade(&one));
             leases.push(one);
             terms.push(term);
@@ -178,7 +192,11 @@ impl World {
     }
 
     fn formatted(nodes: u32) -> World {
-        let world = World::new(nodes);
+        World::new(nodes).format()
+    }
+
+    fn format(self) -> World {
+        let world = self;
         let names = Names::new(world.engine.clone());
         names.run(&Op::Format { rows: &[("format", vec![1])] }, &ctx()).unwrap();
         world
@@ -233,13 +251,17 @@ fn is_there(names: &Names, name: &str) -> bool {
 
 #[test]
 fn nodes_that_take_turns_leave_the_rows_of_one() {
+    take_turns(Contention::default());
+}
+
+fn take_turns(rules: Contention) {
     for seed in 1..9 {
         let script = if seed < 6 { Script::new } else { Script::keeping };
         let alone = Arc::new(Memory::new());
         let mut expected = script(vec![Names::new(alone.clone())], seed);
         expected.play();
         for nodes in [1, 3] {
-            let world = World::new(nodes);
+            let world = World::ruled(nodes, Far::default(), rules);
             world.engine.lose.store(if seed % 2 == 0 { 3 } else { 0 }, Ordering::SeqCst);
             let mut script = script((0..nodes as usize).map(|node| world.names(node)).collect(), seed);
             script.play();
@@ -296,7 +318,11 @@ fn readers_share_a_lease() {
 /// Each name is made by one node only, and every node sees at once what another one has done.
 #[test]
 fn names_are_made_once_and_seen_at_once() {
-    let world = Arc::new(World::formatted(3));
+    make_once(World::formatted(3));
+}
+
+fn make_once(world: World) {
+    let world = Arc::new(world);
     let (next, made) = (Arc::new(AtomicU64::new(2)), Arc::new(AtomicU64::new(0)));
     std::thread::scope(|scope| {
         for node in 0..6 {
@@ -387,7 +413,11 @@ fn regression_a_thread_that_must_not_wait_is_told() {
 /// Directories are moved and files are moved between them by all nodes at once.
 #[test]
 fn moves_between_units_lose_nothing() {
-    let world = Arc::new(World::formatted(3));
+    move_between(World::formatted(3));
+}
+
+fn move_between(world: World) {
+    let world = Arc::new(world);
     let first = world.names(0);
     for n in 0..4u64 {
         make(&first, Ino::ROOT, &format!("dir {n}"), 10 + n, mode::S_IFDIR).unwrap();
