@@ -33,8 +33,10 @@ struct Far {
     memory: Memory,
     trips: AtomicU64,
     away: AtomicBool,
-    /// Every so many commits the answer is lost after the commit was applied.
+    /// Every so many commits the answer is lost after the commit was applied, if it is one of a batch.
     lose: AtomicU64,
+    /// The same for each commit that is none.
+    lose_others: AtomicBool,
     commits: AtomicU64,
     /// Each round trip takes so many microseconds.
     delay: AtomicU64,
@@ -90,6 +92,7 @@ impl MetaStore for Far {
         let number = self.commits.fetch_add(1, Ordering::SeqCst);
         match self.lose.load(Ordering::SeqCst) {
             every if every > 0 && number.is_multiple_of(every) && is_batch => Err(unavailable().into()),
+            _ if !is_batch && self.lose_others.load(Ordering::SeqCst) => Err(unavailable().into()),
             _ => Ok(()),
         }
     }

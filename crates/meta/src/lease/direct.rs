@@ -175,6 +175,7 @@ impl Core {
         asked.sort_unstable();
         asked.dedup();
         let values = self.inner.get_many(&asked)?;
+        self.term.check()?;
         let found: HashMap<Key, Option<Value>> = asked.into_iter().zip(values).collect();
         let of = |key: &Key| found.get(key).and_then(Option::as_ref);
         let mut state = self.state.lock();
@@ -215,6 +216,7 @@ impl Core {
         loop {
             let page = PAGE.min(limit - rows.len());
             let looked = self.inner.look(&keys, std::slice::from_ref(&rest), page)?;
+            self.term.check()?;
             let [lease, changed, inode] = <[_; 3]>::try_from(looked.rows).unwrap_or_default();
             let mut more = looked.ranges.into_iter().next().unwrap_or_default();
             more.truncate(page);
@@ -286,6 +288,7 @@ impl Core {
         let beside = [also, &[Key::lease(unit), Key::dir_changed(unit)]].concat();
         let asked = [tags, &[tags::INODE, tags::LEASE]].concat();
         let mut found = self.inner.get_linked(from, &beside, &asked)?;
+        self.term.check()?;
         let (changed, lease) = (found.also.pop().flatten(), found.also.pop().flatten());
         let (lease_of_child, inode) = (found.linked.pop().flatten(), found.linked.pop().flatten());
         let mut state = self.state.lock();
