@@ -27,6 +27,8 @@ use meta::{Commit, Key, MetaStore, Names, NamesError, Value};
 use parking_lot::Mutex;
 use support::script::{Script, all, check};
 
+type Work = Box<dyn FnOnce() + Send>;
+
 /// An engine that counts round trips, and may lose answers or be away.
 #[derive(Default)]
 struct Far {
@@ -38,6 +40,8 @@ struct Far {
     /// The same for each commit that is none.
     lose_others: AtomicBool,
     commits: AtomicU64,
+    /// Is done before the next commit that changes a lease row.
+    before_lease: Mutex<Option<Work>>,
     /// Each round trip takes so many microseconds.
     delay: AtomicU64,
     /// How large a batch should be.
@@ -87,6 +91,10 @@ impl MetaStore for Far {
         let is_batch = commit.puts.iter().any(|(key, _)| key.tag() == tags::BATCH);
         if is_batch {
             self.largest.fetch_max((commit.puts.len() + commit.dels.len()) as u64, Ordering::SeqCst);
+        }
+        if commit.puts.iter().any(|(key, _)| key.tag() == tags::LEASE) {
+            let work = self.before_lease.lock().take();
+            work.into_iter().for_each(|work| work());
         }
         self.one()?.commit(commit)?;
         let number = self.commits.fetch_add(1, Ordering::SeqCst);

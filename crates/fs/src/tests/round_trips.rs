@@ -8,9 +8,9 @@ use base::{Ino, PackNo};
 use blob::BlobError;
 use meta::engine::Memory;
 use meta::key::{KeyRange, tags};
-use meta::lease::{Holder, Leases, Nodes};
+use meta::lease::{Contention, Holder, Leases, Nodes};
 use meta::shared::Term;
-use meta::store::{CommitError, Linked, Rows, StoreError};
+use meta::store::{CommitError, Linked, Looked, Rows, StoreError};
 use meta::{Commit, Key, MetaStore, Value};
 
 use super::{Easy, ROOT, World};
@@ -47,6 +47,10 @@ impl MetaStore for Far {
 
     fn scan(&self, range: &KeyRange, limit: usize) -> Result<Rows, StoreError> {
         self.one().scan(range, limit)
+    }
+
+    fn look(&self, keys: &[Key], ranges: &[KeyRange], limit: usize) -> Result<Looked, StoreError> {
+        self.one().look(keys, ranges, limit)
     }
 
     fn commit(&self, commit: Commit) -> Result<(), CommitError> {
@@ -94,13 +98,24 @@ impl Nodes for Nobody {
     }
 }
 
+/// How a node uses what it works in.
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    /// Without leases.
+    Plain,
+    /// Under leases.
+    Leased,
+    /// All is contended.
+    Contended,
+}
+
 struct Shared {
     volume: Volume,
     trips: Arc<AtomicU64>,
 }
 
 impl Shared {
-    fn new(has_leases: bool) -> Shared {
+    fn new(kind: Kind) -> Shared {
         let mut world = World::new();
         let trips = Arc::new(AtomicU64::new(0));
         world.parts.store = Arc::new(Far(Memory::new(), trips.clone()));
@@ -109,8 +124,13 @@ impl Shared {
         let lease = Duration::from_secs(3600);
         let term = Arc::new(Term::default());
         term.extend(base::time::monotonic(), lease);
-        let leases = Leases::start(world.parts.store.clone(), term, Arc::new(Nobody)).unwrap();
-        let leases = has_leases.then_some(leases);
+        let rules = match kind {
+            Kind::Contended => Contention { turns: 0, quiet: lease },
+            _ => Contention::default(),
+        };
+        let store = world.parts.store.clone();
+        let leases = Leases::with_rules(store, term, Arc::new(Nobody), None, rules).unwrap();
+        let leases = (kind != Kind::Plain).then_some(leases);
         leases.iter().for_each(|leases| world.parts.store = leases.clone());
         let shared = Some(Sharing {
             node: 1,
@@ -139,22 +159,24 @@ impl Shared {
 }
 
 /// The table in docs/SEMANTICS.md.
-fn told() -> Vec<(String, [u64; 2])> {
+fn told() -> Vec<(String, [u64; 3])> {
     let page = include_str!("../../../../docs/SEMANTICS.md");
     let rows = page.lines().skip_while(|line| !line.starts_with("| operation on a shared volume |")).skip(2);
     let row = |line: &str| {
         let mut cells = line.trim_matches('|').split('|').map(str::trim);
         let mut next = || cells.next();
-        Some((next()?.to_owned(), [next()?.parse().ok()?, next()?.parse().ok()?]))
+        let name = next()?.to_owned();
+        Some((name, [next()?.parse().ok()?, next()?.parse().ok()?, next()?.parse().ok()?]))
     };
     rows.take_while(|line| line.starts_with('|')).filter_map(row).collect()
 }
 
 #[test]
 fn each_operation_takes_as_many_round_trips_as_the_table_says() {
-    let [without, with] = [false, true].map(|has_leases| measured(&Shared::new(has_leases)));
-    let both = without.into_iter().zip(with);
-    let found: Vec<_> = both.map(|((name, without), (_, with))| (name, [without, with])).collect();
+    let kinds = [Kind::Plain, Kind::Leased, Kind::Contended].map(|kind| measured(&Shared::new(kind)));
+    let [without, with, contended] = kinds;
+    let all = without.into_iter().zip(with).zip(contended);
+    let found: Vec<_> = all.map(|(((name, one), (_, two)), (_, three))| (name, [one, two, three])).collect();
     assert_eq!(found, told(), "docs/SEMANTICS.md differs (first: measured)");
 }
 

@@ -53,13 +53,13 @@ struct Crowd {
     turns: u32,
     /// This node wants to change the unit.
     changes: bool,
-    /// This node has nothing of the unit, and no node that is gone may have lent it.
-    is_sound: bool,
+    /// This node has nothing of the unit.
+    is_new: bool,
 }
 
 impl Crowd {
-    fn new(changes: bool, is_sound: bool) -> Crowd {
-        Crowd { began: base::time::monotonic(), waited: Duration::ZERO, turns: 0, changes, is_sound }
+    fn new(changes: bool, is_new: bool) -> Crowd {
+        Crowd { began: base::time::monotonic(), waited: Duration::ZERO, turns: 0, changes, is_new }
     }
 }
 
@@ -215,7 +215,6 @@ impl Core {
                 shared |= self.take_back_all(unit, row, me, &mut crowd)?;
             }
             if row.as_ref().is_some_and(|row| row.is_of_former(me)) {
-                crowd.is_sound = false;
                 self.state.lock().note_former(unit, self.former_end());
             }
             // Where this node has just taken a lease for reading from another node, both want to read.
@@ -265,7 +264,6 @@ impl Core {
             if holder.node != me.node && !is_alive && row.mode == Mode::Write {
                 // What it has lent is in use for longer than it was there. This node may be asked for the
                 // lease as soon as the row is changed, so it is noted before.
-                crowd.is_sound = false;
                 let end = base::time::boot().plus(LENT_END);
                 self.state.lock().note_former(unit, end);
             }
@@ -282,11 +280,12 @@ impl Core {
     fn is_crowded(&self, unit: Ino, crowd: &Crowd) -> bool {
         let state = self.state.lock();
         let rules = state.contended.rules;
+        // A node that is gone may have lent it. Only this node would wait for that.
         let is_lent = state.lent.get(&unit).is_some_and(Lent::is_lent);
         let own = crowd.began.elapsed().saturating_sub(crowd.waited);
         // A change without a lease takes about as long as the look at the unit, and this commit.
         let is_slow = crowd.waited > own || rules.turns == 0;
-        crowd.changes && crowd.is_sound && !is_lent && crowd.turns >= rules.turns && is_slow
+        crowd.changes && crowd.is_new && !is_lent && crowd.turns >= rules.turns && is_slow
     }
 
     /// Until when loans of an earlier process of this node may be in use.

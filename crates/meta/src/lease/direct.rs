@@ -49,8 +49,8 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// The leased units of some rows: their leases, and when they changed last.
-type Stamps = Vec<Option<(u64, u64, Option<Instant>)>>;
+/// The leases of some rows, or loans.
+type Stamps = Vec<Option<(u64, u64)>>;
 
 /// What is known of a row that leads to others.
 enum First {
@@ -71,7 +71,7 @@ impl State {
         let leased = keys.iter().zip(places).filter(|(_, place)| place.is_ok());
         let stamp = |(key, _): (&Key, &Place)| {
             let held = self.units.get(&self.unit_of_leased(key)?)?;
-            Some((held.seq, held.loan.map_or(0, |loan| loan.number), held.changed))
+            Some((held.seq, held.loan.map_or(0, |loan| loan.number)))
         };
         leased.map(stamp).collect()
     }
