@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use meta::lease::{KernelCache, Promise};
 use meta::record::InodeRecord;
+use meta::store::Expect;
 
 use super::*;
 
@@ -135,16 +136,20 @@ fn a_directory_that_several_nodes_change_becomes_contended() {
 #[test]
 fn what_one_node_changes_and_others_read_is_never_contended() {
     let world = World::ruled(3, Far::default(), Contention { turns: 2, quiet: LONG }).format();
-    for n in 0..60 {
-        file(&world.names(0), &format!("{n}"), 10 + n);
-        assert!((1..3).all(|node| is_there(&world.names(node), &format!("{n}"))));
+    let key = Key::inode(Ino::ROOT);
+    let mut seen = world.engine.memory.get(&key).unwrap().unwrap();
+    for n in 0..20 {
+        // It changes the directory without a look before: otherwise it would read with the others first.
+        let new = InodeRecord { uid: n, ..InodeRecord::decode(&seen).unwrap() }.encode();
+        let (checks, puts) = (vec![(key.clone(), Expect::Is(seen))], vec![(key.clone(), new.clone())]);
+        world.leases[0].commit(Commit { checks, puts, ..Commit::default() }).unwrap();
+        seen = new;
+        let row = world.engine.memory.get(&Key::lease(Ino::ROOT)).unwrap().unwrap();
+        assert_eq!(lease(&world, Ino::ROOT), Some((2, Some(0))), "turn {n}");
         // Without this, the readers borrow, and the lease stays where it is.
-        let seq = u64::from_be_bytes(
-            world.engine.memory.get(&Key::lease(Ino::ROOT)).unwrap().unwrap()[2..10].try_into().unwrap(),
-        );
-        world.leases[0].recall(Ino::ROOT, seq).unwrap();
-        assert!((1..3).all(|node| is_there(&world.names(node), &format!("{n}"))));
-        assert_ne!(lease(&world, Ino::ROOT), CONTENDED, "turn {n}");
+        world.leases[0].recall(Ino::ROOT, u64::from_be_bytes(row[2..10].try_into().unwrap())).unwrap();
+        let of = |node: usize| world.names(node).attr(Ino::ROOT).unwrap().unwrap().uid;
+        assert!((1..3).all(|node| of(node) == n), "turn {n}");
     }
 }
 
@@ -245,6 +250,10 @@ fn what_moved_out_of_a_contended_directory_is_read_where_it_is() {
     rename(&names[0], 3, 2, "x");
     chmod(&names[1], 10, 0o600);
     assert_eq!(names[0].attr(Ino(10)).unwrap().unwrap().mode & 0o777, 0o600);
+    chmod(&names[1], 10, 0o604);
+    rename(&names[0], 2, 3, "x");
+    assert_eq!(lease(&world, Ino(3)), Some((2, Some(0))));
+    assert_eq!(names[0].attr(Ino(10)).unwrap().unwrap().mode & 0o777, 0o604);
     world.rows();
     check(&world.engine.memory);
 }
@@ -297,13 +306,13 @@ fn the_kernel_keeps_nothing_of_a_contended_directory() {
     // A reply that was read without a lease is late, and this node has a lease of the inode by then.
     let mark = world.leases[0].mark();
     names.attr(Ino(2)).unwrap();
+    chmod(&world.names(1), 2, 0o700);
     let seq = u64::try_from(base::time::now().0 / 1000).unwrap();
     let free = [&[1, 2][..], &seq.to_be_bytes()].concat();
     let commit = Commit { puts: vec![(Key::lease(Ino(2)), free.into())], ..Commit::default() };
     world.engine.memory.commit(commit).unwrap();
-    chmod(&world.names(1), 2, 0o700);
-    chmod(&names, 2, 0o750);
-    assert_eq!(lease(&world, Ino(2)).map(|(_, node)| node), Some(Some(0)));
+    assert_eq!(names.attr(Ino(2)).unwrap().unwrap().mode & 0o777, 0o700);
+    assert_eq!(lease(&world, Ino(2)), Some((2, Some(0))));
     assert_eq!(promise(&world, 0, mark, 2, 0), Promise::of(Ino(2), Ino(0)));
     assert!(promise(&world, 0, world.leases[0].mark(), 2, 0).attributes > Duration::ZERO);
 }
@@ -388,7 +397,9 @@ fn a_lease_of_a_dead_node_is_not_contended_at_once() {
     world.engine.memory.commit(commit).unwrap();
     world.end(0);
     let began = Instant::now();
-    make(&world.names(1), Ino(2), "a", 10, mode::S_IFREG).unwrap();
+    // It changes the directory without a look before.
+    let puts = vec![(Key::xattr(Ino(2), b"user.a"), b"1"[..].into())];
+    world.leases[1].commit(Commit { puts, ..Commit::default() }).unwrap();
     assert_eq!(lease(&world, Ino(2)), Some((2, Some(1))));
     assert!(began.elapsed() > Duration::from_millis(340), "{:?}", began.elapsed());
     make(&world.names(2), Ino(2), "b", 11, mode::S_IFREG).unwrap();
