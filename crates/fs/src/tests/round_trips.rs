@@ -112,24 +112,23 @@ enum Kind {
 struct Shared {
     volume: Volume,
     trips: Arc<AtomicU64>,
+    store: Arc<Far>,
+    kind: Kind,
 }
 
 impl Shared {
     fn new(kind: Kind) -> Shared {
         let mut world = World::new();
         let trips = Arc::new(AtomicU64::new(0));
-        world.parts.store = Arc::new(Far(Memory::new(), trips.clone()));
+        let store = Arc::new(Far(Memory::new(), trips.clone()));
+        world.parts.store = store.clone();
         Volume::format(&world.parts, &Default::default()).unwrap();
         // The threads in the background do nothing in the time of the test.
         let lease = Duration::from_secs(3600);
         let term = Arc::new(Term::default());
         term.extend(base::time::monotonic(), lease);
-        let rules = match kind {
-            Kind::Contended => Contention { turns: 0, quiet: lease },
-            _ => Contention::default(),
-        };
-        let store = world.parts.store.clone();
-        let leases = Leases::with_rules(store, term, Arc::new(Nobody), None, rules).unwrap();
+        let rules = Contention { quiet: lease, ..Contention::default() };
+        let leases = Leases::with_rules(store.clone(), term, Arc::new(Nobody), None, rules).unwrap();
         let leases = (kind != Kind::Plain).then_some(leases);
         leases.iter().for_each(|leases| world.parts.store = leases.clone());
         let shared = Some(Sharing {
@@ -144,11 +143,23 @@ impl Shared {
         });
         let options = Options { names_local: false, shared, commit: lease, ..world.options() };
         let volume = Volume::open(world.parts.clone(), options).unwrap();
+        let shared = Shared { volume, trips, store, kind };
+        shared.contend(Ino::ROOT);
+        let volume = &shared.volume;
         // The first file takes numbers for inodes and packs, and begins a pack.
         let first = volume.file(Ino::ROOT, "first");
         volume.put(first, 0, &[1; 1000]);
         std::thread::sleep(Duration::from_millis(600));
-        Shared { volume, trips }
+        shared
+    }
+
+    /// Makes a directory contended that no node has a lease of.
+    fn contend(&self, dir: Ino) {
+        if self.kind == Kind::Contended {
+            let row = [&[1, 3][..], &dir.0.to_be_bytes()].concat();
+            let commit = Commit { puts: vec![(Key::lease(dir), row.into())], ..Commit::default() };
+            self.store.0.commit(commit).unwrap();
+        }
     }
 
     fn of<T>(&self, work: impl FnOnce(&Volume) -> T) -> (u64, T) {
@@ -203,6 +214,7 @@ fn measured(shared: &Shared) -> Vec<(String, u64)> {
     shared.volume.lookup(Ino::ROOT, name("dir")).unwrap_err();
     let (trips, dir) = shared.of(|v| v.dir(Ino::ROOT, "dir"));
     note("mkdir, after the lookup", (trips, ()));
+    shared.contend(dir);
     let rename = |v: &Volume| {
         v.rename(Ino::ROOT, name("file"), dir, name("moved"), RenameMode::Replace).map(drop).unwrap();
     };
