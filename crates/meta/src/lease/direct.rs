@@ -8,9 +8,9 @@
 //! which unit it belongs to.
 //!
 //! **An answer with rows of leased units too** was true at one moment, if those are the same before and after
-//! the engine was asked. If they change each time, they wait for one question. A name in a contended directory
-//! and a directory that it stands for are an exception: the directory's attributes may be newer than the
-//! name, as they are for a program that first looks a path up.
+//! the engine was asked. If they change each time, they wait for one question. A name in a contended
+//! directory and a directory that it stands for are an exception: the directory's attributes may be newer
+//! than the name, as they are for a program that first looks a path up.
 //!
 //! **The kernel keeps nothing of such an answer**: it counts as a recall ([`super::promise`]).
 

@@ -2,8 +2,8 @@
 //! ([`super::contend`]).
 //!
 //! Nothing else happens meanwhile in the leased units that such a commit touches, and what this node has
-//! changed before is in the engine first. The commit checks the lease rows of the leased units that it writes,
-//! and of all contended ones. It is in the engine when it is acknowledged.
+//! changed before is in the engine first. The commit checks the lease rows of the leased units that it
+//! writes, and of all contended ones. It is in the engine when it is acknowledged.
 //!
 //! **A commit may move a name from a leased directory to a contended one.** The kernel may keep that name and
 //! its inode under the lease, and must not under none. So it forgets before.

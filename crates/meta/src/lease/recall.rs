@@ -262,7 +262,8 @@ impl Core {
     }
 }
 
-/// How long this node keeps a lease although another one wants it. `is_read`: rows of the unit are being read.
+/// How long this node keeps a lease although another one wants it. `is_read`: rows of the unit are being
+/// read.
 fn keeps_for(held: &Unit, is_read: bool, now: Instant) -> Option<Duration> {
     let age = now.saturating_duration_since(held.since);
     let quiet = now.saturating_duration_since(held.last);
