@@ -2,6 +2,8 @@
 
 extern crate covey_meta as meta;
 
+#[path = "leases/contended.rs"]
+mod contended;
 #[path = "leases/kernel.rs"]
 mod kernel;
 #[path = "leases/loans.rs"]
@@ -15,15 +17,17 @@ use std::time::Duration;
 use base::{Ino, Timestamp};
 use meta::engine::Memory;
 use meta::key::{KeyRange, tags};
-use meta::lease::{Holder, Leases, Loan, LoanAsk, Nodes};
+use meta::lease::{Contention, Holder, Leases, Loan, LoanAsk, Nodes};
 use meta::plan::op::{Make, RenameMode, SetAttrs};
 use meta::plan::{Ctx, Op, Refusal};
 use meta::record::mode;
 use meta::shared::Term;
-use meta::store::{CommitError, Limit, Rows, StoreError};
+use meta::store::{CommitError, Limit, Linked, Looked, Rows, StoreError};
 use meta::{Commit, Key, MetaStore, Names, NamesError, Value};
 use parking_lot::Mutex;
 use support::script::{Script, all, check};
+
+type Work = Box<dyn FnOnce() + Send>;
 
 /// An engine that counts round trips, and may lose answers or be away.
 #[derive(Default)]
@@ -31,9 +35,13 @@ struct Far {
     memory: Memory,
     trips: AtomicU64,
     away: AtomicBool,
-    /// Every so many commits the answer is lost after the commit was applied.
+    /// Every so many commits the answer is lost after the commit was applied, if it is one of a batch.
     lose: AtomicU64,
+    /// The same for each commit that is none.
+    lose_others: AtomicBool,
     commits: AtomicU64,
+    /// Is done before the next commit that changes a lease row.
+    before_lease: Mutex<Option<Work>>,
     /// Each round trip takes so many microseconds.
     delay: AtomicU64,
     /// How large a batch should be.
@@ -67,8 +75,16 @@ impl MetaStore for Far {
         self.one()?.get_many(keys)
     }
 
+    fn get_linked(&self, from: &Key, also: &[Key], tags: &[u8]) -> Result<Linked, StoreError> {
+        self.one()?.get_linked(from, also, tags)
+    }
+
     fn scan(&self, range: &KeyRange, limit: usize) -> Result<Rows, StoreError> {
         self.one()?.scan(range, limit)
+    }
+
+    fn look(&self, keys: &[Key], ranges: &[KeyRange], limit: usize) -> Result<Looked, StoreError> {
+        self.one()?.look(keys, ranges, limit)
     }
 
     fn commit(&self, commit: Commit) -> Result<(), CommitError> {
@@ -76,10 +92,15 @@ impl MetaStore for Far {
         if is_batch {
             self.largest.fetch_max((commit.puts.len() + commit.dels.len()) as u64, Ordering::SeqCst);
         }
+        if commit.puts.iter().any(|(key, _)| key.tag() == tags::LEASE) {
+            let work = self.before_lease.lock().take();
+            work.into_iter().for_each(|work| work());
+        }
         self.one()?.commit(commit)?;
         let number = self.commits.fetch_add(1, Ordering::SeqCst);
         match self.lose.load(Ordering::SeqCst) {
             every if every > 0 && number.is_multiple_of(every) && is_batch => Err(unavailable().into()),
+            _ if !is_batch && self.lose_others.load(Ordering::SeqCst) => Err(unavailable().into()),
             _ => Ok(()),
         }
     }
@@ -161,6 +182,10 @@ impl World {
     }
 
     fn over(nodes: u32, engine: Far) -> World {
+        World::ruled(nodes, engine, Contention::default())
+    }
+
+    fn ruled(nodes: u32, engine: Far, rules: Contention) -> World {
         let (engine, fleet) = (Arc::new(engine), Arc::new(Fleet::default()));
         let (mut leases, mut terms) = (Vec::new(), Vec::new());
         for node in 0..nodes {
@@ -169,7 +194,7 @@ impl World {
             fleet.epochs.lock().push(1);
             fleet.alive.lock().push(Holder { node, epoch: 1 });
             let place = Arc::new(Place(fleet.clone(), node));
-            let one = Leases::start(engine.clone(), term.clone(), place).unwrap();
+            let one = Leases::with_rules(engine.clone(), term.clone(), place, None, rules).unwrap();
             fleet.leases.lock().push(Arc::downgrade(&one));
             leases.push(one);
             terms.push(term);
@@ -178,7 +203,11 @@ impl World {
     }
 
     fn formatted(nodes: u32) -> World {
-        let world = World::new(nodes);
+        World::new(nodes).format()
+    }
+
+    fn format(self) -> World {
+        let world = self;
         let names = Names::new(world.engine.clone());
         names.run(&Op::Format { rows: &[("format", vec![1])] }, &ctx()).unwrap();
         world
@@ -233,13 +262,17 @@ fn is_there(names: &Names, name: &str) -> bool {
 
 #[test]
 fn nodes_that_take_turns_leave_the_rows_of_one() {
+    take_turns(Contention::default());
+}
+
+fn take_turns(rules: Contention) {
     for seed in 1..9 {
         let script = if seed < 6 { Script::new } else { Script::keeping };
         let alone = Arc::new(Memory::new());
         let mut expected = script(vec![Names::new(alone.clone())], seed);
         expected.play();
         for nodes in [1, 3] {
-            let world = World::new(nodes);
+            let world = World::ruled(nodes, Far::default(), rules);
             world.engine.lose.store(if seed % 2 == 0 { 3 } else { 0 }, Ordering::SeqCst);
             let mut script = script((0..nodes as usize).map(|node| world.names(node)).collect(), seed);
             script.play();
@@ -318,7 +351,11 @@ fn a_file_is_free_if_no_other_node_uses_its_lease() {
 /// Each name is made by one node only, and every node sees at once what another one has done.
 #[test]
 fn names_are_made_once_and_seen_at_once() {
-    let world = Arc::new(World::formatted(3));
+    make_once(World::formatted(3));
+}
+
+fn make_once(world: World) {
+    let world = Arc::new(world);
     let (next, made) = (Arc::new(AtomicU64::new(2)), Arc::new(AtomicU64::new(0)));
     std::thread::scope(|scope| {
         for node in 0..6 {
@@ -409,7 +446,11 @@ fn regression_a_thread_that_must_not_wait_is_told() {
 /// Directories are moved and files are moved between them by all nodes at once.
 #[test]
 fn moves_between_units_lose_nothing() {
-    let world = Arc::new(World::formatted(3));
+    move_between(World::formatted(3));
+}
+
+fn move_between(world: World) {
+    let world = Arc::new(world);
     let first = world.names(0);
     for n in 0..4u64 {
         make(&first, Ino::ROOT, &format!("dir {n}"), 10 + n, mode::S_IFDIR).unwrap();

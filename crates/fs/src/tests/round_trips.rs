@@ -8,9 +8,9 @@ use base::{Ino, PackNo};
 use blob::BlobError;
 use meta::engine::Memory;
 use meta::key::{KeyRange, tags};
-use meta::lease::{Holder, Leases, Nodes};
+use meta::lease::{Contention, Holder, Leases, Nodes};
 use meta::shared::Term;
-use meta::store::{CommitError, Linked, Rows, StoreError};
+use meta::store::{CommitError, Linked, Looked, Rows, StoreError};
 use meta::{Commit, Key, MetaStore, Value};
 
 use super::{Easy, ROOT, World};
@@ -47,6 +47,10 @@ impl MetaStore for Far {
 
     fn scan(&self, range: &KeyRange, limit: usize) -> Result<Rows, StoreError> {
         self.one().scan(range, limit)
+    }
+
+    fn look(&self, keys: &[Key], ranges: &[KeyRange], limit: usize) -> Result<Looked, StoreError> {
+        self.one().look(keys, ranges, limit)
     }
 
     fn commit(&self, commit: Commit) -> Result<(), CommitError> {
@@ -94,23 +98,38 @@ impl Nodes for Nobody {
     }
 }
 
+/// How a node uses what it works in.
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    /// Without leases.
+    Plain,
+    /// Under leases.
+    Leased,
+    /// All is contended.
+    Contended,
+}
+
 struct Shared {
     volume: Volume,
     trips: Arc<AtomicU64>,
+    store: Arc<Far>,
+    kind: Kind,
 }
 
 impl Shared {
-    fn new(has_leases: bool) -> Shared {
+    fn new(kind: Kind) -> Shared {
         let mut world = World::new();
         let trips = Arc::new(AtomicU64::new(0));
-        world.parts.store = Arc::new(Far(Memory::new(), trips.clone()));
+        let store = Arc::new(Far(Memory::new(), trips.clone()));
+        world.parts.store = store.clone();
         Volume::format(&world.parts, &Default::default()).unwrap();
         // The threads in the background do nothing in the time of the test.
         let lease = Duration::from_secs(3600);
         let term = Arc::new(Term::default());
         term.extend(base::time::monotonic(), lease);
-        let leases = Leases::start(world.parts.store.clone(), term, Arc::new(Nobody)).unwrap();
-        let leases = has_leases.then_some(leases);
+        let rules = Contention { quiet: lease, ..Contention::default() };
+        let leases = Leases::with_rules(store.clone(), term, Arc::new(Nobody), None, rules).unwrap();
+        let leases = (kind != Kind::Plain).then_some(leases);
         leases.iter().for_each(|leases| world.parts.store = leases.clone());
         let shared = Some(Sharing {
             node: 1,
@@ -124,11 +143,23 @@ impl Shared {
         });
         let options = Options { names_local: false, shared, commit: lease, ..world.options() };
         let volume = Volume::open(world.parts.clone(), options).unwrap();
+        let shared = Shared { volume, trips, store, kind };
+        shared.contend(Ino::ROOT);
+        let volume = &shared.volume;
         // The first file takes numbers for inodes and packs, and begins a pack.
         let first = volume.file(Ino::ROOT, "first");
         volume.put(first, 0, &[1; 1000]);
         std::thread::sleep(Duration::from_millis(600));
-        Shared { volume, trips }
+        shared
+    }
+
+    /// Makes a directory contended that no node has a lease of.
+    fn contend(&self, dir: Ino) {
+        if self.kind == Kind::Contended {
+            let row = [&[1, 3][..], &dir.0.to_be_bytes()].concat();
+            let commit = Commit { puts: vec![(Key::lease(dir), row.into())], ..Commit::default() };
+            self.store.0.commit(commit).unwrap();
+        }
     }
 
     fn of<T>(&self, work: impl FnOnce(&Volume) -> T) -> (u64, T) {
@@ -139,22 +170,24 @@ impl Shared {
 }
 
 /// The table in docs/SEMANTICS.md.
-fn told() -> Vec<(String, [u64; 2])> {
+fn told() -> Vec<(String, [u64; 3])> {
     let page = include_str!("../../../../docs/SEMANTICS.md");
     let rows = page.lines().skip_while(|line| !line.starts_with("| operation on a shared volume |")).skip(2);
     let row = |line: &str| {
         let mut cells = line.trim_matches('|').split('|').map(str::trim);
         let mut next = || cells.next();
-        Some((next()?.to_owned(), [next()?.parse().ok()?, next()?.parse().ok()?]))
+        let name = next()?.to_owned();
+        Some((name, [next()?.parse().ok()?, next()?.parse().ok()?, next()?.parse().ok()?]))
     };
     rows.take_while(|line| line.starts_with('|')).filter_map(row).collect()
 }
 
 #[test]
 fn each_operation_takes_as_many_round_trips_as_the_table_says() {
-    let [without, with] = [false, true].map(|has_leases| measured(&Shared::new(has_leases)));
-    let both = without.into_iter().zip(with);
-    let found: Vec<_> = both.map(|((name, without), (_, with))| (name, [without, with])).collect();
+    let kinds = [Kind::Plain, Kind::Leased, Kind::Contended].map(|kind| measured(&Shared::new(kind)));
+    let [without, with, contended] = kinds;
+    let all = without.into_iter().zip(with).zip(contended);
+    let found: Vec<_> = all.map(|(((name, one), (_, two)), (_, three))| (name, [one, two, three])).collect();
     assert_eq!(found, told(), "docs/SEMANTICS.md differs (first: measured)");
 }
 
@@ -181,6 +214,7 @@ fn measured(shared: &Shared) -> Vec<(String, u64)> {
     shared.volume.lookup(Ino::ROOT, name("dir")).unwrap_err();
     let (trips, dir) = shared.of(|v| v.dir(Ino::ROOT, "dir"));
     note("mkdir, after the lookup", (trips, ()));
+    shared.contend(dir);
     let rename = |v: &Volume| {
         v.rename(Ino::ROOT, name("file"), dir, name("moved"), RenameMode::Replace).map(drop).unwrap();
     };

@@ -13,7 +13,9 @@ use parking_lot::RwLock;
 
 use super::{Final, resolve};
 use crate::key::{Key, KeyRange};
-use crate::store::{Commit, CommitError, MetaStore, Rows, Snapshot, StoreError, Value};
+use crate::store::{
+    Commit, CommitError, Linked, Looked, MetaStore, Rows, Snapshot, StoreError, Value, linked_keys,
+};
 
 /// A key's length, the key, the value.
 #[derive(Clone)]
@@ -140,6 +142,26 @@ impl MetaStore for Memory {
         let table = self.table.read();
         let rows = table.range(range).take(limit).map(Row::split);
         Ok(rows.map(|(key, value)| (Key::from_bytes(key), value.into())).collect())
+    }
+
+    fn get_linked(&self, from: &Key, also: &[Key], tags: &[u8]) -> Result<Linked, StoreError> {
+        let table = self.table.read();
+        let from = table.get(from);
+        let linked = match &from {
+            Some(value) => linked_keys(value, tags).iter().map(|key| table.get(key)).collect(),
+            None => vec![None; tags.len()],
+        };
+        Ok(Linked { from, also: also.iter().map(|key| table.get(key)).collect(), linked })
+    }
+
+    fn look(&self, keys: &[Key], ranges: &[KeyRange], limit: usize) -> Result<Looked, StoreError> {
+        let table = self.table.read();
+        let rows = |range| {
+            let rows = table.range(range).take(limit).map(Row::split);
+            rows.map(|(key, value)| (Key::from_bytes(key), value.into())).collect()
+        };
+        let ranges = ranges.iter().map(rows).collect();
+        Ok(Looked { rows: keys.iter().map(|key| table.get(key)).collect(), ranges })
     }
 
     fn commit(&self, commit: Commit) -> Result<(), CommitError> {

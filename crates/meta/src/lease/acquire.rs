@@ -8,6 +8,7 @@ use base::time::BootTime;
 
 use super::fetch::{Loaded, NAMES_MAX, Seen};
 use super::lend::LENT_END;
+use super::loan::Lent;
 use super::row::{Holder, Mode, Row};
 use super::state::{State, Unit, Wanted};
 use super::{Core, PATIENCE, TURN, not_joined};
@@ -37,8 +38,29 @@ struct How {
     borrows: bool,
     /// For writing, if no other node keeps its own.
     alone: bool,
+    /// The row of a contended unit that this node may replace: it is quiet.
+    quiet: Option<Value>,
     /// How many sessions had ended.
     sessions: u64,
+}
+
+/// What taking a lease back from other nodes was like.
+struct Crowd {
+    began: Instant,
+    /// How long the others took to give theirs back.
+    waited: Duration,
+    /// How often in a row the unit went to another writer.
+    turns: u32,
+    /// This node wants to change the unit.
+    changes: bool,
+    /// This node has nothing of the unit.
+    is_new: bool,
+}
+
+impl Crowd {
+    fn new(changes: bool, is_new: bool) -> Crowd {
+        Crowd { began: base::time::monotonic(), waited: Duration::ZERO, turns: 0, changes, is_new }
+    }
 }
 
 /// How a lease is wanted, which node may lend the unit, and the number and row of the lease so far.
@@ -69,7 +91,7 @@ impl Core {
         self.changed.notify_all();
         let (got, loaded) = match (got, loaded) {
             (Ok(Some(got)), Ok(loaded)) => (got, loaded),
-            // It was borrowed.
+            // It was borrowed, or is contended.
             (Ok(None), _) => return Ok(()),
             (Err(error), _) | (_, Err(error)) => {
                 if state.failed.len() >= FAILED_MAX {
@@ -90,6 +112,7 @@ impl Core {
             let mut held = Unit::new(got.mode, got.seq, got.lease);
             held.cost = held.since.saturating_duration_since(asked);
             state.units.insert(unit, held);
+            state.note_taken(unit);
             loaded.install(&mut state, unit);
         } else if let Some(held) = state.units.get_mut(&unit) {
             (held.mode, held.seq, held.lease) = (got.mode, got.seq, got.lease);
@@ -113,13 +136,17 @@ impl Core {
             Some(held) if held.leaving || held.busy => return self.wait(&mut state),
             Some(held) if held.mode >= mode && held.lasts() => return Ok(None),
             Some(held) if held.loan.is_some() => state.end_loan(unit),
+            None if state.contended.is_direct(unit) => return Ok(None),
             _ => {}
         }
         state.wanted.insert(unit, Wanted::default());
         let before = state.units.get(&unit).map(|held| (held.seq, held.lease.clone()));
         let (may_borrow, lender) = state.note_wanted(unit, mode);
-        let (borrows, alone) = (may_borrow && lender.is_none(), mode == Mode::Write || !may_borrow);
-        Ok(Some((How { mode, borrows, alone, sessions: state.sessions }, lender, before)))
+        let quiet = state.contended(unit).cloned();
+        let lender = lender.filter(|_| quiet.is_none());
+        let borrows = may_borrow && lender.is_none();
+        let alone = mode == Mode::Write || !may_borrow || quiet.is_some() && state.is_changing(unit);
+        Ok(Some((How { mode, borrows, alone, quiet, sessions: state.sessions }, lender, before)))
     }
 
     fn wait(&self, state: &mut parking_lot::MutexGuard<'_, State>) -> Result<Option<Wants>, StoreError> {
@@ -154,9 +181,10 @@ impl Core {
     }
 
     /// Replaces the lease row. `lease`: how this node last saw it, if it has a lease already.
-    /// `None`: the unit was borrowed instead.
+    /// `None`: the unit was borrowed instead, or is contended.
     fn obtain(&self, unit: Ino, mut how: How, lease: Option<Value>) -> Result<Option<Got>, StoreError> {
         let (key, mode, mut shared) = (Key::lease(unit), how.mode, false);
+        let mut crowd = Crowd::new(how.alone, lease.is_none() && how.quiet.is_none());
         // What is seen before the lease is taken is still so afterwards, if no node had a lease that forbids
         // this one.
         let mut seen = match lease {
@@ -167,7 +195,16 @@ impl Core {
         loop {
             let me = self.nodes.me().ok_or_else(not_joined)?;
             let mut row = lease.as_deref().and_then(Row::decode);
-            if let Some(row) = row.as_mut().filter(|row| !row.admits(mode, me)) {
+            if let (Some(row), Some(lease)) = (&row, &lease)
+                && row.mode == Mode::Contended
+            {
+                if how.quiet.as_ref() != Some(lease) {
+                    self.state.lock().note_contended(unit, lease);
+                    return Ok(None);
+                }
+                // Until the row is replaced, other nodes may change the unit.
+                seen = None;
+            } else if let Some(row) = row.as_mut().filter(|row| !row.admits(mode, me)) {
                 seen = None;
                 if let (true, Mode::Write, [holder]) =
                     (std::mem::take(&mut how.borrows), row.mode, &row.holders[..])
@@ -175,22 +212,17 @@ impl Core {
                 {
                     return Ok(None);
                 }
-                for holder in std::mem::take(&mut row.holders) {
-                    let is_alive = holder.node != me.node && self.take_back(holder, unit, row.seq)?;
-                    shared |= is_alive;
-                    if holder.node != me.node && !is_alive && row.mode == Mode::Write {
-                        // What it has lent is in use for longer than it was there. This node may be asked for
-                        // the lease as soon as the row is changed, so it is noted before.
-                        let end = base::time::boot().plus(LENT_END);
-                        self.state.lock().note_former(unit, end);
-                    }
-                }
+                shared |= self.take_back_all(unit, row, me, &mut crowd)?;
             }
             if row.as_ref().is_some_and(|row| row.is_of_former(me)) {
                 self.state.lock().note_former(unit, self.former_end());
             }
             // Where this node has just taken a lease for reading from another node, both want to read.
-            let next = Row::joined(row.as_ref(), me, !how.alone && shared);
+            let is_free = row.as_ref().is_none_or(|row| row.is_free(me));
+            let next = match is_free && self.is_crowded(unit, &crowd) {
+                true => Row::contended(row.as_ref()),
+                false => Row::joined(row.as_ref(), me, !how.alone && (shared || how.quiet.is_some())),
+            };
             let new = next.encode();
             let commit = Commit {
                 checks: vec![(key.clone(), lease.map_or(Expect::Absent, Expect::Is))],
@@ -198,6 +230,10 @@ impl Core {
                 ..Commit::default()
             };
             match self.inner.commit(commit) {
+                Ok(()) if next.mode == Mode::Contended => {
+                    self.state.lock().note_contended(unit, &new);
+                    return Ok(None);
+                }
                 Ok(()) => {
                     self.won(unit, next.seq);
                     return Ok(Some(Got { mode: next.mode, seq: next.seq, lease: new, seen }));
@@ -209,6 +245,47 @@ impl Core {
                 Err(CommitError::Store(error)) => return Err(error),
             }
         }
+    }
+
+    /// Makes the holders of a lease give it back, and removes them from the row. Returns whether one of them
+    /// is alive.
+    fn take_back_all(
+        &self,
+        unit: Ino,
+        row: &mut Row,
+        me: Holder,
+        crowd: &mut Crowd,
+    ) -> Result<bool, StoreError> {
+        let asked = base::time::monotonic();
+        let mut shared = false;
+        for holder in std::mem::take(&mut row.holders) {
+            let is_alive = holder.node != me.node && self.take_back(holder, unit, row.seq)?;
+            shared |= is_alive;
+            if holder.node != me.node && !is_alive && row.mode == Mode::Write {
+                // What it has lent is in use for longer than it was there. This node may be asked for the
+                // lease as soon as the row is changed, so it is noted before.
+                let end = base::time::boot().plus(LENT_END);
+                self.state.lock().note_former(unit, end);
+            }
+        }
+        let now = base::time::monotonic();
+        crowd.waited += now.saturating_duration_since(asked);
+        if row.mode == Mode::Write && shared && crowd.changes {
+            crowd.turns = crowd.turns.max(self.state.lock().note_turn(unit, now));
+        }
+        Ok(shared)
+    }
+
+    /// Whether a unit becomes contended instead of leased to this node.
+    fn is_crowded(&self, unit: Ino, crowd: &Crowd) -> bool {
+        let state = self.state.lock();
+        let rules = state.contended.rules;
+        // A node that is gone may have lent it. Only this node would wait for that.
+        let is_lent = state.lent.get(&unit).is_some_and(Lent::is_lent);
+        let own = crowd.began.elapsed().saturating_sub(crowd.waited);
+        // A change without a lease takes about as long as the look at the unit, and this commit.
+        let is_slow = crowd.waited > own || rules.turns == 0;
+        crowd.changes && crowd.is_new && !is_lent && crowd.turns >= rules.turns && is_slow
     }
 
     /// Until when loans of an earlier process of this node may be in use.

@@ -1,7 +1,7 @@
 //! A commit under this node's leases: what it needs, whether its checks hold, and what it makes of the rows
 //! in memory.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use base::Ino;
@@ -27,6 +27,9 @@ pub(super) struct Survey {
     pub born: HashMap<Ino, Ino>,
     /// Inodes that move to another unit: the inode, from, to.
     pub moved: Vec<(Ino, Ino, Ino)>,
+    /// Contended units whose rows it writes or checks, with their lease rows. They are in neither of the
+    /// others.
+    pub contended: BTreeMap<Ino, Value>,
     /// It rests on rows, or writes rows, that no lease covers. So only the engine can decide.
     pub is_foreign: bool,
 }
@@ -101,19 +104,33 @@ impl State {
             survey.is_foreign |= matches!(self.range(range, 1), Err(Need::Engine(_)));
         }
         for unit in &survey.writes {
-            self.held(*unit, Mode::Write)?;
-        }
-        for unit in &survey.reads {
-            if self.held(*unit, Mode::Read)?.loan.is_some() {
-                // The loan may be over before the commit is stored.
-                return Err(Need::Lease(*unit, Mode::Write));
+            if let Err(need) = self.held(*unit, Mode::Write) {
+                survey.contended.extend([self.contended_in(need)?]);
             }
         }
+        for unit in &survey.reads {
+            match self.held(*unit, Mode::Read).map(|held| held.loan.is_some()) {
+                Ok(false) => {}
+                // The loan may be over before the commit is stored.
+                Ok(true) => return Err(Need::Lease(*unit, Mode::Write)),
+                Err(need) => survey.contended.extend([self.contended_in(need)?]),
+            }
+        }
+        let Survey { writes, reads, contended, .. } = &mut survey;
+        writes.retain(|unit| !contended.contains_key(unit));
+        reads.retain(|unit| !contended.contains_key(unit));
+        survey.is_foreign |= !survey.contended.is_empty();
         Ok(survey)
     }
 
+    /// A contended unit and its lease row. It is no need of a commit, which the engine decides then.
+    fn contended_in(&self, need: Need) -> Result<(Ino, Value), Need> {
+        let Need::Direct(unit) = need else { return Err(need) };
+        self.contended(unit).map(|row| (unit, row.clone())).ok_or(Need::Again)
+    }
+
     /// The unit of a row that exists already. `None`: no lease covers it, or the commit makes its unit.
-    fn unit_or_born(&self, key: &Key, survey: &Survey) -> Result<Option<Ino>, Need> {
+    pub fn unit_or_born(&self, key: &Key, survey: &Survey) -> Result<Option<Ino>, Need> {
         match survey.born.get(&number(key)) {
             Some(home) if is_of_inode(key) => Ok(Some(*home).filter(|home| *home != number(key))),
             _ => self.unit_of(key),
@@ -161,7 +178,8 @@ impl State {
     pub fn know_counters(&mut self, commit: &Commit, survey: &Survey) -> Result<(), Need> {
         let counters = commit.adds.iter().map(|(key, _)| key).chain(commit.maxs.iter().map(|(key, _)| key));
         for key in counters {
-            if self.unit_or_born(key, survey)?.is_some() {
+            let unit = self.unit_or_born(key, survey)?;
+            if unit.is_some_and(|unit| !survey.contended.contains_key(&unit)) {
                 self.value(key)?;
             }
         }

@@ -24,7 +24,9 @@
 //!   stopped for long finds them changed, and its batch is refused. It answers nothing once its session may
 //!   have ended ([`Term`](crate::shared::Term)).
 //! - **Changes that no lease covers** (a commit that checks the row of a pack) are decided by the engine,
-//!   while the units wait.
+//!   while the units wait ([`foreign`]).
+//! - **A unit that several nodes change all the time is contended** ([`contend`]). No node has a lease of it:
+//!   its rows are read from the engine, and each change is a commit of its own ([`direct`], [`foreign`]).
 //! - **What is acknowledged is in a journal on this node's disk before** ([`journal`]), so a process that is
 //!   killed loses nothing: the next one stores it first ([`replay`]). The journal is not synced. So a power
 //!   cut loses what is in no batch yet. [`MetaStore::flush`] waits until all of it is in the engine. What the
@@ -38,7 +40,10 @@ mod acquire;
 mod behind;
 mod borrow;
 mod change;
+mod contend;
+mod direct;
 mod fetch;
+mod foreign;
 mod free;
 mod journal;
 mod lend;
@@ -57,14 +62,13 @@ use std::time::{Duration, Instant};
 
 use base::Ino;
 use base::time::BootTime;
-use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
+use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::key::{Key, KeyRange, tags};
 use crate::shared::Term;
-use crate::store::{
-    Commit, CommitError, Limit, Linked, MetaStore, Rows, Snapshot, StoreError, Value, linked_keys,
-};
+use crate::store::{Commit, CommitError, Limit, Linked, MetaStore, Rows, Snapshot, StoreError, Value};
 use change::{conflict, is_covered, is_of_inode};
+pub use contend::Contention;
 pub use journal::{Journal, Left};
 pub use loan::{Loan, LoanAsk};
 pub use promise::{KernelCache, Promise};
@@ -164,8 +168,22 @@ impl Leases {
         nodes: Arc<dyn Nodes>,
         journal: Option<Journal>,
     ) -> std::io::Result<Arc<Leases>> {
+        Leases::with_rules(inner, term, nodes, journal, Contention::default())
+    }
+
+    /// The same. `rules` say when a unit is contended.
+    ///
+    /// # Errors
+    /// The system cannot start a thread.
+    pub fn with_rules(
+        inner: Arc<dyn MetaStore>,
+        term: Arc<Term>,
+        nodes: Arc<dyn Nodes>,
+        journal: Option<Journal>,
+        rules: Contention,
+    ) -> std::io::Result<Arc<Leases>> {
         let mut state = State::new(inner.commit_limit());
-        state.journal = journal;
+        (state.journal, state.contended.rules) = (journal, rules);
         let core = Arc::new(Core {
             inner,
             term,
@@ -259,9 +277,13 @@ impl Drop for Leases {
 }
 
 impl Core {
-    /// Looks at what is remembered, and gets what is missing, until the look finds all.
-    fn with<T>(&self, mut look: impl FnMut(&mut State) -> Result<T, Need>) -> Result<T, StoreError> {
-        let began = base::time::monotonic();
+    /// Looks at what is remembered, and gets what is missing, until the look finds all. The operation has
+    /// begun at `began`.
+    fn with<T>(
+        &self,
+        began: Instant,
+        mut look: impl FnMut(&mut State) -> Result<T, Need>,
+    ) -> Result<T, StoreError> {
         loop {
             self.term.check()?;
             let found = look(&mut self.state.lock());
@@ -301,26 +323,34 @@ impl Core {
             Need::Homes(inos) => self.find_homes(&inos),
             Need::Rows(unit, keys) => self.fetch(unit, keys),
             Need::Whole(unit, ino) => self.fetch_whole(unit, ino),
-            Need::Engine(_) => Err(StoreError::Damaged("a row without a lease was looked for".to_owned())),
+            Need::Again => Ok(()),
+            Need::Engine(_) | Need::Direct(_) => {
+                Err(StoreError::Damaged("a row without a lease was looked for".to_owned()))
+            }
         }
     }
 
     /// Reads from the engine, while this node has the leases of these units, and after its own changes.
+    /// `None`: one of them is contended.
     fn through<T>(
         &self,
         units: &[Ino],
+        began: Instant,
         ask: impl Fn(&dyn MetaStore) -> Result<T, StoreError>,
-    ) -> Result<T, StoreError> {
+    ) -> Result<Option<T>, StoreError> {
         loop {
             let _reading = self.reading(units);
-            let marks = self.with(|state| {
-                units.iter().try_for_each(|unit| state.held(*unit, Mode::Read).map(drop))?;
-                Ok(self.marks(state, units))
+            let marks = self.with(began, |state| {
+                match units.iter().try_for_each(|unit| state.held(*unit, Mode::Read).map(drop)) {
+                    Err(Need::Direct(_)) => Ok(None),
+                    held => held.map(|()| Some(self.marks(state, units))),
+                }
             })?;
+            let Some(marks) = marks else { return Ok(None) };
             self.drain_all()?;
             let answer = ask(&*self.inner)?;
             if self.marks(&mut self.state.lock(), units) == marks {
-                return Ok(answer);
+                return Ok(Some(answer));
             }
         }
     }
@@ -389,65 +419,6 @@ impl Core {
         }
         Ok(if is_safe { Decided::Done } else { Decided::Unsafe(batch) })
     }
-
-    /// A commit that the engine decides. Meanwhile nothing else happens in its units. False: look again.
-    fn commit_foreign(
-        &self,
-        mut state: MutexGuard<'_, State>,
-        commit: &Commit,
-        survey: &change::Survey,
-        me: Holder,
-    ) -> Result<bool, CommitError> {
-        let units: Vec<Ino> = survey.writes.union(&survey.reads).copied().collect();
-        let leases = state.leases_of(&survey.writes);
-        let (sessions, last) = (state.sessions, state.queue.last());
-        units.iter().for_each(|unit| state.units.get_mut(unit).into_iter().for_each(|unit| unit.busy = true));
-        drop(state);
-        let mut whole = commit.clone();
-        let checks = leases.iter().map(|(unit, lease)| (Key::lease(*unit), crate::Expect::Is(lease.clone())));
-        whole.checks.extend(checks);
-        let patience = base::time::monotonic() + PATIENCE;
-        let done =
-            self.drain(last, patience).map_err(CommitError::from).and_then(|()| self.inner.commit(whole));
-        let mut state = self.state.lock();
-        for unit in &units {
-            state.units.get_mut(unit).into_iter().for_each(|unit| unit.busy = false);
-        }
-        self.changed.notify_all();
-        if state.sessions != sessions {
-            // It was decided by the engine alone, and nothing is remembered of it.
-            return done.map(|()| true);
-        }
-        match done {
-            Ok(()) => {
-                let mut survey = change::Survey {
-                    born: survey.born.clone(),
-                    moved: survey.moved.clone(),
-                    ..Default::default()
-                };
-                survey.born.retain(|ino, home| ino != home);
-                state.apply(commit, &survey, me);
-                state.note_changes(commit, &survey, base::time::monotonic());
-                Ok(true)
-            }
-            Err(CommitError::Conflict { rows, .. })
-                if rows.iter().any(|(key, _)| key.tag() == tags::LEASE) =>
-            {
-                units.iter().for_each(|unit| _ = state.forget(*unit));
-                Ok(false)
-            }
-            Err(CommitError::Conflict { rows, not_empty }) => Err(CommitError::Conflict { rows, not_empty }),
-            Err(error) => {
-                // It is unknown whether it was applied.
-                let left = units.iter().filter_map(|unit| state.forget(*unit));
-                let told = left.flat_map(|unit| unit.told).collect();
-                state.recalls += 1;
-                drop(state);
-                self.kernel_forgets(&told);
-                Err(error)
-            }
-        }
-    }
 }
 
 /// How many sessions have ended, and which leases or loans there are.
@@ -469,7 +440,15 @@ fn not_joined() -> StoreError {
 impl MetaStore for Leases {
     fn get(&self, key: &Key) -> Result<Option<Value>, StoreError> {
         if is_of_inode(key) {
-            return self.core.with(|state| state.value(key));
+            let began = base::time::monotonic();
+            let found = self.core.with(began, |state| match state.value(key) {
+                Err(Need::Direct(_)) => Ok(None),
+                value => value.map(Some),
+            })?;
+            return match found {
+                Some(value) => Ok(value),
+                None => Ok(self.core.values(std::slice::from_ref(key))?.pop().flatten()),
+            };
         }
         if key.tag() == tags::PACK_LIVE {
             self.core.drain_all()?;
@@ -496,13 +475,13 @@ impl MetaStore for Leases {
     fn get_many(&self, keys: &[Key]) -> Result<Vec<Option<Value>>, StoreError> {
         let (covered, others): (Vec<Key>, Vec<Key>) = keys.iter().cloned().partition(is_of_inode);
         if others.is_empty() {
-            return self.core.with(|state| state.values(keys));
+            return self.core.values(keys);
         }
         if others.iter().any(|key| key.tag() == tags::PACK_LIVE) {
             self.core.drain_all()?;
         }
         let mut others = self.core.inner.get_many(&others)?.into_iter();
-        let mut covered = self.core.with(|state| state.values(&covered))?.into_iter();
+        let mut covered = self.core.values(&covered)?.into_iter();
         let next = |key: &Key| if is_of_inode(key) { covered.next() } else { others.next() }.flatten();
         Ok(keys.iter().map(next).collect())
     }
@@ -517,40 +496,37 @@ impl MetaStore for Leases {
     }
 
     fn get_linked(&self, from: &Key, also: &[Key], tags: &[u8]) -> Result<Linked, StoreError> {
-        let parent = Ino(from.number().unwrap_or_default());
-        self.core.with(|state| {
-            let first = state.value(from)?;
-            let also = state.values(also)?;
-            let linked = match &first {
-                Some(value) => {
-                    state.hint_name(parent, value);
-                    state.values(&linked_keys(value, tags))?
-                }
-                None => vec![None; tags.len()],
-            };
-            Ok(Linked { from: first, also, linked })
-        })
+        self.core.linked(from, also, tags)
     }
 
     fn scan(&self, range: &KeyRange, limit: usize) -> Result<Rows, StoreError> {
-        let found = self.core.with(|state| match state.range(range, limit) {
-            Ok(rows) => Ok(Ok(rows)),
-            Err(Need::Engine(units)) => Ok(Err(units)),
-            Err(need) => Err(need),
-        })?;
-        match found {
-            Ok(rows) => Ok(rows),
-            // Which inodes have no name is asked before each renewal of the session, so it must not wait for
-            // changes that are under way. The others are in no batch.
-            Err(_)
-                if matches!(
-                    range.start.tag(),
-                    tags::ORPHAN | tags::HOLD | tags::LOCK | tags::BATCH | tags::CONDEMNED | tags::DOOMED
-                ) =>
-            {
-                self.core.inner.scan(range, limit)
+        let began = base::time::monotonic();
+        loop {
+            let found = self.core.with(began, |state| match state.range(range, limit) {
+                Err(need @ (Need::Engine(_) | Need::Direct(_))) => Ok(Err(need)),
+                rows => rows.map(Ok),
+            })?;
+            let rows = match found {
+                Ok(rows) => Some(rows),
+                Err(Need::Direct(unit)) => self.core.range_direct(unit, range, limit)?,
+                // Which inodes have no name is asked before each renewal of the session, so it must not wait
+                // for changes that are under way. The others are in no batch.
+                Err(_)
+                    if matches!(
+                        range.start.tag(),
+                        tags::ORPHAN | tags::HOLD | tags::LOCK | tags::BATCH | tags::CONDEMNED | tags::DOOMED
+                    ) =>
+                {
+                    Some(self.core.inner.scan(range, limit)?)
+                }
+                Err(Need::Engine(units)) => {
+                    self.core.through(&units, began, |engine| engine.scan(range, limit))?
+                }
+                Err(_) => None,
+            };
+            if let Some(rows) = rows {
+                return Ok(rows);
             }
-            Err(units) => self.core.through(&units, |engine| engine.scan(range, limit)),
         }
     }
 

@@ -72,6 +72,7 @@ impl Core {
                 // Nothing waits for it.
                 unit.used = true;
                 state.units.insert(dir, unit);
+                state.note_leased(dir);
             }
         }
         loaded.into_iter().for_each(|(dir, loaded)| loaded.install(&mut state, dir));
@@ -85,6 +86,7 @@ impl Core {
         for (dir, seen) in dirs.iter().zip(self.look_at(dirs, NAMES)?) {
             let before = seen.lease();
             let row = before.as_deref().and_then(Row::decode);
+            // A contended one admits no lease.
             if row.as_ref().is_some_and(|row| !row.admits(Mode::Read, me)) || !seen.is_whole() {
                 continue;
             }

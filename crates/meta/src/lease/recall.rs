@@ -63,6 +63,9 @@ impl Core {
                     Some(pause) => pause,
                     None => {
                         held.leaving = true;
+                        if held.loan.is_none() && held.changed.is_some() {
+                            state.note_lost(unit, now);
+                        }
                         break true;
                     }
                 },
@@ -233,6 +236,8 @@ impl Core {
             }
             drop(state);
             leaving.into_iter().for_each(|(unit, is_dead)| _ = self.give_up(unit, is_dead));
+            // Without the database there is nothing to tidy.
+            let _ = self.tidy_contended();
             let now = base::time::monotonic();
             if self.term.lasts() && now.saturating_duration_since(looked) > WISHES {
                 looked = now;
@@ -257,7 +262,8 @@ impl Core {
     }
 }
 
-/// How long this node keeps a lease although another one wants it. `is_read`: rows of the unit are being read.
+/// How long this node keeps a lease although another one wants it. `is_read`: rows of the unit are being
+/// read.
 fn keeps_for(held: &Unit, is_read: bool, now: Instant) -> Option<Duration> {
     let age = now.saturating_duration_since(held.since);
     let quiet = now.saturating_duration_since(held.last);

@@ -16,6 +16,9 @@ pub enum Mode {
     Read = 1,
     /// To change as well. One node has it, and no other node has any.
     Write = 2,
+    /// No node has a lease, and none may remember anything: what several nodes change all the time is read
+    /// from the engine, and changed by commits of their own ([`super::contend`]).
+    Contended = 3,
 }
 
 /// A session that has a lease.
@@ -55,6 +58,7 @@ impl Row {
         let mode = match head {
             [Self::VERSION, 1, ..] => Mode::Read,
             [Self::VERSION, 2, ..] => Mode::Write,
+            [Self::VERSION, 3, ..] => Mode::Contended,
             _ => return None,
         };
         let seq = u64::from_be_bytes(head.get(2..)?.try_into().ok()?);
@@ -73,10 +77,27 @@ impl Row {
         self.mode == Mode::Write && self.holders.iter().any(is_former)
     }
 
+    /// Whether a lease row says that the unit is contended.
+    pub fn is_contended(bytes: &[u8]) -> bool {
+        Row::decode(bytes).is_some_and(|row| row.mode == Mode::Contended)
+    }
+
+    /// The row that makes a unit contended.
+    pub fn contended(before: Option<&Row>) -> Row {
+        Row { mode: Mode::Contended, seq: Row::next_seq(before), holders: Vec::new() }
+    }
+
     /// Whether a node may have a lease of this mode without another one giving back its own.
     pub fn admits(&self, mode: Mode, me: Holder) -> bool {
-        let alone = self.holders.iter().all(|holder| holder.node == me.node);
-        alone || mode == Mode::Read && self.mode == Mode::Read
+        if self.mode == Mode::Contended {
+            return false;
+        }
+        self.is_free(me) || mode == Mode::Read && self.mode == Mode::Read
+    }
+
+    /// Whether no other node has a lease.
+    pub fn is_free(&self, me: Holder) -> bool {
+        self.holders.iter().all(|holder| holder.node == me.node)
     }
 
     /// The row with one more holder. Where no other node has a lease, it is for writing at once, unless it is
@@ -104,11 +125,11 @@ mod tests {
     #[test]
     fn a_row_is_read_as_it_was_written() {
         let holders = vec![Holder { node: 7, epoch: 1 << 40 }, Holder { node: 8, epoch: 2 }];
-        for mode in [Mode::Read, Mode::Write] {
+        for mode in [Mode::Read, Mode::Write, Mode::Contended] {
             let row = Row { mode, seq: 5, holders: holders.clone() };
             assert_eq!(Row::decode(&row.encode()), Some(row));
         }
-        for bad in [&[][..], &[1, 3, 0, 0, 0, 0, 0, 0, 0, 0], &[2, 1, 0, 0, 0, 0, 0, 0, 0, 0], &[1; 9]] {
+        for bad in [&[][..], &[1, 4, 0, 0, 0, 0, 0, 0, 0, 0], &[2, 1, 0, 0, 0, 0, 0, 0, 0, 0], &[1; 9]] {
             assert_eq!(Row::decode(bad), None);
         }
         let cut = Row { mode: Mode::Read, seq: 1, holders }.encode();

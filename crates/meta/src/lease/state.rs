@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use base::Ino;
 use hashbrown::{HashMap, HashSet};
 
+use super::contend::Contended;
 use super::journal::Journal;
 use super::loan::{Borrowed, Borrowing, Lent};
 use super::queue::Queue;
@@ -42,7 +43,14 @@ pub(super) enum Need {
     Whole(Ino, Ino),
     /// These rows are not remembered: ask the engine, under the leases of these units.
     Engine(Vec<Ino>),
+    /// The unit is contended: its rows are remembered by no node ([`super::contend`]).
+    Direct(Ino),
+    /// What was known was wrong: look again.
+    Again,
 }
+
+/// A row that is remembered, or the contended unit that it belongs to.
+pub(super) type Place = Result<Option<Value>, Ino>;
 
 /// A lease that this node has, and what it remembers under it.
 pub(super) struct Unit {
@@ -162,6 +170,8 @@ pub(super) struct State {
     pub borrowing: Borrowing,
     /// Leases that could not be had, with the moment and the reason. Threads that waited for them fail too.
     pub failed: HashMap<Ino, (Instant, String)>,
+    /// Units that no node has a lease of.
+    pub contended: Contended,
     /// Units of inodes that are no more: their lease rows are to be removed.
     pub dead: Vec<Ino>,
     pub queue: Queue,
@@ -199,6 +209,14 @@ impl State {
             && self.hinted(dentry.ino).is_none()
         {
             self.hint(dentry.ino, if dentry.is_dir() { dentry.ino } else { parent });
+        }
+    }
+
+    /// The engine says to which unit an inode belongs, and another one was guessed.
+    pub fn correct(&mut self, ino: Ino, unit: Ino) {
+        if self.homes.get(&ino).is_none_or(|home| !self.units.contains_key(&home.unit)) {
+            self.homes.remove(&ino);
+            self.hint(ino, unit);
         }
     }
 
@@ -241,6 +259,7 @@ impl State {
                 (held.used, held.last, held.read) = (true, base::time::monotonic(), None);
                 Ok(held)
             }
+            _ if self.contended.is_direct(unit) => Err(Need::Direct(unit)),
             _ => Err(Need::Lease(unit, mode)),
         }
     }
@@ -267,12 +286,18 @@ impl State {
         Err(Need::Rows(unit, vec![key.clone()]))
     }
 
-    /// Several rows. What is missing for them is asked for together.
+    /// Several rows, none of a contended unit.
     pub fn values(&mut self, keys: &[Key]) -> Result<Vec<Option<Value>>, Need> {
+        self.places(keys)?.into_iter().map(|place| place.map_err(Need::Direct)).collect()
+    }
+
+    /// Several rows. What is missing for them is asked for together.
+    pub fn places(&mut self, keys: &[Key]) -> Result<Vec<Place>, Need> {
         let (mut values, mut need) = (Vec::with_capacity(keys.len()), None);
         for key in keys {
             match (self.value(key), &mut need) {
-                (Ok(value), _) => values.push(value),
+                (Ok(value), _) => values.push(Ok(value)),
+                (Err(Need::Direct(unit)), _) => values.push(Err(unit)),
                 (Err(first), None) => need = Some(first),
                 (Err(Need::Rows(unit, rows)), Some(Need::Rows(other, all))) if unit == *other => {
                     all.extend(rows.into_iter().filter(|key| !all.contains(key)).collect::<Vec<_>>());
@@ -413,6 +438,7 @@ impl State {
         self.recalls += 1;
         self.units.clear();
         self.homes.clear();
+        self.forget_contended();
         self.hints = Default::default();
     }
 }
