@@ -318,6 +318,7 @@ bench-read-through: build minio ## An object of a bucket of others, from the gat
 
 .PHONY: bench-containers
 bench-containers: build minio ## The first output of a container on a cold node: pulled, from a published tree, with a list; needs root
+	@scripts/bootstrap bench-containers
 	scripts/keep-switch python3 bench/containers.py --covey "$(program)" --minio "$(or $(MINIO),$(cache)/peers/minio)" \
 		--results "bench/results/$(shell date -u +%Y-%m-%d)-containers" $(BENCH_ARGS)
 

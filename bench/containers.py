@@ -182,7 +182,7 @@ def main():
         raise SystemExit("needs root: it makes a network namespace and mounts")
     lacking = [name for name in ("runc", "umoci", "skopeo", "docker-registry", "ip", "tc", "nsenter") if not shutil.which(name)]
     if lacking:
-        raise SystemExit(f"lacks {', '.join(lacking)}")
+        raise SystemExit(f"lacks {', '.join(lacking)}: install what has these programs (docker-registry is a package of that name)")
     folder = pathlib.Path(tempfile.mkdtemp(prefix="covey-containers-", dir=args.scratch))
     world = None
     try:
