@@ -439,7 +439,15 @@ fn not_joined() -> StoreError {
 impl MetaStore for Leases {
     fn get(&self, key: &Key) -> Result<Option<Value>, StoreError> {
         if is_of_inode(key) {
-            return Ok(self.core.values(std::slice::from_ref(key))?.pop().flatten());
+            let began = base::time::monotonic();
+            let found = self.core.with(began, |state| match state.value(key) {
+                Err(Need::Direct(_)) => Ok(None),
+                value => value.map(Some),
+            })?;
+            return match found {
+                Some(value) => Ok(value),
+                None => Ok(self.core.values(std::slice::from_ref(key))?.pop().flatten()),
+            };
         }
         if key.tag() == tags::PACK_LIVE {
             self.core.drain_all()?;
