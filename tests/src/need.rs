@@ -42,7 +42,7 @@ impl Need {
             Need::Covey if crate::ground() != Ground::Covey => return Some("a mount of Covey's".into()),
             Need::Covey => return lacking_mount(),
             Need::Program(name) => which(name).is_some(),
-            Need::Env(name) => std::env::var_os(name).is_some(),
+            Need::Env(name) => std::env::var_os(name).is_some_and(|value| !value.is_empty()),
             Need::Ext4 => {
                 let root = rustix::process::geteuid().is_root();
                 root && Path::new("/dev/loop-control").exists() && which("mkfs.ext4").is_some()

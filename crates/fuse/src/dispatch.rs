@@ -166,15 +166,6 @@ impl Dispatcher {
         self.0.watch.end(lane, answered, &header, outcome);
     }
 
-    /// A signal reached the caller of a request, at a kernel whose processes this machine cannot see.
-    /// `killed`: the caller is being killed. Without that only a request that waits for a lock is
-    /// interrupted.
-    pub fn interrupt(&self, unique: u64, killed: bool) {
-        if !self.interrupt_lock(unique) && killed {
-            self.0.pending_table.interrupt(unique);
-        }
-    }
-
     /// Decodes the operation if the opcode table allows it, and waits until the filesystem is served.
     fn admit<'a>(&self, header: &Header, arguments: &'a [u8]) -> Result<(Op<'a>, Pass), Errno> {
         let Some(pass) = self.0.fs.enter() else {

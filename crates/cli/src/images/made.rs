@@ -1,8 +1,8 @@
 //! What a mount of an image consists of, so that its unmount undoes exactly that.
 //!
 //! ```text
-//!   /run/covey/images/HASH.json            one mount: this record. HASH is of the mountpoint
-//!   /run/covey/images/trees/HASH/          where a published tree is mounted for images. HASH is of its name
+//!   /run/covey-images/HASH.json            one mount: this record. HASH is of the mountpoint
+//!   /run/covey-images/trees/HASH/          where a published tree is mounted for images. HASH is of its name
 //!   /var/lib/covey/images/HASH/            what is written (upper), and what overlayfs needs beside it,
 //!                                          unless --upper names another folder
 //! ```
@@ -19,8 +19,9 @@ use api::error::{Context, Failure, Result};
 use oci::digest::Digest;
 use serde::{Deserialize, Serialize};
 
-/// Where records and trees are.
-const RUN: &str = "/run/covey/images";
+/// Where records and trees are. Only root may enter it, so it is not below `/run/covey`: there, other users
+/// find the sockets of daemons.
+const RUN: &str = "/run/covey-images";
 /// Where is written.
 const UPPERS: &str = "/var/lib/covey/images";
 
@@ -149,5 +150,16 @@ pub fn remove_tree(path: &Path) -> Result<()> {
     match fs::remove_dir_all(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         other => other.at("remove", path),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Only root may enter the folder, so below `/run/covey` it would shut others out of the daemons' sockets.
+    #[test]
+    fn regression_the_records_are_apart_from_the_sockets_of_daemons() {
+        assert!(!Path::new(RUN).starts_with("/run/covey"));
     }
 }

@@ -145,6 +145,15 @@ impl Dispatcher {
         }
     }
 
+    /// A signal reached the caller of a request, at a kernel whose processes this machine cannot see.
+    /// `killed`: the caller is being killed. Without that only a request that waits for a lock is
+    /// interrupted.
+    pub fn interrupt(&self, unique: u64, killed: bool) {
+        if !self.interrupt_lock(unique) && killed {
+            self.0.pending_table.interrupt(unique);
+        }
+    }
+
     /// The kernel reports a signal to the caller of a request. Returns false if it does not wait for a lock.
     pub(super) fn interrupt_lock(&self, unique: u64) -> bool {
         let Some(locks) = self.locks() else { return false };
