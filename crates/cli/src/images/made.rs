@@ -157,7 +157,7 @@ pub fn remove_tree(path: &Path) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// Only root may enter the folder, so below `/run/covey` it would shut others out of the daemons' sockets.
+    /// Only root may enter the folder. Below `/run/covey` it would shut others out of the daemons' sockets.
     #[test]
     fn regression_the_records_are_apart_from_the_sockets_of_daemons() {
         assert!(!Path::new(RUN).starts_with("/run/covey"));
