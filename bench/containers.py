@@ -223,6 +223,8 @@ def report(args, size, packed, listed, times):
     if args.results:
         args.results.mkdir(parents=True, exist_ok=True)
         (args.results / "containers.md").write_text(text)
+        kept = {"image_bytes": size, "pulled_bytes": packed, "mbit": args.mbit, "seconds": times}
+        (args.results / "containers.json").write_text(json.dumps(kept, indent=2) + "\n")
 
 
 main()
