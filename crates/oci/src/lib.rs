@@ -1,9 +1,9 @@
 //! Container images: where they come from, and their layers as trees that overlayfs can stack.
 //!
 //! ```text
-//!   oci:DIR, oci-archive:FILE ─► layout ───┐ docker-archive:FILE ───────► docker ───┼─► Image (manifest,
-//!   config, layers) ─► transfer::Send ─► a volume docker://HOST/NAME ────────► registry ─┘     and Blobs,
-//!   its bytes                 layer
+//!   oci:DIR, oci-archive:FILE ─► layout ───┐
+//!   docker-archive:FILE ───────► docker ───┼─► Image: manifest, config, layers; and Blobs, their bytes
+//!   docker://HOST/NAME ────────► registry ─┘       └─► layer ─► transfer::Send ─► a volume
 //!
 //!   digest     SHA-256 digests, and readers that compute them
 //!   manifest   manifests, indexes, configs, platforms

@@ -1,10 +1,12 @@
 //! The greeting: both ends learn the other's version, and prove that they know the secret if there is one.
 //!
 //! ```text
-//!   guest                                                              server HELLO     version, features,
-//!   session or zeros, nonce     ──────► ◄──────   CHALLENGE  version, features, instance, nonce PROOF
-//!   MAC(guest's key, both of the above)            ──────►   compares; REFUSE or ◄──────   WELCOME
-//!   MAC(server's key, both), session, ...
+//!   guest                                          server
+//!   HELLO: version, features,             ───►
+//!          session or zeros, nonce
+//!                                         ◄───     CHALLENGE: version, features, instance, nonce
+//!   PROOF: MAC(guest's key, both above)   ───►     compares
+//!                                         ◄───     REFUSE, or WELCOME: MAC(server's key, both), session
 //! ```
 //!
 //! - The two proofs have different keys, both derived from the secret, and cover the nonces of both ends. So

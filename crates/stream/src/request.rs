@@ -1,5 +1,5 @@
-//! What the relay must know of a FUSE request without serving it: who asks, what it costs, whether it may be
-//! sent again, and which names are in doubt if its reply is lost.
+//! What the relay reads from a FUSE request, which it does not serve: the caller, how many credits it takes,
+//! whether it may be sent again, and which names are in doubt if its reply is lost.
 //!
 //! Numbers in FUSE messages are in the byte order of the machine. Both ends of a stream have the same one:
 //! the greeting would not be understood otherwise, and all machines that Covey runs on are little-endian.

@@ -291,7 +291,7 @@ impl Listing {
         let began = std::mem::replace(&mut self.is_begun, true);
         if !self.term.is_json() {
             let text = table(part);
-            // The columns of later parts are as wide.
+            // Later parts show no heading. It is in their tables all the same, so that columns are as wide.
             let rows = if began { text.split_once('\n').map_or("", |(_, rows)| rows) } else { &text };
             return self.term.part(rows);
         }

@@ -1,8 +1,8 @@
 //! Warming by a recorded list: fetches the ranges of files that a program will read, in that order.
 //!
 //! ```text
-//!   ranges of files ─► names, in parallel ─► ranges of blobs, in order ─► merged, by blob ─► fetched, in
-//!   parallel
+//!   ranges of files ─► names, in parallel ─► ranges of blobs, in order ─► merged by blob
+//!                                                                          └─► fetched, in parallel
 //! ```
 //!
 //! Ranges of one blob are fetched where the first of them stands in the list. Small gaps between them are
