@@ -41,14 +41,18 @@ pub fn check(id: &BlobId, part: &Part) -> Result<(), BlobError> {
     }
 }
 
-/// A leader without a reader's deadline is late when its fetch fails after this time.
+/// A fetch that fails after this time was late.
 const LATE: Duration = Duration::from_secs(1);
 
 /// The end of a fetch for its followers. A leader that ran out of time had begun earlier than its followers,
-/// which may have time left. They try again.
-fn ended(error: &BlobError, is_late: bool) -> Ended {
+/// which may have time left. They try again, each until its own deadline.
+///
+/// The leader's deadline alone does not tell: what it called may have had less time (a fleet has eleven
+/// twelfths of a reader's). So every late fetch counts.
+fn ended(error: &BlobError, began: Instant) -> Ended {
+    let took = base::time::monotonic().saturating_duration_since(began);
     match error {
-        BlobError::Unavailable(_) if is_late => Ended::GivenUp,
+        BlobError::Unavailable(_) if took >= LATE || Deadline::current().is_over() => Ended::GivenUp,
         error => Ended::Failed(same(error)),
     }
 }
@@ -98,7 +102,7 @@ impl WholeLead {
     /// A part of the blob, which this fetch needs.
     pub fn part(&self) -> PartLead {
         let fetch = Arc::clone(&self.fetch);
-        PartLead { table: Arc::clone(&self.table), fetch, permit: None, over: true }
+        PartLead { table: Arc::clone(&self.table), fetch, began: self.began, permit: None, over: true }
     }
 
     /// Ends the fetch. The bytes are checked. Followers get the result, and the subscriber the blob.
@@ -124,8 +128,7 @@ impl WholeLead {
                 Ok(part)
             }
             Err(error) => {
-                let is_late = self.is_late();
-                self.fail(ended(&error, is_late));
+                self.fail(ended(&error, self.began));
                 if let Some(subscriber) = self.table.subscriber() {
                     subscriber.failed(&id, self.purpose, &error);
                 }
@@ -139,11 +142,6 @@ impl WholeLead {
         self.receive(part);
         self.over = true;
         drop(self.completed(Arc::clone(part)));
-    }
-
-    fn is_late(&self) -> bool {
-        let took = base::time::monotonic().saturating_duration_since(self.began);
-        Deadline::current().is_over() || self.purpose != Purpose::Read && took >= LATE
     }
 
     fn completed(&mut self, part: Arc<Part>) -> Completed {
@@ -258,13 +256,14 @@ pub struct PartLead {
     table: Arc<Table>,
     /// The part's, or the whole blob's if that needs the part.
     fetch: Arc<InFlight>,
+    began: Instant,
     permit: Option<Permit>,
     over: bool,
 }
 
 impl PartLead {
     pub(crate) fn new(table: Arc<Table>, fetch: Arc<InFlight>) -> PartLead {
-        PartLead { table, fetch, permit: None, over: false }
+        PartLead { table, fetch, began: base::time::monotonic(), permit: None, over: false }
     }
 
     /// The blob.
@@ -326,7 +325,7 @@ impl PartLead {
         let part = match checked {
             Ok(part) => part,
             Err(error) => {
-                self.end_with(Err(ended(&error, Deadline::current().is_over())));
+                self.end_with(Err(ended(&error, self.began)));
                 return Err(error);
             }
         };

@@ -143,6 +143,21 @@ fn regression_followers_of_a_leader_that_ran_out_of_time_try_again() {
     assert!(matches!(fetch.wait(), Err(Ended::GivenUp)));
 }
 
+/// What a leader calls may have less time than the leader: its deadline was not over, and followers that had
+/// come a moment before the end got its error at once.
+#[test]
+fn regression_followers_of_a_fetch_that_failed_late_try_again() {
+    let (table, [whole, part]) = (table(), [Blob::new(1000, 1), Blob::new(1000, 2)]);
+    let whole = lead(table.join_whole(&whole.id, Purpose::Read));
+    let part = lead(table.join_part(&part.id, 0..1));
+    let followers = [Arc::clone(whole.fetch()), Arc::clone(part.fetch())];
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(whole.finish(Err(unavailable())).is_err() && part.finish(Err(unavailable()), |_| ()).is_err());
+    for follower in followers {
+        assert!(matches!(follower.wait(), Err(Ended::GivenUp)));
+    }
+}
+
 #[test]
 fn errors_go_to_followers_and_a_lead_that_is_dropped_makes_them_read() {
     let (table, blob) = (table(), Blob::new(1000, 1));
