@@ -2,15 +2,17 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use covey_tests::program::{covey, run, run_ok};
 use covey_tests::{Need, Rng, requires, say};
 
+use crate::collect::{gc, stored, synced, until};
 use crate::publish::{LIMIT, same};
 use crate::requires_server;
-use crate::rig::Shared;
+use crate::rig::{Node, Shared};
 
 fn sound(shared: &Shared) {
     let done = run(covey().args(["fsck", &shared.address]), LIMIT);
@@ -73,6 +75,74 @@ fn a_clone_has_what_another_node_has_just_written() {
     run_ok(covey().arg("clone").arg(shared.path(1, "copy0")).arg(shared.path(1, "limited/copy")), LIMIT);
     same(&shared.path(0, "copy0"), &shared.path(0, "limited/copy"));
     sound(&shared);
+}
+
+/// The options of nodes for [`cloned_and_compacted`].
+pub const COLLECTS: [&str; 2] = ["-o", "gc_delay=1,fsync=origin"];
+
+/// One node clones what the other wrote. Both write over most pages of the source, and the clone is removed:
+/// the blobs shrink to what is in use, although the kernel of each node has looked at all of it and never
+/// looks again.
+#[test]
+fn a_source_is_compacted_when_its_clone_is_gone() {
+    requires!(Need::Covey);
+    let shared = Shared::with(requires_server!(), 2, &COLLECTS);
+    cloned_and_compacted(&shared.nodes, &shared.address, &shared.folder.path().join("origin"));
+}
+
+/// Whether this machine's kernel knows FUSE_NOTIFY_PRUNE.
+fn kernels_forget() -> bool {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers = release.split(|byte: char| !byte.is_ascii_digit()).flat_map(str::parse::<u32>);
+    (numbers.next(), numbers.next()) >= (Some(6), Some(18))
+}
+
+/// See the test above.
+pub fn cloned_and_compacted(nodes: &[Node], address: &str, origin: &Path) {
+    let (mut rng, path) = (Rng::new(31), |node: usize, path: &str| nodes[node].mountpoint.join(path));
+    let file = |node: usize, dir: &str, n: usize| path(node, &format!("{dir}/{n}"));
+    fs::create_dir(path(0, "tree")).unwrap();
+    let first: Vec<Vec<u8>> = (0..8).map(|_| rng.bytes(600_000)).collect();
+    first.iter().enumerate().for_each(|(n, bytes)| synced(&file(0, "tree", n), bytes));
+    run_ok(covey().arg("clone").arg(path(1, "tree")).arg(path(1, "copy")), LIMIT);
+    same(&path(0, "tree"), &path(0, "copy"));
+    let mut second = first.clone();
+    for (n, bytes) in second.iter_mut().enumerate() {
+        let place = File::options().write(true).open(file(n % 2, "tree", n)).unwrap();
+        // Two of three pages, so that each blob has bytes that stay in use.
+        for (at, piece) in bytes.chunks_mut(4096).enumerate().filter(|(at, _)| at % 3 != 0) {
+            piece.copy_from_slice(&rng.bytes(piece.len()));
+            place.write_all_at(piece, 4096 * at as u64).unwrap();
+        }
+        place.sync_all().unwrap();
+    }
+    let check = |dir: &str, files: &[Vec<u8>]| {
+        for (node, (n, bytes)) in (0..2).flat_map(|node| files.iter().enumerate().map(move |all| (node, all)))
+        {
+            assert!(fs::read(file(node, dir, n)).unwrap() == *bytes, "{dir}/{n} on node {node}");
+        }
+    };
+    check("tree", &second);
+    check("copy", &first);
+    let before = stored(origin);
+    fs::remove_dir_all(path(0, "copy")).unwrap();
+    if !kernels_forget() {
+        say(format_args!(
+            "a part is skipped: lacks Linux 6.18, whose kernel forgets inodes when it is asked"
+        ));
+        let look = |(node, n)| fs::metadata(file(node, "copy", n)).is_err();
+        assert!((0..16).map(|at| (at / 8, at % 8)).all(look));
+    }
+    let (used, mut moved) = (8 * 600_000, 0);
+    until("a request compacts all", || {
+        moved += gc(&nodes[1].mountpoint)["moved_bytes"].as_u64().unwrap();
+        stored(origin) < used + used / 10
+    });
+    say(format_args!("{before} bytes became {}; {used} are in use, {moved} were moved", stored(origin)));
+    assert!(moved > 0);
+    check("tree", &second);
+    let checked = run(covey().args(["fsck", "--json", address]), LIMIT);
+    assert!(checked.code() == 0 && checked.json()["sound"] == true, "{checked:?}");
 }
 
 /// The daemon is killed in the middle. Nothing of the copy is seen, and all of it is removed.

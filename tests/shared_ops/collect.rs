@@ -19,7 +19,7 @@ use crate::rig::Shared;
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The bytes of all blobs of a folder.
-fn stored(folder: &Path) -> u64 {
+pub fn stored(folder: &Path) -> u64 {
     let size = |entry: fs::DirEntry| match entry.path().is_dir() {
         true => stored(&entry.path()),
         false if entry.file_name().len() == 64 => entry.metadata().map_or(0, |found| found.len()),
@@ -28,7 +28,7 @@ fn stored(folder: &Path) -> u64 {
     fs::read_dir(folder).into_iter().flatten().flatten().map(size).sum()
 }
 
-fn synced(path: &Path, bytes: &[u8]) {
+pub fn synced(path: &Path, bytes: &[u8]) {
     fs::write(path, bytes).unwrap();
     File::open(path).unwrap().sync_all().unwrap();
 }
@@ -50,7 +50,7 @@ fn rows(shared: &Shared, tag: u8) -> usize {
     shared.server.sql(&sql).parse().unwrap()
 }
 
-fn until(what: &str, mut so: impl FnMut() -> bool) {
+pub fn until(what: &str, mut so: impl FnMut() -> bool) {
     let end = Instant::now() + PATIENCE;
     while !so() {
         assert!(Instant::now() < end, "not in time: {what}");
@@ -67,7 +67,7 @@ fn look(shared: &Shared) {
     }
 }
 
-fn gc(node: &Path) -> serde_json::Value {
+pub fn gc(node: &Path) -> serde_json::Value {
     run_ok(covey().args(["gc", "--json"]).arg(node), LIMIT).json()
 }
 

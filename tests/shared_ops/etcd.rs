@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use covey_tests::program::{covey, run, run_ok};
 use covey_tests::{Need, requires, say};
 
+use crate::clones::{COLLECTS, cloned_and_compacted};
 use crate::etcd_rig::Volume;
 use crate::failover::{Stop, Writer, content};
 use crate::publish::{LIMIT, Published, fill, publish, same};
@@ -119,6 +120,15 @@ fn a_volume_is_promoted_into_etcd() {
     assert_eq!(run(covey().args(["fsck", "--repair", &address]), LIMIT).code(), 0);
     let again = promote();
     assert!(again.code() == 1 && again.stderr.contains("node of a shared volume already"), "{again:?}");
+}
+
+/// As on other volumes; see there.
+#[test]
+fn a_volume_in_etcd_is_cloned_and_compacted() {
+    requires!(Need::Covey);
+    let Some(volume) = Volume::new(0) else { return };
+    let nodes = ["0", "1"].map(|name| Node::with(volume.folder.path(), &volume.address, name, &COLLECTS));
+    cloned_and_compacted(&nodes, &volume.address, &volume.at("origin"));
 }
 
 /// The leader is killed while nodes write, and then a node. Everything that was acknowledged is there.

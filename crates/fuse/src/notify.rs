@@ -9,6 +9,7 @@ use std::io;
 use std::sync::Arc;
 
 use base::Ino;
+use fs::gc::Forgets;
 use parking_lot::{Condvar, Mutex};
 
 use crate::abi::header::notify;
@@ -20,7 +21,11 @@ enum Note {
     Inode { ino: Ino, offset: i64, len: i64 },
     Entry { parent: Ino, name: Vec<u8> },
     Deleted { parent: Ino, child: Ino, name: Vec<u8> },
+    Unused { inos: Vec<Ino> },
 }
+
+/// How many inodes one notification is about.
+const UNUSED: usize = 1024;
 
 #[derive(Default)]
 struct Queue {
@@ -67,6 +72,12 @@ impl Notifier {
         self.push(Note::Deleted { parent, child, name: name.to_vec() });
     }
 
+    /// The kernel forgets these inodes, except those that programs use. A kernel before Linux 6.18 does not
+    /// know this notification, and remembers them until it needs the memory.
+    pub fn forget_unused(&self, inos: &[Ino]) {
+        inos.chunks(UNUSED).for_each(|inos| self.push(Note::Unused { inos: inos.to_vec() }));
+    }
+
     /// Waits until everything queued so far has reached the kernel. Never call it while answering a request.
     pub fn settle(&self) {
         let mut queue = self.0.queue.lock();
@@ -87,6 +98,12 @@ impl Notifier {
             queue.notes.push_back(note);
             self.0.changed.notify_all();
         }
+    }
+}
+
+impl Forgets for Notifier {
+    fn forget(&self, inos: Vec<Ino>) {
+        self.forget_unused(&inos);
     }
 }
 
@@ -124,6 +141,11 @@ impl Shared {
             Note::Deleted { parent, child, name } => {
                 let fixed = [parent.0.to_ne_bytes(), child.0.to_ne_bytes(), two(name.len() as u32, 0)];
                 self.sink.notify(notify::DELETE, &[fixed.as_flattened(), name, &[0]])
+            }
+            Note::Unused { inos } => {
+                let fixed = [two(inos.len() as u32, 0), [0; 8]];
+                let inos: Vec<[u8; 8]> = inos.iter().map(|ino| ino.0.to_ne_bytes()).collect();
+                self.sink.notify(notify::PRUNE, &[fixed.as_flattened(), inos.as_flattened()])
             }
         }
     }

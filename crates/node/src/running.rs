@@ -165,6 +165,9 @@ impl Running {
             }
         };
         session.warnings().iter().for_each(|warning| log::warn(warning));
+        if let Some(node) = node.as_node() {
+            node.shown().asks_the_kernel(Arc::new(session.notifier()));
+        }
         let served = Arc::new(Daemon {
             mount: Arc::new(Slot::new(node.clone())),
             session: session.clone(),

@@ -37,6 +37,8 @@ pub(crate) mod shared_orphans;
 mod sweep;
 pub(crate) mod sweep_state;
 
+pub use reap_queue::Forgets;
+
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,6 @@
 //! The queue of inodes to reap: it gathers them into batches, and slows down unlinks while it is too long.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use base::Ino;
@@ -30,6 +31,14 @@ pub(crate) struct Reaper {
     less: Condvar,
     /// Of a shared volume: inodes without a name that this node held until just now.
     let_go: Mutex<HashSet<Ino>>,
+    /// See [`crate::volume::Volume::asks_the_kernel`].
+    kernel: Mutex<Option<Arc<dyn Forgets>>>,
+}
+
+/// What remembers inodes for a volume: the kernel that has it mounted.
+pub trait Forgets: Send + Sync {
+    /// Asks it to forget these inodes, unless programs use them. Does not wait.
+    fn forget(&self, inos: Vec<Ino>);
 }
 
 impl Reaper {
@@ -39,6 +48,20 @@ impl Reaper {
             work: Condvar::new(),
             less: Condvar::new(),
             let_go: Mutex::default(),
+            kernel: Mutex::default(),
+        }
+    }
+
+    /// What is asked from now on by [`Reaper::ask`].
+    pub(super) fn set_kernel(&self, kernel: Arc<dyn Forgets>) {
+        *self.kernel.lock() = Some(kernel);
+    }
+
+    /// Asks the kernel to forget these inodes, unless programs use them.
+    pub(super) fn ask(&self, inos: Vec<Ino>) {
+        let kernel = self.kernel.lock().clone();
+        if let Some(kernel) = kernel.filter(|_| !inos.is_empty()) {
+            kernel.forget(inos);
         }
     }
 

@@ -11,6 +11,7 @@
 //! that refers to it has said so. So it is deleted if it has no hold row then. The commit that deletes it
 //! checks that once more. The rows of nodes that have died are removed.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use base::{Ino, time};
@@ -20,6 +21,7 @@ use meta::plan::{Op, Refusal};
 use meta::store::{CommitError, StoreError};
 use meta::{Commit, Expect, Key};
 
+use super::reap_queue::Forgets;
 use crate::errno::Error;
 use crate::shared::Sharing;
 use crate::volume::{Core, Volume};
@@ -44,6 +46,13 @@ impl Volume {
     pub fn note_held_orphans(&self) -> Result<(), StoreError> {
         self.core.options.shared.as_ref().map_or(Ok(()), |sharing| self.core.note_held(sharing))
     }
+
+    /// Before each renewal the kernel is asked to forget the inodes without a name. A kernel remembers an
+    /// inode until it needs the memory or looks for the name again. On a node that has read a file which
+    /// another node removes, neither may ever happen, and the file's bytes would stay.
+    pub fn asks_the_kernel(&self, kernel: Arc<dyn Forgets>) {
+        self.core.reaper.set_kernel(kernel);
+    }
 }
 
 impl Core {
@@ -63,6 +72,8 @@ impl Core {
             .filter(|(_, node)| *node == sharing.node)
             .map(|(ino, _)| ino)
             .collect();
+        // What it forgets is let go before the next renewal.
+        self.reaper.ask(held.iter().copied().collect());
         self.note_holds(held.difference(&said).copied().collect(), sharing.node)?;
         let over: Vec<Ino> = said.difference(&held).copied().collect();
         self.remove_holds(over.iter().map(|ino| Key::hold(*ino, sharing.node)).collect())?;

@@ -19,6 +19,8 @@ pub mod notify {
     pub const INVAL_ENTRY: i32 = 3;
     /// Drop a name because it was removed.
     pub const DELETE: i32 = 6;
+    /// Drop inodes that are only remembered. Since minor 45.
+    pub const PRUNE: i32 = 9;
 }
 
 /// The start of every request.

@@ -119,6 +119,7 @@ impl Running {
         };
         let mount = Arc::new(mount);
         mount.node()?.volume().adopt_waiting(&handed);
+        mount.node()?.volume().asks_the_kernel(Arc::new(session.notifier()));
         served.mount.set(mount.clone());
         session.resume(mount.filesystem());
         served.is_leaving.store(false, Ordering::SeqCst);
