@@ -315,6 +315,10 @@ fn sized(put: &mut Put<'_>, value: &[u8], room: u32) -> api::Result<()> {
     }
 }
 
+/// The most bytes of a READDIRPLUS of a shared mount. The kernel counts how long it may keep names from when
+/// it has come to them, so it must come to the last one soon.
+const PLUS_MAX: usize = 32 << 10;
+
 /// A READDIR or READDIRPLUS.
 struct Listing {
     ino: Ino,
@@ -331,7 +335,8 @@ fn listing(
     keep: &mut impl FnMut(Keep),
 ) -> api::Result<()> {
     let Listing { ino, position, plus, .. } = *listing;
-    let room = listing.room.min(put.left());
+    let most = if shared && plus { PLUS_MAX } else { usize::MAX };
+    let room = listing.room.min(put.left()).min(most);
     let mut failed = None;
     let mut verdict = |fits: api::Result<bool>| match fits {
         Ok(true) => ControlFlow::Continue(()),

@@ -61,6 +61,7 @@ impl Core {
             return Err(Errno::ENOTDIR.into());
         }
         self.touch_if_relative(ino, &dir);
+        let plus = plus && self.is_kept(ino);
         let up = if ino == Ino::ROOT { ino } else { dir.parent };
         let dots: [(&[u8], Ino); 2] = [(b".", ino), (b"..", up)];
         for (at, (name, ino)) in dots.into_iter().enumerate().skip(position as usize) {
@@ -79,6 +80,12 @@ impl Core {
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    /// Whether the kernel may keep names of a directory, so that it is worth giving it the attributes too.
+    fn is_kept(&self, dir: Ino) -> bool {
+        let leases = self.options.shared.as_ref().and_then(|sharing| sharing.leases.as_ref());
+        leases.is_none_or(|leases| leases.keeps_names(dir))
     }
 
     /// Passes on one batch. Returns where the next one begins, if there may be more.

@@ -27,6 +27,8 @@ pub(super) struct Got {
     pub mode: Mode,
     pub seq: u64,
     pub lease: Value,
+    /// No other node had it.
+    pub was_free: bool,
     /// The rows of the unit, if they are known.
     pub seen: Option<Seen>,
 }
@@ -111,12 +113,13 @@ impl Core {
             }
             let mut held = Unit::new(got.mode, got.seq, got.lease);
             held.cost = held.since.saturating_duration_since(asked);
+            held.was_free = got.was_free;
             state.units.insert(unit, held);
             state.note_taken(unit);
             loaded.install(&mut state, unit);
         } else if let Some(held) = state.units.get_mut(&unit) {
             (held.mode, held.seq, held.lease) = (got.mode, got.seq, got.lease);
-            (held.since, held.used) = (base::time::monotonic(), false);
+            (held.since, held.used, held.was_free) = (base::time::monotonic(), false, false);
         }
         Ok(())
     }
@@ -184,6 +187,7 @@ impl Core {
     /// `None`: the unit was borrowed instead, or is contended.
     fn obtain(&self, unit: Ino, mut how: How, lease: Option<Value>) -> Result<Option<Got>, StoreError> {
         let (key, mode, mut shared) = (Key::lease(unit), how.mode, false);
+        let mut was_free = true;
         let mut crowd = Crowd::new(how.alone, lease.is_none() && how.quiet.is_none());
         // What is seen before the lease is taken is still so afterwards, if no node had a lease that forbids
         // this one.
@@ -195,6 +199,7 @@ impl Core {
         loop {
             let me = self.nodes.me().ok_or_else(not_joined)?;
             let mut row = lease.as_deref().and_then(Row::decode);
+            was_free &= row.as_ref().is_none_or(|row| row.admits(Mode::Write, me));
             if let (Some(row), Some(lease)) = (&row, &lease)
                 && row.mode == Mode::Contended
             {
@@ -236,7 +241,8 @@ impl Core {
                 }
                 Ok(()) => {
                     self.won(unit, next.seq);
-                    return Ok(Some(Got { mode: next.mode, seq: next.seq, lease: new, seen }));
+                    let (mode, seq) = (next.mode, next.seq);
+                    return Ok(Some(Got { mode, seq, lease: new, was_free, seen }));
                 }
                 Err(CommitError::Conflict { rows, .. }) => {
                     seen = None;
