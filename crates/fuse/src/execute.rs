@@ -31,6 +31,15 @@ pub struct Done {
     pub keeps: Vec<Keep>,
 }
 
+impl Done {
+    /// The inodes to which the kernel takes a reference each with the reply. Those of a listing are here only
+    /// on a shared mount: on others no listing waits, so the kernel takes its reply.
+    pub fn references(&self, op: &Op<'_>) -> impl Iterator<Item = Ino> {
+        let listed = if matches!(op, Op::Readdir { .. }) { &self.keeps[..] } else { &[] };
+        self.referenced.into_iter().chain(listed.iter().map(|keep| keep.promise.ino))
+    }
+}
+
 fn read(
     fs: &dyn Filesystem,
     ino: Ino,

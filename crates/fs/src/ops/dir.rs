@@ -38,15 +38,18 @@ impl Core {
         position: u64,
         each: &mut dyn FnMut(DirEntry<'_>, Option<&Entry>) -> ControlFlow<()>,
     ) -> Result<(), Error> {
-        let finding = self.refs.finding();
-        self.list(ino, position, true, &mut |entry, plus| {
+        let (finding, mut has_held) = (self.refs.finding(), false);
+        let listed = self.list(ino, position, true, &mut |entry, plus| {
             let child = entry.ino;
             let taken = each(entry, plus);
             if taken.is_continue() && plus.is_some() {
                 finding.hold(child);
+                has_held = true;
             }
             taken
-        })
+        });
+        // What was passed on counts as held, so it must reach the kernel. The next request meets the error.
+        if has_held { Ok(()) } else { listed }
     }
 
     fn list(

@@ -187,7 +187,6 @@ impl Core {
     /// `None`: the unit was borrowed instead, or is contended.
     fn obtain(&self, unit: Ino, mut how: How, lease: Option<Value>) -> Result<Option<Got>, StoreError> {
         let (key, mode, mut shared) = (Key::lease(unit), how.mode, false);
-        let mut was_free = true;
         let mut crowd = Crowd::new(how.alone, lease.is_none() && how.quiet.is_none());
         // What is seen before the lease is taken is still so afterwards, if no node had a lease that forbids
         // this one.
@@ -199,7 +198,6 @@ impl Core {
         loop {
             let me = self.nodes.me().ok_or_else(not_joined)?;
             let mut row = lease.as_deref().and_then(Row::decode);
-            was_free &= row.as_ref().is_none_or(|row| row.admits(Mode::Write, me));
             if let (Some(row), Some(lease)) = (&row, &lease)
                 && row.mode == Mode::Contended
             {
@@ -241,6 +239,7 @@ impl Core {
                 }
                 Ok(()) => {
                     self.won(unit, next.seq);
+                    let was_free = !shared && how.quiet.is_none() && next.is_free(me);
                     let (mode, seq) = (next.mode, next.seq);
                     return Ok(Some(Got { mode, seq, lease: new, was_free, seen }));
                 }

@@ -175,8 +175,10 @@ impl Core {
                 continue;
             }
             loaded.install(&mut state, dir);
-            if fits || most == NAMES_MAX {
-                state.units.get_mut(&dir).into_iter().for_each(|held| held.is_bare = false);
+            if (fits || most == NAMES_MAX)
+                && let Some(held) = state.units.get_mut(&dir)
+            {
+                (held.is_bare, held.last) = (false, base::time::monotonic());
             }
             if !fits && most == NAMES_MAX {
                 state.note_large(dir);

@@ -3,12 +3,14 @@
 //! A program that lists a directory mostly looks at the directories in it, and then may list them. So their
 //! leases and attributes are had together, in two round trips for many directories. Their names are read when
 //! they are wanted, or a little before ([`super::ahead`]). What another node has a lease for is left out: it
-//! is asked when it is needed.
+//! is asked when it is needed, unless it is gone.
 
 use base::Ino;
 
 use super::Core;
 use super::acquire::Got;
+use super::fetch::Seen;
+use super::lend::LENT_END;
 use super::row::{Mode, Row};
 use super::state::{Unit, Wanted};
 use crate::key::{Key, tags};
@@ -82,9 +84,19 @@ impl Core {
     fn take_free(&self, dirs: &[Ino]) -> Result<Vec<(Ino, Got)>, StoreError> {
         let me = self.nodes.me().ok_or_else(super::not_joined)?;
         let (mut commit, mut got) = (Commit::default(), Vec::new());
-        for (dir, seen) in dirs.iter().zip(self.look_at_rows(dirs)?) {
-            let before = seen.lease();
-            let row = before.as_deref().and_then(Row::decode);
+        let row = |seen: Seen| (seen.lease().as_deref().and_then(Row::decode), seen);
+        let rows: Vec<(Option<Row>, Seen)> = self.look_at_rows(dirs)?.into_iter().map(row).collect();
+        let is_held = rows.iter().any(|(row, _)| row.as_ref().is_some_and(|row| !row.is_free(me)));
+        let alive = if is_held { self.nodes.alive()? } else { Vec::new() };
+        for (dir, (mut row, seen)) in dirs.iter().zip(rows) {
+            if let Some(row) = &mut row {
+                let holders = row.holders.len();
+                row.holders.retain(|holder| holder.node == me.node || alive.contains(holder));
+                if row.holders.len() < holders && row.mode == Mode::Write {
+                    // See [`Core::take_back_all`].
+                    self.state.lock().note_former(*dir, base::time::boot().plus(LENT_END));
+                }
+            }
             // A contended one admits no lease.
             if row.as_ref().is_some_and(|row| !row.admits(Mode::Read, me)) {
                 continue;
@@ -94,10 +106,9 @@ impl Core {
             }
             let next = Row::joined(row.as_ref(), me, false);
             let lease = next.encode();
-            commit.checks.push((Key::lease(*dir), before.map_or(Expect::Absent, Expect::Is)));
+            commit.checks.push((Key::lease(*dir), seen.lease().map_or(Expect::Absent, Expect::Is)));
             commit.puts.push((Key::lease(*dir), lease.clone()));
-            let was_free = row.is_none_or(|row| row.is_free(me));
-            let (mode, seq) = (next.mode, next.seq);
+            let (mode, seq, was_free) = (next.mode, next.seq, next.is_free(me));
             got.push((*dir, Got { mode, seq, lease, was_free, seen: Some(seen) }));
         }
         match self.inner.commit(commit) {

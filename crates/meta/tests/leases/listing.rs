@@ -13,12 +13,15 @@ fn trips(world: &World) -> u64 {
 
 /// A tree of which no node has a lease.
 fn tree(world: &World) {
-    let names = Names::new(world.engine.clone());
+    fill(&Names::new(world.engine.clone()));
+}
+
+fn fill(names: &Names) {
     for dir in 0..DIRS {
         let ino = 1_000 * (dir + 1);
-        make(&names, Ino::ROOT, &format!("d{dir:03}"), ino, mode::S_IFDIR).unwrap();
+        make(names, Ino::ROOT, &format!("d{dir:03}"), ino, mode::S_IFDIR).unwrap();
         for file in 0..FILES {
-            make(&names, Ino(ino), &format!("f{file}"), ino + 1 + file, mode::S_IFREG).unwrap();
+            make(names, Ino(ino), &format!("f{file}"), ino + 1 + file, mode::S_IFREG).unwrap();
         }
     }
 }
@@ -57,6 +60,22 @@ fn regression_a_tree_is_listed_in_few_round_trips() {
     let before = trips(&world);
     assert_eq!(list(&names), (DIRS * FILES) as usize);
     assert_eq!(trips(&world), before, "the second listing is from memory");
+}
+
+/// The leases of a node that was unmounted were asked for one by one.
+#[test]
+fn regression_a_tree_of_a_node_that_is_gone_is_listed_in_few_round_trips() {
+    let world = World::formatted(2);
+    fill(&world.names(1));
+    world.leases[1].flush().unwrap();
+    world.end(1);
+    let (names, before, began) = (world.names(0), trips(&world), std::time::Instant::now());
+    assert_eq!(list(&names), (DIRS * FILES) as usize);
+    let cold = trips(&world) - before;
+    assert!(cold <= 3 + 2 + 2 + 2 * 8, "{cold} round trips for {DIRS} directories");
+    // What it has lent may be in use for a moment.
+    make(&names, Ino(5_000), "new", 9, mode::S_IFREG).unwrap();
+    assert!(began.elapsed() > Duration::from_millis(340), "{:?}", began.elapsed());
 }
 
 /// A directory that is listed alone costs no more than it did, and its neighbours are not read.
