@@ -476,6 +476,8 @@ fn what_cannot_be_says_the_right_errno() {
         assert_eq!(rustix::fs::ioctl_ficlone(&b, &a), Err(Errno::OPNOTSUPP));
         assert_eq!(rustix::fs::fallocate(&b, FallocateFlags::COLLAPSE_RANGE, 0, 4096), Err(Errno::OPNOTSUPP));
         assert_eq!(rustix::fs::fallocate(&b, FallocateFlags::INSERT_RANGE, 0, 4096), Err(Errno::OPNOTSUPP));
+        let label = rustix::fs::getxattr(mounted.join("a"), "security.selinux", &mut [0_u8; 64][..]);
+        assert_eq!(label.map(drop), Err(Errno::OPNOTSUPP));
         // Whiteouts are for overlayfs, and the kernel requests them only of its upper layer.
         let whiteout = rustix::fs::RenameFlags::WHITEOUT;
         let renamed = rustix::fs::renameat_with(CWD, mounted.join("a"), CWD, mounted.join("c"), whiteout);

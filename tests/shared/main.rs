@@ -13,6 +13,7 @@ mod etcd;
 mod etcd_rig;
 mod faults;
 mod journal;
+mod listing;
 mod locks;
 mod names;
 mod quotas;

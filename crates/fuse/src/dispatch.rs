@@ -409,11 +409,11 @@ impl Dispatcher {
         self.undo(header, op, result);
     }
 
-    /// The kernel never learned of a result. Gives back the reference, and invalidates what may now be wrong
+    /// The kernel never learned of a result. Gives back the references, and invalidates what may now be wrong
     /// in the kernel's caches.
     fn undo(&self, header: &Header, op: &Op<'_>, result: &Result<Done, Errno>) {
         let Ok(done) = result else { return };
-        if let Some(ino) = done.referenced {
+        for ino in done.references(op) {
             let forget = || self.0.fs.now().forget(ino, 1);
             let _ = catch_unwind(AssertUnwindSafe(forget));
         }

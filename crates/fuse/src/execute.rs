@@ -31,6 +31,15 @@ pub struct Done {
     pub keeps: Vec<Keep>,
 }
 
+impl Done {
+    /// The inodes to which the kernel takes a reference each with the reply. Those of a listing are here only
+    /// on a shared mount: on others no listing waits, so the kernel takes its reply.
+    pub fn references(&self, op: &Op<'_>) -> impl Iterator<Item = Ino> {
+        let listed = if matches!(op, Op::Readdir { .. }) { &self.keeps[..] } else { &[] };
+        self.referenced.into_iter().chain(listed.iter().map(|keep| keep.promise.ino))
+    }
+}
+
 fn read(
     fs: &dyn Filesystem,
     ino: Ino,
@@ -315,6 +324,10 @@ fn sized(put: &mut Put<'_>, value: &[u8], room: u32) -> api::Result<()> {
     }
 }
 
+/// The most bytes of a READDIRPLUS of a shared mount. The kernel counts how long it may keep names from when
+/// it has come to them, so it must come to the last one soon.
+const PLUS_MAX: usize = 32 << 10;
+
 /// A READDIR or READDIRPLUS.
 struct Listing {
     ino: Ino,
@@ -331,7 +344,8 @@ fn listing(
     keep: &mut impl FnMut(Keep),
 ) -> api::Result<()> {
     let Listing { ino, position, plus, .. } = *listing;
-    let room = listing.room.min(put.left());
+    let most = if shared && plus { PLUS_MAX } else { usize::MAX };
+    let room = listing.room.min(put.left()).min(most);
     let mut failed = None;
     let mut verdict = |fits: api::Result<bool>| match fits {
         Ok(true) => ControlFlow::Continue(()),

@@ -45,8 +45,7 @@ pub struct Options {
 /// # Errors
 /// An error number to reply with: `EPROTO` if the kernel is too old.
 pub fn init(fs: &dyn Filesystem, many: bool, request: &[u8]) -> Result<(Agreed, Vec<u8>), Errno> {
-    let wishes =
-        Wishes { writeback: false, export: serves_dot(fs), uring: false, shared: many, locks: false };
+    let wishes = Wishes { export: serves_dot(fs), shared: many, ..Wishes::default() };
     negotiate(request, &wishes).map_err(|(error, _)| error)
 }
 

@@ -183,6 +183,7 @@ impl Session {
             export: serves_dot(&*fs),
             uring,
             shared,
+            keeps: options.replaceable || fs.leases().is_some(),
             locks,
         };
         let root_mode = root.kind.mode_bits() | u32::from(root.perm);

@@ -6,6 +6,8 @@ extern crate covey_meta as meta;
 mod contended;
 #[path = "leases/kernel.rs"]
 mod kernel;
+#[path = "leases/listing.rs"]
+mod listing;
 #[path = "leases/loans.rs"]
 mod loans;
 mod support;

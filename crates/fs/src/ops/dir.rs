@@ -38,15 +38,18 @@ impl Core {
         position: u64,
         each: &mut dyn FnMut(DirEntry<'_>, Option<&Entry>) -> ControlFlow<()>,
     ) -> Result<(), Error> {
-        let finding = self.refs.finding();
-        self.list(ino, position, true, &mut |entry, plus| {
+        let (finding, mut has_held) = (self.refs.finding(), false);
+        let listed = self.list(ino, position, true, &mut |entry, plus| {
             let child = entry.ino;
             let taken = each(entry, plus);
             if taken.is_continue() && plus.is_some() {
                 finding.hold(child);
+                has_held = true;
             }
             taken
-        })
+        });
+        // What was passed on counts as held, so it must reach the kernel. The next request meets the error.
+        if has_held { Ok(()) } else { listed }
     }
 
     fn list(
@@ -61,6 +64,7 @@ impl Core {
             return Err(Errno::ENOTDIR.into());
         }
         self.touch_if_relative(ino, &dir);
+        let plus = plus && self.is_kept(ino);
         let up = if ino == Ino::ROOT { ino } else { dir.parent };
         let dots: [(&[u8], Ino); 2] = [(b".", ino), (b"..", up)];
         for (at, (name, ino)) in dots.into_iter().enumerate().skip(position as usize) {
@@ -79,6 +83,12 @@ impl Core {
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    /// Whether the kernel may keep names of a directory, so that it is worth giving it the attributes too.
+    fn is_kept(&self, dir: Ino) -> bool {
+        let leases = self.options.shared.as_ref().and_then(|sharing| sharing.leases.as_ref());
+        leases.is_none_or(|leases| leases.keeps_names(dir))
     }
 
     /// Passes on one batch. Returns where the next one begins, if there may be more.

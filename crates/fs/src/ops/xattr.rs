@@ -13,6 +13,15 @@ use crate::volume::Core;
 /// The namespaces of attributes. `system.` is only for ACLs, which the planner checks.
 const NAMESPACES: [&[u8]; 4] = [b"user.", b"trusted.", b"security.", b"system."];
 
+/// The label of SELinux. A kernel with SELinux labels a FUSE mount as a whole, and asks for no file's label.
+/// Elsewhere ls(1) asks for it, of each file, until it hears that there are none.
+const LABEL: &[u8] = b"security.selinux";
+
+/// What an attribute that is not there is answered.
+fn absent(name: &[u8]) -> Error {
+    if name == LABEL { Errno::EOPNOTSUPP.into() } else { Errno::ENODATA.into() }
+}
+
 fn check_xattr_name(name: &[u8]) -> Result<(), Error> {
     if name.len() > NAME_MAX {
         return Err(Errno::ERANGE.into());
@@ -32,12 +41,9 @@ impl Core {
         // Answered from the inode alone, because the kernel asks for `security.capability` before the first
         // write to every file.
         if self.names.inode(ino)?.is_some_and(|record| !record.has(InodeRecord::HAS_XATTRS)) {
-            return Err(Errno::ENODATA.into());
+            return Err(absent(name));
         }
-        match self.names.xattr(ino, name)? {
-            Some(value) => Ok(value.to_vec()),
-            None => Err(Errno::ENODATA.into()),
-        }
+        self.names.xattr(ino, name)?.map(|value| value.to_vec()).ok_or_else(|| absent(name))
     }
 
     pub(crate) fn setxattr(

@@ -294,3 +294,19 @@ fn many_threads_in_one_directory() {
     v.close().unwrap();
     assert_eq!(*world.lines.lock(), [""; 0]);
 }
+
+/// ls(1) asks each file for its label, until it hears that there are none.
+#[test]
+fn regression_labels_that_are_not_there_are_not_supported() {
+    let world = World::new();
+    let v = world.open();
+    let f = v.file(Ino::ROOT, "f");
+    let label = b"security.selinux";
+    assert_eq!(v.getxattr(f, label), Err(Errno::EOPNOTSUPP));
+    assert_eq!(v.getxattr(f, b"security.capability"), Err(Errno::ENODATA));
+    v.setxattr(f, b"user.a", b"1", XattrMode::Set, false).unwrap();
+    assert_eq!(v.getxattr(f, label), Err(Errno::EOPNOTSUPP));
+    v.setxattr(f, label, b"label", XattrMode::Set, false).unwrap();
+    assert_eq!(v.getxattr(f, label).unwrap(), b"label");
+    v.close().unwrap();
+}

@@ -22,8 +22,8 @@
 //! - `DIRECT_IO_ALLOW_MMAP` is taken, because files opened with `O_APPEND` use no page cache
 //!   ([`crate::shared`]).
 //! - `POSIX_LOCKS` and `FLOCK_LOCKS` are taken if locks are decided for all machines.
-//! - `DO_READDIRPLUS` is not taken: the kernel may keep neither names nor attributes, so it would ask for
-//!   both again.
+//! - `DO_READDIRPLUS` is taken only if the kernel may keep names and attributes for a moment. Otherwise it
+//!   would ask for both again.
 //! - `WRITEBACK_CACHE` is not taken: the kernel would keep sizes and times itself, and append to an old end.
 //!
 //! `HANDLE_KILLPRIV_V2` is always taken. Without it the kernel asks for `security.capability` before every
@@ -82,6 +82,8 @@ pub struct Wishes {
     pub uring: bool,
     /// Other machines change the tree too.
     pub shared: bool,
+    /// The kernel may keep names and attributes, as far as each reply says. Only with `shared`.
+    pub keeps: bool,
     /// Locks come to the filesystem. Only with `shared`.
     pub locks: bool,
 }
@@ -119,8 +121,7 @@ impl Agreed {
 const ALWAYS: u64 = flag::ASYNC_READ
     | flag::BIG_WRITES
     | flag::DONT_MASK
-    | flag::DO_READDIRPLUS
-    | flag::READDIRPLUS_AUTO
+    | PLUS
     | flag::NO_OPEN_SUPPORT
     | flag::PARALLEL_DIROPS
     | flag::POSIX_ACL
@@ -135,11 +136,10 @@ const ALWAYS: u64 = flag::ASYNC_READ
     | flag::ALLOW_IDMAP;
 
 /// The flags of [`ALWAYS`] that a shared mount does not take.
-const NOT_SHARED: u64 = flag::NO_OPEN_SUPPORT
-    | flag::NO_OPENDIR_SUPPORT
-    | flag::EXPLICIT_INVAL_DATA
-    | flag::DO_READDIRPLUS
-    | flag::READDIRPLUS_AUTO;
+const NOT_SHARED: u64 = flag::NO_OPEN_SUPPORT | flag::NO_OPENDIR_SUPPORT | flag::EXPLICIT_INVAL_DATA;
+
+/// Listings with attributes, when the kernel expects a program to want them.
+const PLUS: u64 = flag::DO_READDIRPLUS | flag::READDIRPLUS_AUTO;
 
 /// The flags that a kernel must have. They exist since 5.17, and without them the mount would be wrong, not
 /// just slow.
@@ -177,6 +177,9 @@ impl Offer {
         if wishes.shared {
             wanted &= !NOT_SHARED;
             wanted |= flag::AUTO_INVAL_DATA | flag::DIRECT_IO_ALLOW_MMAP;
+            if !wishes.keeps {
+                wanted &= !PLUS;
+            }
             if wishes.locks {
                 wanted |= flag::POSIX_LOCKS | flag::FLOCK_LOCKS;
             }

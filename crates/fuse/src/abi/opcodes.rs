@@ -118,7 +118,7 @@ pub const SHARED: &[Opcode] = shared! {
     OPENDIR Served, "answered by the transport: otherwise the kernel would cache listings";
     RELEASEDIR Served, "nothing to do";
     CREATE Served, "as MKNOD and OPEN; a name that another machine has just made is looked up again";
-    READDIRPLUS Kernel, "not negotiated: the kernel may not keep what it would learn";
+    READDIRPLUS Served, "negotiated only with leases; attributes come only of what the kernel may keep";
 };
 
 /// What it also does differently if locks are decided for all machines.

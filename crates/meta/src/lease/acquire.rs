@@ -27,6 +27,8 @@ pub(super) struct Got {
     pub mode: Mode,
     pub seq: u64,
     pub lease: Value,
+    /// No other node had it.
+    pub was_free: bool,
     /// The rows of the unit, if they are known.
     pub seen: Option<Seen>,
 }
@@ -111,12 +113,13 @@ impl Core {
             }
             let mut held = Unit::new(got.mode, got.seq, got.lease);
             held.cost = held.since.saturating_duration_since(asked);
+            held.was_free = got.was_free;
             state.units.insert(unit, held);
             state.note_taken(unit);
             loaded.install(&mut state, unit);
         } else if let Some(held) = state.units.get_mut(&unit) {
             (held.mode, held.seq, held.lease) = (got.mode, got.seq, got.lease);
-            (held.since, held.used) = (base::time::monotonic(), false);
+            (held.since, held.used, held.was_free) = (base::time::monotonic(), false, false);
         }
         Ok(())
     }
@@ -236,7 +239,9 @@ impl Core {
                 }
                 Ok(()) => {
                     self.won(unit, next.seq);
-                    return Ok(Some(Got { mode: next.mode, seq: next.seq, lease: new, seen }));
+                    let was_free = !shared && how.quiet.is_none() && next.is_free(me);
+                    let (mode, seq) = (next.mode, next.seq);
+                    return Ok(Some(Got { mode, seq, lease: new, was_free, seen }));
                 }
                 Err(CommitError::Conflict { rows, .. }) => {
                     seen = None;

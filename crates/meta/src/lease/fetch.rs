@@ -58,6 +58,9 @@ impl Loaded {
 
     /// Remembers it.
     pub fn install(self, state: &mut State, unit: Ino) {
+        let is_dir = |value: &Value| Dentry::decode(value).is_ok_and(|dentry| dentry.is_dir());
+        let names = self.rows.iter().filter(|(key, _)| key.tag() == tags::DENTRY);
+        let has_dirs = names.filter_map(|(_, value)| value.as_ref()).any(is_dir);
         for (key, value) in self.rows {
             if let (tags::DENTRY, Some(value)) = (key.tag(), &value) {
                 state.hint_name(unit, value);
@@ -66,6 +69,8 @@ impl Loaded {
         }
         if let Some(held) = state.units.get_mut(&unit) {
             held.has_names |= self.has_names;
+            // There are none to ask for.
+            held.has_dirs |= self.has_names && !has_dirs;
         }
     }
 }
@@ -87,6 +92,14 @@ impl Core {
     pub(super) fn reading<'a>(&'a self, units: &'a [Ino]) -> Reading<'a> {
         self.state.lock().begin_reading(units);
         Reading(self, units)
+    }
+
+    /// Looks at the lease row of each unit, and at its own rows.
+    pub(super) fn look_at_rows(&self, units: &[Ino]) -> Result<Vec<Seen>, StoreError> {
+        let keys: Vec<Key> = units.iter().flat_map(|unit| rows_of(*unit)).collect();
+        let rows = self.inner.get_many(&keys)?;
+        let seen = |rows: &[Option<Value>]| Seen { rows: rows.to_vec(), list: Rows::new(), is_whole: false };
+        Ok(rows.chunks(ROWS).map(seen).collect())
     }
 
     /// Looks at the lease row of each unit, at its own rows, and at its names.

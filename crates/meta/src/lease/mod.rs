@@ -37,6 +37,7 @@
 //! 10.2), and as capabilities in Ceph.
 
 mod acquire;
+mod ahead;
 mod behind;
 mod borrow;
 mod change;
@@ -196,11 +197,12 @@ impl Leases {
             kernel: RwLock::default(),
             started: base::time::boot(),
         });
-        let (behind, tidier, returner) = (core.clone(), core.clone(), core.clone());
+        let [behind, tidier, returner, reader] = std::array::from_fn(|_| core.clone());
         let threads = vec![
             base::thread::spawn("covey-behind", move || behind.write_behind())?,
             base::thread::spawn("covey-leases", move || tidier.tidy())?,
             base::thread::spawn("covey-loans", move || returner.return_loans())?,
+            base::thread::spawn("covey-ahead", move || reader.read_ahead())?,
         ];
         Ok(Arc::new(Leases { core, thread: Mutex::new(threads) }))
     }
@@ -259,7 +261,11 @@ impl Leases {
     }
 
     fn stop(&self) {
-        self.core.state.lock().stopping = true;
+        let mut state = self.core.state.lock();
+        state.stopping = true;
+        state.ahead.clear();
+        state.ahead.wakes.notify_all();
+        drop(state);
         self.core.changed.notify_all();
         self.core.work.notify_all();
         self.core.returns.notify_all();
@@ -322,6 +328,7 @@ impl Core {
             }
             Need::Homes(inos) => self.find_homes(&inos),
             Need::Rows(unit, keys) => self.fetch(unit, keys),
+            Need::Names(dir) => self.fetch_names(dir),
             Need::Whole(unit, ino) => self.fetch_whole(unit, ino),
             Need::Again => Ok(()),
             Need::Engine(_) | Need::Direct(_) => {

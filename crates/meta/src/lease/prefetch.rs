@@ -1,13 +1,16 @@
 //! Takes the leases of several directories at once, before they are asked for.
 //!
-//! A program that lists a directory mostly goes on to the directories in it. So their leases, their names and
-//! the inodes of their files are had together, in three round trips for many directories. What another node
-//! has a lease for is left out: it is asked when it is needed.
+//! A program that lists a directory mostly looks at the directories in it, and then may list them. So their
+//! leases and attributes are had together, in two round trips for many directories. Their names are read when
+//! they are wanted, or a little before ([`super::ahead`]). What another node has a lease for is left out: it
+//! is asked when it is needed, unless it is gone.
 
 use base::Ino;
 
 use super::Core;
 use super::acquire::Got;
+use super::fetch::Seen;
+use super::lend::LENT_END;
 use super::row::{Mode, Row};
 use super::state::{Unit, Wanted};
 use crate::key::{Key, tags};
@@ -16,8 +19,6 @@ use crate::store::{Commit, CommitError, Expect, StoreError};
 
 /// How many directories are had together.
 const AT_ONCE: usize = 64;
-/// Directories with more names are not prefetched.
-const NAMES: usize = 1_000;
 
 impl Core {
     /// See [`crate::MetaStore::prefetch`].
@@ -70,7 +71,7 @@ impl Core {
             if at.and_then(|at| recalled.get(at)).is_some_and(|recalled| got.seq > *recalled) {
                 let mut unit = Unit::new(got.mode, got.seq, got.lease);
                 // Nothing waits for it.
-                unit.used = true;
+                (unit.used, unit.was_free, unit.is_bare) = (true, got.was_free, true);
                 state.units.insert(dir, unit);
                 state.note_leased(dir);
             }
@@ -83,11 +84,21 @@ impl Core {
     fn take_free(&self, dirs: &[Ino]) -> Result<Vec<(Ino, Got)>, StoreError> {
         let me = self.nodes.me().ok_or_else(super::not_joined)?;
         let (mut commit, mut got) = (Commit::default(), Vec::new());
-        for (dir, seen) in dirs.iter().zip(self.look_at(dirs, NAMES)?) {
-            let before = seen.lease();
-            let row = before.as_deref().and_then(Row::decode);
+        let row = |seen: Seen| (seen.lease().as_deref().and_then(Row::decode), seen);
+        let rows: Vec<(Option<Row>, Seen)> = self.look_at_rows(dirs)?.into_iter().map(row).collect();
+        let is_held = rows.iter().any(|(row, _)| row.as_ref().is_some_and(|row| !row.is_free(me)));
+        let alive = if is_held { self.nodes.alive()? } else { Vec::new() };
+        for (dir, (mut row, seen)) in dirs.iter().zip(rows) {
+            if let Some(row) = &mut row {
+                let holders = row.holders.len();
+                row.holders.retain(|holder| holder.node == me.node || alive.contains(holder));
+                if row.holders.len() < holders && row.mode == Mode::Write {
+                    // See [`Core::take_back_all`].
+                    self.state.lock().note_former(*dir, base::time::boot().plus(LENT_END));
+                }
+            }
             // A contended one admits no lease.
-            if row.as_ref().is_some_and(|row| !row.admits(Mode::Read, me)) || !seen.is_whole() {
+            if row.as_ref().is_some_and(|row| !row.admits(Mode::Read, me)) {
                 continue;
             }
             if row.as_ref().is_some_and(|row| row.is_of_former(me)) {
@@ -95,9 +106,10 @@ impl Core {
             }
             let next = Row::joined(row.as_ref(), me, false);
             let lease = next.encode();
-            commit.checks.push((Key::lease(*dir), before.map_or(Expect::Absent, Expect::Is)));
+            commit.checks.push((Key::lease(*dir), seen.lease().map_or(Expect::Absent, Expect::Is)));
             commit.puts.push((Key::lease(*dir), lease.clone()));
-            got.push((*dir, Got { mode: next.mode, seq: next.seq, lease, seen: Some(seen) }));
+            let (mode, seq, was_free) = (next.mode, next.seq, next.is_free(me));
+            got.push((*dir, Got { mode, seq, lease, was_free, seen: Some(seen) }));
         }
         match self.inner.commit(commit) {
             Ok(()) => {

@@ -18,7 +18,7 @@
 //! before it tells the kernel.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use base::Ino;
 use hashbrown::HashSet;
@@ -33,7 +33,7 @@ const NAMES: Duration = Duration::from_millis(100);
 /// How long after a reply a name may still be in use: the kernel counts in ticks, from when it reads the
 /// reply.
 const NAMES_END: Duration = Duration::from_millis(200);
-/// Names are kept only under a lease that no other node wanted for this long.
+/// Names are kept only under a lease that no other node had before, or wanted for this long.
 const STEADY: Duration = Duration::from_millis(300);
 
 /// What a reply says of an inode, and how long the kernel may keep it.
@@ -76,10 +76,22 @@ impl Leases {
         send(promises)
     }
 
+    /// Whether the kernel may keep names of a directory just now.
+    pub fn keeps_names(&self, dir: Ino) -> bool {
+        let now = base::time::monotonic();
+        let state = self.core.state.lock();
+        let keeps = |held: &Unit| !held.leaving && held.loan.is_none() && is_steady(held, now);
+        state.units.get(&dir).is_some_and(keeps)
+    }
+
     /// The kernel that must forget from now on.
     pub fn serve(&self, kernel: Arc<dyn KernelCache>) {
         *self.core.kernel.write() = Some(kernel);
     }
+}
+
+fn is_steady(held: &Unit, now: Instant) -> bool {
+    held.was_free || now.saturating_duration_since(held.since) > STEADY
 }
 
 impl Core {
@@ -98,13 +110,13 @@ impl Core {
                 if !row.and_then(|row| InodeRecord::decode(row).ok()).is_some_and(|record| record.is_file()) {
                     held.told.insert(promise.ino);
                     promise.attributes = left;
-                } else if now.saturating_duration_since(held.since) > STEADY {
+                } else if is_steady(held, now) {
                     held.names_until = Some(now + NAMES_END);
                     promise.attributes = NAMES;
                 }
             }
             let held = state.units.get_mut(&promise.parent).filter(keeps);
-            if let Some(held) = held.filter(|held| now.saturating_duration_since(held.since) > STEADY) {
+            if let Some(held) = held.filter(|held| is_steady(held, now)) {
                 held.names_until = Some(now + NAMES_END);
                 promise.name = NAMES;
             }

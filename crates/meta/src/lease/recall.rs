@@ -217,14 +217,12 @@ impl Core {
                 }
             }
             let mut rows: usize = state.units.values().map(|unit| unit.rows.len() + 1).sum();
-            let mut units: Vec<(Instant, Ino, usize)> = match rows > ROWS_MAX {
-                true => {
-                    state.units.iter().map(|(ino, unit)| (unit.last, *ino, unit.rows.len() + 1)).collect()
-                }
-                false => Vec::new(),
-            };
+            // Those without names give little memory back, and a program may be about to list them.
+            let rank = |(ino, unit): (&Ino, &Unit)| (unit.is_bare, unit.last, *ino, unit.rows.len() + 1);
+            let mut units: Vec<(bool, Instant, Ino, usize)> =
+                if rows > ROWS_MAX { state.units.iter().map(rank).collect() } else { Vec::new() };
             units.sort_unstable();
-            for (_, ino, has) in units {
+            for (.., ino, has) in units {
                 if rows <= ROWS_MAX / 4 * 3 {
                     break;
                 }

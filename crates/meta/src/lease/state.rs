@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use base::Ino;
 use hashbrown::{HashMap, HashSet};
 
+use super::ahead::Ahead;
 use super::contend::Contended;
 use super::journal::Journal;
 use super::loan::{Borrowed, Borrowing, Lent};
@@ -39,6 +40,8 @@ pub(super) enum Need {
     Homes(Vec<Ino>),
     /// Rows of a unit.
     Rows(Ino, Vec<Key>),
+    /// The names of a directory whose lease this node has.
+    Names(Ino),
     /// All rows of an inode of a unit.
     Whole(Ino, Ino),
     /// These rows are not remembered: ask the engine, under the leases of these units.
@@ -64,6 +67,10 @@ pub(super) struct Unit {
     pub rows: BTreeMap<Key, Option<Value>>,
     /// All names of the directory are in `rows`.
     pub has_names: bool,
+    /// It was leased without its names, which are read when they are wanted.
+    pub is_bare: bool,
+    /// A program has listed it.
+    pub was_listed: bool,
     /// The leases of the directories in it were asked for, as far as they are free.
     pub has_dirs: bool,
     /// The lease is being given back.
@@ -74,6 +81,8 @@ pub(super) struct Unit {
     pub since: Instant,
     /// How long it took to get it.
     pub cost: Duration,
+    /// No other node had it when this node took it.
+    pub was_free: bool,
     /// An operation has used it.
     pub used: bool,
     /// When an operation used it last.
@@ -100,11 +109,14 @@ impl Unit {
             loan: None,
             rows: BTreeMap::new(),
             has_names: false,
+            is_bare: false,
+            was_listed: false,
             has_dirs: false,
             leaving: false,
             busy: false,
             since: now,
             cost: Duration::ZERO,
+            was_free: false,
             used: false,
             last: now,
             read: None,
@@ -175,6 +187,8 @@ pub(super) struct State {
     /// Units of inodes that are no more: their lease rows are to be removed.
     pub dead: Vec<Ino>,
     pub queue: Queue,
+    /// What is read before it is asked for.
+    pub ahead: Ahead,
     /// How many sessions have ended.
     pub sessions: u64,
     /// How many leases were recalled.
@@ -280,6 +294,9 @@ impl State {
         if key.tag() == tags::DENTRY && held.has_names {
             return Ok(None);
         }
+        if key.tag() == tags::DENTRY && held.is_bare {
+            return Err(Need::Names(unit));
+        }
         if key.tag() != tags::DENTRY && key.tag() != tags::INODE && self.is_absent(unit, key)? {
             return Ok(None);
         }
@@ -339,7 +356,7 @@ impl State {
             tags::DENTRY => {
                 let held = self.held(ino, Mode::Read)?;
                 if !held.has_names {
-                    return Err(Need::Engine(vec![ino]));
+                    return Err(self.names_of(ino));
                 }
                 ino
             }
@@ -360,6 +377,9 @@ impl State {
         let found: Rows = found.take(limit).collect();
         if tag == tags::DENTRY {
             found.iter().for_each(|(_, value)| self.hint_name(ino, value));
+            if limit > 1 {
+                self.note_listed(ino);
+            }
         }
         Ok(found)
     }
@@ -439,6 +459,7 @@ impl State {
         self.units.clear();
         self.homes.clear();
         self.forget_contended();
+        self.ahead.clear();
         self.hints = Default::default();
     }
 }

@@ -35,3 +35,37 @@ fn the_kernel_forgets_before_another_node_changes() {
     assert_eq!(told(mark), Duration::ZERO, "a reply that was read before the recall promises nothing");
     assert_eq!(told(world.leases[0].mark()), Duration::ZERO, "the other node has the lease");
 }
+
+/// How long the kernel may keep a name of a directory.
+fn kept(world: &World, node: usize, parent: Ino) -> Duration {
+    let mut promises = [Promise::of(Ino(0), parent)];
+    let leases = &world.leases[node];
+    leases.deliver(leases.mark(), &mut promises, |_| {});
+    assert_eq!(leases.keeps_names(parent), !promises[0].name.is_zero());
+    promises[0].name
+}
+
+/// The kernel kept no name for the first 0.3 s of a lease, so the first listing of a directory looked each
+/// name up again. That is needed only if nodes take the lease from one another.
+#[test]
+fn regression_names_of_a_directory_that_was_free_are_kept_at_once() {
+    let world = World::formatted(2);
+    let names = Names::new(world.engine.clone());
+    for (name, ino) in [("a", 2), ("b", 3)] {
+        make(&names, Ino::ROOT, name, ino, mode::S_IFDIR).unwrap();
+    }
+    let begun = std::time::Instant::now();
+    world.names(0).readdir(Ino::ROOT, 0, 9).unwrap();
+    world.names(0).store().prefetch(Ino::ROOT).unwrap();
+    let at_once = [Ino::ROOT, Ino(2)].map(|dir| kept(&world, 0, dir));
+    assert!(at_once.iter().all(|time| *time > Duration::ZERO), "{at_once:?}");
+    // The other node waits until the moment is over.
+    make(&world.names(1), Ino(2), "file", 9, mode::S_IFREG).unwrap();
+    assert!(begun.elapsed() >= Duration::from_millis(100), "{:?}", begun.elapsed());
+    assert_eq!(kept(&world, 0, Ino(2)), Duration::ZERO, "the other node has the lease");
+    // What one node takes from the other, the kernel keeps later.
+    world.names(0).readdir(Ino(2), 0, 9).unwrap();
+    make(&world.names(0), Ino(2), "more", 10, mode::S_IFREG).unwrap();
+    let taken = (std::time::Instant::now(), kept(&world, 0, Ino(2)));
+    assert!(taken.1.is_zero() || begun.elapsed() > Duration::from_millis(400), "{:?}", taken.1);
+}
