@@ -67,6 +67,7 @@ struct Serving {
 /// Runs the command.
 pub fn run(args: &Args, term: Term) -> Result<u8> {
     let addresses = args.on.iter().map(|text| address(text)).collect::<Result<Vec<_>>>()?;
+    args.record.as_deref().map_or(Ok(()), check_record)?;
     signals::block();
     limits::check(limits::For::Daemon)?;
     limits::leave_no_core();
@@ -87,6 +88,21 @@ fn address(text: &str) -> Result<Address> {
             .next("write --on unix:PATH")),
         Err(error) => Err(Failure::usage(error.to_string()).next("write --on unix:PATH")),
     }
+}
+
+/// A list that cannot be stored is noticed now, and not when the first machine has run for a while.
+fn check_record(path: &Path) -> Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if path.is_dir() {
+        return Err(
+            Failure::usage(format!("{} is a folder", path.display())).next("name a file: --record FILE")
+        );
+    }
+    if !folder.is_dir() {
+        return Err(Failure::usage(format!("there is no folder {}", folder.display()))
+            .next("create it, or name another file: --record FILE"));
+    }
+    Ok(())
 }
 
 /// The file that is served.
