@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use covey_tests::program::{covey_ok, environment};
 use covey_tests::{Need, Volume, requires};
-use s3server::proxy::Proxy;
-use s3server::{BUCKET, Server};
+use s3server::{BUCKET, Proxy, Server};
 
 use crate::world::{MIB, Place, bytes, may, until};
 
@@ -61,8 +60,7 @@ fn a_store_that_goes_away_delays_a_clone_and_one_that_stays_away_ends_it() {
     let serve = |patience: &str, cache: &str| {
         let (tree, through) = (format!("{origin}@latest:/memory"), proxy.endpoint());
         let cache = place.text(cache);
-        let more = ["--endpoint", &through, "--cache", &cache, "--patience", patience, "--trust-first"];
-        place.serve(&tree, &more[..6])
+        place.serve(&tree, &["--endpoint", &through, "--cache", &cache, "--patience", patience])
     };
     let server = serve("60", "cache-a");
     let mut vmm = place.vmm("half");

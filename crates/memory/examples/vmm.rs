@@ -13,7 +13,7 @@ use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::time::Instant;
 
-use memory::vmm;
+use covey_memory::vmm;
 
 const PAGE: usize = 4096;
 /// A guest's working set lies in pieces.

@@ -2,13 +2,21 @@
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use base::time::monotonic;
 
 use super::install::RUN;
 use super::{Clone, Over};
 use crate::list::Span;
 
-/// Ranges that are brought at a time. Each may wait for a store.
+/// Ranges that are brought at a time, if they have to be waited for. What is on this machine comes one after
+/// the other: more threads would only take the processors from the clones.
 const FILLERS: usize = 4;
+/// So many ranges are brought in this way before it is looked again.
+const SOON: usize = 32;
+/// A range that takes longer comes from another machine.
+const SLOW: Duration = Duration::from_millis(5);
 
 impl Clone {
     /// Brings these ranges of the snapshot, in this order. Returns when they are there, or the clone is over.
@@ -23,7 +31,7 @@ impl Clone {
         let done = |block: usize| self.states[block].load(Ordering::Acquire) == super::DONE;
         // Blocks of other threads may be in flight.
         while !self.is_over() && !(0..self.layout.blocks()).all(done) {
-            std::thread::sleep(std::time::Duration::from_millis(5));
+            std::thread::sleep(Duration::from_millis(5));
         }
         self.end().is_none()
     }
@@ -34,8 +42,21 @@ impl Clone {
             let most = self.most(range.start);
             parts.extend(range.clone().step_by(most).map(|start| start..(start + most).min(range.end)));
         }
+        let mut parts = &parts[..];
         // A failure has ended the clone, and is in its end.
-        let _ = base::thread::for_each("memory-fill", FILLERS, &parts, |part| self.fill_part(part.clone()));
+        while let Some((first, rest)) = parts.split_first() {
+            let began = monotonic();
+            if self.fill_part(first.clone()).is_err() {
+                return;
+            }
+            parts = rest;
+            if began.elapsed() > SLOW {
+                let (soon, later) = parts.split_at(parts.len().min(SOON));
+                let _ =
+                    base::thread::for_each("memory-fill", FILLERS, soon, |part| self.fill_part(part.clone()));
+                parts = later;
+            }
+        }
     }
 
     /// Blocks that are brought at a time.
