@@ -10,6 +10,7 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use covey_tests::program::covey_ok;
 use covey_tests::volume::detach;
@@ -28,6 +29,18 @@ fn text(mount: &Path, handle: &Handle) -> String {
 
 fn is_stale(mount: &Path, handle: &Handle) -> bool {
     handle.open(mount, libc::O_RDONLY).is_err_and(|error| error.raw_os_error() == STALE)
+}
+
+/// The kernel reports the end of an open file after close(2) has returned. Until then the file is there.
+fn becomes_stale(mount: &Path, handle: &Handle) -> bool {
+    let end = Instant::now() + Duration::from_secs(30);
+    while !is_stale(mount, handle) {
+        if Instant::now() > end {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    true
 }
 
 /// The path of what a handle leads to, as the kernel finds it through the folders above.
@@ -102,7 +115,7 @@ fn handles_of_deleted_files_are_stale_for_ever() {
             fs::remove_dir(&folder).unwrap();
             gone.extend(handles);
         }
-        assert!(gone.iter().all(|handle| is_stale(&root, handle)), "round {round}");
+        assert!(gone.iter().all(|handle| becomes_stale(&root, handle)), "round {round}");
         if round % 2 == 0 {
             mounted.umount();
         } else {
@@ -115,8 +128,9 @@ fn handles_of_deleted_files_are_stale_for_ever() {
     fs::write(root.join("open"), "without a name").unwrap();
     let (handle, open) = (Handle::of(&root.join("open")).unwrap(), File::open(root.join("open")).unwrap());
     fs::remove_file(root.join("open")).unwrap();
+    assert_eq!(text(&root, &handle), "without a name");
     drop(open);
-    assert!(is_stale(&root, &handle));
+    assert!(becomes_stale(&root, &handle));
     mounted.umount();
 }
 

@@ -1,7 +1,6 @@
 //! Snapshots in a volume, on a mount, and in a published tree whose store goes away.
 
 use std::fs;
-use std::time::Duration;
 
 use covey_tests::program::{covey_ok, environment};
 use covey_tests::{Need, Volume, requires};
@@ -67,8 +66,7 @@ fn a_store_that_goes_away_delays_a_clone_and_one_that_stays_away_ends_it() {
     vmm.at("half");
     proxy.down();
     vmm.go();
-    until("the server waits for the store", || server.log().contains("tried again"));
-    std::thread::sleep(Duration::from_millis(200));
+    until("the server says that it waits for the store", || server.log().contains("has waited 3 s"));
     assert!(vmm.runs());
     proxy.up();
     vmm.must_succeed();

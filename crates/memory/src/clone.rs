@@ -24,7 +24,7 @@ mod install;
 #[cfg(test)]
 mod tests;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -32,7 +32,7 @@ use std::time::{Duration, Instant};
 
 use base::time::monotonic;
 use parking_lot::{Mutex, RwLock};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
 use crate::handshake::Region;
 use crate::layout::Layout;
@@ -41,8 +41,9 @@ use crate::removed::Removed;
 use crate::source::Source;
 use crate::uffd::{Event, Uffd};
 
-/// How often a clone is looked at that touches nothing: whether its VMM is still there.
-const TICK: Duration = Duration::from_millis(250);
+/// A read that takes so long is reported, and again after [`REPORT_AGAIN`].
+const SLOW_READ: Duration = Duration::from_secs(3);
+const REPORT_AGAIN: Duration = Duration::from_secs(30);
 /// What is touched for so long after the start goes to the list. Later touches are the work of the clone, and
 /// say little about the next one.
 pub const WINDOW: Duration = Duration::from_secs(30);
@@ -151,8 +152,12 @@ pub struct Clone {
     pending: Mutex<VecDeque<u64>>,
     /// Addresses of faults in blocks in flight. A block becomes done under this lock.
     late: Mutex<Vec<u64>>,
-    /// Held by the thread that waits for the kernel. When the clone was last looked at.
-    turn: Mutex<Instant>,
+    /// Held by the thread that waits for the kernel.
+    turn: Mutex<()>,
+    /// The reads of the snapshot that are under way: since when, and from which offset on.
+    reading: Mutex<BTreeSet<(Instant, u64)>>,
+    /// When a slow read was last reported.
+    reported: Mutex<Option<Instant>>,
     /// Wakes that thread.
     wake: OwnedFd,
     over: AtomicBool,
@@ -170,7 +175,6 @@ impl Clone {
     /// The system has no descriptor left.
     pub fn new(number: u64, regions: &[Region], uffd: Uffd, common: Arc<Common>) -> std::io::Result<Clone> {
         let layout = Layout::new(regions);
-        let now = monotonic();
         Ok(Clone {
             number,
             common,
@@ -180,12 +184,14 @@ impl Clone {
             removed: RwLock::default(),
             pending: Mutex::default(),
             late: Mutex::default(),
-            turn: Mutex::new(now),
+            turn: Mutex::default(),
+            reading: Mutex::default(),
+            reported: Mutex::default(),
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             over: AtomicBool::new(false),
             end: OnceLock::new(),
             touched: Mutex::new(Some(List::default())),
-            began: now,
+            began: monotonic(),
             counters: Counters::default(),
         })
     }
@@ -222,7 +228,7 @@ impl Clone {
         self.touched.lock().is_some()
     }
 
-    /// Ends it. Only the first reason counts.
+    /// Ends it, as soon as what it reads has come. Only the first reason counts.
     pub fn stop(&self, why: End) {
         let _ = self.end.set(why);
         self.over.store(true, Ordering::Release);
@@ -238,37 +244,46 @@ impl Clone {
         let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
     }
 
-    /// The body of each thread of a clone. `tick` is called now and then, by one of them at a time.
-    pub fn work(&self, tick: &dyn Fn()) {
+    /// The body of each thread of a clone.
+    pub fn work(&self) {
         while !self.is_over() {
             let next = self.pending.lock().pop_front();
             match next {
                 Some(address) => self.fault(address),
-                None => self.wait(tick),
+                None => self.wait(),
             }
         }
     }
 
     /// Waits for the kernel, in turn with the other threads.
-    fn wait(&self, tick: &dyn Fn()) {
-        let mut looked = self.turn.lock();
+    fn wait(&self) {
+        let _turn = self.turn.lock();
         if self.is_over() || !self.pending.lock().is_empty() {
             return;
         }
         let mut on =
             [self.uffd.as_fd(), self.wake.as_fd()].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
-        let limit = Timespec { tv_sec: 0, tv_nsec: TICK.subsec_nanos().into() };
-        let _ = poll(&mut on, Some(&limit));
+        let _ = poll(&mut on, None);
+        // At the end it stays set, for all threads.
         if !on[1].revents().is_empty() && !self.is_over() {
             let _ = rustix::io::read(&self.wake, &mut [0; 8]);
         }
         self.collect();
-        if looked.elapsed() >= TICK {
-            *looked = monotonic();
-            if self.uffd.is_gone() {
-                self.stop(End::Gone);
-            }
-            tick();
+    }
+
+    /// To be called now and then: notices that the VMM is gone, and reports reads that take long.
+    pub fn look(&self) {
+        if self.uffd.is_gone() {
+            return self.stop(End::Gone);
+        }
+        let Some((since, offset)) = self.reading.lock().first().copied() else { return };
+        let mut reported = self.reported.lock();
+        if since.elapsed() >= SLOW_READ && reported.is_none_or(|at| at.elapsed() >= REPORT_AGAIN) {
+            *reported = Some(monotonic());
+            let (number, waited) = (self.number, since.elapsed().as_secs());
+            let line =
+                format!("clone {number} has waited {waited} s for the snapshot's bytes from {offset} on");
+            (self.common.log)(Level::Warn, &line);
         }
     }
 

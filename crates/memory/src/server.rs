@@ -3,6 +3,7 @@
 //! ```text
 //!   memory-accept ─► memory-N: receives the regions, then the N threads of the clone take turns
 //!                    memory-fill: brings what the list says
+//!   memory-clock: notices clones that are gone, and what they touch
 //! ```
 //!
 //! **The list.** A clone that starts gets what the clones before it touched in their first 30 s, without
@@ -30,6 +31,8 @@ use crate::source::Source;
 
 /// How long a VMM may take to say which memory it has.
 pub const GREETING: Duration = Duration::from_secs(5);
+/// How often clones are looked at.
+const TICK: Duration = Duration::from_millis(250);
 /// The most connections that have not said it yet.
 const STRANGERS_MOST: usize = 64;
 /// Each clone of this number starts without the list.
@@ -70,11 +73,18 @@ impl Options {
 struct Shared {
     common: Arc<Common>,
     options: Options,
-    clones: Mutex<BTreeMap<u64, Arc<Clone>>>,
+    clones: Mutex<BTreeMap<u64, Entry>>,
     started: AtomicU64,
     strangers: AtomicUsize,
     list: Mutex<Arc<List>>,
     ended: AtomicBool,
+}
+
+/// A clone, and whether it started without the list.
+#[derive(Clone)]
+struct Entry {
+    clone: Arc<Clone>,
+    measures: bool,
 }
 
 /// Serves a snapshot to clones.
@@ -85,7 +95,10 @@ pub struct Server {
 
 impl Server {
     /// A server that does not listen yet. A list that is of no use is replaced, after a warning.
-    pub fn new(source: Arc<dyn Source>, options: Options) -> Server {
+    ///
+    /// # Errors
+    /// No thread can be started.
+    pub fn start(source: Arc<dyn Source>, options: Options) -> io::Result<Server> {
         let list = options.list.as_ref().map_or(Ok(None), ListFile::load);
         let list = list.unwrap_or_else(|why| {
             let path = options.list.as_ref().map(|file| file.path.display().to_string()).unwrap_or_default();
@@ -104,7 +117,10 @@ impl Server {
             list: Mutex::new(Arc::new(list.unwrap_or_default())),
             ended: AtomicBool::new(false),
         };
-        Server { shared: Arc::new(shared), listeners: Vec::new() }
+        let shared = Arc::new(shared);
+        let clock = Arc::clone(&shared);
+        base::thread::spawn("memory-clock", move || clock.run_clock())?;
+        Ok(Server { shared, listeners: Vec::new() })
     }
 
     /// Takes clones from one more socket. Its path is removed at the end.
@@ -145,16 +161,15 @@ impl Server {
     /// # Errors
     /// No thread can be started.
     pub fn complete(&self) -> io::Result<JoinHandle<usize>> {
-        let clones: Vec<Arc<Clone>> = self.shared.clones.lock().values().map(Arc::clone).collect();
-        let lacks = |clone: &&Arc<Clone>| !clone.complete() && clone.end() != Some(&End::Gone);
-        base::thread::spawn("memory-rest", move || clones.iter().filter(lacks).count())
+        let entries = self.shared.entries();
+        let lacks = |Entry { clone, .. }: &&Entry| !clone.complete() && clone.end() != Some(&End::Gone);
+        base::thread::spawn("memory-rest", move || entries.iter().filter(lacks).count())
     }
 
     /// Ends: serves nothing any more. A clone that misses memory waits for it from now on.
     pub fn end(&mut self) {
         self.close();
-        let clones: Vec<Arc<Clone>> = self.shared.clones.lock().values().map(Arc::clone).collect();
-        clones.iter().for_each(|clone| clone.stop(End::Stopped));
+        self.shared.entries().iter().for_each(|entry| entry.clone.stop(End::Stopped));
         let until = base::Deadline::after(Duration::from_secs(10));
         while self.clones() > 0 && !until.is_over() {
             std::thread::sleep(Duration::from_millis(2));
@@ -171,6 +186,21 @@ impl Drop for Server {
 impl Shared {
     fn log(&self, level: Level, line: &str) {
         (self.options.log)(level, line);
+    }
+
+    fn entries(&self) -> Vec<Entry> {
+        self.clones.lock().values().map(Entry::clone).collect()
+    }
+
+    /// The body of the clock. It goes on until the last clone has ended.
+    fn run_clock(&self) {
+        while !self.ended.load(Ordering::Acquire) || !self.clones.lock().is_empty() {
+            for entry in self.entries() {
+                entry.clone.look();
+                self.learn(&entry);
+            }
+            std::thread::sleep(TICK);
+        }
     }
 
     /// The body of a thread that accepts connections.
@@ -206,7 +236,7 @@ impl Shared {
         let taken = self.take(socket);
         self.strangers.fetch_sub(1, Ordering::AcqRel);
         match taken {
-            Ok((clone, measures)) => self.run(&clone, measures, socket),
+            Ok(entry) => self.run(&entry, socket),
             Err(NoClone::Silent) => {}
             Err(why) => {
                 self.log(Level::Warn, &format!("a VMM was refused{}: {why}", pid_of(socket)));
@@ -215,8 +245,8 @@ impl Shared {
         }
     }
 
-    /// Receives a clone and enters it. Returns also whether it starts without the list.
-    fn take(&self, socket: &UnixStream) -> Result<(Arc<Clone>, bool), NoClone> {
+    /// Receives a clone and enters it.
+    fn take(&self, socket: &UnixStream) -> Result<Entry, NoClone> {
         let (regions, uffd) = receive(socket, self.common.source.len(), self.options.greeting)?;
         let mut clones = self.clones.lock();
         if clones.len() >= self.options.clones {
@@ -228,18 +258,19 @@ impl Shared {
         }
         let number = self.started.fetch_add(1, Ordering::AcqRel) + 1;
         let clone = Arc::new(Clone::new(number, &regions, uffd, Arc::clone(&self.common))?);
-        clones.insert(number, Arc::clone(&clone));
         let measures = self.list.lock().spans().is_empty() || number.is_multiple_of(MEASURED);
-        Ok((clone, measures))
+        let entry = Entry { clone, measures };
+        clones.insert(number, entry.clone());
+        Ok(entry)
     }
 
-    fn run(self: &Arc<Self>, clone: &Arc<Clone>, measures: bool, socket: &UnixStream) {
-        let list = if measures { Arc::default() } else { Arc::clone(&self.list.lock()) };
+    fn run(self: &Arc<Self>, entry: &Entry, socket: &UnixStream) {
+        let Entry { clone, measures } = entry;
+        let list = if *measures { Arc::default() } else { Arc::clone(&self.list.lock()) };
         let mut others = Vec::new();
         for index in 1..self.options.threads {
-            let (shared, mine) = (Arc::clone(self), Arc::clone(clone));
-            let work = move || mine.work(&|| shared.learn(&mine, measures));
-            others.extend(base::thread::spawn(&format!("memory-{index}"), work));
+            let mine = Arc::clone(clone);
+            others.extend(base::thread::spawn(&format!("memory-{index}"), move || mine.work()));
         }
         if !list.spans().is_empty() {
             let (mine, list) = (Arc::clone(clone), Arc::clone(&list));
@@ -254,11 +285,11 @@ impl Shared {
             list.bytes() >> 20
         );
         self.log(Level::Info, &line);
-        clone.work(&|| self.learn(clone, measures));
+        clone.work();
         for thread in others {
             let _ = thread.join();
         }
-        self.learn(clone, measures);
+        self.learn(entry);
         self.leave(clone, socket);
     }
 
@@ -285,13 +316,13 @@ impl Shared {
     }
 
     /// Makes what a clone touched known to the next ones.
-    fn learn(&self, clone: &Clone, measures: bool) {
+    fn learn(&self, Entry { clone, measures }: &Entry) {
         if !clone.is_young() {
             return;
         }
         let (touched, last) = clone.touched();
         let mut list = self.list.lock();
-        if measures {
+        if *measures {
             // A clone that ended early has touched less than it would have.
             let whole = last && clone.end().is_none();
             if !whole && touched.bytes() <= list.bytes() {

@@ -223,7 +223,8 @@ fn start(args: &Args, snapshot: &Snapshot, addresses: Vec<Address>) -> Result<Se
         identity: snapshot.identity.clone(),
     };
     options.list = args.record.as_ref().map(list);
-    let mut server = Server::new(Arc::clone(&snapshot.source), options);
+    let mut server = Server::start(Arc::clone(&snapshot.source), options)
+        .map_err(|error| Failure::io("cannot start the server".to_owned(), &error))?;
     for address in addresses {
         let failed = |error: io::Error| {
             let failure = Failure::io(format!("cannot listen on {address}"), &error);

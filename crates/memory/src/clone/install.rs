@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use base::Deadline;
+use base::time::monotonic;
 use rustix::io::Errno;
 
 use super::{Clone, DONE, End, IN_FLIGHT, Level, MISSING, Over};
@@ -141,7 +142,11 @@ impl Clone {
         let deadline = Deadline::after(self.common.patience);
         let mut pause = PAUSE;
         loop {
-            let Err(error) = deadline.scope(|| self.common.source.read(offset, bytes)) else { return Ok(()) };
+            let begun = (monotonic(), offset);
+            self.reading.lock().insert(begun);
+            let read = deadline.scope(|| self.common.source.read(offset, bytes));
+            self.reading.lock().remove(&begun);
+            let Err(error) = read else { return Ok(()) };
             let range = format!("bytes {offset} to {} of the snapshot", offset + bytes.len() as u64);
             let for_ever = matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::NotFound);
             if for_ever || deadline.is_over() {

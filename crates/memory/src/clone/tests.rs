@@ -77,7 +77,7 @@ fn clone_of(source: Bytes, regions: &[(&Memory, u64)], uffd: &Memory, patience: 
     let clone = Arc::new(Clone::new(1, &regions, uffd, common).unwrap());
     let work = |_| {
         let mine = Arc::clone(&clone);
-        base::thread::spawn("test", move || mine.work(&|| {})).unwrap()
+        base::thread::spawn("test", move || mine.work()).unwrap()
     };
     let threads = (0..2).map(work).collect();
     World { clone, source, lines, threads }
@@ -255,7 +255,7 @@ fn one_thread(source: Bytes, regions: &[Region], uffd: &Memory) -> (Arc<Clone>, 
     let uffd = Uffd::take(uffd.uffd().try_clone_to_owned().unwrap()).unwrap();
     let clone = Arc::new(Clone::new(1, &regions, uffd, Arc::new(common)).unwrap());
     let mine = Arc::clone(&clone);
-    (clone, std::thread::spawn(move || mine.work(&|| {})))
+    (clone, std::thread::spawn(move || mine.work()))
 }
 
 #[test]
