@@ -1,5 +1,5 @@
-//! Targets of texts: of the S3 gateway (bodies in chunks, words, the file of keys), corpora, and what a memory
-//! server reads.
+//! Targets of texts: of the S3 gateway (bodies in chunks, words, the file of keys), corpora, and what a
+//! memory server reads.
 
 use base::Must;
 use bytes::Bytes;

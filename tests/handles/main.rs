@@ -95,8 +95,8 @@ fn handles_outlive_mounts_daemons_and_names() {
     mounted.umount();
 }
 
-/// A handle of a file that was deleted gives ESTALE, and never leads to another file, however many are created
-/// after it.
+/// A handle of a file that was deleted gives ESTALE, and never leads to another file, however many are
+/// created after it.
 #[test]
 fn handles_of_deleted_files_are_stale_for_ever() {
     requires!(Need::Covey, Need::Root);

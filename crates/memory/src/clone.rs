@@ -12,9 +12,9 @@
 //! next one wait, and serves a fault itself. So no fault costs a handover between threads, and a fault that
 //! waits for a store holds up no other as long as a thread is free.
 //!
-//! **The order of events.** When a clone gives pages back, its madvise(2) waits until this server has read the
-//! event, and only then the kernel drops the pages. Bytes of the snapshot that were put there later would be
-//! wrong. So events are read under the lock of [`Removed`] for writing, and bytes are put in their place
+//! **The order of events.** When a clone gives pages back, its madvise(2) waits until this server has read
+//! the event, and only then the kernel drops the pages. Bytes of the snapshot that were put there later would
+//! be wrong. So events are read under the lock of [`Removed`] for writing, and bytes are put in their place
 //! under the same lock for reading: a page that is given back is either filled before, and dropped by the
 //! kernel, or known here as given back. While an event waits, the kernel refuses copies (EAGAIN). The thread
 //! that gets this reads the events itself, so a clone of which all threads copy does not stand still.

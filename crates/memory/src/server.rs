@@ -1,13 +1,14 @@
 //! The server: it listens, takes clones, and knows what the last of them touched.
 //!
 //! ```text
-//!   memory-accept ─► memory-N: receives the regions, then the N threads of the clone take turns
+//!   memory-accept ─► memory-hello: receives the regions, and is then one of the clone's threads, which take
+//!                    turns: memory-hello, memory-1, memory-2, ...
 //!                    memory-fill: brings what the list says
 //!   memory-clock: notices clones that are gone, and what they touch
 //! ```
 //!
 //! **The list.** A clone that starts gets what the clones before it touched in their first 30 s, without
-//! asking. Then it does not fault there, so nobody knows whether it touched that. So each sixteenth clone
+//! asking. Then it does not fault there, and so does not show whether it touched that. So each sixteenth clone
 //! starts without the list, and what it touches becomes the new one. What the others touch besides is added.
 
 #[cfg(test)]
@@ -225,7 +226,7 @@ impl Shared {
                 continue;
             }
             let shared = Arc::clone(self);
-            if base::thread::spawn("memory-0", move || shared.serve(&socket)).is_err() {
+            if base::thread::spawn("memory-hello", move || shared.serve(&socket)).is_err() {
                 self.strangers.fetch_sub(1, Ordering::AcqRel);
             }
         }

@@ -1,7 +1,7 @@
 //! The kernel's interface to page faults: userfaultfd(2), by its ioctls.
 //!
-//! The descriptor is the VMM's, and so are the addresses. Each call names addresses of the VMM, and the kernel
-//! checks them against that process. So no address that a VMM names can touch this process.
+//! The descriptor is the VMM's, and so are the addresses. Each call names addresses of the VMM, and the
+//! kernel checks them against that process. So no address that a VMM names can touch this process.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
