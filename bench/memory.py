@@ -161,6 +161,7 @@ def main():
     parser.add_argument("--mib", type=int, default=256)
     parser.add_argument("--touched", type=int, default=80)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--serve", choices=["tree", "file"], default="tree", help="what the server reads")
     parser.add_argument("--image", type=int, default=10, help="GiB of the disk image; 0: none")
     args = parser.parse_args()
     args.covey, args.vmm = args.covey.resolve(), args.vmm.resolve()
@@ -182,7 +183,7 @@ def measure_all(args, scratch, at):
     run(args.covey, "mount", "-d", volume, at)
     shutil.copyfile(plain, at / "memory")
     run(args.covey, "publish", volume, "latest")
-    source = f"{origin}@latest:/memory"
+    source = f"{origin}@latest:/memory" if args.serve == "tree" else plain
     socket = str(scratch / "s")
     kinds = {
         "mapping of a file on the disk": ("mmap", str(plain), None),

@@ -2,7 +2,7 @@
 
 use std::io::{IoSliceMut, Write};
 use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
@@ -99,4 +99,16 @@ pub fn tell(mut socket: &UnixStream, why: &str) {
     let _ = socket.set_nonblocking(true);
     let _ = socket.write_all(line.as_bytes());
     let _ = socket.shutdown(std::net::Shutdown::Both);
+}
+
+/// The number of the process at the other end. `None` if it has none here: it is in another namespace.
+pub fn peer(socket: &UnixStream) -> Option<i32> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len = size_of_val(&peer) as libc::socklen_t;
+    // SAFETY: the kernel writes a ucred of that length, which lives through the call.
+    let done = unsafe {
+        let (level, option) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
+        libc::getsockopt(socket.as_raw_fd(), level, option, (&raw mut peer).cast(), &raw mut len)
+    };
+    (done == 0 && peer.pid != 0).then_some(peer.pid)
 }

@@ -27,7 +27,7 @@ use parking_lot::Mutex;
 
 use crate::clone::{Clone, Common, End, Level, Log};
 use crate::list::{List, ListFile, Span};
-use crate::receive::{NoClone, receive, tell};
+use crate::receive::{NoClone, peer, receive, tell};
 use crate::source::Source;
 
 /// How long a VMM may take to say which memory it has.
@@ -78,6 +78,8 @@ struct Shared {
     started: AtomicU64,
     strangers: AtomicUsize,
     list: Mutex<Arc<List>>,
+    /// Held while the list is stored. The lock of the list may be taken meanwhile.
+    storing: Mutex<()>,
     ended: AtomicBool,
 }
 
@@ -116,6 +118,7 @@ impl Server {
             started: AtomicU64::new(0),
             strangers: AtomicUsize::new(0),
             list: Mutex::new(Arc::new(list.unwrap_or_default())),
+            storing: Mutex::default(),
             ended: AtomicBool::new(false),
         };
         let shared = Arc::new(shared);
@@ -339,10 +342,18 @@ impl Shared {
             more.into_iter().for_each(|span| grown.push(span));
             *list = Arc::new(grown);
         }
-        let list = Arc::clone(&list);
-        if let (true, Some(file)) = (last, &self.options.list)
-            && let Err(error) = file.store(&list)
-        {
+        drop(list);
+        if last {
+            self.store();
+        }
+    }
+
+    /// Stores the list. One thread at a time, and each stores the newest.
+    fn store(&self) {
+        let Some(file) = &self.options.list else { return };
+        let _storing = self.storing.lock();
+        let list = Arc::clone(&self.list.lock());
+        if let Err(error) = file.store(&list) {
             let line = format!("the list {} was not stored: {error}", file.path.display());
             self.log(Level::Warn, &line);
         }
@@ -363,6 +374,5 @@ fn missing_of(list: &List, touched: &List) -> Vec<Span> {
 
 /// The process at the other end, for the log.
 fn pid_of(socket: &UnixStream) -> String {
-    let peer = rustix::net::sockopt::socket_peercred(socket);
-    peer.map_or(String::new(), |peer| format!(" (process {})", peer.pid.as_raw_nonzero()))
+    peer(socket).map_or(String::new(), |pid| format!(" (process {pid})"))
 }

@@ -32,8 +32,9 @@ use crate::term::Term;
     covey memory-server s3://bucket/vms@latest:/memory --on unix:/run/vm.sock --join node1:7100 --secret-file s\n\n\
     A VMM connects as to Firecracker's handler of page faults: in PUT /snapshot/load,\n  \
     \"mem_backend\": {\"backend_type\": \"Uffd\", \"backend_path\": \"/run/vm.sock\"}\n\n\
-    One server serves any number of machines from the same file. The first signal ends it when every machine has all\n\
-    of its memory; the second ends it at once. docs/SNAPSHOTS.md says what a machine sees when something breaks.")]
+    One server serves any number of machines from the same file. The first signal ends it\n\
+    when every machine has all of its memory; the second ends it at once.\n\
+    docs/SNAPSHOTS.md says what a machine sees when something breaks.")]
 pub struct Args {
     /// A file, also on a mount; ORIGIN@NAME:/PATH in a published tree; VOLUME:/PATH in a volume
     source: PathBuf,
