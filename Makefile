@@ -160,6 +160,10 @@ test-on-shared: build ## The suites of one machine on a shared volume that a sec
 		$(CARGO) test --package covey-tests --test posix --test fsx --test differential --test semantics --test suites -- \
 		--include-ignored --skip long_ --test-threads 1
 
+.PHONY: test-nfs
+test-nfs: build ## A mount that NFS-Ganesha exports again, and file handles; needs root, nfs-ganesha-vfs, libnfs-utils and iproute2
+	$(call at_length,handles)
+
 .PHONY: test-fleet
 test-fleet: build ## Fleets in network namespaces: each fault alone, then ROUNDS=1000 random ones; needs root; SEED=N
 	@scripts/bootstrap test-fleet
@@ -321,6 +325,13 @@ bench-containers: build minio ## The first output of a container on a cold node:
 	@scripts/bootstrap bench-containers
 	scripts/keep-switch python3 bench/containers.py --covey "$(program)" --minio "$(or $(MINIO),$(cache)/peers/minio)" \
 		--results "bench/results/$(shell date -u +%Y-%m-%d)-containers" $(BENCH_ARGS)
+
+.PHONY: bench-memory
+bench-memory: build ## Clones of a virtual machine's memory: covey memory-server beside mappings of the file; covey clone of an image; needs root
+	@scripts/bootstrap bench
+	$(CARGO) build --release --package covey-memory --example vmm
+	scripts/keep-switch python3 bench/memory.py --covey "$(program)" --vmm "$(CARGO_TARGET_DIR)/release/examples/vmm" \
+		--results "bench/results/$(shell date -u +%Y-%m-%d)-memory" $(BENCH_ARGS)
 
 .PHONY: bench-heat
 bench-heat: build minio ## What eBPF's view of the page cache buys for the cache, on three traces; needs root

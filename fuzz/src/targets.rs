@@ -67,6 +67,8 @@ pub const TARGETS: &[Target] = &[
     Target { name: "guests", run: guests::stream, seeds: guests::stream_seeds },
     Target { name: "chunks", run: texts::chunks, seeds: texts::chunks_seeds },
     Target { name: "s3_words", run: texts::s3_words, seeds: texts::s3_words_seeds },
+    Target { name: "regions", run: texts::regions, seeds: texts::regions_seeds },
+    Target { name: "memory_list", run: texts::memory_list, seeds: texts::memory_list_seeds },
     Target { name: "keys", run: texts::keys, seeds: texts::keys_seeds },
 ];
 

@@ -1,4 +1,5 @@
-//! Targets of texts: of the S3 gateway (bodies in chunks, words, the file of keys), and corpora.
+//! Targets of texts: of the S3 gateway (bodies in chunks, words, the file of keys), corpora, and what a
+//! memory server reads.
 
 use base::Must;
 use bytes::Bytes;
@@ -7,6 +8,8 @@ use gateway::chunks::Divider;
 use gateway::keyring::Keyring;
 use gateway::keys::Key;
 use gateway::{answers, tags};
+use memory::handshake;
+use memory::list::{List, Span};
 
 /// What the divider passes on of a body that arrives in pieces. `None`: it refuses the body.
 fn passed(signed: bool, body: &[u8], piece: usize) -> Option<Vec<u8>> {
@@ -134,4 +137,39 @@ pub fn corpus_seeds() -> Vec<Vec<u8>> {
     ["corpus:7,1000,64K", "0,1,16", "18446744073709551615,10000000,4G"]
         .map(|text| text.as_bytes().to_vec())
         .to_vec()
+}
+
+/// The regions that a VMM sends.
+pub fn regions(data: &[u8]) {
+    const LEN: u64 = 1 << 40;
+    if let Ok(Some(regions)) = handshake::decode(data)
+        && let Ok(regions) = handshake::check(regions, LEN)
+    {
+        assert!(regions.iter().map(|region| region.size).sum::<u64>() <= LEN);
+        assert!(regions.windows(2).all(|pair| pair[0].base + pair[0].size <= pair[1].base));
+    }
+}
+
+pub fn regions_seeds() -> Vec<Vec<u8>> {
+    let one = r#"[{"base_host_virt_addr":140737018572800,"size":268435456,"offset":0,"page_size":4096}]"#;
+    let two = r#"[{"base_host_virt_addr":4194304,"size":2097152,"offset":2097152,"page_size_kib":2048},
+        {"base_host_virt_addr":8388608,"size":2097152,"offset":0,"page_size":2097152,"more":[1]}]"#;
+    [one, two, "[]"].map(|text| text.as_bytes().to_vec()).to_vec()
+}
+
+/// A list of what a clone touched.
+pub fn memory_list(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    if let Ok(list) = List::decode(text, 1 << 30, "x") {
+        assert!(list.spans().iter().all(|span| span.len > 0 && span.offset + span.len <= 1 << 30));
+        assert_eq!(List::decode(&list.encode(1 << 30, "x"), 1 << 30, "x"), Ok(list));
+    }
+}
+
+pub fn memory_list_seeds() -> Vec<Vec<u8>> {
+    let mut list = List::default();
+    for offset in [65_536, 131_072, 0, 1 << 20] {
+        list.push(Span { offset, len: 65_536 });
+    }
+    vec![list.encode(1 << 30, "x").into_bytes(), List::default().encode(1 << 30, "x").into_bytes()]
 }

@@ -27,6 +27,7 @@ pub mod info;
 pub mod lend;
 pub mod locks;
 pub mod ls;
+pub mod memory_server;
 pub mod mount;
 pub mod origin;
 pub mod peers;

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use api::error::{Failure, Result};
 use fs::api::Attr;
 use node::errno::errno_failure;
+use node::fleet::options::FleetOptions;
 use node::frozen::{self, Named};
 use node::opened::{Node, Source};
 use node::options::NodeOptions;
@@ -38,11 +39,16 @@ pub struct Opened {
 impl Opened {
     /// Opens what a text names. `does`: the command's name.
     pub fn open(text: &Path, way: &Way, does: &'static str) -> Result<Opened> {
+        Opened::joined(text, way, &FleetOptions::default(), does)
+    }
+
+    /// The same for a command that reads a tree as a node of a fleet.
+    pub fn joined(text: &Path, way: &Way, fleet: &FleetOptions, does: &'static str) -> Result<Opened> {
         let options = NodeOptions::reading(does);
         if let Some((tree, inner)) = split(text) {
             let named = Named::parse(tree)?.ok_or_else(|| not_a_source(text))?;
             let named = named.accepting(&way.accept.accept())?;
-            let named = named.reached(&way.reach.reach(), way.cache.as_deref())?;
+            let named = named.reached(&way.reach.reach(), way.cache.as_deref())?.in_fleet(fleet)?;
             let node = Node::open_source(&Source::Published(named), &options)?;
             return Ok(Opened { node: Arc::new(node), inner: relative(Path::new(inner)) });
         }

@@ -5,7 +5,7 @@
 //! base < blob < fetch < cache < node      base < blob < fetch < net < fleet < node
 //! base < blob < origin < node      base < blob < meta < tree < node      meta < fs < archive
 //! base < api < archive < node < cli      archive < oci < cli      fs < gateway < cli      watch < node
-//! base < stream < guests < cli      fuse < guests
+//! base < stream < guests < cli      fuse < guests      base < memory < cli
 //! ```
 //!
 //! So `fs` sees neither cache nor origin, which never see each other: only `node` and what is above it choose
@@ -33,6 +33,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
     ("folder", &["base", "fs"]),
     ("stream", &["base"]),
     ("guests", &["base", "fs", "fuse", "stream"]),
+    ("memory", &["base"]),
     ("api", &["base"]),
     ("archive", &["base", "meta", "fs", "api"]),
     (
@@ -50,6 +51,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
         &[
             "base", "archive", "blob", "meta", "tree", "fetch", "cache", "origin", "net", "fleet", "fs",
             "corpus", "fuse", "api", "oci", "node", "gateway", "ui", "watch", "stream", "guests", "folder",
+            "memory",
         ],
     ),
     ("watch", &[]),

@@ -1,0 +1,298 @@
+//! Clones in this process: one thread touches the memory, and the clone's threads answer.
+
+use std::io;
+use std::sync::atomic::AtomicUsize;
+
+use super::*;
+use crate::handshake::{check, decode};
+use crate::vmm::Memory;
+
+const MIB: usize = 1 << 20;
+
+/// A snapshot in memory, which fails as long as it is told to.
+struct Bytes {
+    bytes: Vec<u8>,
+    failures: AtomicUsize,
+    for_ever: bool,
+    reads: AtomicUsize,
+    pause: Duration,
+}
+
+impl Source for Bytes {
+    fn len(&self) -> u64 {
+        self.bytes.len() as u64
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.reads.fetch_add(1, Ordering::SeqCst);
+        std::thread::sleep(self.pause);
+        if self.for_ever
+            || self.failures.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1)).is_ok()
+        {
+            return Err(io::Error::other("the store is away"));
+        }
+        buf.copy_from_slice(&self.bytes[offset as usize..][..buf.len()]);
+        Ok(())
+    }
+}
+
+/// Bytes of which no two pages are equal, with holes of several sizes.
+fn snapshot(len: usize) -> Bytes {
+    let mut bytes: Vec<u8> =
+        (0..len / 8).flat_map(|at| (at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()).collect();
+    for (from, pages) in [(0, 1), (5, 3), (40, 4), (64, 16), (100, 100)] {
+        bytes.iter_mut().skip(from * 4096).take(pages * 4096).for_each(|byte| *byte = 0);
+    }
+    Bytes {
+        bytes,
+        failures: AtomicUsize::new(0),
+        for_ever: false,
+        reads: AtomicUsize::new(0),
+        pause: Duration::ZERO,
+    }
+}
+
+struct World {
+    clone: Arc<Clone>,
+    source: Arc<Bytes>,
+    lines: Arc<Mutex<Vec<(Level, String)>>>,
+    threads: Vec<std::thread::JoinHandle<()>>,
+}
+
+/// A clone of these regions: memory, and where it begins in the snapshot.
+fn clone_of(source: Bytes, regions: &[(&Memory, u64)], uffd: &Memory, patience: Duration) -> World {
+    let lines: Arc<Mutex<Vec<(Level, String)>>> = Arc::default();
+    let log = Arc::clone(&lines);
+    let source = Arc::new(source);
+    let common = Arc::new(Common {
+        source: Arc::clone(&source) as Arc<dyn Source>,
+        patience,
+        log: Arc::new(move |level, line: &str| log.lock().push((level, line.to_owned()))),
+        buffers: Buffers::default(),
+    });
+    let said: Vec<_> = regions.iter().map(|(memory, offset)| memory.region(*offset)).collect();
+    let said = serde_json::to_vec(&said).unwrap();
+    let regions = check(decode(&said).unwrap().unwrap(), source.len()).unwrap();
+    let uffd = Uffd::take(uffd.uffd().try_clone_to_owned().unwrap()).unwrap();
+    let clone = Arc::new(Clone::new(1, &regions, uffd, common).unwrap());
+    let work = |_| {
+        let mine = Arc::clone(&clone);
+        base::thread::spawn("test", move || mine.work()).unwrap()
+    };
+    let threads = (0..2).map(work).collect();
+    World { clone, source, lines, threads }
+}
+
+impl World {
+    /// Ends the clone and returns the figures, which are counted after a fault is answered.
+    fn ended(&mut self) -> Counts {
+        self.clone.stop(End::Stopped);
+        self.threads.drain(..).for_each(|thread| thread.join().unwrap());
+        self.clone.counts()
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.ended();
+    }
+}
+
+/// Memory, or nothing where userfaultfd is not allowed.
+fn memory(len: usize) -> Option<Memory> {
+    Memory::new(len as u64, false)
+        .inspect_err(|error| eprintln!("skipped: lacks userfaultfd ({error}), which needs root"))
+        .ok()
+}
+
+const LONG: Duration = Duration::from_secs(60);
+
+#[test]
+fn every_byte_is_the_snapshots_in_any_order_of_touches() {
+    let Some(memory) = memory(4 * MIB) else { return };
+    let source = snapshot(6 * MIB);
+    let expected = source.bytes[MIB..5 * MIB].to_vec();
+    let mut world = clone_of(source, &[(&memory, MIB as u64)], &memory, LONG);
+    let bytes = memory.bytes();
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let expected = &expected;
+            scope.spawn(move || {
+                for page in 0..1024 {
+                    let page = (page * 389 + thread * 256) % 1024;
+                    let range = page * 4096..(page + 1) * 4096;
+                    assert!(bytes[range.clone()] == expected[range], "page {page}");
+                }
+            });
+        }
+    });
+    assert_eq!(world.clone.end(), None);
+    let counts = world.ended();
+    assert_eq!(counts.copied + counts.zeros, 4 * MIB as u64, "{counts:?}");
+    assert!(counts.faults >= 4 && counts.ahead == 0);
+}
+
+#[test]
+fn zeros_of_the_snapshot_take_no_memory() {
+    let Some(memory) = memory(4 * MIB) else { return };
+    let source = Bytes { bytes: vec![0; 4 * MIB], ..snapshot(0) };
+    let mut world = clone_of(source, &[(&memory, 0)], &memory, LONG);
+    assert!(memory.bytes().iter().all(|byte| *byte == 0));
+    let counts = world.ended();
+    assert_eq!((counts.copied, counts.zeros), (0, 4 * MIB as u64));
+}
+
+#[test]
+fn a_reader_that_goes_on_is_read_ahead_and_one_that_jumps_is_not() {
+    let Some(memory) = memory(16 * MIB) else { return };
+    let world = clone_of(snapshot(16 * MIB), &[(&memory, 0)], &memory, LONG);
+    let touch = |at: usize| std::hint::black_box(memory.bytes()[at]);
+    for at in (0..8 * MIB).step_by(4096) {
+        touch(at);
+    }
+    // 64 KiB, 64, 128, 256, and then 512 each.
+    let faults = world.clone.counts().faults;
+    assert!(faults < 26, "{faults}");
+    for at in [15 * MIB, 13 * MIB, 11 * MIB] {
+        touch(at);
+    }
+    let (list, _) = world.clone.touched();
+    let jumps: Vec<u64> = list.spans()[1..].iter().map(|span| span.len).collect();
+    assert_eq!(jumps, [64 << 10; 3]);
+    assert!(list.spans()[0].len >= 8 * MIB as u64);
+}
+
+/// Also while the same pages are being filled.
+#[test]
+fn pages_that_were_given_back_hold_zeros() {
+    let Some(mut memory) = memory(8 * MIB) else { return };
+    let source = Bytes { pause: Duration::from_micros(200), ..snapshot(8 * MIB) };
+    let expected = source.bytes.clone();
+    let world = clone_of(source, &[(&memory, 0)], &memory, LONG);
+    let filler = Arc::clone(&world.clone);
+    let filler = std::thread::spawn(move || filler.complete());
+    let mut given = vec![false; 2048];
+    for round in 0..200_usize {
+        let (page, pages) = ((round * 977) % 2000, 1 + round % 40);
+        memory.give_back(page as u64 * 4096, pages as u64 * 4096).unwrap();
+        given[page..page + pages].fill(true);
+        let at = (page + pages / 2) * 4096;
+        assert!(memory.bytes()[at..at + 4096].iter().all(|byte| *byte == 0), "round {round}");
+    }
+    assert!(filler.join().unwrap());
+    for page in 0..2048 {
+        let range = page * 4096..(page + 1) * 4096;
+        let is = &memory.bytes()[range.clone()];
+        let right = if given[page] { is.iter().all(|byte| *byte == 0) } else { is == &expected[range] };
+        assert!(right, "page {page}, given back: {}", given[page]);
+    }
+    // What the clone writes stays, and can be given back again.
+    memory.bytes_mut()[..4096].fill(7);
+    assert!(memory.bytes()[..4096].iter().all(|byte| *byte == 7));
+    memory.give_back(0, 4096).unwrap();
+    assert_eq!(memory.bytes()[5], 0);
+}
+
+#[test]
+fn what_the_list_says_is_there_before_it_is_touched() {
+    let Some(memory) = memory(4 * MIB) else { return };
+    let source = snapshot(4 * MIB);
+    let expected = source.bytes.clone();
+    let world = clone_of(source, &[(&memory, 0)], &memory, LONG);
+    // A range that begins and ends within blocks brings these blocks whole.
+    world.clone.fill(&[
+        Span { offset: 3 * MIB as u64 + 5, len: 10 },
+        Span { offset: MIB as u64 - 1, len: 2 },
+        Span { offset: MIB as u64, len: 2 * MIB as u64 },
+    ]);
+    assert!(memory.bytes()[MIB - 65_536..3 * MIB + 65_536] == expected[MIB - 65_536..3 * MIB + 65_536]);
+    let counts = world.clone.counts();
+    assert_eq!((counts.faults, counts.ahead), (0, 2 * MIB as u64 + 2 * 65_536));
+    assert_eq!(world.clone.touched().0, List::default());
+    assert!(memory.bytes() == expected && world.clone.counts().faults > 0);
+}
+
+#[test]
+fn a_source_that_fails_for_a_while_delays_the_clone_and_no_more() {
+    let Some(memory) = memory(MIB) else { return };
+    let source = Bytes { failures: AtomicUsize::new(3), ..snapshot(MIB) };
+    let expected = source.bytes.clone();
+    let world = clone_of(source, &[(&memory, 0)], &memory, LONG);
+    assert!(memory.bytes() == expected);
+    assert!(world.source.reads.load(Ordering::SeqCst) > 3 && world.clone.end().is_none());
+    let lines = world.lines.lock();
+    assert!(lines.iter().any(|(level, line)| *level == Level::Warn && line.contains("the store is away")));
+}
+
+#[test]
+fn a_source_that_fails_for_too_long_ends_the_clone() {
+    let Some(memory) = memory(MIB) else { return };
+    let source = Bytes { for_ever: true, ..snapshot(MIB) };
+    let world = clone_of(source, &[(&memory, 0)], &memory, Duration::from_millis(50));
+    world.clone.fill(&[Span { offset: 0, len: 1 }]);
+    let Some(End::Failed(why)) = world.clone.end() else { panic!("{:?}", world.clone.end()) };
+    assert!(why.contains("bytes 0 to 65536") && why.contains("the store is away"), "{why}");
+    assert!(world.lines.lock().iter().any(|(level, line)| *level == Level::Error && line.contains("SIGBUS")));
+}
+
+#[test]
+fn memory_that_was_not_registered_ends_the_clone() {
+    let Some(memory) = memory(MIB) else { return };
+    let plain = vec![0_u8; 2 * MIB];
+    let base = (plain.as_ptr() as u64).next_multiple_of(4096);
+    let (clone, thread) =
+        one_thread(snapshot(MIB), &[Region { base, size: MIB as u64, offset: 0, page: 4096 }], &memory);
+    clone.fill(&[Span { offset: 0, len: 1 }]);
+    assert!(matches!(clone.end(), Some(End::Failed(why)) if why.contains("not registered")));
+    thread.join().unwrap();
+}
+
+/// A clone of regions by their numbers, with one thread.
+fn one_thread(source: Bytes, regions: &[Region], uffd: &Memory) -> (Arc<Clone>, std::thread::JoinHandle<()>) {
+    let regions = check(regions.to_vec(), source.len()).unwrap();
+    let (source, log) = (Arc::new(source), Arc::new(|_, _: &str| {}));
+    let common = Common { source, patience: LONG, log, buffers: Buffers::default() };
+    let uffd = Uffd::take(uffd.uffd().try_clone_to_owned().unwrap()).unwrap();
+    let clone = Arc::new(Clone::new(1, &regions, uffd, Arc::new(common)).unwrap());
+    let mine = Arc::clone(&clone);
+    (clone, std::thread::spawn(move || mine.work()))
+}
+
+#[test]
+fn two_regions_out_of_order_have_their_own_bytes() {
+    // Two regions of one descriptor: halves of one mapping, which lie the other way round in the file.
+    let Some(memory) = memory(2 * MIB) else { return };
+    let source = snapshot(4 * MIB);
+    let expected = source.bytes.clone();
+    let base = memory.bytes().as_ptr() as u64;
+    let half = MIB as u64;
+    let regions = [
+        Region { base: base + half, size: half, offset: 0, page: 4096 },
+        Region { base, size: half, offset: 3 * half, page: 4096 },
+    ];
+    let (clone, thread) = one_thread(source, &regions, &memory);
+    assert!(memory.bytes()[MIB..] == expected[..MIB] && memory.bytes()[..MIB] == expected[3 * MIB..]);
+    clone.stop(End::Stopped);
+    thread.join().unwrap();
+}
+
+#[test]
+fn huge_pages_are_filled_whole() {
+    let free = std::fs::read_to_string("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages");
+    if free.ok().and_then(|text| text.trim().parse::<u64>().ok()).unwrap_or(0) < 4 {
+        eprintln!("skipped: lacks 4 free huge pages (sysctl vm.nr_hugepages=4)");
+        return;
+    }
+    let Ok(memory) = Memory::new(8 * MIB as u64, true) else {
+        eprintln!("skipped: lacks userfaultfd, which needs root");
+        return;
+    };
+    let mut source = snapshot(8 * MIB);
+    source.bytes[2 * MIB..4 * MIB].fill(0);
+    let expected = source.bytes.clone();
+    let world = clone_of(source, &[(&memory, 0)], &memory, LONG);
+    assert!(memory.bytes() == expected);
+    memory.give_back(6 * MIB as u64, 2 * MIB as u64).unwrap();
+    assert!(memory.bytes()[6 * MIB..].iter().all(|byte| *byte == 0));
+    assert_eq!(world.clone.end(), None);
+}

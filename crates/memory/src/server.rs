@@ -1,0 +1,378 @@
+//! The server: it listens, takes clones, and knows what the last of them touched.
+//!
+//! ```text
+//!   memory-accept ─► memory-hello: receives the regions, and is then one of the clone's threads, which take
+//!                    turns: memory-hello, memory-1, memory-2, ...
+//!                    memory-fill: brings what the list says
+//!   memory-clock: notices clones that are gone, and what they touch
+//! ```
+//!
+//! **The list.** A clone that starts gets what the clones before it touched in their first 30 s, without
+//! asking. Then it does not fault there, and so does not show whether it touched that. So each sixteenth clone
+//! starts without the list, and what it touches becomes the new one. What the others touch besides is added.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::clone::{Clone, Common, End, Level, Log};
+use crate::list::{List, ListFile, Span};
+use crate::receive::{NoClone, peer, receive, tell};
+use crate::source::Source;
+
+/// How long a VMM may take to say which memory it has.
+pub const GREETING: Duration = Duration::from_secs(5);
+/// How often clones are looked at.
+const TICK: Duration = Duration::from_millis(250);
+/// The most connections that have not said it yet.
+const STRANGERS_MOST: usize = 64;
+/// Each clone of this number starts without the list.
+const MEASURED: u64 = 16;
+
+/// How to serve.
+#[derive(Clone)]
+pub struct Options {
+    /// The most clones at a time.
+    pub clones: usize,
+    /// Threads for each clone.
+    pub threads: usize,
+    /// How long the snapshot may be unreadable before a clone is given up.
+    pub patience: Duration,
+    /// How long a VMM may take to say which memory it has.
+    pub greeting: Duration,
+    /// The file of the list. Without it, the list is only in memory.
+    pub list: Option<ListFile>,
+    /// Receives the lines of the log.
+    pub log: Log,
+}
+
+impl Options {
+    /// The defaults.
+    pub fn new(log: Log) -> Options {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Options {
+            clones: 1024,
+            threads: cores.clamp(2, 4),
+            patience: Duration::from_secs(60),
+            greeting: GREETING,
+            list: None,
+            log,
+        }
+    }
+}
+
+struct Shared {
+    common: Arc<Common>,
+    options: Options,
+    clones: Mutex<BTreeMap<u64, Entry>>,
+    started: AtomicU64,
+    strangers: AtomicUsize,
+    list: Mutex<Arc<List>>,
+    /// Held while the list is stored. The lock of the list may be taken meanwhile.
+    storing: Mutex<()>,
+    ended: AtomicBool,
+}
+
+/// A clone, and whether it started without the list.
+#[derive(Clone)]
+struct Entry {
+    clone: Arc<Clone>,
+    measures: bool,
+}
+
+/// Serves a snapshot to clones.
+pub struct Server {
+    shared: Arc<Shared>,
+    listeners: Vec<(Arc<UnixListener>, PathBuf)>,
+}
+
+impl Server {
+    /// A server that does not listen yet. A list that is of no use is replaced, after a warning.
+    ///
+    /// # Errors
+    /// No thread can be started.
+    pub fn start(source: Arc<dyn Source>, options: Options) -> io::Result<Server> {
+        let list = options.list.as_ref().map_or(Ok(None), ListFile::load);
+        let list = list.unwrap_or_else(|why| {
+            let path = options.list.as_ref().map(|file| file.path.display().to_string()).unwrap_or_default();
+            let line = format!("the list {path} is not used: {why}; the first clone makes a new one");
+            (options.log)(Level::Warn, &line);
+            None
+        });
+        let (patience, log) = (options.patience, Arc::clone(&options.log));
+        let common = Arc::new(Common { source, patience, log, buffers: Default::default() });
+        let shared = Shared {
+            common,
+            options,
+            clones: Mutex::default(),
+            started: AtomicU64::new(0),
+            strangers: AtomicUsize::new(0),
+            list: Mutex::new(Arc::new(list.unwrap_or_default())),
+            storing: Mutex::default(),
+            ended: AtomicBool::new(false),
+        };
+        let shared = Arc::new(shared);
+        let clock = Arc::clone(&shared);
+        base::thread::spawn("memory-clock", move || clock.run_clock())?;
+        Ok(Server { shared, listeners: Vec::new() })
+    }
+
+    /// Takes clones from one more socket. Its path is removed at the end.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn listen(&mut self, listener: UnixListener, path: PathBuf) -> io::Result<()> {
+        let listener = Arc::new(listener);
+        let (shared, accepting) = (Arc::clone(&self.shared), Arc::clone(&listener));
+        base::thread::spawn("memory-accept", move || shared.accept(&accepting))?;
+        self.listeners.push((listener, path));
+        Ok(())
+    }
+
+    /// The number of clones that are served.
+    pub fn clones(&self) -> usize {
+        self.shared.clones.lock().len()
+    }
+
+    /// What a clone gets before it asks: ranges and bytes.
+    pub fn list(&self) -> (usize, u64) {
+        let list = self.shared.list.lock();
+        (list.spans().len(), list.bytes())
+    }
+
+    /// Takes no more clones.
+    pub fn close(&mut self) {
+        self.shared.ended.store(true, Ordering::Release);
+        for (listener, path) in self.listeners.drain(..) {
+            let _ = std::fs::remove_file(path);
+            let _ = rustix::net::shutdown(&*listener, rustix::net::Shutdown::Both);
+        }
+    }
+
+    /// Begins to bring all that the clones miss, so that they need the server no more. The thread returns how
+    /// many did not get it: they failed, or [`Server::end`] was called.
+    ///
+    /// # Errors
+    /// No thread can be started.
+    pub fn complete(&self) -> io::Result<JoinHandle<usize>> {
+        let entries = self.shared.entries();
+        let lacks = |Entry { clone, .. }: &&Entry| !clone.complete() && clone.end() != Some(&End::Gone);
+        base::thread::spawn("memory-rest", move || entries.iter().filter(lacks).count())
+    }
+
+    /// Ends: serves nothing any more. A clone that misses memory waits for it from now on.
+    pub fn end(&mut self) {
+        self.close();
+        self.shared.entries().iter().for_each(|entry| entry.clone.stop(End::Stopped));
+        let until = base::Deadline::after(Duration::from_secs(10));
+        while self.clones() > 0 && !until.is_over() {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl Shared {
+    fn log(&self, level: Level, line: &str) {
+        (self.options.log)(level, line);
+    }
+
+    fn entries(&self) -> Vec<Entry> {
+        self.clones.lock().values().map(Entry::clone).collect()
+    }
+
+    /// The body of the clock. It goes on until the last clone has ended.
+    fn run_clock(&self) {
+        while !self.ended.load(Ordering::Acquire) || !self.clones.lock().is_empty() {
+            for entry in self.entries() {
+                entry.clone.look();
+                self.learn(&entry);
+            }
+            std::thread::sleep(TICK);
+        }
+    }
+
+    /// The body of a thread that accepts connections.
+    fn accept(self: &Arc<Self>, listener: &UnixListener) {
+        loop {
+            let accepted = listener.accept();
+            if self.ended.load(Ordering::Acquire) {
+                return;
+            }
+            let socket = match accepted {
+                Ok((socket, _)) => socket,
+                Err(error) => {
+                    // Such as too many open files: it passes, or goes on, and must not fill the log at once.
+                    self.log(Level::Warn, &format!("accepting a clone failed: {error}"));
+                    std::thread::sleep(Duration::from_secs(1));
+                    continue;
+                }
+            };
+            if self.strangers.fetch_add(1, Ordering::AcqRel) >= STRANGERS_MOST {
+                self.strangers.fetch_sub(1, Ordering::AcqRel);
+                tell(&socket, "too many connections that have not said which memory they have");
+                continue;
+            }
+            let shared = Arc::clone(self);
+            if base::thread::spawn("memory-hello", move || shared.serve(&socket)).is_err() {
+                self.strangers.fetch_sub(1, Ordering::AcqRel);
+            }
+        }
+    }
+
+    /// One connection from beginning to end.
+    fn serve(self: &Arc<Self>, socket: &UnixStream) {
+        let taken = self.take(socket);
+        self.strangers.fetch_sub(1, Ordering::AcqRel);
+        match taken {
+            Ok(entry) => self.run(&entry, socket),
+            Err(NoClone::Silent) => {}
+            Err(why) => {
+                self.log(Level::Warn, &format!("a VMM was refused{}: {why}", pid_of(socket)));
+                tell(socket, &why.to_string());
+            }
+        }
+    }
+
+    /// Receives a clone and enters it.
+    fn take(&self, socket: &UnixStream) -> Result<Entry, NoClone> {
+        let (regions, uffd) = receive(socket, self.common.source.len(), self.options.greeting)?;
+        let mut clones = self.clones.lock();
+        if clones.len() >= self.options.clones {
+            let text = format!("{} clones are served, and more are not allowed (--clones)", clones.len());
+            return Err(NoClone::Io(io::Error::other(text)));
+        }
+        if self.ended.load(Ordering::Acquire) {
+            return Err(NoClone::Io(io::Error::other("the server ends")));
+        }
+        let number = self.started.fetch_add(1, Ordering::AcqRel) + 1;
+        let clone = Arc::new(Clone::new(number, &regions, uffd, Arc::clone(&self.common))?);
+        let measures = self.list.lock().spans().is_empty() || number.is_multiple_of(MEASURED);
+        let entry = Entry { clone, measures };
+        clones.insert(number, entry.clone());
+        Ok(entry)
+    }
+
+    fn run(self: &Arc<Self>, entry: &Entry, socket: &UnixStream) {
+        let Entry { clone, measures } = entry;
+        let list = if *measures { Arc::default() } else { Arc::clone(&self.list.lock()) };
+        let mut others = Vec::new();
+        for index in 1..self.options.threads {
+            let mine = Arc::clone(clone);
+            others.extend(base::thread::spawn(&format!("memory-{index}"), move || mine.work()));
+        }
+        if !list.spans().is_empty() {
+            let (mine, list) = (Arc::clone(clone), Arc::clone(&list));
+            others.extend(base::thread::spawn("memory-fill", move || mine.fill(list.spans())));
+        }
+        let (regions, size) = clone.size();
+        let line = format!(
+            "clone {}{}: {regions} regions, {} MiB, of which the list has {} MiB",
+            clone.number,
+            pid_of(socket),
+            size >> 20,
+            list.bytes() >> 20
+        );
+        self.log(Level::Info, &line);
+        clone.work();
+        for thread in others {
+            let _ = thread.join();
+        }
+        self.learn(entry);
+        self.leave(clone, socket);
+    }
+
+    fn leave(&self, clone: &Clone, socket: &UnixStream) {
+        let counts = clone.counts();
+        let how = match clone.end() {
+            Some(End::Failed(why)) => {
+                tell(socket, why);
+                "was given up"
+            }
+            Some(End::Stopped) => "is served no more",
+            Some(End::Gone) | None => "has ended",
+        };
+        let line = format!(
+            "clone {} {how}: {} faults, {} MiB copied, {} MiB of zeros, {} MiB of both before it asked",
+            clone.number,
+            counts.faults,
+            counts.copied >> 20,
+            counts.zeros >> 20,
+            counts.ahead >> 20
+        );
+        self.log(Level::Info, &line);
+        self.clones.lock().remove(&clone.number);
+    }
+
+    /// Makes what a clone touched known to the next ones.
+    fn learn(&self, Entry { clone, measures }: &Entry) {
+        if !clone.is_young() {
+            return;
+        }
+        let (touched, last) = clone.touched();
+        let mut list = self.list.lock();
+        if *measures {
+            // A clone that ended early has touched less than it would have.
+            let whole = last && clone.end().is_none();
+            if !whole && touched.bytes() <= list.bytes() {
+                return;
+            }
+            *list = Arc::new(touched);
+        } else {
+            let more = if last { missing_of(&list, &touched) } else { Vec::new() };
+            if more.is_empty() {
+                return;
+            }
+            let mut grown = List::clone(&list);
+            more.into_iter().for_each(|span| grown.push(span));
+            *list = Arc::new(grown);
+        }
+        drop(list);
+        if last {
+            self.store();
+        }
+    }
+
+    /// Stores the list. One thread at a time, and each stores the newest.
+    fn store(&self) {
+        let Some(file) = &self.options.list else { return };
+        let _storing = self.storing.lock();
+        let list = Arc::clone(&self.list.lock());
+        if let Err(error) = file.store(&list) {
+            let line = format!("the list {} was not stored: {error}", file.path.display());
+            self.log(Level::Warn, &line);
+        }
+    }
+}
+
+/// The ranges that a list does not have.
+fn missing_of(list: &List, touched: &List) -> Vec<Span> {
+    let mut known: Vec<(u64, u64)> =
+        list.spans().iter().map(|span| (span.offset, span.offset + span.len)).collect();
+    known.sort_unstable();
+    let has = |span: &Span| {
+        let before = known.partition_point(|(offset, _)| *offset <= span.offset);
+        before.checked_sub(1).is_some_and(|at| known[at].1 >= span.offset + span.len)
+    };
+    touched.spans().iter().filter(|span| !has(span)).copied().collect()
+}
+
+/// The process at the other end, for the log.
+fn pid_of(socket: &UnixStream) -> String {
+    peer(socket).map_or(String::new(), |pid| format!(" (process {pid})"))
+}

@@ -1,0 +1,202 @@
+//! Servers in this process: VMMs that are honest, that lie, and that say nothing.
+
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+
+use serde_json::json;
+
+use super::*;
+use crate::source::Plain;
+use crate::vmm::{self, Memory};
+
+const MIB: u64 = 1 << 20;
+
+struct World {
+    server: Server,
+    folder: tempfile::TempDir,
+    bytes: Vec<u8>,
+    lines: Arc<Mutex<Vec<String>>>,
+}
+
+impl World {
+    fn new(change: impl FnOnce(&mut Options)) -> World {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("memory");
+        let bytes: Vec<u8> = (0..4 * MIB).map(|at| (at / 4096 * 7 + at % 251) as u8).collect();
+        std::fs::write(&file, &bytes).unwrap();
+        let lines: Arc<Mutex<Vec<String>>> = Arc::default();
+        let log = Arc::clone(&lines);
+        let mut options = Options::new(Arc::new(move |_, line: &str| log.lock().push(line.to_owned())));
+        change(&mut options);
+        let mut server = Server::start(Arc::new(Plain::open(&file).unwrap()), options).unwrap();
+        let path = folder.path().join("s");
+        server.listen(UnixListener::bind(&path).unwrap(), path).unwrap();
+        World { server, folder, bytes, lines }
+    }
+
+    fn socket(&self) -> std::path::PathBuf {
+        self.folder.path().join("s")
+    }
+
+    fn must_serve(&self) {
+        let (memory, _stream) = vmm::load(&self.socket(), 4 * MIB).unwrap();
+        assert!(memory.bytes() == self.bytes);
+    }
+
+    fn saw(&self, text: &str) -> bool {
+        self.lines.lock().iter().any(|line| line.contains(text))
+    }
+}
+
+/// What the server says before it closes the connection.
+fn answer(mut stream: UnixStream) -> String {
+    let mut text = String::new();
+    let _ = stream.read_to_string(&mut text);
+    text
+}
+
+fn may() -> bool {
+    let made = Memory::new(4096, false);
+    made.inspect_err(|error| eprintln!("skipped: lacks userfaultfd ({error}), which needs root")).is_ok()
+}
+
+fn until(what: &str, ready: impl Fn() -> bool) {
+    for _ in 0..2000 {
+        if ready() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    panic!("{what} did not happen within 10 s");
+}
+
+#[test]
+fn liars_are_refused_with_a_reason_and_others_go_on() {
+    if !may() {
+        return;
+    }
+    let world = World::new(|options| options.greeting = Duration::from_millis(300));
+    let (honest, _stream) = vmm::load(&world.socket(), 4 * MIB).unwrap();
+    assert!(honest.bytes()[0] == world.bytes[0]);
+    let memory = Memory::new(4 * MIB, false).unwrap();
+    let file = std::fs::File::open("/dev/null").unwrap();
+    let good = json!([memory.region(0)]).to_string();
+    let cases: Vec<(String, Vec<_>, &str)> = vec![
+        ("garbage".into(), vec![memory.uffd()], "list of regions"),
+        ("[]".into(), vec![memory.uffd()], "names no region"),
+        (format!("{good} more"), vec![memory.uffd()], "list of regions"),
+        (good[..30].into(), vec![memory.uffd()], "within 300ms"),
+        (good.clone(), vec![], "0 descriptors"),
+        (good.clone(), vec![memory.uffd(); 2], "2 descriptors"),
+        (good.clone(), vec![memory.uffd(); 20], "9 descriptors"),
+        (good.clone(), vec![file.as_fd()], "no userfaultfd: /dev/null"),
+        (json!([memory.region(1)]).to_string(), vec![memory.uffd()], "another snapshot's"),
+        (json!([memory.region(0), memory.region(0)]).to_string(), vec![memory.uffd()], "two regions"),
+    ];
+    for (text, fds, why) in cases {
+        let said = answer(vmm::send(&world.socket(), &text, &fds).unwrap());
+        assert!(said.contains(why) && said.ends_with("}\n"), "{text}: {said}");
+        assert!(world.saw(why) && world.saw("process"), "{why}");
+    }
+    // It never says anything, or closes in the middle.
+    assert!(answer(UnixStream::connect(world.socket()).unwrap()).contains("within 300ms"));
+    let mut half = UnixStream::connect(world.socket()).unwrap();
+    half.write_all(b"[{").unwrap();
+    half.shutdown(std::net::Shutdown::Write).unwrap();
+    assert!(answer(half).contains("closed the connection"));
+    // A probe is no event.
+    let before = world.lines.lock().len();
+    drop(UnixStream::connect(world.socket()).unwrap());
+    world.must_serve();
+    assert!(honest.bytes() == world.bytes && world.server.clones() == 2);
+    assert!(world.lines.lock()[before..].iter().all(|line| !line.contains("refused")));
+}
+
+#[test]
+fn the_number_of_clones_has_a_bound() {
+    if !may() {
+        return;
+    }
+    let world = World::new(|options| options.clones = 2);
+    let clones: Vec<_> = (0..2).map(|_| vmm::load(&world.socket(), 4 * MIB).unwrap()).collect();
+    until("two clones", || world.server.clones() == 2);
+    let (_memory, stream) = vmm::load(&world.socket(), 4 * MIB).unwrap();
+    assert!(answer(stream).contains("--clones"));
+    assert!(clones.iter().all(|(memory, _)| memory.bytes() == world.bytes));
+}
+
+#[test]
+fn the_second_clone_asks_for_nothing_that_the_first_touched() {
+    if !may() {
+        return;
+    }
+    let world = World::new(|_| {});
+    let (first, _first) = vmm::load(&world.socket(), 4 * MIB).unwrap();
+    for page in [700, 3, 300] {
+        assert_eq!(first.bytes()[page * 4096], world.bytes[page * 4096]);
+    }
+    until("a list in memory", || world.server.list().0 == 3);
+    let (second, _second) = vmm::load(&world.socket(), 4 * MIB).unwrap();
+    until("the list's bytes", || {
+        let clones = world.server.shared.clones.lock();
+        clones.get(&2).is_some_and(|entry| entry.clone.counts().ahead == 3 * 65_536)
+    });
+    for page in [700, 3, 300] {
+        assert_eq!(second.bytes()[page * 4096], world.bytes[page * 4096]);
+    }
+    let counts = world.server.shared.clones.lock()[&2].clone.counts();
+    assert_eq!((counts.faults, counts.copied), (0, 3 * 65_536));
+}
+
+#[test]
+fn a_list_is_stored_and_one_of_no_use_is_replaced() {
+    if !may() {
+        return;
+    }
+    let kept = tempfile::tempdir().unwrap();
+    let file = ListFile { path: kept.path().join("list"), size: 4 * MIB, identity: "test".into() };
+    std::fs::write(&file.path, "covey-memory-list 9\n").unwrap();
+    let serve = |pages: &[usize]| {
+        let mut world = World::new(|options| options.list = Some(file.clone()));
+        let before = world.server.list();
+        let (memory, _stream) = vmm::load(&world.socket(), 4 * MIB).unwrap();
+        for page in pages {
+            assert_eq!(memory.bytes()[page * 4096], world.bytes[page * 4096]);
+        }
+        world.server.end();
+        (before, world.saw("another version"))
+    };
+    assert_eq!(serve(&[16, 512]), ((0, 0), true));
+    assert_eq!(file.load().unwrap().unwrap().spans().len(), 2);
+    assert_eq!(serve(&[16, 800]), ((2, 2 * 65_536), false));
+    let offsets: Vec<u64> = file.load().unwrap().unwrap().spans().iter().map(|span| span.offset).collect();
+    assert_eq!(offsets, [16 * 4096, 512 * 4096, 800 * 4096]);
+}
+
+#[test]
+fn clones_that_have_all_their_memory_do_not_need_the_server() {
+    if !may() {
+        return;
+    }
+    let mut world = World::new(|_| {});
+    let (memory, _stream) = vmm::load(&world.socket(), 4 * MIB).unwrap();
+    until("a clone", || world.server.clones() == 1);
+    world.server.close();
+    assert!(!world.socket().exists());
+    assert_eq!(world.server.complete().unwrap().join().unwrap(), 0);
+    world.server.end();
+    assert!(memory.bytes() == world.bytes);
+}
+
+#[test]
+fn ranges_that_a_list_has_are_not_added() {
+    let mut list = List::default();
+    for (offset, len) in [(100, 50), (0, 20), (150, 10)] {
+        list.push(Span { offset, len });
+    }
+    let mut touched = List::default();
+    for (offset, len) in [(100, 10), (10, 11), (155, 5), (300, 1), (0, 20)] {
+        touched.push(Span { offset, len });
+    }
+    assert_eq!(missing_of(&list, &touched), [Span { offset: 10, len: 11 }, Span { offset: 300, len: 1 }]);
+}

@@ -1,0 +1,197 @@
+//! The kernel's interface to page faults: userfaultfd(2), by its ioctls.
+//!
+//! The descriptor is the VMM's, and so are the addresses. Each call names addresses of the VMM, and the
+//! kernel checks them against that process. So no address that a VMM names can touch this process.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use libc::{c_int, c_ulong};
+use rustix::io::Errno;
+
+/// `_IOWR(0xAA, number, size)`, or `_IOR` for one of these.
+const fn request(read_only: bool, number: c_ulong, size: usize) -> c_ulong {
+    let direction = if read_only { 2 } else { 3 };
+    (direction << 30) | ((size as c_ulong) << 16) | (0xAA << 8) | number
+}
+
+const WAKE: c_ulong = request(true, 2, 16);
+const COPY: c_ulong = request(false, 3, 40);
+const ZEROPAGE: c_ulong = request(false, 4, 32);
+const POISON: c_ulong = request(false, 8, 32);
+
+/// The length of a message of the kernel.
+const MESSAGE: usize = 32;
+/// Messages that are received at a time.
+const AT_ONCE: usize = 32;
+
+/// A page was touched that is not there.
+const EVENT_PAGEFAULT: u8 = 0x12;
+const EVENT_FORK: u8 = 0x13;
+const EVENT_REMAP: u8 = 0x14;
+const EVENT_REMOVE: u8 = 0x15;
+const EVENT_UNMAP: u8 = 0x16;
+/// The flags of a fault that this server does not serve: write protection, and minor faults.
+const FAULT_OTHER: u64 = 2 | 4;
+
+/// What the kernel says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A page was touched that is not there. A thread of the VMM waits for it.
+    Fault(u64),
+    /// The VMM gave back a range: from the first address on, to the second.
+    Removed(u64, u64),
+    /// Something that this server does not serve, in words.
+    Other(&'static str),
+}
+
+/// What became of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Done {
+    /// So many bytes were put in their place.
+    Bytes(u64),
+    /// The first page is there already.
+    Exists,
+    /// The kernel waits for its events to be read. Read them, and call again.
+    Again,
+    /// The VMM is gone.
+    Gone,
+    /// The kernel's error.
+    Failed(Errno),
+}
+
+/// The descriptor of a VMM.
+#[derive(Debug)]
+pub struct Uffd(OwnedFd);
+
+impl Uffd {
+    /// Takes a descriptor that a VMM sent.
+    ///
+    /// # Errors
+    /// It is no userfaultfd.
+    pub fn take(fd: OwnedFd) -> io::Result<Uffd> {
+        let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
+        if link.as_os_str() != "anon_inode:[userfaultfd]" {
+            let text = format!("the descriptor that it sent is no userfaultfd: {}", link.display());
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        // The kernel does not poll one that blocks.
+        let flags = rustix::fs::fcntl_getfl(&fd)?;
+        rustix::fs::fcntl_setfl(&fd, flags | rustix::fs::OFlags::NONBLOCK)?;
+        Ok(Uffd(fd))
+    }
+
+    /// Puts bytes in their place and wakes what waits for them. Whole pages of the region.
+    pub fn copy(&self, address: u64, bytes: &[u8]) -> Done {
+        let len = bytes.len() as u64;
+        let mut call = [address, bytes.as_ptr() as u64, len, 0, 0];
+        // SAFETY: `call` has the layout of uffdio_copy, 40 bytes. The kernel reads `len` bytes at the address
+        // of `bytes`, which lives through the call, and writes to the other process only.
+        let result = unsafe { self.call(COPY, call.as_mut_ptr().cast()) };
+        done(result, len, call[4])
+    }
+
+    /// Puts zeros in their place and wakes what waits for them. Not for huge pages.
+    pub fn zero(&self, address: u64, len: u64) -> Done {
+        let mut call = [address, len, 0, 0];
+        // SAFETY: `call` has the layout of uffdio_zeropage, 32 bytes, and the kernel touches no other memory
+        // of this process.
+        let result = unsafe { self.call(ZEROPAGE, call.as_mut_ptr().cast()) };
+        done(result, len, call[3])
+    }
+
+    /// Makes the VMM get SIGBUS where it touches these pages.
+    pub fn poison(&self, address: u64, len: u64) -> Done {
+        let mut call = [address, len, 0, 0];
+        // SAFETY: `call` has the layout of uffdio_poison, 32 bytes, and the kernel touches no other memory of
+        // this process.
+        let result = unsafe { self.call(POISON, call.as_mut_ptr().cast()) };
+        done(result, len, call[3])
+    }
+
+    /// Wakes what waits for these pages. It touches them again.
+    pub fn wake(&self, address: u64, len: u64) {
+        let mut call = [address, len];
+        // SAFETY: `call` has the layout of uffdio_range, 16 bytes, and the kernel only reads it.
+        let _ = unsafe { self.call(WAKE, call.as_mut_ptr().cast()) };
+    }
+
+    /// Whether the VMM's memory is gone: the process has ended.
+    pub fn is_gone(&self) -> bool {
+        // The kernel looks for the process first, and then for the address, where a VMM has nothing.
+        const NOWHERE: u64 = 1 << 20;
+        self.zero(NOWHERE, 4096) == Done::Gone
+    }
+
+    /// Passes what the kernel has to say to `each`, and returns when that is all.
+    ///
+    /// # Errors
+    /// The descriptor cannot be read. The VMM has not set it up.
+    pub fn events(&self, each: &mut dyn FnMut(Event)) -> io::Result<()> {
+        let mut buffer = [0_u64; MESSAGE / 8 * AT_ONCE];
+        loop {
+            let room = size_of_val(&buffer);
+            // SAFETY: the buffer has room for that many bytes, and any bytes are a value of its numbers.
+            let count = unsafe { libc::read(self.0.as_raw_fd(), buffer.as_mut_ptr().cast(), room) };
+            if count < 0 {
+                match io::Error::last_os_error() {
+                    error if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                    error if error.kind() == io::ErrorKind::Interrupted => continue,
+                    error => return Err(error),
+                }
+            }
+            let whole = count as usize / MESSAGE;
+            if whole == 0 {
+                return Ok(());
+            }
+            buffer.chunks_exact(MESSAGE / 8).take(whole).for_each(|message| each(event(message)));
+        }
+    }
+
+    /// # Safety
+    /// `argument` points at what the kernel expects for this request.
+    unsafe fn call(&self, request: c_ulong, argument: *mut libc::c_void) -> c_int {
+        // SAFETY: the caller promises the argument; the descriptor is open.
+        unsafe { libc::ioctl(self.0.as_raw_fd(), request as _, argument) }
+    }
+}
+
+impl AsFd for Uffd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// `moved`: what the kernel wrote back, bytes or an error.
+fn done(result: c_int, len: u64, moved: u64) -> Done {
+    if result == 0 {
+        return Done::Bytes(len);
+    }
+    match Errno::from_io_error(&io::Error::last_os_error()) {
+        Some(Errno::AGAIN) if (moved as i64) > 0 => Done::Bytes(moved),
+        Some(Errno::AGAIN) => Done::Again,
+        Some(Errno::EXIST) => Done::Exists,
+        Some(Errno::SRCH) => Done::Gone,
+        Some(error) => Done::Failed(error),
+        None => Done::Failed(Errno::IO),
+    }
+}
+
+fn event(message: &[u64]) -> Event {
+    let kind = message[0].to_ne_bytes()[0];
+    match kind {
+        EVENT_PAGEFAULT if message[1] & FAULT_OTHER == 0 => Event::Fault(message[2]),
+        EVENT_PAGEFAULT => Event::Other("it registered its memory for other faults than of missing pages"),
+        // What is not mapped any more is not touched any more. If the range is mapped anew, it is empty.
+        EVENT_REMOVE | EVENT_UNMAP => Event::Removed(message[1], message[2]),
+        EVENT_REMAP => Event::Other("it moved its memory to other addresses"),
+        EVENT_FORK => {
+            let [a, b, c, d, ..] = message[1].to_ne_bytes();
+            let number = c_int::from_ne_bytes([a, b, c, d]);
+            // SAFETY: the kernel has just created this descriptor for the message, and nothing else has it.
+            drop(unsafe { OwnedFd::from_raw_fd(number) });
+            Event::Other("it forked, and asked that its child's memory is served too")
+        }
+        _ => Event::Other("its kernel sent an event of an unknown kind"),
+    }
+}
