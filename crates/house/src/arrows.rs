@@ -4,7 +4,7 @@
 //! base < blob < meta < fs < fuse, corpus < node
 //! base < blob < fetch < cache < node      base < blob < fetch < net < fleet < node
 //! base < blob < origin < node      base < blob < meta < tree < node      meta < fs < archive
-//! base < api < archive < node < cli      archive < oci < cli      fs < gateway < cli      watch < node
+//! base < api < archive < node < cli      archive < oci < snapshotter < cli      fs < gateway < cli      watch < node
 //! base < stream < guests < cli      fuse < guests
 //! ```
 //!
@@ -43,13 +43,35 @@ pub const ARROWS: &[(&str, &[&str])] = &[
         ],
     ),
     ("oci", &["base", "fs", "api", "archive"]),
+    ("snapshotter", &["base", "api", "oci"]),
     ("gateway", &["base", "fs", "api"]),
     ("ui", &["base", "api"]),
     (
         "cli",
         &[
-            "base", "archive", "blob", "meta", "tree", "fetch", "cache", "origin", "net", "fleet", "fs",
-            "corpus", "fuse", "api", "oci", "node", "gateway", "ui", "watch", "stream", "guests", "folder",
+            "base",
+            "archive",
+            "blob",
+            "meta",
+            "tree",
+            "fetch",
+            "cache",
+            "origin",
+            "net",
+            "fleet",
+            "fs",
+            "corpus",
+            "fuse",
+            "api",
+            "oci",
+            "node",
+            "gateway",
+            "ui",
+            "watch",
+            "stream",
+            "guests",
+            "folder",
+            "snapshotter",
         ],
     ),
     ("watch", &[]),
