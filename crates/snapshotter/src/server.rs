@@ -104,3 +104,6 @@ impl Drop for Server {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -21,17 +21,18 @@ use crate::term::Term;
 
 /// Gives containerd the layers of a folder of images, so that it neither fetches nor unpacks them
 #[derive(Debug, clap::Args)]
-#[command(
-    after_help = "Examples:\n  covey snapshotter --on unix:/run/covey-snapshotter.sock --source s3://bucket/prefix@images\n  \
-    covey snapshotter --on unix:/run/covey-snapshotter.sock --source /mnt/covey/images --root /srv/snapshots\n  \
-    covey snapshotter --on unix:/run/covey-snapshotter.sock --source s3://bucket/prefix@images -- --follow\n\n\
-    In containerd's config.toml:\n  [proxy_plugins.covey]\n    type = \"snapshot\"\n    address = \"/run/covey-snapshotter.sock\"\n\n\
-    Then, for example: ctr images pull --snapshotter covey REFERENCE. A layer that is not among the images is fetched\n\
-    and unpacked below --root, as by any snapshotter. docs/CONTAINERS.md says more."
-)]
+#[command(after_help = "Examples:\n  covey snapshotter --source s3://bucket/prefix@images\n  \
+    covey snapshotter --source s3://bucket/prefix@images -- --follow --join 10.0.0.1:7500 \\\n    \
+    --secret-file /etc/covey/secret\n  \
+    covey snapshotter --source /mnt/covey/images --root /srv/snapshots\n\n\
+    In containerd's config.toml:\n  [proxy_plugins.covey]\n    type = \"snapshot\"\n    \
+    address = \"/run/covey-snapshotter.sock\"\n\n\
+    Kubernetes and nerdctl then start containers from images whose layers are there at once. A layer\n\
+    that is not there is fetched and unpacked below --root, as by any snapshotter.\n\
+    docs/CONTAINERS.md says more.")]
 pub struct Args {
     /// Where containerd finds it: unix:PATH
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS", default_value = "unix:/run/covey-snapshotter.sock")]
     on: String,
     /// The folder of images on a mount; or ORIGIN@NAME, which is mounted below --root
     #[arg(long, value_name = "PLACE")]
