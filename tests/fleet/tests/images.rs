@@ -21,7 +21,7 @@ use serde_json::json;
 const NODES: usize = 8;
 /// What the program does: it compares what it reads with what was written, by a checksum.
 const SCRIPT: &str =
-    "b=/bin/busybox; $b cat /etc/motd; for file in /data/*; do $b head -c 1000000 $file | $b cksum; done";
+    "b=/bin/busybox; $b cat /etc/motd; for file in /data/*; do $b head -c 1000000 $file | $b md5sum; done";
 
 /// An OCI layout with one layer: busybox and some large files.
 fn layout(folder: &Path) -> PathBuf {
@@ -133,4 +133,6 @@ fn eight_starts_ask_the_store_as_often_as_one() {
     ));
     // On a busy machine some answers are late, and these requests are made again.
     assert!(gets <= one_gets + again, "one start: {one:?}\n{NODES}: {all:?}");
+    // Parts that several nodes read at a time may be asked for with a little more around them.
+    assert!(again > 0 || bytes <= one_bytes * 3 / 2, "one start: {one:?}\n{NODES}: {all:?}");
 }
