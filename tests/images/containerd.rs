@@ -253,11 +253,6 @@ fn publish_more(folder: &Path, registry: &Registry, volume: &Volume) {
     until("the mount follows", || fs::read_dir(folder.join("snap/tree/layers")).unwrap().count() == 3);
 }
 
-/// Whether this machine has what the test needs.
-fn lacks_runc() -> bool {
-    running::runc_works().is_none()
-}
-
 /// containerd fetches and unpacks no layer that is published, and the others as usual. Containers run from
 /// both, also while the snapshotter is killed and started again. What is removed leaves nothing.
 #[test]
@@ -275,7 +270,7 @@ fn containerd_unpacks_no_published_layer() {
         Need::Program("skopeo"),
         Need::Program("curl")
     );
-    if lacks_runc() {
+    if running::runc_works().is_none() {
         return covey_tests::say(format_args!("skipped: lacks a runc that works"));
     }
     let _one = one_at_a_time();
@@ -284,75 +279,117 @@ fn containerd_unpacks_no_published_layer() {
     let registry = Registry::start(folder);
     let volume = published(folder, &registry);
     let source = format!("file:{}/blobs@images", volume.source.display());
-    let image = |tag: &str| format!("{}/app:{tag}", registry.host);
-    let mut snapshotter = Snapshotter::start(folder, &source);
+    let snapshotter = Snapshotter::start(folder, &source);
     let containerd = Containerd::start(folder);
+    let mut world = World { folder, registry, volume, source, snapshotter, containerd };
+    world.layers_are_not_unpacked();
+    world.a_kill_is_survived();
+    world.what_is_published_later_is_found();
+    world.layers_in_use_keep_the_mount();
+    world.what_is_removed_leaves_nothing();
+}
 
-    registry.forget();
-    containerd.pull_ok(&image("1"));
-    assert_eq!(registry.blobs_asked_for(), 1, "the config, and no layer");
-    assert_eq!((containerd.snapshots(), files_here(folder)), (2, 0), "nothing is unpacked");
-    let said = containerd
-        .run(&image("1"), "one", "cat /etc/motd; ls /etc; echo new > /etc/new; cat /etc/new")
-        .stdout;
-    assert!(said.starts_with("hello from the image\n") && said.ends_with("new\n"), "{said}");
-    assert!(!said.contains("gone"), "{said}");
+/// The parts of the test, and what they share.
+struct World<'a> {
+    folder: &'a Path,
+    registry: Registry,
+    volume: Volume,
+    source: String,
+    snapshotter: Snapshotter,
+    containerd: Containerd,
+}
 
-    // The layer between two published ones is not published. containerd fetches those above it as well, and
-    // unpacks only this one.
-    registry.forget();
-    containerd.pull_ok(&image("2"));
-    assert!(registry.blobs_asked_for() <= 3, "the config, the layer that is missing, and the one above it");
-    assert_eq!((containerd.snapshots(), files_here(folder)), (4, 1));
-    let said = containerd.run(&image("2"), "two", "cat /etc/motd /etc/extra").stdout;
-    assert_eq!(said, "hello from the image\nunpacked\n");
+impl World<'_> {
+    /// A reference, as containerd pulls it.
+    fn image(&self, name: &str) -> String {
+        format!("{}/{name}", self.registry.host)
+    }
 
-    // A container goes on while the snapshotter is killed, and a pull that it interrupts can be repeated.
-    let words =
-        containerd.start_words(&["-d", &image("1"), "stays", "/bin/sh", "-c", "sleep 300"].map(|word| word));
-    containerd.ctr_ok(&words.iter().map(String::as_str).collect::<Vec<_>>());
-    std::thread::scope(|scope| {
-        let pulling = scope.spawn(|| containerd.pull(&image("3")));
-        until("the pull has begun", || {
-            fs::read_dir(folder.join("snap/records")).unwrap().count() >= 6 || pulling.is_finished()
+    /// What a program of the container `stays` prints.
+    fn exec(&self, words: &[&str]) -> String {
+        let fifo = self.folder.join("fifo");
+        let exec = ["task", "exec", "--exec-id", "e", "--fifo-dir", fifo.to_str().unwrap(), "stays"];
+        self.containerd.ctr_ok(&[&exec[..], words].concat()).stdout
+    }
+
+    fn restart(&mut self) {
+        self.snapshotter = Snapshotter::start(self.folder, &self.source);
+    }
+
+    fn layers_are_not_unpacked(&self) {
+        let World { folder, registry, containerd, .. } = self;
+        registry.forget();
+        containerd.pull_ok(&self.image("app:1"));
+        assert_eq!(registry.blobs_asked_for(), 1, "the config, and no layer");
+        assert_eq!((containerd.snapshots(), files_here(folder)), (2, 0), "nothing is unpacked");
+        let script = "cat /etc/motd; ls /etc; echo new > /etc/new; cat /etc/new";
+        let said = containerd.run(&self.image("app:1"), "one", script).stdout;
+        assert!(said.starts_with("hello from the image\n") && said.ends_with("new\n"), "{said}");
+        assert!(!said.contains("gone"), "{said}");
+        // The layer between two published ones is not published. containerd fetches those above it as well,
+        // and unpacks only this one.
+        registry.forget();
+        containerd.pull_ok(&self.image("app:2"));
+        assert!(
+            registry.blobs_asked_for() <= 3,
+            "the config, the layer that is missing, and the one above it"
+        );
+        assert_eq!((containerd.snapshots(), files_here(folder)), (4, 1));
+        let said = containerd.run(&self.image("app:2"), "two", "cat /etc/motd /etc/extra").stdout;
+        assert_eq!(said, "hello from the image\nunpacked\n");
+    }
+
+    /// A container goes on while the snapshotter is killed, and a pull that it interrupts can be repeated.
+    fn a_kill_is_survived(&mut self) {
+        let image = self.image("app:1");
+        let words = self.containerd.start_words(&["-d", &image, "stays", "/bin/sh", "-c", "sleep 300"]);
+        self.containerd.ctr_ok(&words.iter().map(String::as_str).collect::<Vec<_>>());
+        let (image, folder) = (self.image("app:3"), self.folder);
+        let World { containerd, snapshotter, .. } = self;
+        std::thread::scope(|scope| {
+            let pulling = scope.spawn(|| containerd.pull(&image));
+            let records = || fs::read_dir(folder.join("snap/records")).unwrap().count();
+            until("the pull has begun", || records() >= 6 || pulling.is_finished());
+            snapshotter.kill();
+            pulling.join().unwrap();
         });
-        snapshotter.kill();
-        pulling.join().unwrap();
-    });
-    let fifo = folder.join("fifo");
-    let exec = ["task", "exec", "--exec-id", "e", "--fifo-dir", fifo.to_str().unwrap(), "stays"];
-    let said = containerd.ctr_ok(&[&exec[..], &["/bin/busybox", "cat", "/etc/motd"]].concat()).stdout;
-    assert_eq!(said, "hello from the image\n");
-    let mut snapshotter = Snapshotter::start(folder, &source);
-    // containerd waits some seconds before it connects again.
-    until("containerd has found the snapshotter again", || containerd.pull(&image("3")).0 == 0);
-    let said = containerd.run(&image("3"), "three", "/bin/busybox wc -c < /etc/large").stdout;
-    assert_eq!(said.trim(), "20000000");
+        assert_eq!(self.exec(&["/bin/busybox", "cat", "/etc/motd"]), "hello from the image\n");
+        self.restart();
+        // containerd waits some seconds before it connects again.
+        until("containerd has found the snapshotter again", || self.containerd.pull(&image).0 == 0);
+        let said = self.containerd.run(&image, "three", "/bin/busybox wc -c < /etc/large").stdout;
+        assert_eq!(said.trim(), "20000000");
+    }
 
-    // What is published later is found without a restart, and the container goes on.
-    publish_more(folder, &registry, &volume);
-    registry.forget();
-    let more = format!("{}/more:1", registry.host);
-    containerd.pull_ok(&more);
-    assert_eq!(registry.blobs_asked_for(), 1);
-    assert_eq!(containerd.run(&more, "four", "cat /etc/motd").stdout, "published later\n");
-    let said = containerd.ctr_ok(&[&exec[..], &["/bin/busybox", "sh", "-c", READS]].concat()).stdout;
-    assert!(said.starts_with("hello from the image\n") && said.ends_with("whole\n"), "{said}");
+    /// Without a restart, and the container goes on.
+    fn what_is_published_later_is_found(&self) {
+        publish_more(self.folder, &self.registry, &self.volume);
+        self.registry.forget();
+        let more = self.image("more:1");
+        self.containerd.pull_ok(&more);
+        assert_eq!(self.registry.blobs_asked_for(), 1);
+        assert_eq!(self.containerd.run(&more, "four", "cat /etc/motd").stdout, "published later\n");
+        let said = self.exec(&["/bin/busybox", "sh", "-c", READS]);
+        assert!(said.starts_with("hello from the image\n") && said.ends_with("whole\n"), "{said}");
+    }
 
-    // Layers in use keep the mount, so that containers go on.
-    let said = snapshotter.end();
-    assert!(said.contains("stays mounted"), "{said}");
-    let said = containerd.ctr_ok(&[&exec[..], &["/bin/busybox", "cat", "/etc/motd"]].concat()).stdout;
-    assert_eq!(said, "hello from the image\n");
-    let mut snapshotter = Snapshotter::start(folder, &source);
-    until("containerd has found the snapshotter again", || {
-        containerd.ctr(&["snapshots", "--snapshotter", "covey", "ls"]).code() == 0
-    });
-    remove_everything(&containerd, folder);
-    let said = snapshotter.end();
-    assert!(!said.contains("stays mounted"), "{said}");
-    let tree = folder.join("snap/tree");
-    assert!(!tree.exists(), "the tree's mount is gone with the last snapshot");
+    /// So containers go on when the snapshotter ends.
+    fn layers_in_use_keep_the_mount(&mut self) {
+        let said = self.snapshotter.end();
+        assert!(said.contains("stays mounted"), "{said}");
+        assert_eq!(self.exec(&["/bin/busybox", "cat", "/etc/motd"]), "hello from the image\n");
+        self.restart();
+        until("containerd has found the snapshotter again", || {
+            self.containerd.ctr(&["snapshots", "--snapshotter", "covey", "ls"]).code() == 0
+        });
+    }
+
+    fn what_is_removed_leaves_nothing(&mut self) {
+        remove_everything(&self.containerd, self.folder);
+        let said = self.snapshotter.end();
+        assert!(!said.contains("stays mounted"), "{said}");
+        assert!(!self.folder.join("snap/tree").exists(), "the tree's mount is gone with the last snapshot");
+    }
 }
 
 /// Removes the container and the images. containerd then removes what it does not refer to.

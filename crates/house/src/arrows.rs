@@ -4,8 +4,8 @@
 //! base < blob < meta < fs < fuse, corpus < node
 //! base < blob < fetch < cache < node      base < blob < fetch < net < fleet < node
 //! base < blob < origin < node      base < blob < meta < tree < node      meta < fs < archive
-//! base < api < archive < node < cli      archive < oci < snapshotter < cli      fs < gateway < cli      watch < node
-//! base < stream < guests < cli      fuse < guests
+//! base < api < archive < node < cli      archive < oci < snapshotter < cli      fs < gateway < cli
+//! base < stream < guests < cli      fuse < guests      watch < node
 //! ```
 //!
 //! So `fs` sees neither cache nor origin, which never see each other: only `node` and what is above it choose

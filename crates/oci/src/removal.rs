@@ -1,8 +1,8 @@
 //! The removal of an image from a folder of images.
 //!
-//! Names go first, then the layers and blobs that no other image uses. So a removal that is interrupted leaves
-//! layers that nothing names, and never a name whose layers are gone; the same removal again removes the rest.
-//! A layer is renamed before it is removed, because what has the name of a layer is whole.
+//! Names go first, then the layers and blobs that no other image uses. So a removal that is interrupted
+//! leaves layers that nothing names, and never a name whose layers are gone; the same removal again removes
+//! the rest. A layer is renamed before it is removed, because what has the name of a layer is whole.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -33,8 +33,8 @@ pub struct Removal {
 }
 
 /// Finds out what belongs to an image alone. `wanted` is a name, a name without `:latest`, or the digest of a
-/// manifest, which means all its names. What no name leads to belongs to it too, so an interrupted removal can
-/// be completed although the name is gone.
+/// manifest, which means all its names. What no name leads to belongs to it too, so an interrupted removal
+/// can be completed although the name is gone.
 ///
 /// # Errors
 /// There is no such image and nothing is left over, or another image is damaged, so that nobody can say which

@@ -1,7 +1,8 @@
 //! A snapshotter for containerd. A layer that a folder of images has is not fetched and not unpacked.
 //!
-//! containerd keeps an image as a chain of snapshots, one for each layer, and asks a snapshotter for them over
-//! gRPC. Before it fetches a layer, it asks to prepare a snapshot for it, and names the layer by its chain id:
+//! containerd keeps an image as a chain of snapshots, one for each layer, and asks a snapshotter for them
+//! over gRPC. Before it fetches a layer, it asks to prepare a snapshot for it, and names the layer by its
+//! chain id:
 //!
 //! ```text
 //!   chain id of the lowest layer    its diff id
@@ -9,8 +10,8 @@
 //! ```
 //!
 //! If the folder of images has that layer, the answer is "it exists already", and the snapshot is a link to
-//! the layer's folder. Otherwise containerd unpacks the layer into a folder of this machine. What it mounts is
-//! an overlay of these folders, which it makes itself.
+//! the layer's folder. Otherwise containerd unpacks the layer into a folder of this machine. What it mounts
+//! is an overlay of these folders, which it makes itself.
 //!
 //! ```text
 //!   server      the unix socket and the threads

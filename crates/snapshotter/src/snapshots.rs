@@ -246,8 +246,8 @@ impl Snapshots {
         Ok(mounts)
     }
 
-    /// The folders below a snapshot, the highest first. A layer that is there twice counts once, as the higher
-    /// one: it hides and brings again whatever the lower one did.
+    /// The folders below a snapshot, the highest first. A layer that is there twice counts once, as the
+    /// higher one: it hides and brings again whatever the lower one did.
     fn lower(&self, index: &Index, from: Option<u64>) -> Outcome<Vec<PathBuf>> {
         let mut layers = Vec::new();
         let mut lower = Vec::new();

@@ -1,7 +1,7 @@
 //! Many nodes start a container from one published image at the same time.
 //!
-//! The image is mounted on each node, and a program of it runs with the image as its root: it reads itself, and
-//! parts of large files. The store's requests are counted, and no time.
+//! The image is mounted on each node, and a program of it runs with the image as its root: it reads itself,
+//! and parts of large files. The store's requests are counted, and no time.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -67,8 +67,8 @@ impl Drop for Image {
     }
 }
 
-/// Starts the program on `nodes` nodes at once. Returns what it printed, what the store was asked for, and how
-/// often a node asked again because an answer was late.
+/// Starts the program on `nodes` nodes at once. Returns what it printed, what the store was asked for, and
+/// how often a node asked again because an answer was late.
 fn starts(tree: &'static Tree, nodes: usize) -> (String, BTreeMap<String, Got>, u64) {
     let mut fleet = Fleet::joined(tree, nodes, 21, &How::default());
     fleet.start();

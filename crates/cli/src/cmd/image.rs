@@ -1,4 +1,5 @@
-//! `covey image`: lists, shows, removes, mounts and unmounts the container images of a volume or a published tree.
+//! `covey image`: lists, shows, removes, mounts and unmounts the container images of a volume or a published
+//! tree.
 
 use std::fs;
 use std::io::{ErrorKind, Write};

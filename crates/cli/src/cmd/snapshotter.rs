@@ -121,6 +121,7 @@ impl Source {
                 log::warn(&format!("the mount at {} is dead; it is mounted again", at.display()));
                 fuse::unmount(&at, Unmount::Lazy).map_err(|error| Failure::new("io", error.to_string()))?;
             } else if ours && api::source::tree(&mount.source) == Some(name) {
+                log::line(&format!("goes on with the mount at {}, as it is", at.display()));
                 lives = true;
             } else {
                 return Err(Failure::new(

@@ -26,7 +26,8 @@ pub fn on_mount(text: &Path, more: &[String]) -> Result<PathBuf> {
     }
 }
 
-/// Mounts a published tree at a folder that only this user may enter. `more`: further arguments for the mount.
+/// Mounts a published tree at a folder that only this user may enter. `more`: further arguments for the
+/// mount.
 pub fn mount(tree: &str, more: &[String], at: &Path) -> Result<()> {
     private_folder(at)?;
     let program = std::env::current_exe().or_fail(|| "cannot find this program".to_owned())?;
