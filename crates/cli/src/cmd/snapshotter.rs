@@ -93,7 +93,7 @@ fn socket(text: &str) -> Result<PathBuf> {
 
 fn start(store: Store, socket: &Path, images: &Path) -> Result<(Server, Arc<Snapshots>)> {
     store.point_at(images)?;
-    let snapshots = Snapshots::new(store, Box::new(InFolder(images.to_owned())), |line| log::warn(line))?;
+    let snapshots = Snapshots::new(store, Box::new(InFolder(images.to_owned())), log::warn)?;
     let snapshots = Arc::new(snapshots);
     let server = Bound::new(socket)?.serve(Arc::clone(&snapshots))?;
     Ok((server, snapshots))

@@ -131,7 +131,10 @@ struct Failing {
 impl Failing {
     fn step(&self) -> Result<()> {
         match self.left.get().checked_sub(1) {
-            Some(left) => Ok(self.left.set(left)),
+            Some(left) => {
+                self.left.set(left);
+                Ok(())
+            }
             None => Err(Failure::new("io", "killed")),
         }
     }
