@@ -170,6 +170,11 @@ test-fleet: build ## Fleets in network namespaces: each fault alone, then ROUNDS
 	COVEY_BIN="$(CURDIR)/$(program)" COVEY_FLEET_ROUNDS="$(ROUNDS)" COVEY_FLEET_SEED="$(SEED)" \
 		$(CARGO) test --package covey-nets -- --include-ignored --nocapture --test-threads 1
 
+.PHONY: test-containers
+test-containers: build ## Images with the programs people use: containerd, podman, runc, registries; installs 140 MB; needs root
+	@scripts/bootstrap test-containers
+	COVEY_BIN="$(CURDIR)/$(program)" scripts/keep-switch $(CARGO) test --package covey-tests --test images
+
 .PHONY: test-posix
 test-posix: build ## Differential runs against a plain folder, random I/O with mmap, and go-fuse's posixtest
 	$(call at_length,differential fsx)

@@ -43,6 +43,20 @@ pub fn layer_of(uid: u64, gid: u64, members: &[Member<'_>]) -> Vec<u8> {
     writer.finish().unwrap()
 }
 
+/// Two layers with a shell, which print `hello from the image` from /etc/motd. The upper one hides /etc/gone.
+pub fn busybox_layers() -> [Vec<u8>; 2] {
+    let busybox = std::fs::read(covey_tests::need::which("busybox").unwrap()).unwrap();
+    let dirs = ["bin", "dev", "etc", "proc", "sys", "tmp"];
+    let mut below: Vec<_> = dirs.iter().map(|name| (b'5', *name, &b""[..])).collect();
+    below.extend([
+        (b'0', "bin/busybox", &busybox[..]),
+        (b'2', "bin/sh", b"busybox"),
+        (b'0', "etc/gone", b"1"),
+    ]);
+    let above = layer_of(0, 0, &[(b'0', "etc/motd", b"hello from the image\n"), (b'0', "etc/.wh.gone", b"")]);
+    [layer_of(0, 0, &below), above]
+}
+
 /// A layout in a folder.
 pub struct Layout(pub PathBuf);
 
@@ -75,8 +89,13 @@ impl Layout {
         let ids: Vec<String> = layers.iter().map(|layer| Digest::of(layer).to_string()).collect();
         let config = json!({ "os": "linux", "architecture": architecture, "config": { "Cmd": ["/bin/sh"] },
             "rootfs": { "type": "layers", "diff_ids": ids } });
-        let config = self.blob(config.to_string().as_bytes());
-        let layers: Vec<Value> = layers.iter().map(|layer| self.blob(layer)).collect();
+        let typed = |kind: &str, bytes: &[u8]| {
+            let mut blob = self.blob(bytes);
+            blob["mediaType"] = format!("application/vnd.oci.image.{kind}").into();
+            blob
+        };
+        let config = typed("config.v1+json", config.to_string().as_bytes());
+        let layers: Vec<Value> = layers.iter().map(|layer| typed("layer.v1.tar", layer)).collect();
         let manifest =
             json!({ "schemaVersion": 2, "mediaType": MANIFEST, "config": config, "layers": layers });
         let mut manifest = self.blob(manifest.to_string().as_bytes());

@@ -4,7 +4,11 @@
 //! what these programs unpack. The overlays are the kernel's.
 
 mod build;
+mod containerd;
+mod registry;
+mod removal;
 mod running;
+mod secure;
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;

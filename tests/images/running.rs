@@ -1,30 +1,16 @@
 //! Registries and containers: with the programs that people use for them.
 
 use std::fs;
-use std::net::TcpListener;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 use covey_tests::program::{covey_ok, covey_run};
 use covey_tests::{Need, Volume, requires, run, run_ok};
 
-use crate::build::{Layout, here, layer, layer_of};
+use crate::build::{Layout, busybox_layers, here, layer};
+use crate::registry::Registry;
 use crate::{Image, import, one_at_a_time};
-
-/// A process that ends with the test.
-struct Ends(Child);
-
-impl Drop for Ends {
-    fn drop(&mut self) {
-        self.0.kill().ok();
-        self.0.wait().ok();
-    }
-}
-
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
 
 /// The registry of Docker's distribution project serves an image, which skopeo has pushed.
 #[test]
@@ -35,26 +21,10 @@ fn a_real_registry_serves_an_image() {
     let large = covey_tests::Rng::new(9).bytes(5_000_000);
     let layers = [layer(&[(b'0', "large", &large)]), layer(&[(b'0', ".wh.gone", b"")])];
     let manifest = layout.image("1", &here(), &layers);
-    let port = free_port();
-    let config = folder.path().join("registry.yml");
-    let data = folder.path().join("data");
-    let text = format!(
-        "version: 0.1\nlog: {{level: error}}\nstorage: {{filesystem: {{rootdirectory: {}}}}}\nhttp: {{addr: 127.0.0.1:{port}}}\n",
-        data.display()
-    );
-    fs::write(&config, text).unwrap();
-    let mut registry = Command::new("docker-registry");
-    registry.arg("serve").arg(&config).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    let registry = Ends(registry.spawn().unwrap());
-    let there = (0..300).any(|_| {
-        std::thread::sleep(Duration::from_millis(50));
-        std::net::TcpStream::connect(("127.0.0.1", port)).is_ok()
-    });
-    assert!(there, "the registry does not start");
-    let reference = format!("127.0.0.1:{port}/some/app:1");
-    let mut push = Command::new("skopeo");
-    push.args(["copy", "-q", "--dest-tls-verify=false", &layout.source("1")]);
-    run_ok(push.arg(format!("docker://{reference}")), Duration::from_secs(60));
+    let registry = Registry::start(folder.path());
+    let host = registry.host.clone();
+    let reference = format!("{host}/some/app:1");
+    registry.push(&layout.source("1"), "some/app:1");
     let volume = Volume::below(folder.path(), &[]);
     let place = format!("{}:/images", volume.source.display());
     let done = import(&format!("docker://{reference}"), Path::new(&place), &[]).json();
@@ -63,19 +33,16 @@ fn a_real_registry_serves_an_image() {
     assert_eq!(config["config"]["Cmd"][0], "/bin/sh");
     // By its digest, which skopeo may have changed on the way.
     let digest = done["manifest"].as_str().unwrap();
-    let pinned = format!("docker://127.0.0.1:{port}/some/app@{digest}");
+    let pinned = format!("docker://{host}/some/app@{digest}");
     let again = import(&pinned, Path::new(&place), &["--name", "pinned"]).json();
     assert_eq!((&again["manifest"], &again["new_layers"]), (&digest.into(), &0.into()));
     assert!(manifest["digest"].is_string());
-    let missing = covey_run(&["import", &format!("docker://127.0.0.1:{port}/some/app:2"), &place, "--json"]);
+    let missing = covey_run(&["import", &format!("docker://{host}/some/app:2"), &place, "--json"]);
     assert_eq!((missing.code(), &missing.json()["error"]["code"]), (1, &"not-found".into()), "{missing:?}");
     drop(registry);
     let gone = covey_run(&["import", &format!("docker://{reference}"), &place, "--json"]);
     assert_eq!((gone.code(), &gone.json()["error"]["code"]), (1, &"no-answer".into()), "{gone:?}");
-    assert!(
-        gone.stderr.starts_with(&format!("covey: the registry 127.0.0.1:{port} does not answer\n")),
-        "{gone:?}"
-    );
+    assert!(gone.stderr.starts_with(&format!("covey: the registry {host} does not answer\n")), "{gone:?}");
 }
 
 /// What runc starts, in the folder that it takes as a bundle.
@@ -97,26 +64,22 @@ fn run_container(folder: &Path, root: &Path, args: &[&str]) -> String {
     run_ok(&mut runc, Duration::from_secs(60)).stdout
 }
 
+/// Whether runc can run here at all.
+pub fn runc_works() -> Option<()> {
+    (run(Command::new("runc").arg("features"), Duration::from_secs(20)).code() == 0).then_some(())
+}
+
 /// A container starts from an image of a published tree, and what it writes stays on this machine.
 #[test]
 fn runc_starts_a_container_from_a_published_image() {
     requires!(Need::Covey, Need::Root, Need::Mount, Need::Program("runc"), Need::Program("busybox"));
-    let busybox = fs::read(covey_tests::need::which("busybox").unwrap()).unwrap();
-    if run(Command::new("runc").arg("features"), Duration::from_secs(20)).code() != 0 {
+    if runc_works().is_none() {
         return covey_tests::say(format_args!("skipped: lacks a runc that works"));
     }
     let _one = one_at_a_time();
     let folder = covey_tests::scratch();
     let layout = Layout::new(&folder.path().join("app"));
-    let dirs = ["bin", "dev", "etc", "proc", "sys", "tmp"];
-    let mut below: Vec<_> = dirs.iter().map(|name| (b'5', *name, &b""[..])).collect();
-    below.extend([
-        (b'0', "bin/busybox", &busybox[..]),
-        (b'2', "bin/sh", b"busybox"),
-        (b'0', "etc/gone", b"1"),
-    ]);
-    let above = layer_of(0, 0, &[(b'0', "etc/motd", b"hello from the image\n"), (b'0', "etc/.wh.gone", b"")]);
-    layout.image("1", &here(), &[layer_of(0, 0, &below), above]);
+    layout.image("1", &here(), &busybox_layers());
     let volume = Volume::below(folder.path(), &[]);
     let mounted = volume.mount();
     let images = mounted.join("images");
@@ -161,4 +124,51 @@ fn runc_starts_a_container_from_a_published_image() {
     assert_eq!(wrong.code(), 1, "{wrong:?}");
     assert!(wrong.stderr.contains("there are: app:1"), "{wrong:?}");
     assert!(!mount_of_tree.exists() && !at.exists(), "a mount that fails leaves nothing");
+}
+
+/// podman takes the mounted image as its root, and with `:O` leaves it as it is.
+#[test]
+fn podman_starts_a_container_from_an_image() {
+    requires!(
+        Need::Covey,
+        Need::Root,
+        Need::Mount,
+        Need::Program("podman"),
+        Need::Program("runc"),
+        Need::Program("busybox")
+    );
+    if runc_works().is_none() {
+        return covey_tests::say(format_args!("skipped: lacks a runc that works"));
+    }
+    let _one = one_at_a_time();
+    let folder = covey_tests::scratch();
+    let layout = Layout::new(&folder.path().join("app"));
+    layout.image("1", &here(), &busybox_layers());
+    let volume = Volume::below(folder.path(), &[]);
+    let mounted = volume.mount();
+    import(&layout.source("1"), &mounted.join("images"), &[]);
+    let image = Image::mount("app:1", &folder.path().join("image"), &mounted.join("images"), &[]);
+    let at = folder.path().join("podman");
+    let podman = |root: &str, script: &str| {
+        let mut podman = Command::new("podman");
+        for (option, name) in [("--root", "root"), ("--runroot", "runroot"), ("--tmpdir", "tmp")] {
+            podman.arg(option).arg(at.join(name));
+        }
+        podman.args(["--runtime", "runc", "--cgroup-manager", "cgroupfs", "--storage-driver", "overlay"]);
+        podman.args(["--events-backend", "none", "run", "--rm", "--network", "none"]);
+        podman.args(["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024", "--rootfs", root]);
+        run_ok(podman.args(["/bin/sh", "-c", script]), Duration::from_secs(60)).stdout
+    };
+    let root = image.0.to_str().unwrap();
+    assert_eq!(
+        podman(&format!("{root}:O"), "echo over > /etc/over; cat /etc/motd /etc/over"),
+        "hello from the image\nover\n"
+    );
+    assert!(!image.0.join("etc/over").exists());
+    assert_eq!(podman(root, "echo kept > /etc/kept; cat /etc/motd"), "hello from the image\n");
+    assert_eq!(fs::read_to_string(image.0.join("etc/kept")).unwrap(), "kept\n");
+    // podman keeps its folder mounted on itself.
+    run(Command::new("umount").arg(at.join("root/overlay")), Duration::from_secs(20));
+    image.umount();
+    mounted.umount();
 }

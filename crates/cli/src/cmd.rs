@@ -39,6 +39,7 @@ pub mod restore;
 pub mod s3;
 pub mod serve;
 pub mod sessions;
+pub mod snapshotter;
 pub mod stats;
 pub mod status;
 pub mod top;

@@ -3,11 +3,17 @@
 //! ```text
 //!   images.rs    the import; opening a folder of images for reading
 //!   overlay.rs   one overlayfs mount of an image's layers
+//!   tree.rs      the folder of images on a mount; mounts of published trees that have one
+//!   rm.rs        the removal of an image
+//!   users.rs     which overlays of this machine use a layer
 //!   made.rs      what a mount of an image consists of, so that its unmount undoes exactly that
 //! ```
 
 pub mod made;
 pub mod overlay;
+pub mod rm;
+pub mod tree;
+pub mod users;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

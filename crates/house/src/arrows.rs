@@ -4,8 +4,9 @@
 //! base < blob < meta < fs < fuse, corpus < node
 //! base < blob < fetch < cache < node      base < blob < fetch < net < fleet < node
 //! base < blob < origin < node      base < blob < meta < tree < node      meta < fs < archive
-//! base < api < archive < node < cli      archive < oci < cli      fs < gateway < cli      watch < node
+//! base < api < archive < node < cli      fs < gateway < cli      watch < node
 //! base < stream < guests < cli      fuse < guests      base < memory < cli
+//! archive < oci < snapshotter < cli
 //! ```
 //!
 //! So `fs` sees neither cache nor origin, which never see each other: only `node` and what is above it choose
@@ -44,14 +45,36 @@ pub const ARROWS: &[(&str, &[&str])] = &[
         ],
     ),
     ("oci", &["base", "fs", "api", "archive"]),
+    ("snapshotter", &["base", "api", "oci"]),
     ("gateway", &["base", "fs", "api"]),
     ("ui", &["base", "api"]),
     (
         "cli",
         &[
-            "base", "archive", "blob", "meta", "tree", "fetch", "cache", "origin", "net", "fleet", "fs",
-            "corpus", "fuse", "api", "oci", "node", "gateway", "ui", "watch", "stream", "guests", "folder",
+            "base",
+            "archive",
+            "blob",
+            "meta",
+            "tree",
+            "fetch",
+            "cache",
+            "origin",
+            "net",
+            "fleet",
+            "fs",
+            "corpus",
+            "fuse",
+            "api",
+            "oci",
+            "node",
+            "gateway",
+            "ui",
+            "watch",
+            "stream",
+            "guests",
+            "folder",
             "memory",
+            "snapshotter",
         ],
     ),
     ("watch", &[]),

@@ -25,6 +25,7 @@ const RUNTIMES: &[&str] = &[
     "crates/oci/src/registry.rs",
     "crates/origin/src/remote/mod.rs",
     "crates/s3/src/server.rs",
+    "crates/snapshotter/src/server.rs",
     "crates/ui/src/server.rs",
 ];
 

@@ -5,7 +5,7 @@
 //!   blobs/sha256/HEX            manifests, indexes and configs, byte for byte
 //!   layers/sha256-HEX/          a layer as a folder in overlayfs form, by its diff id
 //!   .import                     is locked while an import runs
-//!   .new-HEX/                   an import that runs, or was killed
+//!   .new-HEX/                   an import or a removal that runs, or was killed
 //! ```
 //!
 //! An import fills `.new-HEX`, and gives everything its name at the end: first layers, then blobs, then the
@@ -25,7 +25,7 @@ use crate::transfer::missing;
 
 /// Bytes of a name that are written as they are.
 const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b':').remove(b'@');
-const NEW: &str = ".new-";
+pub(crate) const NEW: &str = ".new-";
 const CONFIG_MAX: u64 = 16 << 20;
 /// The version of the file of a name.
 const VERSION: u32 = 1;

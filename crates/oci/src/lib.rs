@@ -10,6 +10,7 @@
 //!   source     what a text on the command line names
 //!   layer      one layer's archive as items in overlayfs form
 //!   folder     the folder of a volume that holds images
+//!   removal    what a removal of an image removes from it
 //!   place      that folder, on a mount or in a volume that this process has opened
 //! ```
 //!
@@ -25,6 +26,7 @@ pub mod manifest;
 pub mod members;
 pub mod place;
 pub mod registry;
+pub mod removal;
 pub mod source;
 pub mod transfer;
 

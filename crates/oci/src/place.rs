@@ -122,6 +122,11 @@ impl OnMount {
         OnMount { root: root.to_owned() }
     }
 
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.root
+    }
+
     /// Takes the folder for an import. It is made if its parent exists, and must belong to this user alone:
     /// others could exchange names meanwhile.
     ///

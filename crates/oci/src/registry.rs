@@ -43,6 +43,8 @@ const WAIT_FIRST: Duration = Duration::from_millis(300);
 const WAIT_MOST: Duration = Duration::from_secs(20);
 /// Blobs are moved to other hosts, but not for ever.
 const REDIRECTS: usize = 5;
+/// How rustls begins what it says of a certificate. Asking again does not change that.
+const UNTRUSTED: &str = "invalid peer certificate";
 /// The largest answer that is no blob, in bytes.
 const ANSWER_MAX: usize = MANIFEST_MAX as usize;
 
@@ -198,10 +200,18 @@ impl Registry {
         if let Some(token) = token {
             request = request.header(AUTHORIZATION, token);
         }
-        request.send().await.map_err(|error| match error.is_redirect() {
-            true => Fault::Final(self.away(&deepest(&error))),
-            false => Fault::Again(deepest(&error), None),
+        request.send().await.map_err(|error| match deepest(&error) {
+            why if error.is_redirect() => Fault::Final(self.away(&why)),
+            why if why.starts_with(UNTRUSTED) => Fault::Final(self.untrusted(&why)),
+            why => Fault::Again(why, None),
         })
+    }
+
+    fn untrusted(&self, why: &str) -> Failure {
+        let host = &self.0.reference.host;
+        Failure::new("untrusted", format!("the certificate of the registry {host} is not trusted"))
+            .why(why.to_owned())
+            .next("add the certificate of its authority to this machine's, or name its file: SSL_CERT_FILE=FILE")
     }
 
     /// Gets a token, or the user's own credentials.

@@ -134,6 +134,11 @@ impl Tree {
 
     /// Publishes the contents of a folder. A volume is created in `scratch` and left there.
     pub fn publish_folder(source: &Path, scratch: &Path, files: Vec<File>) -> Tree {
+        Tree::publish_import(&["--overwrite".as_ref(), source.as_os_str()], scratch, files)
+    }
+
+    /// Publishes a volume into whose root `covey import` imports with these arguments, for example an image.
+    pub fn publish_import(words: &[&std::ffi::OsStr], scratch: &Path, files: Vec<File>) -> Tree {
         use_keys();
         let server = Server::start();
         let volume = scratch.join("volume");
@@ -144,7 +149,7 @@ impl Tree {
         let id = u128::from_str_radix(made["id"].as_str().unwrap(), 16).unwrap();
         let mut into = volume.clone().into_os_string();
         into.push(":/");
-        run_ok(covey().arg("import").arg("--overwrite").arg(source).arg(into), PATIENCE);
+        run_ok(covey().arg("import").args(words).arg(into), PATIENCE);
         run_ok(covey().arg("publish").arg(&volume).arg(NAME), PATIENCE);
         Tree { files, volume: id.to_be_bytes(), server }
     }

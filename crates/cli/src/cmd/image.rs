@@ -1,9 +1,9 @@
-//! `covey image`: lists, shows, mounts and unmounts the container images of a volume or a published tree.
+//! `covey image`: lists, shows, removes, mounts and unmounts the container images of a volume or a published
+//! tree.
 
 use std::fs;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 use api::caller;
 use api::error::{Context, Failure, Result};
@@ -17,13 +17,12 @@ use serde::Serialize;
 use crate::cmd::umount::busy;
 use crate::images::made::{self, Made};
 use crate::images::overlay::{self, Overlay};
-use crate::images::{images_at, with_place};
+use crate::images::{images_at, rm, tree, with_place};
 use crate::reading::{Way, split};
 use crate::table::Table;
-use crate::target::{Target, resolve};
 use crate::term::Term;
 
-/// Lists, mounts and unmounts container images that were imported into a volume
+/// Lists, mounts, unmounts and removes container images that were imported into a volume
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  covey import docker://docker.io/library/debian:12 /mnt/covey/images\n  covey image ls /mnt/covey/images\n  \
@@ -60,6 +59,17 @@ enum What {
         volume: PathBuf,
         #[command(flatten)]
         way: Way,
+    },
+    /// Remove an image's name, and the layers that no other image uses
+    ///
+    /// Example: covey image rm app:1 --volume /mnt/covey/images
+    #[command(alias = "remove")]
+    Rm {
+        /// The image's name, or the digest of its manifest for all its names
+        image: String,
+        /// The folder of images: on a mount, or VOLUME:/PATH
+        #[arg(long, value_name = "PLACE")]
+        volume: PathBuf,
     },
     /// Mount an image's layers, and a folder of this machine above them that takes what is written
     ///
@@ -108,6 +118,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
                 _ => Ok(0),
             }
         }
+        What::Rm { image, volume } => rm::run(image, volume, term),
         What::Mount(args) => mount(args, term),
         What::Umount { mountpoint } => umount(mountpoint, term),
     }
@@ -265,44 +276,18 @@ fn stack(place: &Path, found: &Found, made: &Made) -> Result<()> {
 
 /// The folder of images on a mount. Mounts a published tree if that is needed, and then says where.
 fn folder_of(args: &MountArgs) -> Result<(PathBuf, Option<PathBuf>)> {
-    let text = &args.volume;
-    let Some((tree, inner)) = split(text) else {
-        if !args.more.is_empty() {
-            return Err(Failure::usage(format!("{} is not mounted by this command", text.display()))
-                .next("leave out what follows --, or name a published tree: --volume ORIGIN@NAME"));
-        }
-        return match resolve(text)? {
-            Target::Mounted(place) => Ok((images_at(&place.path), None)),
-            Target::Closed { dir, .. } => {
-                Err(Failure::new("not-mounted", format!("{} is not mounted", dir.path().display()))
-                    .next(format!("mount it first: covey mount -d {} MOUNTPOINT", dir.path().display())))
-            }
-        };
+    let Some((name, inner)) = split(&args.volume) else {
+        return Ok((tree::on_mount(&args.volume, &args.more)?, None));
     };
     let inner = inner.trim_start_matches('/');
+    let at = made::tree_at(Path::new(name));
     let shown = fuse::mount::all().into_iter().filter(mounts::is_covey);
-    if let Some(mount) = shown.into_iter().find(|mount| api::source::tree(&mount.source) == Some(tree)) {
-        let ours = made::tree_at(Path::new(tree));
-        let tree = (mount.path == ours).then_some(ours);
+    if let Some(mount) = shown.into_iter().find(|mount| api::source::tree(&mount.source) == Some(name)) {
+        let tree = (mount.path == at).then_some(at);
         return Ok((images_at(&mount.path.join(inner)), tree));
     }
-    let at = made::tree_at(Path::new(tree));
-    made::private_folder(&at)?;
-    let program = std::env::current_exe().or_fail(|| "cannot find this program".to_owned())?;
-    let mut command = Command::new(program);
-    command.arg("mount").arg("-d").args(&args.more).arg(tree).arg(&at);
-    let done = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .output()
-        .or_fail(|| "cannot start covey mount".to_owned())?;
-    if done.status.success() {
-        return Ok((images_at(&at.join(inner)), Some(at)));
-    }
-    let _ = fs::remove_dir(&at);
-    let said = String::from_utf8_lossy(&done.stderr).trim().trim_start_matches("covey: ").to_owned();
-    Err(Failure::new("not-mounted", format!("{tree} cannot be mounted")).why(said))
+    tree::mount(name, &args.more, &at)?;
+    Ok((images_at(&at.join(inner)), Some(at)))
 }
 
 /// The folders of the layers, the highest first. A layer that an image has twice counts once, as the higher

@@ -1,0 +1,300 @@
+//! The operations without containerd: its rules, layers of a folder of images, and what a kill leaves.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
+use oci::folder;
+
+use super::*;
+use crate::layers::{InFolder, chain_id};
+use crate::proto::Commit;
+
+/// A store in a temporary folder, and a folder of images beside it.
+struct World {
+    folder: tempfile::TempDir,
+}
+
+impl World {
+    fn new() -> World {
+        let world = World { folder: tempfile::tempdir().unwrap() };
+        fs::create_dir_all(world.images().join("layers")).unwrap();
+        world
+    }
+
+    fn images(&self) -> PathBuf {
+        self.folder.path().join("images")
+    }
+
+    fn root(&self) -> PathBuf {
+        self.folder.path().join("root")
+    }
+
+    /// Starts a snapshotter, as after a kill of the one before.
+    fn start(&self) -> Snapshots {
+        let store = Store::open(&self.root()).unwrap();
+        store.point_at(&self.images()).unwrap();
+        Snapshots::new(store, Box::new(InFolder(self.images())), |_| {}).unwrap()
+    }
+
+    fn layer(&self, text: &str) -> Digest {
+        let layer = Digest::of(text.as_bytes());
+        fs::create_dir_all(self.images().join(folder::layer(&layer))).unwrap();
+        layer
+    }
+
+    /// The names in the folder with the snapshots.
+    fn folders(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.root().join("snapshots")).unwrap();
+        let mut names: Vec<_> =
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+}
+
+fn new(key: &str, parent: &str) -> NewSnapshot {
+    NewSnapshot { key: key.to_owned(), parent: parent.to_owned(), labels: BTreeMap::new() }
+}
+
+fn layer(key: &str, parent: &str, chain: &Digest) -> NewSnapshot {
+    let labels = BTreeMap::from([(REFERENCE.to_owned(), chain.to_string())]);
+    NewSnapshot { labels, ..new(key, parent) }
+}
+
+fn commit(name: &str, key: &str) -> Commit {
+    Commit {
+        name: name.to_owned(),
+        key: key.to_owned(),
+        labels: BTreeMap::from([("a".to_owned(), "b".to_owned())]),
+    }
+}
+
+fn code<T: std::fmt::Debug>(outcome: Outcome<T>) -> Code {
+    outcome.unwrap_err().code
+}
+
+/// The one snapshot that containerd finds after "it exists already".
+fn found(all: &Snapshots, chain: &Digest, parent: &str) -> String {
+    let filter = format!("labels.{REFERENCE:?}=={chain},parent=={parent:?}");
+    let infos = all.list(&[filter]).unwrap();
+    assert_eq!(infos.len(), 1, "{infos:?}");
+    assert_eq!(infos[0].kind, i32::from(proto::Kind::Committed));
+    infos[0].name.clone()
+}
+
+fn option(mount: &Mount, key: &str) -> String {
+    let value = mount.options.iter().find_map(|option| option.strip_prefix(key));
+    value.unwrap_or_else(|| panic!("no {key} in {mount:?}")).to_owned()
+}
+
+/// Layers that are there are not unpacked, and a container's overlay has them below a folder of this machine.
+#[test]
+fn a_layer_that_is_there_exists_already() {
+    let world = World::new();
+    let (one, two) = (world.layer("1"), world.layer("2"));
+    let chain = chain_id(Some(&one), &two);
+    let all = world.start();
+    assert_eq!(code(all.prepare(&layer("x/1/extract-1", "", &one))), Code::AlreadyExists);
+    let lowest = found(&all, &one, "");
+    assert_eq!(code(all.prepare(&layer("x/2/extract-2", &lowest, &chain))), Code::AlreadyExists);
+    let highest = found(&all, &chain, &lowest);
+    // Another name space of containerd asks for the same: there is one snapshot still.
+    assert_eq!(code(all.prepare(&layer("y/1/extract-1", "", &one))), Code::AlreadyExists);
+    assert_eq!(all.list(&[]).unwrap().len(), 2);
+    assert_eq!(all.usage(&highest).unwrap(), Used::default());
+    fs::set_permissions(world.images().join(folder::layer(&two)), PermissionsExt::from_mode(0o750)).unwrap();
+    let mounts = all.prepare(&new("x/3/container", &highest)).unwrap();
+    assert_eq!((mounts.len(), &*mounts[0].kind), (1, "overlay"));
+    let lower: Vec<PathBuf> = option(&mounts[0], "lowerdir=").split(':').map(PathBuf::from).collect();
+    let real: Vec<_> = lower.iter().map(|path| path.canonicalize().unwrap()).collect();
+    let expected = [two, one].map(|layer| world.images().canonicalize().unwrap().join(folder::layer(&layer)));
+    assert_eq!(real, expected);
+    let upper = PathBuf::from(option(&mounts[0], "upperdir="));
+    assert_eq!(upper.metadata().unwrap().mode() & 0o7777, 0o750, "the top folder looks like the layer's");
+    assert!(PathBuf::from(option(&mounts[0], "workdir=")).is_dir());
+    assert_eq!(all.mounts("x/3/container").unwrap(), mounts);
+    // After a restart, with the images mounted elsewhere.
+    drop(all);
+    fs::rename(world.images(), world.folder.path().join("moved")).unwrap();
+    let all = world.start_with(&world.folder.path().join("moved"));
+    assert_eq!(all.mounts("x/3/container").unwrap(), mounts);
+    assert!(lower.iter().all(|path| path.is_dir()));
+    assert_eq!(all.layers_in_use(), 2);
+}
+
+impl World {
+    fn start_with(&self, images: &Path) -> Snapshots {
+        let store = Store::open(&self.root()).unwrap();
+        store.point_at(images).unwrap();
+        Snapshots::new(store, Box::new(InFolder(images.to_owned())), |_| {}).unwrap()
+    }
+}
+
+/// A layer that is not there is unpacked by containerd, also above one that is, and below one that is.
+#[test]
+fn a_layer_that_is_missing_is_unpacked() {
+    let world = World::new();
+    let (one, missing, three) = (world.layer("1"), Digest::of(b"2"), world.layer("3"));
+    let (second, third) =
+        (chain_id(Some(&one), &missing), chain_id(Some(&chain_id(Some(&one), &missing)), &three));
+    let all = world.start();
+    assert_eq!(code(all.prepare(&layer("x/1/e", "", &one))), Code::AlreadyExists);
+    let lowest = found(&all, &one, "");
+    let mounts = all.prepare(&layer("x/2/e", &lowest, &second)).unwrap();
+    fs::write(PathBuf::from(option(&mounts[0], "upperdir=")).join("file"), vec![b'x'; 10_000]).unwrap();
+    all.commit(&commit(&format!("x/3/{second}"), "x/2/e")).unwrap();
+    let used = all.usage(&format!("x/3/{second}")).unwrap();
+    assert!(used.inodes == 2 && used.bytes >= 10_000, "{used:?}");
+    // The third layer is there, and its chain id is known only because of the name of the second.
+    assert_eq!(code(all.prepare(&layer("x/4/e", &format!("x/3/{second}"), &third))), Code::AlreadyExists);
+    let highest = found(&all, &third, &format!("x/3/{second}"));
+    let mounts = all.view(&new("x/5/v", &highest)).unwrap();
+    assert_eq!(option(&mounts[0], "lowerdir=").split(':').count(), 3);
+    assert!(!mounts[0].options.iter().any(|option| option.starts_with("upperdir")));
+}
+
+/// An image may have one layer twice, as builders do with empty layers. overlayfs refuses a folder twice.
+#[test]
+fn a_layer_that_is_there_twice_counts_once() {
+    let world = World::new();
+    let (one, two) = (world.layer("1"), world.layer("2"));
+    let all = world.start();
+    let (mut parent, mut chain) = (String::new(), None);
+    for diff_id in [two, one, two] {
+        let next = chain_id(chain.as_ref(), &diff_id);
+        assert_eq!(code(all.prepare(&layer("x", &parent, &next))), Code::AlreadyExists);
+        (parent, chain) = (found(&all, &next, &parent), Some(next));
+    }
+    let mounts = all.prepare(&new("c", &parent)).unwrap();
+    let real: Vec<PathBuf> = option(&mounts[0], "lowerdir=")
+        .split(':')
+        .map(|path| Path::new(path).canonicalize().unwrap())
+        .collect();
+    assert_eq!(real.len(), 2);
+    assert!(real[0].ends_with(folder::layer(&two)), "{real:?}");
+}
+
+/// The errors are those that containerd understands.
+#[test]
+fn the_rules_are_containerds() {
+    let world = World::new();
+    let all = world.start();
+    let mounts = all.prepare(&new("a", "")).unwrap();
+    assert_eq!(
+        (&*mounts[0].kind, &mounts[0].options[..]),
+        ("bind", &["rw".to_owned(), "rbind".to_owned()][..])
+    );
+    assert_eq!(code(all.prepare(&new("a", ""))), Code::AlreadyExists);
+    assert_eq!(code(all.prepare(&new("b", "none"))), Code::NotFound);
+    assert_eq!(code(all.prepare(&new("b", "a"))), Code::InvalidArgument);
+    assert_eq!(code(all.prepare(&new("", ""))), Code::InvalidArgument);
+    assert_eq!(code(all.commit(&commit("b", "none"))), Code::NotFound);
+    all.commit(&commit("b", "a")).unwrap();
+    assert_eq!(code(all.stat("a")), Code::NotFound);
+    let info = all.stat("b").unwrap();
+    assert_eq!((&*info.name, info.labels.len()), ("b", 1));
+    assert_eq!(code(all.mounts("b")), Code::FailedPrecondition);
+    assert_eq!(code(all.commit(&commit("c", "b"))), Code::FailedPrecondition);
+    let mounts = all.view(&new("v", "b")).unwrap();
+    assert!(option(&mounts[0], "lowerdir=").ends_with("/empty"), "{mounts:?}");
+    assert_eq!(code(all.commit(&commit("c", "v"))), Code::FailedPrecondition);
+    all.prepare(&new("w", "b")).unwrap();
+    assert_eq!(code(all.commit(&commit("b", "w"))), Code::AlreadyExists);
+    assert_eq!(code(all.remove("b")), Code::FailedPrecondition);
+    assert_eq!(code(all.list(&["name=~x".to_owned()])), Code::InvalidArgument);
+    let mut wanted = Info { name: "b".to_owned(), ..Info::default() };
+    wanted.labels.insert("x.y".to_owned(), "1".to_owned());
+    assert_eq!(code(all.update(&wanted, &["parent".to_owned()])), Code::InvalidArgument);
+    assert_eq!(all.update(&wanted, &["labels.x.y".to_owned()]).unwrap().labels.len(), 2);
+    assert_eq!(all.update(&wanted, &[]).unwrap().labels, wanted.labels);
+    assert_eq!(code(all.update(&Info::default(), &[])), Code::NotFound);
+    for key in ["v", "w", "b"] {
+        all.remove(key).unwrap();
+    }
+    assert_eq!(code(all.remove("b")), Code::NotFound);
+    assert_eq!(code(all.usage("b")), Code::NotFound);
+    assert_eq!(world.folders(), [""; 0]);
+}
+
+/// A layer that is gone is an error that says so. One behind a mount that does not answer is not taken for
+/// missing, because containerd would fetch and unpack everything.
+#[test]
+fn what_is_gone_is_no_silent_fallback() {
+    let world = World::new();
+    let one = world.layer("1");
+    let all = world.start();
+    assert_eq!(code(all.prepare(&layer("x", "", &one))), Code::AlreadyExists);
+    let lowest = found(&all, &one, "");
+    fs::remove_dir(world.images().join(folder::layer(&one))).unwrap();
+    let refused = all.prepare(&new("c", &lowest)).unwrap_err();
+    assert_eq!(refused.code, Code::FailedPrecondition);
+    assert!(
+        refused.message.contains(&one.to_string()) && refused.message.contains("pull it again"),
+        "{refused:?}"
+    );
+    assert_eq!(world.folders().len(), 1, "nothing was made");
+    fs::remove_dir_all(world.images()).unwrap();
+    assert_eq!(code(all.prepare(&layer("y", "", &Digest::of(b"2")))), Code::Unavailable);
+    all.remove(&lowest).unwrap();
+}
+
+/// Each state that a kill can leave on the disk: what was answered is there, and nothing else.
+#[test]
+fn a_kill_leaves_whole_snapshots_and_no_leftovers() {
+    let world = World::new();
+    let all = world.start();
+    all.prepare(&new("a", "")).unwrap();
+    all.commit(&commit("base", "a")).unwrap();
+    let mounts = all.prepare(&new("c", "base")).unwrap();
+    fs::write(PathBuf::from(option(&mounts[0], "upperdir=")).join("written"), "1").unwrap();
+    let before = all.list(&[]).unwrap();
+    drop(all);
+    let root = world.root();
+    // In Prepare, before the record; in the middle of a record; in Remove, after the record.
+    fs::create_dir_all(root.join("snapshots/7/fs")).unwrap();
+    fs::write(root.join("records/7.json.new"), "{").unwrap();
+    fs::write(root.join("records/2.new"), "{\"half\":").unwrap();
+    fs::write(root.join(".new"), "").unwrap();
+    // Somebody else's.
+    fs::create_dir(root.join("snapshots/not-ours")).unwrap();
+    let all = world.start();
+    assert_eq!(all.list(&[]).unwrap(), before);
+    assert_eq!(world.folders(), ["1", "2", "not-ours"]);
+    assert_eq!(all.mounts("c").unwrap(), mounts);
+    assert!(PathBuf::from(option(&mounts[0], "upperdir=")).join("written").exists());
+    // A new snapshot takes no folder of another one.
+    all.prepare(&new("d", "base")).unwrap();
+    fs::create_dir_all(root.join("snapshots/9/fs")).unwrap();
+    all.cleanup().unwrap();
+    assert_eq!(world.folders(), ["1", "2", "3", "not-ours"]);
+}
+
+/// A record that cannot be read stops the start: its snapshot would be taken for a leftover, and removed.
+#[test]
+fn a_damaged_record_removes_nothing() {
+    let world = World::new();
+    let all = world.start();
+    all.prepare(&new("a", "")).unwrap();
+    drop(all);
+    fs::write(world.root().join("records/1.json"), "{}").unwrap();
+    let store = Store::open(&world.root()).unwrap();
+    let Err(failure) = Snapshots::new(store, Box::new(InFolder(world.images())), |_| {}) else {
+        panic!("it starts")
+    };
+    assert_eq!(failure.code, "damaged");
+    assert_eq!(world.folders(), ["1"]);
+}
+
+/// Two programs do not share a folder, and a path that overlayfs would cut in two is refused.
+#[test]
+fn the_folder_is_one_programs() {
+    let world = World::new();
+    let _all = world.start();
+    assert_eq!(Store::open(&world.root()).unwrap_err().code, "in-use");
+    for name in ["a:b", "a,b", "a\\b"] {
+        let path = world.folder.path().join(name);
+        assert_eq!(Store::open(&path).unwrap_err().status, 2, "{name}");
+        assert!(!path.exists());
+    }
+}
