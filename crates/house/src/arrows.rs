@@ -42,6 +42,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
             "corpus", "fuse", "api", "watch",
         ],
     ),
+    ("csi", &["base", "api", "meta", "fuse", "node"]),
     ("oci", &["base", "fs", "api", "archive"]),
     ("gateway", &["base", "fs", "api"]),
     ("ui", &["base", "api"]),
@@ -50,6 +51,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
         &[
             "base", "archive", "blob", "meta", "tree", "fetch", "cache", "origin", "net", "fleet", "fs",
             "corpus", "fuse", "api", "oci", "node", "gateway", "ui", "watch", "stream", "guests", "folder",
+            "csi",
         ],
     ),
     ("watch", &[]),
