@@ -159,7 +159,7 @@ fn kind(own: &Texts) -> Answer<&'static str> {
     let named: Vec<&'static str> =
         ["tree", "volume", "exclusive"].into_iter().filter(|key| own.contains_key(*key)).collect();
     for (key, value) in own {
-        if is_in_address(value) {
+        if key == "endpoint" && is_in_address(value) {
             return Err(refuse::invalid(
                 format!("the parameter {key} holds a password or a key, and parameters are shown to many"),
                 "take it out, and put it into the secret",

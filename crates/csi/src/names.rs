@@ -79,6 +79,11 @@ impl Id {
         Some(Id::Exclusive { name: part(name)?, node: part(node)? })
     }
 
+    /// Whether the id is too long.
+    pub fn is_long(&self) -> bool {
+        self.to_string().len() > ID_MAX
+    }
+
     /// The id as a text, if it is not too long.
     pub fn text(&self) -> Answer<String> {
         let text = self.to_string();
@@ -101,14 +106,17 @@ pub fn is_part(text: &str) -> bool {
     !text.is_empty() && text.len() <= PART_MAX && !text.starts_with(['.', '-']) && text.bytes().all(plain)
 }
 
+/// How a component begins that is the hash of a name.
+const HASHED: &str = "v-";
+
 /// The component for the name that the orchestrator gave. A name that cannot be one is hashed.
 pub fn part_of(name: &str) -> String {
-    const HASHED: &str = "v-";
-    if is_part(name) && !name.starts_with(HASHED) {
-        name.to_owned()
-    } else {
-        format!("{HASHED}{}", hash(name))
-    }
+    if is_part(name) && !name.starts_with(HASHED) { name.to_owned() } else { hashed(name) }
+}
+
+/// The component that is the hash of a name.
+pub fn hashed(name: &str) -> String {
+    format!("{HASHED}{}", hash(name))
 }
 
 /// A name for a file, of any text: 32 hexadecimal digits.

@@ -18,31 +18,65 @@ use crate::secrets::Secrets;
 
 /// The longest time to make a volume.
 const FORMAT: Duration = Duration::from_secs(60);
+/// The longest time to copy one.
+const COPYING: Duration = Duration::from_secs(3600);
 
 impl Driver {
-    /// Makes a volume. One that was made half is made again; one that is complete stays.
-    pub(super) fn make_exclusive(&self, name: &str, mode: u32, size: Size) -> Answer<i64> {
+    /// Makes a volume, unless it is there. It gets its name when it is complete.
+    pub(super) fn make_exclusive(
+        &self,
+        name: &str,
+        mode: u32,
+        size: Size,
+        from: Option<&str>,
+    ) -> Answer<i64> {
         let folder = self.exclusive(name)?;
-        if !is_volume(&folder) {
-            take_away(&folder)?;
-            let args = ["format".as_ref(), "--".as_ref(), folder.as_os_str()];
-            program::run(&args, &Secrets::default(), FORMAT).map_err(|failed| failed.status)?;
+        if is_volume(&folder) {
+            return self.mounted(&folder, capacity::limit_of);
         }
-        let source = Source::exclusive(&folder, "");
-        let done = || {
-            let held = self.mounts.hold(&source, &Secrets::default())?;
-            let before = capacity::limit_of(held.place())?;
-            fs::set_permissions(held.place(), Permissions::from_mode(mode))
+        let new = folder.with_file_name(format!(".new-{name}"));
+        take_away(&new)?;
+        let args = ["format".as_ref(), "--".as_ref(), new.as_os_str()];
+        program::run(&args, &Secrets::default(), FORMAT).map_err(|failed| failed.status)?;
+        self.mounted(&new, |place| {
+            fs::set_permissions(place, Permissions::from_mode(mode))
                 .map_err(|error| refuse::io(format!("cannot protect the volume {name}"), &error))?;
-            if before == 0 && size.wanted() > 0 {
-                capacity::limit(held.place(), size.wanted())?;
-                return Ok(size.wanted());
-            }
-            Ok(before)
-        };
-        let done = done();
-        self.mounts.release(&source.key())?;
-        done
+            match size.wanted() {
+                0 => Ok(()),
+                wanted => capacity::limit(place, wanted),
+            }?;
+            from.map_or(Ok(()), |from| self.copy_exclusive(from, place))
+        })?;
+        fs::rename(&new, &folder)
+            .map_err(|error| refuse::io(format!("cannot name the volume {name}"), &error))?;
+        Ok(size.wanted())
+    }
+
+    /// Copies the files of a volume into a new one.
+    fn copy_exclusive(&self, from: &str, place: &Path) -> Answer<()> {
+        let source = self.exclusive(from)?;
+        if !is_volume(&source) {
+            return Err(refuse::not_found(
+                format!("there is no volume {from} on this node"),
+                "check the dataSource",
+            ));
+        }
+        self.mounted(&source, |source| {
+            let args = ["import".as_ref(), "--".as_ref(), source.as_os_str(), place.as_os_str()];
+            program::run(&args, &Secrets::default(), COPYING).map(drop).map_err(|failed| failed.status)
+        })
+    }
+
+    /// Works on the mount of a volume; mounts it meanwhile, if it is not mounted.
+    fn mounted<T>(&self, folder: &Path, work: impl FnOnce(&Path) -> Answer<T>) -> Answer<T> {
+        if let Some(mount) = node::mounts::of_volume(folder) {
+            return work(&mount.path);
+        }
+        let source = Source::exclusive(folder, "");
+        let done = self.mounts.hold(&source, &Secrets::default()).and_then(|held| work(held.place()));
+        // The first failure is the cause of the second.
+        let ended = self.mounts.release(&source.key());
+        done.and_then(|done| ended.map(|()| done))
     }
 
     /// Raises the limit of a volume, which may be mounted.
@@ -51,11 +85,7 @@ impl Driver {
         if !is_volume(&folder) {
             return Err(super::missing(name));
         }
-        let before = match VolumeDir::open(&folder).ok().and_then(|dir| node::mounts::of_volume(dir.path())) {
-            Some(mount) => mount.path,
-            None => folder,
-        };
-        capacity::grow(&before, capacity::limit_of(&before)?, size)
+        self.mounted(&folder, |place| capacity::grow(place, capacity::limit_of(place)?, size))
     }
 
     /// Removes a volume that nothing uses.

@@ -11,7 +11,7 @@ use tonic::{Code, Status};
 
 use crate::class::{Class, wanted};
 use crate::mount::Source;
-use crate::names::{self, Id, part_of};
+use crate::names::{self, Id, hashed, part_of};
 use crate::proto::controller::{
     Capabilities, Confirmed, CreateVolumeRequest, CreateVolumeResponse, DeleteVolumeRequest, ExpandRequest,
     ExpandResponse, ListVolumesRequest, ListVolumesResponse, ValidateRequest, ValidateResponse, VolumeEntry,
@@ -51,7 +51,8 @@ impl Driver {
         let size = Size::of(call.capacity_range.as_ref())?;
         let from = self.content(call.volume_content_source.as_ref(), &class)?;
         self.check_topology(&class, call.accessibility_requirements.as_ref())?;
-        let id = self.id_of(&class, &part_of(&call.name));
+        let id = Some(self.id_of(&class, &part_of(&call.name))).filter(|id| !id.is_long());
+        let id = id.unwrap_or_else(|| self.id_of(&class, &hashed(&call.name)));
         let text = id.text()?;
         let _alone = self.alone(&text)?;
         let parameters = call.parameters;
@@ -71,9 +72,10 @@ impl Driver {
                 let pairs = [("volume", address.clone()), ("path", format!("{folder}/{name}"))];
                 (capacity, context(&pairs))
             }
-            (Class::Exclusive { mode }, Id::Exclusive { name, .. }) => {
-                (self.make_exclusive(name, *mode, size)?, context(&[("exclusive", name.clone())]))
-            }
+            (Class::Exclusive { mode }, Id::Exclusive { name, .. }) => (
+                self.make_exclusive(name, *mode, size, from.as_deref())?,
+                context(&[("exclusive", name.clone())]),
+            ),
             _ => (
                 0,
                 parameters
@@ -102,7 +104,7 @@ impl Driver {
         }
     }
 
-    /// The volume that a new one begins as a copy of: its folder, from the shared volume's root.
+    /// The volume that a new one begins as a copy of: its folder.
     fn content(&self, source: Option<&VolumeContentSource>, class: &Class) -> Answer<Option<String>> {
         let Some(source) = source else { return Ok(None) };
         let Some(from) = &source.volume else {
@@ -118,9 +120,12 @@ impl Driver {
             {
                 Ok(Some(format!("{folder}/{name}")))
             }
+            (Some(Id::Exclusive { name, node }), Class::Exclusive { .. }) if node == self.options.node => {
+                Ok(Some(name))
+            }
             (Some(_), _) => Err(refuse::invalid(
-                "only a volume in a folder of the same shared volume can be cloned",
-                "use a class with the same parameter volume, or copy the files",
+                "only a volume of the same shared volume, or of the same node, can be cloned",
+                "use a class with the same parameters, or copy the files",
             )),
             (None, _) => Err(refuse::not_found(
                 format!("there is no volume {}", from.volume_id),
