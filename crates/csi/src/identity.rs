@@ -5,12 +5,12 @@ use crate::proto::identity::{
 };
 use crate::proto::{CapabilityType, Texts};
 use crate::refuse::Answer;
-use crate::{Driver, NAME, Services};
+use crate::{Driver, Services};
 
 impl Driver {
     pub(crate) fn plugin_info(&self, _: Empty) -> Answer<PluginInfo> {
         let vendor_version = env!("CARGO_PKG_VERSION").to_owned();
-        Ok(PluginInfo { name: NAME.to_owned(), vendor_version, manifest: Texts::new() })
+        Ok(PluginInfo { name: self.options.name.clone(), vendor_version, manifest: Texts::new() })
     }
 
     pub(crate) fn plugin_capabilities(&self, _: Empty) -> Answer<PluginCapabilities> {

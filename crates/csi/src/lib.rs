@@ -40,9 +40,10 @@ use std::net::IpAddr;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use api::error::{Context, Failure, Result};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 use metrics::Metrics;
 use mount::Mounts;
@@ -51,10 +52,11 @@ use refuse::Answer;
 
 pub use server::{Bound, Server};
 
-/// The driver's name, as classes and volumes name it.
+/// The driver's name, as classes and volumes name it, unless it gets another one.
 pub const NAME: &str = "csi.covey";
-/// The name of the segment that says which node an exclusive volume is on.
-pub const SEGMENT: &str = "csi.covey/node";
+
+/// How long a call waits for another one of the same volume.
+const TURN: Duration = Duration::from_secs(5);
 
 /// Which services a driver has, beside Identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,6 +72,8 @@ pub enum Services {
 /// What a driver is started with.
 #[derive(Clone, Debug)]
 pub struct Options {
+    /// The driver's name: that of a domain.
+    pub name: String,
     /// The node's name.
     pub node: String,
     /// The folder for records, secrets and mounts.
@@ -92,6 +96,7 @@ pub struct Driver {
     made: Records,
     /// The volumes and names that calls work on.
     busy: Mutex<BTreeSet<String>>,
+    freed: Condvar,
     metrics: Metrics,
 }
 
@@ -104,6 +109,10 @@ impl Driver {
         if !names::is_part(&options.node) {
             return Err(Failure::usage(format!("{:?} cannot be the name of a node", options.node))
                 .next("use up to 63 letters, digits, dots, hyphens and underscores: --node-id NAME"));
+        }
+        if !names::is_part(&options.name) || options.name.contains('_') {
+            return Err(Failure::usage(format!("{:?} cannot be the name of a driver", options.name))
+                .next("use letters, digits, dots and hyphens: --name csi.covey"));
         }
         let state = absolute(&options.state)?;
         let cache = options.cache.as_deref().map_or_else(|| Ok(state.join("cache")), absolute)?;
@@ -118,17 +127,26 @@ impl Driver {
         let staged = Arc::new(Records::new(state.join("staged")));
         let mounts = Arc::new(Mounts::new(&state, &cache, staged.clone(), options.address));
         let made = Records::new(state.join("volumes"));
-        let (busy, metrics) = (Mutex::default(), Metrics::default());
+        let (busy, freed, metrics) = (Mutex::default(), Condvar::default(), Metrics::default());
         let options = Options { state, folder, cache: Some(cache), ..options };
-        Ok(Driver { options, mounts, staged, made, busy, metrics })
+        Ok(Driver { options, mounts, staged, made, busy, freed, metrics })
     }
 
-    /// Reserves a volume for one call.
+    /// The name of the segment that says which node an exclusive volume is on.
+    fn segment(&self) -> String {
+        format!("{}/node", self.options.name)
+    }
+
+    /// Reserves a volume for one call. Waits a moment for another one.
     fn alone(&self, name: &str) -> Answer<Alone<'_>> {
-        match self.busy.lock().insert(name.to_owned()) {
-            true => Ok(Alone { driver: self, name: name.to_owned() }),
-            false => Err(refuse::aborted(format!("another call for the volume {name} is under way"))),
+        let deadline = base::Deadline::after(TURN);
+        let mut busy = self.busy.lock();
+        while !busy.insert(name.to_owned()) {
+            if self.freed.wait_for(&mut busy, deadline.left()).timed_out() {
+                return Err(refuse::aborted(format!("another call for the volume {name} is under way")));
+            }
         }
+        Ok(Alone { driver: self, name: name.to_owned() })
     }
 }
 
@@ -141,6 +159,7 @@ struct Alone<'a> {
 impl Drop for Alone<'_> {
     fn drop(&mut self) {
         self.driver.busy.lock().remove(&self.name);
+        self.driver.freed.notify_all();
     }
 }
 

@@ -14,6 +14,7 @@ use fuse::mount::Life;
 use node::log;
 use tonic::Status;
 
+use crate::Driver;
 use crate::class::{Use, wanted};
 use crate::mount::{Held, Source};
 use crate::names;
@@ -27,7 +28,6 @@ use crate::proto::{Capability, Texts, Topology, controller::Capabilities};
 use crate::records::{Staged, Target};
 use crate::refuse::{self, Answer};
 use crate::secrets::Secrets;
-use crate::{Driver, SEGMENT};
 
 impl Driver {
     pub(crate) fn node_capabilities(&self, _: Empty) -> Answer<Capabilities> {
@@ -42,7 +42,7 @@ impl Driver {
 
     /// Where exclusive volumes of this node are reached. None without such volumes.
     pub(crate) fn topology(&self) -> Option<Topology> {
-        let segments = Texts::from([(SEGMENT.to_owned(), self.options.node.clone())]);
+        let segments = Texts::from([(self.segment(), self.options.node.clone())]);
         self.options.folder.as_ref().map(|_| Topology { segments })
     }
 
@@ -140,8 +140,9 @@ impl Driver {
             places::at(mount).ok_or_else(|| Status::unavailable("the mount has gone; next: try again"))?;
         if let Some(there) = places::at(place) {
             let shown = Path::new("/").join(&staged.inner);
-            if there.is_ours && there.dev == source.dev && there.root == shown && there.read_only == read_only
-            {
+            let is_same = there.dev == source.dev && there.root == shown;
+            // A mount of what cannot change is read-only itself.
+            if there.is_ours && is_same && there.read_only == (read_only || source.read_only) {
                 return Ok(());
             }
             let is_dead = there.is_ours && places::life(place) == Some(Life::Dead);

@@ -24,6 +24,9 @@ pub struct Args {
     /// The unix socket of the driver, which its callers' helpers know: unix:///csi/csi.sock
     #[arg(long, value_name = "unix:///PATH", env = "CSI_ENDPOINT", hide_env = true)]
     endpoint: String,
+    /// The driver's name, as classes name it. Two drivers of one cluster have two names
+    #[arg(long, value_name = "NAME", default_value = csi::NAME)]
+    name: String,
     /// The node's name: in Kubernetes the name of the Node
     #[arg(long, value_name = "NAME")]
     node_id: String,
@@ -66,6 +69,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     limits::leave_no_core();
     let page = args.metrics.as_deref().map(|at| metrics::bind(at, args.metrics_public)).transpose()?;
     let driver = Driver::open(Options {
+        name: args.name.clone(),
         node: args.node_id.clone(),
         state: args.state.clone(),
         cache: args.cache.clone(),

@@ -1,17 +1,14 @@
 //! Sizes: what a call asks for, and quotas that hold a folder to it.
 
 use std::path::Path;
-use std::time::Duration;
 
 use api::answers::QuotaUse;
+use api::control::{ControlAddress, NewLimit, Request};
+use serde::de::DeserializeOwned;
+use tonic::Status;
 
-use crate::program;
 use crate::proto::CapacityRange;
 use crate::refuse::{self, Answer};
-use crate::secrets::Secrets;
-
-/// The longest time to set a quota. What is there is counted first.
-const COUNTING: Duration = Duration::from_secs(600);
 
 /// The size that a call asks for, in bytes. 0: not said.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,37 +45,36 @@ impl Size {
     }
 }
 
-/// Limits a folder on a mount, or the volume in a folder.
-pub fn limit(folder: &Path, bytes: i64) -> Answer<()> {
-    let bytes = bytes.to_string();
-    let args = [
-        "quota".as_ref(),
-        "set".as_ref(),
-        "--bytes".as_ref(),
-        bytes.as_ref(),
-        "--".as_ref(),
-        folder.as_os_str(),
-    ];
-    program::run(&args, &Secrets::default(), COUNTING).map(drop).map_err(|failed| failed.status)
+/// Asks the daemon of a mount. Paths of a request are those in the volume: one mount is at many places.
+pub fn ask<T: DeserializeOwned>(mount: &Path, request: &Request) -> Answer<T> {
+    let gone = || Status::unavailable(format!("the mount at {} has gone; next: try again", mount.display()));
+    let mounted = fuse::mount::find(mount).ok_or_else(gone)?;
+    let address = ControlAddress::of_source(Path::new(&mounted.source));
+    node::control::ask(&address, request, &mut |_| ())
+        .map_err(|failure| refuse::failed(&failure, failure.line()))
 }
 
-/// The limit of a folder on a mount: the one of its own quota. 0: none. `shown`: its path in the volume.
-pub fn limit_of(folder: &Path) -> Answer<i64> {
-    let args = ["quota".as_ref(), "ls".as_ref(), "--".as_ref(), folder.as_os_str()];
-    let list = program::run(&args, &Secrets::default(), COUNTING).map_err(|failed| failed.status)?;
-    let quotas: Vec<QuotaUse> = serde_json::from_value(list).unwrap_or_default();
-    let text = folder.to_string_lossy();
-    let own = quotas.iter().find(|quota| {
-        quota.path.as_deref().is_some_and(|path| path.trim_end_matches('/') == text.trim_end_matches('/'))
-    });
+/// Limits a folder of the volume at a mount.
+pub fn limit(mount: &Path, inner: &Path, bytes: i64) -> Answer<()> {
+    let bytes = NewLimit::Is(bytes.unsigned_abs());
+    let request = Request::SetQuota { path: inner.into(), bytes, files: NewLimit::Keep };
+    ask::<QuotaUse>(mount, &request).map(drop)
+}
+
+/// The limit of a folder: the one of its own quota. 0: none.
+pub fn limit_of(mount: &Path, inner: &Path) -> Answer<i64> {
+    let quotas: Vec<QuotaUse> = ask(mount, &Request::Quotas { path: inner.into() })?;
+    let shown = Path::new("/").join(inner);
+    let own = quotas.iter().find(|quota| quota.path.as_deref().is_some_and(|path| Path::new(path) == shown));
     let limit = own.filter(|quota| quota.state == "set").and_then(|quota| quota.bytes_limit);
     Ok(limit.map_or(0, |bytes| i64::try_from(bytes).unwrap_or(i64::MAX)))
 }
 
 /// Raises a limit, and returns what it is then. A smaller size changes nothing.
-pub fn grow(folder: &Path, before: i64, size: Size) -> Answer<i64> {
+pub fn grow(mount: &Path, inner: &Path, size: Size) -> Answer<i64> {
+    let before = limit_of(mount, inner)?;
     if before != 0 && size.least > before {
-        limit(folder, size.least)?;
+        limit(mount, inner, size.least)?;
         return Ok(size.least);
     }
     if !size.is_met_by(before) {

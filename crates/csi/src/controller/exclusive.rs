@@ -32,7 +32,7 @@ impl Driver {
     ) -> Answer<i64> {
         let folder = self.exclusive(name)?;
         if is_volume(&folder) {
-            return self.mounted(&folder, capacity::limit_of);
+            return self.mounted(&folder, |place| capacity::limit_of(place, Path::new("")));
         }
         let new = folder.with_file_name(format!(".new-{name}"));
         take_away(&new)?;
@@ -43,7 +43,7 @@ impl Driver {
                 .map_err(|error| refuse::io(format!("cannot protect the volume {name}"), &error))?;
             match size.wanted() {
                 0 => Ok(()),
-                wanted => capacity::limit(place, wanted),
+                wanted => capacity::limit(place, Path::new(""), wanted),
             }?;
             from.map_or(Ok(()), |from| self.copy_exclusive(from, place))
         })?;
@@ -85,7 +85,7 @@ impl Driver {
         if !is_volume(&folder) {
             return Err(super::missing(name));
         }
-        self.mounted(&folder, |place| capacity::grow(place, capacity::limit_of(place)?, size))
+        self.mounted(&folder, |place| capacity::grow(place, Path::new(""), size))
     }
 
     /// Removes a volume that nothing uses.

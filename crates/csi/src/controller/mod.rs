@@ -7,8 +7,11 @@ mod capacity;
 mod exclusive;
 mod shared;
 
+use std::path::Path;
+
 use tonic::{Code, Status};
 
+use crate::Driver;
 use crate::class::{Class, wanted};
 use crate::mount::Source;
 use crate::names::{self, Id, hashed, part_of};
@@ -22,7 +25,6 @@ use crate::proto::{Capability, Texts, TopologyRequirement, Volume, VolumeCapabil
 use crate::records::{Made, Staged};
 use crate::refuse::{self, Answer};
 use crate::secrets::Secrets;
-use crate::{Driver, SEGMENT};
 use capacity::Size;
 
 /// The longest name of a volume, in bytes.
@@ -138,7 +140,8 @@ impl Driver {
         let Class::Exclusive { .. } = class else { return Ok(()) };
         self.exclusive("any")?;
         let Some(wish) = wish.filter(|wish| !wish.requisite.is_empty()) else { return Ok(()) };
-        let here = |segments: &Texts| segments.get(SEGMENT).is_none_or(|node| *node == self.options.node);
+        let here =
+            |segments: &Texts| segments.get(&self.segment()).is_none_or(|node| *node == self.options.node);
         if wish.requisite.iter().any(|topology| here(&topology.segments)) {
             return Ok(());
         }
@@ -263,9 +266,8 @@ impl Driver {
         let capacity = match Id::parse(&call.volume_id) {
             Some(Id::Shared { folder, name, address }) => {
                 let held = self.mounts.hold(&Source::shared(&address, ""), &secrets)?.for_controller();
-                let before = shared::capacity(held.place(), &folder, &name)?;
-                let before = before.ok_or_else(|| missing(&call.volume_id))?;
-                capacity::grow(&held.place().join(folder).join(name), before, size)?
+                shared::capacity(held.place(), &folder, &name)?.ok_or_else(|| missing(&call.volume_id))?;
+                capacity::grow(held.place(), &Path::new(&folder).join(&name), size)?
             }
             Some(Id::Exclusive { name, node }) => self.grow_exclusive(&name, &node, size)?,
             Some(Id::Tree { .. }) => {

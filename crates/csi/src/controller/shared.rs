@@ -14,19 +14,16 @@ use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
+use api::control::Request;
 use node::log;
+use serde::de::IgnoredAny;
 
 use super::capacity::{self, Size};
 use crate::names;
 use crate::places::has_inner;
-use crate::program;
 use crate::refuse::{self, Answer};
-use crate::secrets::Secrets;
 
-/// The longest time to clone a volume.
-const CLONING: Duration = Duration::from_secs(600);
 /// How the names of volumes begin that are being made, and that are being removed.
 const NEW: &str = ".new-";
 const REMOVED: &str = ".removed-";
@@ -69,7 +66,8 @@ pub fn make(mount: &Path, new: &New<'_>) -> Answer<i64> {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(io_failed("make", &top)(error)),
         _ => {}
     }
-    let (making, made) = (top.join(format!("{NEW}{}", new.name)), top.join(new.name));
+    let inner = Path::new(new.folder).join(format!("{NEW}{}", new.name));
+    let (making, made) = (mount.join(&inner), top.join(new.name));
     take_away(&making)?;
     match new.from {
         None => fs::create_dir(&making).map_err(io_failed("make", &making))?,
@@ -78,15 +76,14 @@ pub fn make(mount: &Path, new: &New<'_>) -> Answer<i64> {
                 let what = format!("the volume that is to be cloned, {from}, is not there");
                 return Err(refuse::not_found(what, "check the dataSource"));
             }
-            let from = mount.join(from);
-            let args = ["clone".as_ref(), "--".as_ref(), from.as_os_str(), making.as_os_str()];
-            program::run(&args, &Secrets::default(), CLONING).map_err(|failed| failed.status)?;
+            let request = Request::Clone { from: Path::new(from).into(), to: (&*inner).into() };
+            capacity::ask::<IgnoredAny>(mount, &request)?;
         }
     }
     fs::set_permissions(&making, Permissions::from_mode(new.mode)).map_err(io_failed("protect", &making))?;
     let wanted = new.size.wanted();
     if wanted > 0 {
-        capacity::limit(&making, wanted)?;
+        capacity::limit(mount, &inner, wanted)?;
     }
     fs::rename(&making, &made).map_err(io_failed("name", &made))?;
     sync(&top)?;
@@ -96,8 +93,9 @@ pub fn make(mount: &Path, new: &New<'_>) -> Answer<i64> {
 /// The limit of a volume in bytes, 0 without one. None if the volume is not there.
 pub fn capacity(mount: &Path, folder: &str, name: &str) -> Answer<Option<i64>> {
     let Some(top) = top(mount, folder)? else { return Ok(None) };
-    let there = has_inner(mount, &Path::new(folder).join(name)).map_err(io_failed("open", &top))?;
-    there.then(|| capacity::limit_of(&top.join(name))).transpose()
+    let inner = Path::new(folder).join(name);
+    let there = has_inner(mount, &inner).map_err(io_failed("open", &top))?;
+    there.then(|| capacity::limit_of(mount, &inner)).transpose()
 }
 
 /// Removes a volume, if it is there, and what earlier calls have left.
