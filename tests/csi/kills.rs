@@ -67,8 +67,8 @@ fn a_published_volume_goes_on_without_the_driver() {
     driver.delete(&volume.volume_id).unwrap();
 }
 
-/// Daemons that ended with the driver, as in a container that is restarted, are started again by the next one,
-/// and the volumes are at their places again.
+/// Daemons that ended with the driver, as in a container that is restarted, are started again by the next
+/// one, and the volumes are at their places again.
 #[test]
 fn what_ended_with_the_driver_is_mounted_again() {
     requires!(Need::Root, Need::Covey);

@@ -323,5 +323,4 @@ pub fn wanted(capability: Option<&VolumeCapability>, what: &str) -> Answer<Wante
 }
 
 #[cfg(test)]
-#[path = "class_tests.rs"]
 mod tests;

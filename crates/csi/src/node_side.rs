@@ -296,7 +296,8 @@ impl Driver {
         }
     }
 
-    /// Makes again what records say and is not there: the mounts of daemons that ended with an earlier driver.
+    /// Makes again what records say and is not there: the mounts of daemons that ended with an earlier
+    /// driver.
     pub(crate) fn recover(&self) {
         let all = self.staged.all::<Staged>().unwrap_or_else(|status| {
             log::error(&format!("the records cannot be read: {}", status.message()));

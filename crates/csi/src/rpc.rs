@@ -1,8 +1,8 @@
 //! The table of calls: the path of each method, and the function that serves it.
 //!
-//! This is what a generator would write from the specification's file. By hand it is one line for each method,
-//! and it needs no compiler of that language. A call runs on a helper thread, because it waits for disks,
-//! databases and other processes.
+//! This is what a generator would write from the specification's file. By hand it is one line for each
+//! method, and it needs no compiler of that language. A call runs on a helper thread, because it waits for
+//! disks, databases and other processes.
 
 use std::convert::Infallible;
 use std::future::Future;

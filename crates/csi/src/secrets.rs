@@ -110,8 +110,8 @@ impl Secrets {
     }
 }
 
-/// The secrets of the mounts, in files that only this user reads. A mount whose daemon died is made again with
-/// them.
+/// The secrets of the mounts, in files that only this user reads. A mount whose daemon died is made again
+/// with them.
 #[derive(Debug)]
 pub struct Safe(PathBuf);
 

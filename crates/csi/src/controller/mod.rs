@@ -1,7 +1,8 @@
 //! The service Controller: volumes are made, listed, grown and removed.
 //!
-//! A volume is found by its id alone ([`crate::names`]). The records in the state folder are for lists, and to
-//! see that one name is asked for with other parameters. Without them, volumes are still found and deleted.
+//! A volume is found by its id alone ([`crate::names`]). The records in the state folder are for lists, and
+//! to see that one name is asked for with other parameters. Without them, volumes are still found and
+//! deleted.
 
 mod capacity;
 mod exclusive;

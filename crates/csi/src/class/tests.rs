@@ -1,3 +1,5 @@
+//! Classes and contexts that are read, and those that are refused with what to do next.
+
 use super::*;
 use crate::proto::{AccessMode, BlockVolume, MountVolume};
 
