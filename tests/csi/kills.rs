@@ -38,7 +38,11 @@ fn a_driver_that_is_killed_while_it_stages_goes_on() {
         std::thread::sleep(Duration::from_millis(pause_ms));
         driver.kill();
         drop(stage.join().unwrap());
+        // What a driver that is killed at the worst moment leaves.
+        let half = driver.path("state/secrets/00ff.new-1");
+        fs::write(&half, b"half").unwrap();
         driver.start();
+        assert!(!half.exists());
         live(&driver, &volume);
     }
     driver.delete(&volume.volume_id).unwrap();

@@ -118,6 +118,11 @@ fn an_endpoint_in_use_is_not_taken() {
     };
     let taken = start(&driver.path("sock"));
     assert!(taken.code() == 1 && taken.stderr.contains("a process listens on"), "{taken:?}");
+    let mut same = covey();
+    same.args(["csi", "--node-id", "n2", "--state"]).arg(driver.path("state"));
+    same.arg("--endpoint").arg(driver.path("another"));
+    let same = covey_tests::run(&mut same, std::time::Duration::from_secs(20));
+    assert!(same.code() == 1 && same.stderr.contains("another driver uses"), "{same:?}");
     fs::write(driver.path("file"), b"mine").unwrap();
     let file = start(&driver.path("file"));
     assert!(file.code() == 2 && file.stderr.contains("is no socket"), "{file:?}");

@@ -35,7 +35,7 @@ mod secrets;
 mod server;
 
 use std::collections::BTreeSet;
-use std::fs::DirBuilder;
+use std::fs::{DirBuilder, File};
 use std::net::IpAddr;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -44,6 +44,7 @@ use std::time::Duration;
 
 use api::error::{Context, Failure, Result};
 use parking_lot::{Condvar, Mutex};
+use rustix::fs::{FlockOperation, flock};
 
 use metrics::Metrics;
 use mount::Mounts;
@@ -98,6 +99,8 @@ pub struct Driver {
     busy: Mutex<BTreeSet<String>>,
     freed: Condvar,
     metrics: Metrics,
+    /// Held as long as the driver lives.
+    _lock: File,
 }
 
 impl Driver {
@@ -120,6 +123,10 @@ impl Driver {
         for part in ["staged", "volumes", "mounts", "secrets"] {
             private(&state.join(part))?;
         }
+        let lock = lock(&state)?;
+        for part in ["staged", "volumes", "secrets"] {
+            records::tidy(&state.join(part)).at("tidy up", &state)?;
+        }
         for path in folder.iter().chain([&cache]) {
             DirBuilder::new().recursive(true).mode(0o700).create(path).at("make", path)?;
         }
@@ -129,7 +136,7 @@ impl Driver {
         let made = Records::new(state.join("volumes"));
         let (busy, freed, metrics) = (Mutex::default(), Condvar::default(), Metrics::default());
         let options = Options { state, folder, cache: Some(cache), ..options };
-        Ok(Driver { options, mounts, staged, made, busy, freed, metrics })
+        Ok(Driver { options, mounts, staged, made, busy, freed, metrics, _lock: lock })
     }
 
     /// The name of the segment that says which node an exclusive volume is on.
@@ -165,6 +172,17 @@ impl Drop for Alone<'_> {
 
 fn absolute(path: &Path) -> Result<PathBuf> {
     std::path::absolute(path).at("resolve", path)
+}
+
+/// The state folder is one driver's at a time. The kernel frees the lock of a driver that was killed.
+fn lock(state: &Path) -> Result<File> {
+    let path = state.join("lock");
+    let file = File::options().create(true).truncate(false).write(true).open(&path).at("open", &path)?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(_) => Err(Failure::new("in-use", format!("another driver uses {}", state.display()))
+            .next("end that driver, or name another --state")),
+    }
 }
 
 /// Makes a folder that only this user may enter.

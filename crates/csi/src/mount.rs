@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use base::Deadline;
+use base::{Deadline, Must};
 use fuse::mount::Life;
 use node::log;
 use parking_lot::{Mutex, MutexGuard};
@@ -31,7 +31,7 @@ use crate::class::TreeOf;
 use crate::names;
 use crate::places;
 use crate::program;
-use crate::records::{Records, Staged};
+use crate::records::{Records, Staged, TEXT};
 use crate::refuse::{self, Answer};
 use crate::secrets::{Safe, Secrets};
 
@@ -80,7 +80,7 @@ impl Source {
 
     /// The name of its mount.
     pub fn key(&self) -> String {
-        names::hash(&serde_json::to_string(self).unwrap_or_default())
+        names::hash(&serde_json::to_string(self).must(TEXT))
     }
 }
 

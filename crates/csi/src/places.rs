@@ -43,7 +43,8 @@ pub fn at(path: &Path) -> Option<There> {
 
 fn topmost(table: &[u8], path: &Path) -> Option<There> {
     let lines = table.split(|&byte| byte == b'\n');
-    lines.filter_map(|line| parse(line).filter(|(place, _)| place == path)).last().map(|(_, there)| there)
+    let mut places = lines.rev().filter_map(parse);
+    places.find(|(place, _)| place == path).map(|(_, there)| there)
 }
 
 /// One line: `36 35 98:0 /root /where rw,... optional... - type source rw,...`

@@ -13,6 +13,7 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use base::Must;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -21,6 +22,12 @@ use crate::names;
 use crate::proto::Texts;
 use crate::refuse::{self, Answer};
 use crate::secrets::write;
+
+/// Why records become JSON.
+pub const TEXT: &str = "all of it is text, as it came over gRPC";
+
+/// How the ending of a file begins that is being written.
+pub const HALF: &str = "new-";
 
 /// A volume that is staged on this node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -86,7 +93,7 @@ impl Records {
 
     /// Writes a record.
     pub fn put<T: Serialize>(&self, name: &str, record: &T) -> Answer<()> {
-        write(&self.file(name), &serde_json::to_vec_pretty(record).unwrap_or_default())
+        write(&self.file(name), &serde_json::to_vec_pretty(record).must(TEXT))
     }
 
     /// Removes a record, if it is there.
@@ -117,6 +124,17 @@ impl Records {
         all.sort_by(|(a, _), (b, _)| a.cmp(b));
         Ok(all)
     }
+}
+
+/// Removes the halves of files that a killed driver was writing.
+pub fn tidy(folder: &Path) -> std::io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|ending| ending.to_string_lossy().starts_with(HALF)) {
+            fs::remove_file(&path)?;
+        }
+    }
+    Ok(())
 }
 
 /// What a file of JSON says. None if there is no such file.

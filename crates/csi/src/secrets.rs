@@ -10,12 +10,13 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use base::Must;
 use base::secret::Secret;
 use node::secrets::Cleaner;
 
 use crate::names;
 use crate::proto::Texts;
-use crate::records::read_json;
+use crate::records::{HALF, TEXT, read_json};
 use crate::refuse::{self, Answer};
 
 /// The secret that becomes a file: what the nodes of a fleet know.
@@ -133,7 +134,7 @@ impl Safe {
     /// Keeps the secrets of a mount.
     pub fn keep(&self, key: &str, secrets: &Secrets) -> Answer<()> {
         debug_assert!(names::is_part(key));
-        let text = serde_json::to_vec(&secrets.0).unwrap_or_default();
+        let text = serde_json::to_vec(&secrets.0).must(TEXT);
         write(&self.kept(key), &text)?;
         if let Some(secret) = secrets.0.get(FLEET) {
             write(&self.fleet_file(key), format!("{}\n", secret.trim()).as_bytes())?;
@@ -158,7 +159,7 @@ impl Safe {
 
 /// Writes a file of mode 0600, whole or not at all.
 pub fn write(path: &Path, bytes: &[u8]) -> Answer<()> {
-    let new = path.with_extension(format!("new-{}", names::hash(&format!("{:?}", base::random::id16()))));
+    let new = path.with_extension(format!("{HALF}{}", names::hash(&format!("{:?}", base::random::id16()))));
     let write = || {
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
         file.write_all(bytes)?;

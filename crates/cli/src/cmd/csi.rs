@@ -3,7 +3,8 @@
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use api::error::Result;
+use api::caller;
+use api::error::{Failure, Result};
 use csi::{Bound, Driver, Options, Services};
 use node::{limits, log, metrics, notify, signals};
 use serde::Serialize;
@@ -64,6 +65,10 @@ struct Serving {
 
 /// Runs the command.
 pub fn run(args: &Args, term: Term) -> Result<u8> {
+    if caller::euid() != 0 {
+        return Err(Failure::new("not-permitted", "only root can mount volumes for pods")
+            .next("run it as root; in Kubernetes with securityContext.privileged: true"));
+    }
     signals::block();
     limits::check(limits::For::Daemon)?;
     limits::leave_no_core();
