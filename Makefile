@@ -185,6 +185,24 @@ test-pjdfstest: build ## pjdfstest; PJDFSTEST=path of its program
 	@[ -x "$(PJDFSTEST)" ] || { echo "make test-pjdfstest: PJDFSTEST= must name the program (pjdfstest's rust/ folder, built)" >&2; exit 2; }
 	PJDFSTEST="$(abspath $(PJDFSTEST))" $(call at_length,suites,pjdfstest)
 
+# The suite of the specification, helm, and a decoder of manifests. They are Go programs under other licences,
+# so they are built outside the repository and never shipped.
+csi_tools := $(cache)/csi-tools
+.PHONY: csi-tools
+csi-tools: ## Build what test-csi uses, csi-sanity, helm and a strict decoder of manifests; needs go and a module proxy
+	@mkdir -p "$(csi_tools)"
+	GOBIN="$(csi_tools)" go install github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity@v5.6.0
+	GOBIN="$(csi_tools)" go install helm.sh/helm/v3/cmd/helm@v3.22.0
+	@rm -rf "$(csi_tools)/strict" && cp -r tests/csi/strict "$(csi_tools)/strict"
+	cd "$(csi_tools)/strict" && GOFLAGS=-mod=mod go mod tidy && go build -o ../kube-strict .
+
+csi_tool = $(1)="$(or $($(1)),$(wildcard $(csi_tools)/$(2)))"
+.PHONY: test-csi
+test-csi: build ## The CSI driver, with csi-sanity, helm and the types of Kubernetes: make csi-tools, or CSI_SANITY= HELM= KUBE_STRICT=; needs root
+	@scripts/bootstrap test
+	$(call csi_tool,CSI_SANITY,csi-sanity) $(call csi_tool,HELM,helm) $(call csi_tool,KUBE_STRICT,kube-strict) \
+		scripts/keep-switch env $(call at_length,csi)
+
 .PHONY: test-xfstests
 test-xfstests: build ## xfstests; XFSTESTS=path of its built tree, XFSTESTS_ARGS="-g quick"
 	@[ -x "$(XFSTESTS)/check" ] || { echo "make test-xfstests: XFSTESTS= must name the folder of a built xfstests" >&2; exit 2; }

@@ -8,6 +8,7 @@ pub mod cat;
 pub mod clone;
 pub mod config;
 pub mod cp;
+pub mod csi;
 pub mod depot;
 pub mod df;
 pub mod doctor;

@@ -62,14 +62,21 @@ impl Page {
     /// # Errors
     /// The thread cannot be started.
     pub fn serve(self, mount: Arc<Slot>, session: Arc<Session>) -> Result<()> {
+        let hold = session.watch().measure();
+        self.serve_page(move || {
+            let _hold = &hold;
+            page::render(&mount.get(), &session)
+        })
+    }
+
+    /// The same with another page.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub fn serve_page(self, page: impl Fn() -> String + Send + 'static) -> Result<()> {
         let cannot = |error| Failure::io("cannot serve metrics", &error);
         let address = self.0.local_addr().map_err(cannot)?;
-        let hold = session.watch().measure();
-        let spawned = base::thread::spawn("covey-metrics", move || {
-            let _hold = hold;
-            http::serve(&self.0, &|| page::render(&mount.get(), &session));
-        });
-        spawned.map_err(cannot)?;
+        base::thread::spawn("covey-metrics", move || http::serve(&self.0, &page)).map_err(cannot)?;
         log::line(&format!("metrics at http://{address}/metrics"));
         Ok(())
     }

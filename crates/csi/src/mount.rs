@@ -1,0 +1,324 @@
+//! The mounts of sources: one `covey mount` in the background for each source that is in use on this node.
+//!
+//! ```text
+//!   STATE/mounts/KEY   ◄── covey mount -d SOURCE      KEY: a hash of the source with its options
+//!        │ bind mounts of folders of it
+//!        ├──► staging places ──► targets               places.rs
+//! ```
+//!
+//! A mount belongs to no driver process: it stays when the driver ends, and the next driver finds it in the
+//! kernel's mount table. It ends when no record of a staged volume names its source, and the controller has
+//! not used it for [`IDLE`]. A daemon that died is replaced the next time that its source is used.
+//!
+//! Each source has a lock. It guards the mount, from looking at it until it is as it should be.
+
+use std::collections::BTreeMap;
+use std::fs::{self, DirBuilder};
+use std::net::IpAddr;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use base::{Deadline, Must};
+use fuse::mount::Life;
+use node::log;
+use parking_lot::{Mutex, MutexGuard};
+use serde::{Deserialize, Serialize};
+use tonic::Status;
+
+use crate::class::TreeOf;
+use crate::names;
+use crate::places;
+use crate::program;
+use crate::records::{Records, Staged, TEXT};
+use crate::refuse::{self, Answer};
+use crate::secrets::{Safe, Secrets};
+
+/// How long a mount that only the controller used stays without use.
+pub const IDLE: Duration = Duration::from_secs(60);
+/// The longest time for one `covey mount` or `covey umount`.
+const COMMAND: Duration = Duration::from_secs(90);
+/// How long to wait for an earlier daemon of the source to end.
+const EARLIER: Duration = Duration::from_secs(20);
+/// How long a call waits while another one mounts the same source.
+const TURN: Duration = Duration::from_secs(30);
+
+/// What is mounted: the source of `covey mount`, and its arguments.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Source {
+    /// The source: an address, a published tree, or the folder of a volume.
+    pub what: String,
+    /// Further arguments.
+    pub args: Vec<String>,
+    /// Options, as they follow `-o`.
+    pub options: String,
+    /// Whether the node needs a folder of its own for it.
+    pub keeps: bool,
+    /// Whether other nodes reach this one, and need the fleet's secret.
+    pub in_fleet: bool,
+}
+
+impl Source {
+    /// A shared volume.
+    pub fn shared(address: &str, options: &str) -> Source {
+        let (what, options) = (address.to_owned(), options.to_owned());
+        Source { what, args: Vec::new(), options, keeps: true, in_fleet: false }
+    }
+
+    /// A published tree.
+    pub fn tree(tree: TreeOf, options: &str) -> Source {
+        let TreeOf { tree: what, args, in_fleet } = tree;
+        Source { what, args, options: options.to_owned(), keeps: true, in_fleet }
+    }
+
+    /// A volume in a folder.
+    pub fn exclusive(folder: &Path, options: &str) -> Source {
+        let (what, options) = (folder.to_string_lossy().into_owned(), options.to_owned());
+        Source { what, args: Vec::new(), options, keeps: false, in_fleet: false }
+    }
+
+    /// The name of its mount.
+    pub fn key(&self) -> String {
+        names::hash(&serde_json::to_string(self).must(TEXT))
+    }
+}
+
+/// How the driver's own calls use a source.
+#[derive(Debug, Default)]
+struct Using {
+    /// Calls under way.
+    calls: usize,
+    /// When the controller used it last.
+    used: Option<Instant>,
+}
+
+/// The mounts of this node.
+pub struct Mounts {
+    folder: PathBuf,
+    caches: PathBuf,
+    safe: Safe,
+    staged: Arc<Records>,
+    address: Option<IpAddr>,
+    started: Instant,
+    using: Mutex<BTreeMap<String, Arc<Mutex<Using>>>>,
+}
+
+impl Mounts {
+    /// The mounts below the state folder.
+    pub fn new(state: &Path, caches: &Path, staged: Arc<Records>, address: Option<IpAddr>) -> Mounts {
+        Mounts {
+            folder: state.join("mounts"),
+            caches: caches.to_owned(),
+            safe: Safe::new(state.join("secrets")),
+            staged,
+            address,
+            started: base::time::monotonic(),
+            using: Mutex::default(),
+        }
+    }
+
+    /// Where a source is mounted.
+    pub fn place(&self, key: &str) -> PathBuf {
+        self.folder.join(key)
+    }
+
+    fn using(&self, key: &str) -> Arc<Mutex<Using>> {
+        self.using.lock().entry(key.to_owned()).or_default().clone()
+    }
+
+    /// Mounts a source, if it is not mounted, and keeps it mounted until the answer is dropped. Without
+    /// secrets, those are used that it was mounted with before.
+    pub fn hold(self: &Arc<Self>, source: &Source, secrets: &Secrets) -> Answer<Held> {
+        let key = source.key();
+        let using = self.using(&key);
+        {
+            let mut using = turn(&using)?;
+            self.ensure(source, &key, secrets)?;
+            using.calls += 1;
+        }
+        Ok(Held { place: self.place(&key), using, by_controller: false })
+    }
+
+    fn ensure(&self, source: &Source, key: &str, secrets: &Secrets) -> Answer<()> {
+        let place = self.place(key);
+        if is_mounted(&place)? {
+            return Ok(());
+        }
+        let kept;
+        let secrets = if secrets.is_empty() {
+            kept = self.safe.find(key)?;
+            &kept
+        } else {
+            self.safe.keep(key, secrets)?;
+            secrets
+        };
+        if source.in_fleet && !secrets.has_fleet() {
+            return Err(refuse::invalid(
+                "the volume joins a fleet, and there is no secret for it",
+                "add fleet-secret to the secret of the class",
+            ));
+        }
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&place)
+            .map_err(|error| refuse::io(format!("cannot make {}", place.display()), &error))?;
+        let args = self.arguments(source, key, &place);
+        let deadline = Deadline::after(EARLIER);
+        loop {
+            let failed = match program::run(&args, secrets, COMMAND) {
+                Ok(_) => return Ok(()),
+                Err(failed) => failed,
+            };
+            // Another process, of a driver that was killed meanwhile, may have been faster.
+            if is_mounted(&place)? {
+                return Ok(());
+            }
+            let passes = matches!(failed.code.as_str(), "in-use" | "busy" | "mountpoint-in-use");
+            if !passes || deadline.is_over() {
+                if self.is_unused(key)? {
+                    self.safe.forget(key);
+                }
+                return Err(failed.status);
+            }
+            deadline.sleep(Duration::from_millis(300));
+        }
+    }
+
+    fn arguments(&self, source: &Source, key: &str, place: &Path) -> Vec<String> {
+        let text = |path: &Path| path.to_string_lossy().into_owned();
+        let mut args = vec!["mount".to_owned(), "-d".to_owned()];
+        if source.keeps {
+            args.extend(["--cache".to_owned(), text(&self.caches.join(key))]);
+        }
+        if !source.options.is_empty() {
+            args.extend(["-o".to_owned(), source.options.clone()]);
+        }
+        if source.in_fleet {
+            args.extend(["--secret-file".to_owned(), text(&self.safe.fleet_file(key))]);
+            args.extend(self.address.iter().flat_map(|address| {
+                ["--listen".to_owned(), std::net::SocketAddr::new(*address, 0).to_string()]
+            }));
+        }
+        args.extend(source.args.iter().cloned());
+        args.extend(["--".to_owned(), source.what.clone(), text(place)]);
+        args
+    }
+
+    /// Whether no record of a staged volume names the source.
+    fn is_unused(&self, key: &str) -> Answer<bool> {
+        Ok(!self.staged.all::<Staged>()?.iter().any(|(_, staged)| staged.source.key() == key))
+    }
+
+    /// Ends the mount of a source, unless it is used.
+    pub fn release(&self, key: &str) -> Answer<()> {
+        let using = self.using(key);
+        let using = turn(&using)?;
+        let is_idle = using.used.is_none_or(|used| base::time::monotonic() - used >= IDLE);
+        match is_idle && using.calls == 0 && self.is_unused(key)? {
+            true => self.end(key),
+            false => Ok(()),
+        }
+    }
+
+    /// Ends the mounts that nothing has used for some time. At the end of a driver, `at_once`.
+    pub fn sweep(&self, at_once: bool) {
+        for key in self.keys() {
+            let using = self.using(&key);
+            let Some(using) = using.try_lock() else { continue };
+            let idle = base::time::monotonic() - using.used.unwrap_or(self.started);
+            let ended = match (at_once || idle >= IDLE) && using.calls == 0 {
+                true => self.is_unused(&key).and_then(|unused| if unused { self.end(&key) } else { Ok(()) }),
+                false => Ok(()),
+            };
+            if let Err(status) = ended {
+                log::warn(&format!("a mount that is not used any more stays: {}", status.message()));
+            }
+        }
+    }
+
+    fn end(&self, key: &str) -> Answer<()> {
+        let place = self.place(key);
+        if places::at(&place).is_some() {
+            let args = ["umount".as_ref(), place.as_os_str()];
+            program::run(&args, &Secrets::default(), COMMAND).map_err(|failed| failed.status)?;
+        }
+        places::remove(&place)?;
+        self.safe.forget(key);
+        Ok(())
+    }
+
+    /// The keys of all mounts that are there.
+    fn keys(&self) -> Vec<String> {
+        let entries = fs::read_dir(&self.folder).into_iter().flatten().flatten();
+        entries
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .filter(|key| names::is_part(key))
+            .collect()
+    }
+
+    /// How many sources are mounted.
+    pub fn count(&self) -> usize {
+        self.keys().iter().filter(|key| places::at(&self.place(key)).is_some()).count()
+    }
+}
+
+/// Waits for the lock of a source.
+fn turn(using: &Mutex<Using>) -> Answer<MutexGuard<'_, Using>> {
+    using.try_lock_for(TURN).ok_or_else(|| refuse::aborted("another call mounts or unmounts the same source"))
+}
+
+/// Whether a living mount is there. A dead one is taken away.
+fn is_mounted(place: &Path) -> Answer<bool> {
+    let Some(there) = places::at(place) else { return Ok(false) };
+    if !there.is_ours {
+        let what = format!("what is mounted at {} is not Covey's", place.display());
+        return Err(refuse::precondition(what, "unmount it"));
+    }
+    match places::life(place) {
+        None => Ok(false),
+        Some(Life::Lives(_)) => Ok(true),
+        Some(Life::Dead) => {
+            log::warn(&format!("the daemon of the mount at {} is gone; mounting again", place.display()));
+            let args = ["umount".as_ref(), place.as_os_str()];
+            program::run(&args, &Secrets::default(), COMMAND).map_err(|failed| failed.status)?;
+            Ok(false)
+        }
+        Some(Life::Silent) => {
+            let what =
+                format!("the daemon of the mount at {} does not answer; next: try again", place.display());
+            Err(Status::unavailable(what))
+        }
+    }
+}
+
+/// A source that stays mounted.
+pub struct Held {
+    place: PathBuf,
+    using: Arc<Mutex<Using>>,
+    by_controller: bool,
+}
+
+impl Held {
+    /// Where it is mounted.
+    pub fn place(&self) -> &Path {
+        &self.place
+    }
+
+    /// Keeps the mount for some time after this call, for those that follow.
+    pub fn for_controller(mut self) -> Held {
+        self.by_controller = true;
+        self
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let mut using = self.using.lock();
+        using.calls -= 1;
+        if self.by_controller {
+            using.used = Some(base::time::monotonic());
+        }
+    }
+}

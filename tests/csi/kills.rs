@@ -1,0 +1,128 @@
+//! The driver, or a daemon, is killed at any moment. What was begun is found, and repeated calls end it.
+
+use std::fs;
+use std::time::Duration;
+
+use covey_tests::{Need, requires};
+use csi::proto::Volume;
+use csi::proto::identity::Empty;
+
+use crate::requires_server;
+use crate::rig::{Driver, shared_volume, texts};
+
+/// The calls of a pod, after which nothing is left.
+fn live(driver: &Driver, volume: &Volume) {
+    driver.stage(volume).unwrap();
+    driver.publish(volume, "pod", false).unwrap();
+    fs::write(driver.path("pod/a"), b"one").unwrap();
+    driver.unpublish(volume, "pod").unwrap();
+    driver.unstage(volume).unwrap();
+    assert_eq!(driver.mounts().iter().filter(|place| !place.starts_with(driver.path("state"))).count(), 0);
+    assert!(driver.state("staged").is_empty());
+}
+
+/// kill -9 of the driver while it stages a volume, at several moments; the next driver goes on.
+#[test]
+fn a_driver_that_is_killed_while_it_stages_goes_on() {
+    requires!(Need::Root, Need::Covey);
+    let server = requires_server!();
+    let mut driver = Driver::new();
+    let address = shared_volume(&server, "covey", driver.folder.path());
+    let volume = driver.create("pvc-1", 1 << 30, &texts(&[("volume", &address)])).unwrap();
+    for pause_ms in [0, 15, 60, 150, 300] {
+        // A driver that starts without the mount of the controller.
+        driver.end();
+        driver.start();
+        let (client, call) = (driver.client(), driver.stage_call(&volume));
+        let stage = std::thread::spawn(move || client.call::<_, Empty>("Node/NodeStageVolume", call));
+        std::thread::sleep(Duration::from_millis(pause_ms));
+        driver.kill();
+        drop(stage.join().unwrap());
+        // What a driver that is killed at the worst moment leaves.
+        let half = driver.path("state/secrets/00ff.new-1");
+        fs::write(&half, b"half").unwrap();
+        driver.start();
+        assert!(!half.exists());
+        live(&driver, &volume);
+    }
+    driver.delete(&volume.volume_id).unwrap();
+    driver.end();
+    assert_eq!(driver.mounts().len(), 0, "{}", driver.log());
+}
+
+/// A mount goes on without a driver, and the next driver knows it.
+#[test]
+fn a_published_volume_goes_on_without_the_driver() {
+    requires!(Need::Root, Need::Covey);
+    let mut driver = Driver::new();
+    let volume = driver.create("db", 0, &texts(&[("exclusive", "true")])).unwrap();
+    driver.stage(&volume).unwrap();
+    driver.publish(&volume, "pod", false).unwrap();
+    driver.kill();
+    fs::write(driver.path("pod/a"), b"one").unwrap();
+    driver.start();
+    driver.publish(&volume, "pod", false).unwrap();
+    driver.end();
+    assert_eq!(fs::read(driver.path("pod/a")).unwrap(), b"one");
+    driver.start();
+    driver.unpublish(&volume, "pod").unwrap();
+    driver.unstage(&volume).unwrap();
+    assert_eq!(driver.mounts().len(), 0);
+    driver.delete(&volume.volume_id).unwrap();
+}
+
+/// Daemons that ended with the driver, as in a container that is restarted, are started again by the next
+/// one, and the volumes are at their places again.
+#[test]
+fn what_ended_with_the_driver_is_mounted_again() {
+    requires!(Need::Root, Need::Covey);
+    let mut driver = Driver::new();
+    let volume = driver.create("db", 0, &texts(&[("exclusive", "true")])).unwrap();
+    driver.stage(&volume).unwrap();
+    driver.publish(&volume, "pod", false).unwrap();
+    driver.publish(&volume, "reader", true).unwrap();
+    fs::write(driver.path("pod/a"), b"one").unwrap();
+    fs::File::open(driver.path("pod/a")).unwrap().sync_all().unwrap();
+    driver.kill();
+    kill_daemon(&driver);
+    // The kernel still has what was read; what changes something needs the daemon.
+    assert!(fs::write(driver.path("pod/b"), b"two").is_err(), "the daemon is dead");
+    driver.start();
+    let end = std::time::Instant::now() + Duration::from_secs(30);
+    let is_there = || fs::write(driver.path("pod/b"), b"two").is_ok() && driver.path("reader/b").exists();
+    while !is_there() {
+        assert!(std::time::Instant::now() < end, "{}", driver.log());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(fs::read(driver.path("pod/a")).unwrap(), b"one");
+    assert!(fs::write(driver.path("reader/a"), b"two").is_err(), "it refuses changes, as before");
+    // A daemon that dies while the driver lives: the next call for the volume starts it again.
+    kill_daemon(&driver);
+    driver.publish(&volume, "another", false).unwrap();
+    assert_eq!(fs::read(driver.path("another/a")).unwrap(), b"one");
+    for target in ["pod", "reader", "another"] {
+        driver.unpublish(&volume, target).unwrap();
+    }
+    driver.unstage(&volume).unwrap();
+    assert_eq!(driver.mounts().len(), 0);
+    driver.delete(&volume.volume_id).unwrap();
+    driver.end();
+}
+
+/// Kills the daemon that has a mount below the state folder in its arguments.
+fn kill_daemon(driver: &Driver) {
+    let state = driver.path("state/mounts").display().to_string();
+    let mut killed = 0;
+    for entry in fs::read_dir("/proc").unwrap().flatten() {
+        let Ok(pid) = entry.file_name().to_string_lossy().parse::<i32>() else { continue };
+        let words = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        if String::from_utf8_lossy(&words).contains(&state) {
+            // SAFETY: it sends a signal to a daemon that this test has started.
+            killed += i32::from(unsafe { libc::kill(pid, libc::SIGKILL) } == 0);
+            while fs::read(entry.path().join("cmdline")).is_ok_and(|words| !words.is_empty()) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+    }
+    assert_eq!(killed, 1);
+}

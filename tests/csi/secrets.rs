@@ -1,0 +1,127 @@
+//! Secrets arrive where they are needed, and are seen nowhere else.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use covey_tests::{Need, requires};
+use csi::proto::controller::{CreateVolumeRequest, CreateVolumeResponse, DeleteVolumeRequest};
+use csi::proto::identity::Empty;
+use csi::proto::node::StageRequest;
+use csi::proto::{Texts, mode};
+use tonic::{Code, Status};
+
+use crate::requires_server;
+use crate::rig::{Driver, PASSWORD, capability, shared_volume, texts};
+
+const WRONG: &str = "wr0ng-s3cret";
+
+fn create(driver: &Driver, address: &str, secrets: Texts) -> Result<CreateVolumeResponse, Status> {
+    let call = CreateVolumeRequest {
+        name: "pvc-1".to_owned(),
+        volume_capabilities: vec![capability(mode::SINGLE_NODE_WRITER)],
+        parameters: texts(&[("volume", address)]),
+        secrets,
+        ..CreateVolumeRequest::default()
+    };
+    driver.call("Controller/CreateVolume", call)
+}
+
+/// The password reaches the database. It is in no argument of a process, no line of a log, no record and no
+/// error, and its file is gone with the mount.
+#[test]
+fn a_password_is_used_and_seen_nowhere() {
+    requires!(Need::Root, Need::Covey);
+    let server = requires_server!();
+    server.sql("alter role locked superuser");
+    let mut driver = Driver::with(&["--metrics", "127.0.0.1:0"]);
+    let address = shared_volume(&server, "locked", driver.folder.path());
+    let none = create(&driver, &address, Texts::new()).unwrap_err();
+    assert!(none.message().contains("password"), "{none:?}");
+    let wrong = create(&driver, &address, texts(&[("PGPASSWORD", WRONG)])).unwrap_err();
+    assert!(
+        wrong.message().contains("refuses the password") && !wrong.message().contains(WRONG),
+        "{wrong:?}"
+    );
+    let known = create(&driver, &address, texts(&[(PASSWORD, "x")])).unwrap_err();
+    assert!(known.code() == Code::InvalidArgument && !known.message().contains(PASSWORD), "{known:?}");
+
+    let secrets = texts(&[("PGPASSWORD", PASSWORD)]);
+    let volume = create(&driver, &address, secrets.clone()).unwrap().volume.unwrap();
+    let stage = StageRequest { secrets: secrets.clone(), ..driver.stage_call(&volume) };
+    driver.call::<_, Empty>("Node/NodeStageVolume", stage).unwrap();
+    driver.publish(&volume, "pod", false).unwrap();
+    fs::write(driver.path("pod/a"), b"one").unwrap();
+
+    let files = driver.state("secrets");
+    assert!(!files.is_empty());
+    for file in files {
+        let about = fs::metadata(&file).unwrap();
+        assert_eq!((about.mode() & 0o777, about.uid()), (0o600, 0), "{}", file.display());
+    }
+    assert_eq!(fs::metadata(driver.path("state/secrets")).unwrap().mode() & 0o777, 0o700);
+    let mut seen = 0;
+    for entry in fs::read_dir("/proc").unwrap().flatten() {
+        let words = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        seen += usize::from(contains(&words, driver.folder.path().as_os_str().as_encoded_bytes()));
+        assert!(!contains(&words, PASSWORD.as_bytes()) && !contains(&words, WRONG.as_bytes()));
+    }
+    assert!(seen >= 2, "the driver and its daemon");
+    let secret = driver.path("state/secrets");
+    search(driver.folder.path(), &secret, &mut |path, bytes| {
+        for word in [PASSWORD, WRONG] {
+            assert!(!contains(bytes, word.as_bytes()), "{} holds a password", path.display());
+        }
+    });
+
+    driver.unpublish(&volume, "pod").unwrap();
+    driver.unstage(&volume).unwrap();
+    let call = DeleteVolumeRequest { volume_id: volume.volume_id.clone(), secrets };
+    driver.call::<_, Empty>("Controller/DeleteVolume", call).unwrap();
+    driver.end();
+    assert_eq!(driver.state("secrets"), Vec::<std::path::PathBuf>::new());
+}
+
+fn contains(bytes: &[u8], word: &[u8]) -> bool {
+    bytes.windows(word.len()).any(|window| window == word)
+}
+
+/// Calls `each` with every file below a folder, other than those of secrets and of mounts.
+fn search(folder: &Path, except: &Path, each: &mut dyn FnMut(&Path, &[u8])) {
+    for entry in fs::read_dir(folder).unwrap().flatten() {
+        let (path, about) = (entry.path(), entry.metadata().unwrap());
+        if path == except {
+            continue;
+        }
+        if about.is_dir() {
+            search(&path, except, each);
+        } else if about.is_file() && about.len() < 64 << 20 {
+            each(&path, &fs::read(&path).unwrap());
+        }
+    }
+}
+
+/// Figures count calls by how they ended.
+#[test]
+fn calls_are_counted() {
+    requires!(Need::Root, Need::Covey);
+    let driver = Driver::with(&["--metrics", "127.0.0.1:0"]);
+    driver.delete("nothing").unwrap();
+    driver.delete("").unwrap_err();
+    let log = driver.log();
+    let address = log.lines().find_map(|line| line.split("metrics at http://").nth(1)).unwrap();
+    let host = address.trim_end_matches("/metrics");
+    let mut stream = std::net::TcpStream::connect(host).unwrap();
+    use std::io::{Read, Write};
+    stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+    let mut page = String::new();
+    stream.read_to_string(&mut page).unwrap();
+    for line in [
+        "covey_csi_calls_total{method=\"DeleteVolume\",code=\"Ok\"} 1",
+        "covey_csi_calls_total{method=\"DeleteVolume\",code=\"InvalidArgument\"} 1",
+        "covey_csi_call_duration_seconds_count{method=\"DeleteVolume\"} 2",
+        "covey_csi_mounts 0",
+    ] {
+        assert!(page.contains(line), "{line}: {page}");
+    }
+}
