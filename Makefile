@@ -166,6 +166,21 @@ test-fleet: build ## Fleets in network namespaces: each fault alone, then ROUNDS
 	COVEY_BIN="$(CURDIR)/$(program)" COVEY_FLEET_ROUNDS="$(ROUNDS)" COVEY_FLEET_SEED="$(SEED)" \
 		$(CARGO) test --package covey-nets -- --include-ignored --nocapture --test-threads 1
 
+# Settings: tests/vm/src/kit.rs. The guests' kernel and their devices are put in the cache; nothing is installed.
+guest_kit = COVEY_GUEST_KIT="$(or $(COVEY_GUEST_KIT),$(cache)/guests)" COVEY_BIN="$(CURDIR)/$(program)" \
+	COVEY_ATTACH="$(CURDIR)/target/covey-attach" COVEY_IN_GUEST="$(CARGO_TARGET_DIR)/in-guest"
+
+.PHONY: guest-kit
+guest-kit: build attach
+	@scripts/bootstrap guests
+	@scripts/guest-kit "$(or $(COVEY_GUEST_KIT),$(cache)/guests)"
+	@scripts/with-rust scripts/make-attach "$(CARGO_TARGET_DIR)/in-guest" covey-vms in-guest
+
+.PHONY: test-guests
+test-guests: guest-kit ## Linux guests in QEMU attach over vsock: sums, git, builds, kills, nesting; PJDFSTEST=path; needs root
+	$(guest_kit) $(if $(PJDFSTEST),PJDFSTEST="$(abspath $(PJDFSTEST))") $(CARGO) test --package covey-vms --test machines -- \
+		--include-ignored --nocapture --test-threads 1
+
 .PHONY: test-posix
 test-posix: build ## Differential runs against a plain folder, random I/O with mmap, and go-fuse's posixtest
 	$(call at_length,differential fsx)
@@ -292,6 +307,11 @@ bench-operations: bench-build ## F3 and F7: one operation at a time, also with t
 bench-peers: bench-build ## F6: compared with JuiceFS and go-fuse's loopback; JUICEFS=path of juicefs
 	@scripts/bootstrap bench-peers
 	$(call figure,peers,$(if $(JUICEFS),--juicefs "$(JUICEFS)") $(addprefix --loopback ,$(wildcard $(cache)/peers/loopback)))
+
+.PHONY: bench-guests
+bench-guests: guest-kit ## A mount in a real guest beside virtiofsd, and the stream on the host: tables, no files; PART=host|guest; needs root
+	$(CARGO) build --package covey-vms --bin bench-guests
+	$(guest_kit) scripts/keep-switch "$(CARGO_TARGET_DIR)/debug/bench-guests" $(PART)
 
 .PHONY: bench-origin
 bench-origin: bench-build minio ## Over an S3 store (MinIO): compared with juicefs, rclone, s3fs; JUICEFS=path of juicefs

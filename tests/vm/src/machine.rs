@@ -108,6 +108,11 @@ impl Machine {
         assert!(done.status == 0, "covey-attach {words}: {}", done.text);
     }
 
+    /// The numbers of its processes on this machine.
+    pub fn pids(&self) -> Vec<u32> {
+        [&self.qemu, &self.vsock].into_iter().chain(&self.peers).map(Process::pid).collect()
+    }
+
     /// What the guest's kernel and the devices printed, for a message.
     pub fn logs(&self) -> String {
         let console = std::fs::read_to_string(self.folder.join(format!("{}.console", self.name)));

@@ -10,10 +10,8 @@ use crate::process::{Process, until};
 
 /// The port of the volume or folder under test.
 pub const VOLUME: u32 = 5001;
-/// The port of the folder with what a test needs in the guest.
+/// The port of the folder with what a test needs in the guest. The next one is that of the host's /usr.
 pub const DATA: u32 = 5002;
-/// The port of the host's /usr.
-pub const USR: u32 = 5003;
 
 /// A folder with a volume, a folder of data, and the sockets and logs of guests.
 pub struct Place {
@@ -52,15 +50,15 @@ impl Place {
 
     /// Serves the folder of data and the host's /usr to the guest of this name, which may not change them.
     pub fn programs(&self, guest: &str) -> [Server; 2] {
-        let start = |folder: &Path, port| {
-            Server::start(
-                self.folder(),
-                folder,
-                &address(self.folder(), guest, port),
-                &["--one", "--read-only"],
-            )
-        };
-        [start(&self.path("data"), DATA), start(Path::new("/usr"), USR)]
+        self.programs_at(guest, DATA)
+    }
+
+    /// The same at this port and the next one.
+    pub fn programs_at(&self, guest: &str, port: u32) -> [Server; 2] {
+        let options = ["--one", "--read-only"];
+        [(self.path("data"), port), (PathBuf::from("/usr"), port + 1)].map(|(folder, port)| {
+            Server::start(self.folder(), &folder, &address(self.folder(), guest, port), &options)
+        })
     }
 }
 
