@@ -304,17 +304,16 @@ impl Guest {
     }
 
     fn reply(&self, slot: u16, seq: u64, header: &[u8], body: &[u8]) {
-        let reply = [header, body].concat();
         let route = {
             let mut table = self.table.lock();
             let place = table.places[usize::from(slot)].clone();
-            if !table.slots.done(slot, seq, place.kept.then_some(&reply)) {
+            if !table.slots.done(slot, seq, place.kept.then(|| [header, body].concat())) {
                 return;
             }
             place.route
         };
         if let Some(link) = route {
-            link.send(&Head::of_slot(Kind::Reply, slot, seq), &reply);
+            link.send_parts(&Head::of_slot(Kind::Reply, slot, seq), header, body);
         }
     }
 
