@@ -102,7 +102,7 @@ strict = $(if $(findstring rustc $(pinned) ,$(shell scripts/with-rust --check)),
 .PHONY: lint
 lint: ## rustfmt and clippy as errors: first what ships, under every rule, then the tests, which may unwrap and read clocks
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --workspace --exclude covey-tests --exclude covey-bench --exclude covey-s3 --exclude covey-nets --locked -- $(strict)
+	$(CARGO) clippy --workspace --exclude covey-tests --exclude covey-bench --exclude covey-s3 --exclude covey-nets --exclude covey-vms --locked -- $(strict)
 	$(CARGO) clippy --workspace --locked --all-targets -- $(strict) \
 		-A clippy::disallowed_methods -A clippy::unwrap_used -A clippy::expect_used -A missing_docs
 

@@ -285,7 +285,8 @@ impl Guest {
     /// INIT may come again after its reply was lost.
     fn init(self: &Arc<Self>, asked: &Asked, message: &[u8], sink: &dyn Sink) -> Result<(), Cut> {
         let many = self.options.sharing == Sharing::Many;
-        let _ = match served::init(&*self.fs, many, message) {
+        let writeback = self.options.writeback && self.options.sharing == Sharing::One;
+        let _ = match served::init(&*self.fs, many, writeback, message) {
             Ok((agreed, reply)) => {
                 if self.served.get().is_none() {
                     self.begin(agreed)?;

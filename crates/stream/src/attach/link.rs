@@ -147,6 +147,12 @@ impl Shared {
             (state.init, state.drops_names)
         };
         let Some(Ok(agreed)) = init else { return Ok(()) };
+        if agreed.1 & request::WRITEBACK_CACHE != 0 {
+            return Err(Trouble::lasting(
+                "the server was restarted, and this kernel may hold sizes and times that the server never got: \
+                 unmount, and attach again; or serve without --writeback",
+            ));
+        }
         if session.sharing == Sharing::One {
             if !drops_names {
                 return Err(Trouble::lasting(

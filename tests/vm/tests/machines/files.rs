@@ -23,6 +23,8 @@ fn a_tree_is_the_same_on_both_sides() {
     let server = place.volume("vm", &[]);
     let _programs = place.programs("vm");
     let mut machine = Machine::boot(&kit, place.folder(), "vm", &[]);
+    let none = machine.run("covey-attach vsock:2:9999 /mnt");
+    assert!(none.status == 1 && none.text.contains("is `covey serve` running there?"), "{none:?}");
     machine.attach("vsock:5001 /mnt");
     machine.attach("--connections 2 --readers 4 vsock:2:5002 /mnt2");
     let wanted = sums_here(&place.path("data/tree"));

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 const KIB_4: usize = 4096;
 /// What each stream moves.
-const STREAM_BYTES: usize = 16 << 20;
+const STREAM_BYTES: usize = 8 << 20;
 
 /// Runs workers side by side, and returns the time from their common start to the last one's end.
 fn together(workers: usize, work: impl Fn(usize) + Sync) -> Duration {

@@ -121,6 +121,7 @@ fn of_data(file: &File, path: &Path) {
     let direct = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path).unwrap();
     let mut room = Box::new(Aligned([0; KIB_4]));
     repeat("read 4K, uncached", |at| direct.read_exact_at(&mut room.0, place(at)).unwrap());
+    (0..MIB as u64).step_by(KIB_4).for_each(|at| file.read_exact_at(&mut room.0, at).unwrap());
     repeat("read 4K, cached", |at| file.read_exact_at(&mut room.0, place(at) % MIB as u64).unwrap());
     repeat("open, read 4K, close", |_| {
         let file = File::open(path).unwrap();
