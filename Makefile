@@ -102,7 +102,7 @@ strict = $(if $(findstring rustc $(pinned) ,$(shell scripts/with-rust --check)),
 .PHONY: lint
 lint: ## rustfmt and clippy as errors: first what ships, under every rule, then the tests, which may unwrap and read clocks
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --workspace --exclude covey-tests --exclude covey-bench --exclude covey-s3 --exclude covey-nets --locked -- $(strict)
+	$(CARGO) clippy --workspace --exclude covey-tests --exclude covey-bench --exclude covey-s3 --exclude covey-nets --exclude covey-vms --locked -- $(strict)
 	$(CARGO) clippy --workspace --locked --all-targets -- $(strict) \
 		-A clippy::disallowed_methods -A clippy::unwrap_used -A clippy::expect_used -A missing_docs
 
@@ -174,6 +174,21 @@ test-fleet: build ## Fleets in network namespaces: each fault alone, then ROUNDS
 test-containers: build ## Images with the programs people use: containerd, podman, runc, registries; installs 140 MB; needs root
 	@scripts/bootstrap test-containers
 	COVEY_BIN="$(CURDIR)/$(program)" scripts/keep-switch $(CARGO) test --package covey-tests --test images
+
+# Settings: tests/vm/src/kit.rs. The guests' kernel and their devices are put in the cache; nothing is installed.
+guest_kit = COVEY_GUEST_KIT="$(or $(COVEY_GUEST_KIT),$(cache)/guests)" COVEY_BIN="$(CURDIR)/$(program)" \
+	COVEY_ATTACH="$(CURDIR)/target/covey-attach" COVEY_IN_GUEST="$(CARGO_TARGET_DIR)/in-guest"
+
+.PHONY: guest-kit
+guest-kit: build attach
+	@scripts/bootstrap guests
+	@scripts/guest-kit "$(or $(COVEY_GUEST_KIT),$(cache)/guests)"
+	@scripts/with-rust scripts/make-attach "$(CARGO_TARGET_DIR)/in-guest" covey-vms in-guest
+
+.PHONY: test-guests
+test-guests: guest-kit ## Linux guests in QEMU attach over vsock: sums, git, builds, kills, nesting; PJDFSTEST=path; needs root
+	$(guest_kit) $(if $(PJDFSTEST),PJDFSTEST="$(abspath $(PJDFSTEST))") $(CARGO) test --package covey-vms --test machines -- \
+		--include-ignored --nocapture --test-threads 1
 
 .PHONY: test-posix
 test-posix: build ## Differential runs against a plain folder, random I/O with mmap, and go-fuse's posixtest
@@ -319,6 +334,11 @@ bench-operations: bench-build ## F3 and F7: one operation at a time, also with t
 bench-peers: bench-build ## F6: compared with JuiceFS and go-fuse's loopback; JUICEFS=path of juicefs
 	@scripts/bootstrap bench-peers
 	$(call figure,peers,$(if $(JUICEFS),--juicefs "$(JUICEFS)") $(addprefix --loopback ,$(wildcard $(cache)/peers/loopback)))
+
+.PHONY: bench-guests
+bench-guests: guest-kit ## A mount in a real guest beside virtiofsd, and the stream on the host: tables, no files; PART=host|guest; needs root
+	$(CARGO) build --package covey-vms --bin bench-guests
+	$(guest_kit) scripts/keep-switch "$(CARGO_TARGET_DIR)/debug/bench-guests" $(PART)
 
 .PHONY: bench-origin
 bench-origin: bench-build minio ## Over an S3 store (MinIO): compared with juicefs, rclone, s3fs; JUICEFS=path of juicefs

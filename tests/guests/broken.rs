@@ -263,6 +263,30 @@ fn what_changed_while_the_server_was_away_is_seen() {
     guest.end();
 }
 
+/// With the writeback cache, sizes and times are the guest's, and a new run of the server may have others. So
+/// it is not followed: programs get EIO and the message says what to do.
+#[test]
+fn a_guest_that_holds_written_bytes_back_does_not_follow_a_restart() {
+    requires!(Need::Root, Need::Covey);
+    let place = Place::new();
+    let server = place.serve(&["--writeback"]);
+    let guest = Guest::attach(&place, "mnt", &place.unix("s"), &["--wait", "1"]);
+    fs::write(guest.join("f"), "kept").unwrap();
+    fs::File::open(guest.join("f")).unwrap().sync_all().unwrap();
+    server.kill();
+    let server = place.serve(&["--writeback"]);
+    let refused = fs::create_dir(guest.join("d")).unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(libc::EIO));
+    until("the guest says what to do", || guest.log().contains("serve without --writeback"));
+    guest.kill();
+    drop(server);
+    let _server = place.serve(&["--writeback"]);
+    let guest = Guest::attach(&place, "mnt", &place.unix("s"), &[]);
+    assert_eq!(fs::read_to_string(guest.join("f")).unwrap(), "kept");
+    assert!(!guest.join("d").exists());
+    guest.end();
+}
+
 /// Without a server, requests wait up to `--wait`. Then they fail, with a line in the log, and the mount
 /// works again when there is a server.
 #[test]

@@ -112,6 +112,56 @@ fn open_files_behave() {
     guest.end();
 }
 
+/// With --writeback the guest's kernel holds written bytes back. Programs see them everywhere all the same,
+/// also where they look for data and holes, and another mount finds all of them.
+#[test]
+fn written_bytes_that_are_held_back_are_seen() {
+    requires!(Need::Root, Need::Covey);
+    let place = Place::new();
+    let server = place.serve(&["--writeback"]);
+    let guest = Guest::attach(&place, "mnt", &place.unix("s"), &[]);
+    let plain = place.path("plain");
+    fs::create_dir(&plain).unwrap();
+    let open = |dir: &Path| fs::File::options().append(true).create(true).open(dir.join("log")).unwrap();
+    let mut logs = [open(guest.path()), open(&plain)];
+    let line = |at: usize| format!("{at} {}\n", "x".repeat(at % 90));
+    for log in &mut logs {
+        (0..2000).for_each(|at| log.write_all(line(at).as_bytes()).unwrap());
+        log.set_len(70_000).unwrap();
+        log.write_all(b"end").unwrap();
+    }
+    assert_eq!(logs[0].metadata().unwrap().len(), 70_003);
+    assert_eq!(fs::read(guest.join("log")).unwrap(), fs::read(plain.join("log")).unwrap());
+    // Nothing of this file has reached the server: it would answer that there is no data.
+    let sparse =
+        fs::File::options().read(true).write(true).create_new(true).open(guest.join("sparse")).unwrap();
+    sparse.write_all_at(b"data", 1 << 20).unwrap();
+    let seek = |from: i64, whence| {
+        // SAFETY: the descriptor is open. The call takes numbers only.
+        unsafe { libc::lseek(std::os::fd::AsRawFd::as_raw_fd(&sparse), from, whence) }
+    };
+    let data = seek(0, libc::SEEK_DATA);
+    assert!((0..=1 << 20).contains(&data), "the data was skipped: {data}");
+    assert_eq!(seek((1 << 20) + 1, libc::SEEK_DATA), (1 << 20) + 1);
+    assert_eq!(seek(1 << 20, libc::SEEK_HOLE), (1 << 20) + 4);
+    run_ok(
+        Command::new("cp").args(["--sparse=auto", "sparse", "copy"]).current_dir(guest.path()),
+        Duration::from_secs(20),
+    );
+    assert_eq!(fs::read(guest.join("copy")).unwrap(), fs::read(guest.join("sparse")).unwrap());
+    drop((logs, sparse));
+    make_some(guest.path(), 5, 2);
+    make_some(&plain, 5, 2);
+    guest.end();
+    let guest = Guest::attach(&place, "mnt", &place.unix("s"), &[]);
+    assert_eq!(fs::read(guest.join("copy")).unwrap().len(), (1 << 20) + 4);
+    ["copy", "sparse"].iter().for_each(|name| fs::remove_file(guest.join(name)).unwrap());
+    same(guest.path(), &plain);
+    guest.end();
+    server.end();
+    covey_ok(&["fsck", &place.text("volume")]);
+}
+
 /// git works on a guest's mount: what it clones is whole, and its status is clean.
 #[test]
 fn git_clones_onto_a_guest() {

@@ -93,6 +93,15 @@ fn a_server_that_refuses_changes_refuses_them() {
 }
 
 #[test]
+fn a_folder_that_others_change_allows_no_writeback_cache() {
+    requires!(Need::Root, Need::Covey);
+    let place = Place::new();
+    fs::create_dir(place.path("plain")).unwrap();
+    let words = ["serve", &place.text("plain"), "--writeback", "--on", &place.unix("s")];
+    refused(&covey_run(&words), 2, &["--writeback is for one guest", "--one"]);
+}
+
+#[test]
 fn wrong_words_are_named() {
     let place = Place::new();
     refused(&attach(&place, "/run/x", &[]), 2, &["unix:PATH"]);
@@ -103,6 +112,8 @@ fn wrong_words_are_named() {
     refused(&covey_run(&["serve", &volume, "--on", "vsock:3:5"]), 2, &["--on vsock:5"]);
     refused(&covey_run(&["serve", &place.text("none"), "--on", &place.unix("s")]), 1, &["none"]);
     refused(&covey_run(&["serve", &volume]), 2, &["--on"]);
+    let both = ["serve", &volume, "--many", "--writeback", "--on", &place.unix("s")];
+    refused(&covey_run(&both), 2, &["--writeback", "--many"]);
 }
 
 /// A volume that is mounted is refused with what to do, and a second server of a socket too.

@@ -2,9 +2,11 @@
 //!
 //! This is a session without the mount ([`crate::session`]). Its owner receives requests, calls
 //! [`Served::serve`] for each from its own threads, and passes replies and notifications on. What needs the
-//! mount is left out: the other kernel holds no written bytes back (no writeback cache), dirty pages of
-//! shared mappings are not flushed before SEEK_DATA, and callers cannot be looked at. So the owner must zero
-//! the callers' thread ids and say itself which callers are being killed.
+//! mount is left out: dirty pages of shared mappings are not flushed before SEEK_DATA, and callers cannot be
+//! looked at. So the owner must zero the callers' thread ids and say itself which callers are being killed.
+//!
+//! A kernel that holds written bytes back (writeback cache) asks about data and holes that this filesystem
+//! does not know yet. Its LSEEK is refused once, and then it answers by itself: all of a file is data.
 
 use std::io;
 use std::sync::Arc;
@@ -14,7 +16,9 @@ use fs::Errno;
 use fs::api::Filesystem;
 
 use crate::Log;
-use crate::abi::init::{Agreed, Wishes};
+use crate::abi::header::Header;
+use crate::abi::init::{Agreed, Wishes, flag};
+use crate::abi::opcodes::op;
 use crate::channel::Sink;
 use crate::counts::Counts;
 use crate::defer::{PendingTable, Pool};
@@ -41,11 +45,17 @@ pub struct Options {
 }
 
 /// Answers INIT. Returns what was agreed, and the body of the reply. `request` is the whole request.
+/// `writeback`: the kernel may hold written bytes back. Not with `many`.
 ///
 /// # Errors
 /// An error number to reply with: `EPROTO` if the kernel is too old.
-pub fn init(fs: &dyn Filesystem, many: bool, request: &[u8]) -> Result<(Agreed, Vec<u8>), Errno> {
-    let wishes = Wishes { export: serves_dot(fs), shared: many, ..Wishes::default() };
+pub fn init(
+    fs: &dyn Filesystem,
+    many: bool,
+    writeback: bool,
+    request: &[u8],
+) -> Result<(Agreed, Vec<u8>), Errno> {
+    let wishes = Wishes { writeback, export: serves_dot(fs), shared: many, ..Wishes::default() };
     negotiate(request, &wishes).map_err(|(error, _)| error)
 }
 
@@ -57,6 +67,8 @@ pub struct Served {
     notifier: Notifier,
     counts: Arc<Counts>,
     watch: Arc<Watch>,
+    /// The kernel holds written bytes back.
+    writeback: bool,
 }
 
 impl Served {
@@ -92,11 +104,19 @@ impl Served {
             watch: Arc::clone(&watch),
             log: Arc::clone(&options.log),
         });
-        Ok(Served { dispatcher, pending_table, pools, notifier, counts, watch })
+        let writeback = agreed.has(flag::WRITEBACK_CACHE);
+        Ok(Served { dispatcher, pending_table, pools, notifier, counts, watch, writeback })
     }
 
     /// Serves one request, as [`Dispatcher::serve`].
     pub fn serve(&self, lane: usize, request: &[u8], room: &mut [u8], sink: &Arc<dyn Sink>) {
+        if self.writeback
+            && let Ok((header, _)) = Header::split(request)
+            && header.opcode == op::LSEEK
+        {
+            let _ = sink.reply(header.unique, -libc::ENOSYS, &[]);
+            return;
+        }
         self.dispatcher.serve(lane, request, room, sink);
     }
 

@@ -285,7 +285,8 @@ impl Guest {
     /// INIT may come again after its reply was lost.
     fn init(self: &Arc<Self>, asked: &Asked, message: &[u8], sink: &dyn Sink) -> Result<(), Cut> {
         let many = self.options.sharing == Sharing::Many;
-        let _ = match served::init(&*self.fs, many, message) {
+        let writeback = self.options.writeback && self.options.sharing == Sharing::One;
+        let _ = match served::init(&*self.fs, many, writeback, message) {
             Ok((agreed, reply)) => {
                 if self.served.get().is_none() {
                     self.begin(agreed)?;
@@ -304,17 +305,16 @@ impl Guest {
     }
 
     fn reply(&self, slot: u16, seq: u64, header: &[u8], body: &[u8]) {
-        let reply = [header, body].concat();
         let route = {
             let mut table = self.table.lock();
             let place = table.places[usize::from(slot)].clone();
-            if !table.slots.done(slot, seq, place.kept.then_some(&reply)) {
+            if !table.slots.done(slot, seq, place.kept.then(|| [header, body].concat())) {
                 return;
             }
             place.route
         };
         if let Some(link) = route {
-            link.send(&Head::of_slot(Kind::Reply, slot, seq), &reply);
+            link.send_parts(&Head::of_slot(Kind::Reply, slot, seq), header, body);
         }
     }
 

@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 
 use parking_lot::{Condvar, Mutex};
-use stream::frame::{self, HEADER, Head};
+use stream::frame::{self, Head};
 use stream::socket::Socket;
 
 #[derive(Default)]
@@ -35,22 +35,34 @@ impl Outbox {
 
     /// Sends a frame, or queues it. Frames leave in the order of the calls.
     pub fn send(&self, head: &Head, payload: &[u8]) {
-        let header = frame::encode(head, &[payload]);
+        self.send_parts(head, payload, &[]);
+    }
+
+    /// The same for a payload in two parts, which need not be copied together if the socket takes them.
+    pub fn send_parts(&self, head: &Head, first: &[u8], second: &[u8]) {
+        let header = frame::encode(head, &[first, second]);
+        let parts = [&header[..], first, second];
         let mut queue = self.queue.lock();
         if queue.closed {
             return;
         }
         let mut sent = 0;
         if !queue.busy && queue.waiting.is_empty() {
-            match self.socket.send_now(&header, payload) {
+            match self.socket.send_now(parts) {
                 Ok(count) => sent = count,
                 Err(_) => return self.close(&mut queue),
             }
         }
-        if sent == HEADER + payload.len() {
+        let whole: usize = parts.iter().map(|part| part.len()).sum();
+        if sent == whole {
             return;
         }
-        let rest = [&header[sent.min(HEADER)..], &payload[sent.saturating_sub(HEADER)..]].concat();
+        let rest = parts.map(|part| {
+            let (done, rest) = part.split_at(sent.min(part.len()));
+            sent -= done.len();
+            rest
+        });
+        let rest = rest.concat();
         queue.bytes += rest.len();
         queue.waiting.push_back(rest);
         if queue.bytes > self.most {

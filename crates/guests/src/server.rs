@@ -53,6 +53,8 @@ pub struct Options {
     pub sharing: Sharing,
     /// Refuse changes.
     pub read_only: bool,
+    /// The kernel of a guest may hold written bytes back until close or fsync. Only with [`Sharing::One`].
+    pub writeback: bool,
     /// Credit of each guest: requests in flight.
     pub slots: u16,
     /// Credit of each guest: bytes in flight.
@@ -85,6 +87,7 @@ impl Options {
             secret: None,
             sharing: Sharing::One,
             read_only: false,
+            writeback: false,
             slots: 128,
             bytes: 32 << 20,
             threads: cores.clamp(2, 4),

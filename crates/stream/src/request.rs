@@ -245,6 +245,9 @@ pub fn is_reply(unique: u64, reply: &[u8]) -> bool {
         && (error == 0 || (-4095..0).contains(&error) && reply.len() == OUT_HEADER)
 }
 
+/// The flag of an INIT that lets the kernel hold written bytes back.
+pub const WRITEBACK_CACHE: u64 = 1 << 16;
+
 /// What an INIT agreed: the minor version and the flags, from the server's reply.
 pub fn agreed(reply: &[u8]) -> Option<(u32, u64)> {
     let body = reply.get(OUT_HEADER..)?;

@@ -145,7 +145,7 @@ impl Slots {
         }
         match self.arrive(slot, seq, 0)? {
             Arrival::Execute => {
-                self.done(slot, seq, Some(refused));
+                self.done(slot, seq, Some(refused.to_vec()));
                 Ok(Arrival::Resend(refused.to_vec()))
             }
             other => Ok(other),
@@ -154,12 +154,12 @@ impl Slots {
 
     /// A request was executed. `kept`: the reply, unless it may be executed again. Returns false if the slot
     /// does not wait for it.
-    pub fn done(&mut self, slot: u16, seq: u64, kept: Option<&[u8]>) -> bool {
+    pub fn done(&mut self, slot: u16, seq: u64, kept: Option<Vec<u8>>) -> bool {
         let Ok(place) = self.slot(slot) else { return false };
         if place.seq != seq || !matches!(place.state, State::Running) {
             return false;
         }
-        place.state = State::Done(kept.map(<[u8]>::to_vec));
+        place.state = State::Done(kept);
         let cost = std::mem::take(&mut place.cost);
         self.bytes -= u64::from(cost);
         true
@@ -195,7 +195,7 @@ mod tests {
         for seq in [4, 7, u64::MAX] {
             assert_eq!(slots.arrive(0, seq, 1), Err(Broken::Sequence { slot: 0, seq, last: 5 }));
         }
-        assert!(slots.done(0, 5, Some(b"reply")) && !slots.done(0, 5, None));
+        assert!(slots.done(0, 5, Some(b"reply".to_vec())) && !slots.done(0, 5, None));
         assert_eq!(slots.arrive(1, 1, 100), Ok(Arrival::Execute), "the bytes came back");
         assert_eq!(slots.arrive(0, 5, 1), Ok(Arrival::Resend(b"reply".to_vec())));
         assert_eq!(slots.arrive(0, 4, 1), Err(Broken::Sequence { slot: 0, seq: 4, last: 5 }));
@@ -206,7 +206,7 @@ mod tests {
         let mut slots = Slots::new(1, 100);
         assert_eq!(slots.arrive(0, 1, 1), Ok(Arrival::Execute));
         assert_eq!(slots.cancel(0, 1, b"no"), Ok(Arrival::Running));
-        assert!(slots.done(0, 1, Some(b"yes")));
+        assert!(slots.done(0, 1, Some(b"yes".to_vec())));
         assert_eq!(slots.cancel(0, 1, b"no"), Ok(Arrival::Resend(b"yes".to_vec())));
         assert_eq!(slots.cancel(0, 2, b"no"), Ok(Arrival::Resend(b"no".to_vec())));
         assert_eq!(slots.arrive(0, 2, 1), Ok(Arrival::Resend(b"no".to_vec())));
@@ -273,7 +273,7 @@ mod tests {
                     }
                     Step::Finish { slot, arrives } => {
                         let at = usize::from(slot);
-                        if slots.done(slot, next[at], Some(&next[at].to_le_bytes())) && arrives {
+                        if slots.done(slot, next[at], Some(next[at].to_le_bytes().to_vec())) && arrives {
                             waiting[at] = false;
                         }
                     }

@@ -94,15 +94,13 @@ impl Socket {
         Ok(())
     }
 
-    /// Sends what goes without waiting. Returns how many bytes that was.
+    /// Sends what goes without waiting: three parts, one after the other. Returns how many bytes that was.
     ///
     /// # Errors
     /// The system's error.
-    pub fn send_now(&self, header: &[u8], payload: &[u8]) -> io::Result<usize> {
-        let mut parts = [
-            libc::iovec { iov_base: header.as_ptr().cast_mut().cast(), iov_len: header.len() },
-            libc::iovec { iov_base: payload.as_ptr().cast_mut().cast(), iov_len: payload.len() },
-        ];
+    pub fn send_now(&self, parts: [&[u8]; 3]) -> io::Result<usize> {
+        let mut parts =
+            parts.map(|part| libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() });
         // SAFETY: a message header of zeros is valid, and means no address and no control data.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = parts.as_mut_ptr();

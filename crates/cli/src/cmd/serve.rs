@@ -51,6 +51,9 @@ pub struct Args {
     /// Refuse changes
     #[arg(long)]
     read_only: bool,
+    /// For one guest at a time: its kernel may hold written bytes back until close or fsync
+    #[arg(long, conflicts_with_all = ["many", "read_only"])]
+    writeback: bool,
     /// The most guests at a time
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     guests: u32,
@@ -186,6 +189,7 @@ fn start(
     options.sharing = if many { Sharing::Many } else { Sharing::One };
     options.secret = secret;
     options.read_only = args.read_only;
+    options.writeback = args.writeback;
     options.slots = args.requests;
     options.guests = args.guests as usize;
     options.linger = Duration::from_secs(args.linger);
@@ -194,6 +198,11 @@ fn start(
     }
     if args.one && opened.fs.coherence() == Coherence::Shared && opened.mount.is_some() {
         return Err(Failure::usage("other nodes change a shared volume too").next("leave --one out"));
+    }
+    if args.writeback && (many || opened.fs.coherence() != Coherence::Exclusive) {
+        return Err(Failure::usage("--writeback is for one guest that alone changes what is served")
+            .why(format!("{} is served to any number of guests", opened.name))
+            .next("leave --writeback out, or add --one if it is a folder that nothing else changes"));
     }
     let failed = |error: std::io::Error| Failure::io(format!("cannot serve {}", opened.name), &error);
     let mut server = Server::start(Arc::clone(&opened.fs), options).map_err(failed)?;

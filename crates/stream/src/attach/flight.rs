@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
 
+use super::rooms::Kept;
 use crate::request::Asked;
 
 /// Where a request was sent: the connection, and the session that it belonged to.
@@ -31,7 +32,7 @@ pub struct Entry {
     /// The descriptor of the device from which it came, and to which its reply goes.
     pub device: usize,
     /// All of it.
-    pub request: Arc<Vec<u8>>,
+    pub request: Arc<Kept>,
     /// Where it was sent last. `None`: nowhere.
     pub sent: Option<Sent>,
     /// It was sent more than once.
@@ -58,13 +59,7 @@ struct State {
 }
 
 impl State {
-    fn enter(
-        &mut self,
-        asked: Asked,
-        device: usize,
-        request: &Arc<Vec<u8>>,
-        cost: u32,
-    ) -> Option<(u16, u64)> {
+    fn enter(&mut self, asked: Asked, device: usize, request: &Arc<Kept>, cost: u32) -> Option<(u16, u64)> {
         if self.bytes > 0 && self.bytes + u64::from(cost) > self.granted {
             return None;
         }
@@ -135,7 +130,7 @@ impl Flight {
         &self,
         asked: Asked,
         device: usize,
-        request: Arc<Vec<u8>>,
+        request: Arc<Kept>,
         cost: u32,
     ) -> Result<(u16, u64), NoSlot> {
         let mut state = self.state.lock();
@@ -154,7 +149,7 @@ impl Flight {
     }
 
     /// The same without waiting. `None` if there is no slot.
-    pub fn try_enter(&self, asked: Asked, request: Arc<Vec<u8>>, cost: u32) -> Option<(u16, u64)> {
+    pub fn try_enter(&self, asked: Asked, request: Arc<Kept>, cost: u32) -> Option<(u16, u64)> {
         let mut state = self.state.lock();
         if state.closed || state.failing { None } else { state.enter(asked, 0, &request, cost) }
     }
@@ -218,7 +213,7 @@ mod tests {
 
     fn enter(flight: &Flight, unique: u64, cost: u32) -> Result<(u16, u64), NoSlot> {
         let asked = Asked { opcode: 1, unique, node: 1, pid: 1 };
-        flight.enter(asked, 0, Arc::new(vec![0; 8]), cost)
+        flight.enter(asked, 0, Arc::new(vec![0; 8].into()), cost)
     }
 
     #[test]

@@ -66,6 +66,10 @@ pub fn greet(address: &Address, keys: &Keys, session: Id, index: u16) -> Result<
         std::io::ErrorKind::PermissionDenied => {
             Trouble::lasting(format!("not allowed to connect ({error}): the socket belongs to another user"))
         }
+        _ if matches!(address, Address::Vsock { .. }) && lacks_vsock(&error) => Trouble::passing(format!(
+            "cannot connect ({error}): this kernel has no vsock device; give the virtual machine one, and load its \
+             driver with `modprobe vmw_vsock_virtio_transport`"
+        )),
         _ => Trouble::passing(format!("cannot connect ({error}): is `covey serve` running there?")),
     };
     let socket = Socket::connect(address, PATIENCE).map_err(failed)?;
@@ -130,6 +134,11 @@ pub fn refused(payload: &[u8]) -> Trouble {
         Some((why, text)) => Trouble { text, may_pass: why.may_pass() || why == Refusal::Busy },
         None => Trouble::passing("it refused, and its reason makes no sense"),
     }
+}
+
+/// Whether connecting failed because there is no device, or no such family of sockets.
+fn lacks_vsock(error: &std::io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EAFNOSUPPORT | libc::ENODEV))
 }
 
 /// Tells a server that knows nothing of this mount what the mount has: what INIT agreed, and the inodes that

@@ -1,5 +1,6 @@
 //! One connection to the server, over and over again.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -15,9 +16,11 @@ use crate::request::{self, op};
 use crate::socket::{Lost, Receiver, Socket};
 
 /// After this time without a frame, the server is asked whether it is there.
-const PING_AFTER: Duration = Duration::from_secs(5);
-/// After this time without a frame, the connection counts as dead.
-const DEAD_AFTER: Duration = Duration::from_secs(20);
+const PING_AFTER: Duration = Duration::from_secs(2);
+/// After this time without a frame, the connection counts as dead. Devices that carry vsock do not always tell
+/// a guest that the server has gone, and then every program of the guest waits this long. An error costs
+/// little: the guest connects again, and nothing is executed twice.
+const DEAD_AFTER: Duration = Duration::from_secs(8);
 /// Pauses between attempts to connect: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
@@ -144,6 +147,12 @@ impl Shared {
             (state.init, state.drops_names)
         };
         let Some(Ok(agreed)) = init else { return Ok(()) };
+        if agreed.1 & request::WRITEBACK_CACHE != 0 {
+            return Err(Trouble::lasting(
+                "the server was restarted, and this kernel may hold sizes and times that the server never got: \
+                 unmount, and attach again; or serve without --writeback",
+            ));
+        }
         if session.sharing == Sharing::One {
             if !drops_names {
                 return Err(Trouble::lasting(
@@ -389,7 +398,7 @@ impl Shared {
             let message = request::forget(*node);
             let Some(asked) = request::Asked::read(&message) else { return };
             let cost = message.len() as u32;
-            if let Some((slot, seq)) = self.flight.try_enter(asked, message.into(), cost) {
+            if let Some((slot, seq)) = self.flight.try_enter(asked, Arc::new(message.into()), cost) {
                 self.push(slot, seq);
             }
         }

@@ -23,6 +23,7 @@ pub mod flight;
 pub mod greet;
 mod link;
 mod notes;
+pub mod rooms;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -34,7 +35,7 @@ use base::secret::Secret;
 use parking_lot::{Condvar, Mutex};
 
 use crate::address::Address;
-use crate::frame::{Head, Kind, PAYLOAD_MAX};
+use crate::frame::{Head, Kind};
 use crate::hello::{Id, Keys, Sharing};
 use crate::request::{self, Asked, op};
 use device::{Device, Flags, MountError, Received};
@@ -42,9 +43,8 @@ use flight::{Entry, Flight, NoSlot};
 use greet::{Trouble, greet};
 use link::Link;
 use notes::Notes;
+use rooms::{Kept, Rooms};
 
-/// Requests up to this size are copied for their slot. Larger ones take the buffer with them.
-const COPY_MAX: usize = 8192;
 /// How often the clock thread looks.
 const TICK: Duration = Duration::from_millis(100);
 /// How long the server may take to release a caller that is being killed.
@@ -112,6 +112,7 @@ struct Shared {
     held: Mutex<HashMap<u64, u64>>,
     /// One for each reader. The kernel takes a reply only on the descriptor that delivered the request.
     devices: Vec<Device>,
+    rooms: Arc<Rooms>,
     notes: Notes,
     state: Mutex<State>,
     changed: Condvar,
@@ -196,6 +197,7 @@ impl Attached {
             session: Mutex::new(session),
             held: Mutex::default(),
             devices,
+            rooms: Arc::default(),
             notes: Notes::default(),
             state: Mutex::default(),
             changed: Condvar::new(),
@@ -335,14 +337,10 @@ impl Shared {
     /// The body of a thread that reads requests from the kernel.
     fn read_device(&self, index: usize) {
         let device = &self.devices[index];
-        let mut room = Vec::new();
+        let mut room = self.rooms.take();
         loop {
-            room.resize(PAYLOAD_MAX, 0);
             match device.receive(&mut room) {
-                Ok(Received::Request(len)) => {
-                    room.truncate(len);
-                    room = self.relay(index, room);
-                }
+                Ok(Received::Request(len)) => self.relay(index, &mut room, len),
                 Ok(Received::Nothing) => {}
                 Ok(Received::Gone) => break,
                 Err(error) => {
@@ -358,22 +356,19 @@ impl Shared {
         }
     }
 
-    /// Sends a request to the server. Returns a buffer for the next one.
-    fn relay(&self, device: usize, room: Vec<u8>) -> Vec<u8> {
-        let Some(asked) = Asked::read(&room) else { return room };
+    /// Sends a request to the server: the first `len` bytes of `room`.
+    fn relay(&self, device: usize, room: &mut Vec<u8>, len: usize) {
+        let request = &room[..len];
+        let Some(asked) = Asked::read(request) else { return };
         if asked.opcode == op::INTERRUPT {
-            let target = room.get(request::IN_HEADER..).and_then(<[u8]>::first_chunk);
+            let target = request.get(request::IN_HEADER..).and_then(<[u8]>::first_chunk);
             if let Some(target) = target {
                 self.interrupt(u64::from_ne_bytes(*target));
             }
-            return room;
+            return;
         }
-        let cost = request::cost(&asked, &room);
-        let (kept, room) = if room.len() <= COPY_MAX {
-            (room.clone(), room)
-        } else {
-            (room, Vec::with_capacity(PAYLOAD_MAX))
-        };
+        let cost = request::cost(&asked, request);
+        let kept = Kept::of(&self.rooms, room, len);
         match self.flight.enter(asked, device, Arc::new(kept), cost) {
             Ok((slot, seq)) => self.push(slot, seq),
             Err(NoSlot::Failing) if asked.wants_reply() => {
@@ -382,7 +377,6 @@ impl Shared {
             Err(NoSlot::Failing) => self.release(&asked, &[]),
             Err(NoSlot::Closed) => {}
         }
-        room
     }
 
     /// The kernel reports a signal to the caller of a request.
