@@ -162,10 +162,10 @@ pub enum BadFrame {
 
 /// The checksum of a header and its payload. The header's own place for it counts as zeros.
 fn checksum<'a>(header: &[u8; HEADER], parts: impl Iterator<Item = &'a [u8]>) -> u32 {
+    let mut header = *header;
+    header[CRC_AT..CRC_AT + 4].fill(0);
     let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
-    digest.update(&header[..CRC_AT]);
-    digest.update(&[0; 4]);
-    digest.update(&header[CRC_AT + 4..]);
+    digest.update(&header);
     parts.for_each(|part| digest.update(part));
     digest.finalize() as u32
 }
