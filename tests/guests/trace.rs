@@ -32,7 +32,7 @@ fn work(guest: &Guest) {
 
 fn check(lines: &str) -> usize {
     let mut known = 0;
-    for line in lines.lines().filter(|line| line.starts_with("trace ")) {
+    for line in lines.lines().map(|line| line.trim_start_matches("covey: ")) {
         let Some([total, there, server, filesystem, back]) = numbers(line) else { continue };
         let (total, server, filesystem) = (total.unwrap(), server.unwrap(), filesystem.unwrap());
         assert!(total >= server && server >= filesystem && filesystem > 0.0, "{line}");

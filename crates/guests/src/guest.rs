@@ -73,14 +73,10 @@ struct Begun {
 
 impl Begun {
     fn times(&self) -> Times {
-        let (wall, now) = (wall(), base::time::monotonic());
+        let (wall, now) = (base::time::wall_ns(), base::time::monotonic());
         let since = |begin: Instant| now.saturating_duration_since(begin).as_nanos() as u64;
         Times { arrived: self.wall, left: wall, server: since(self.arrived), filesystem: since(self.asked) }
     }
-}
-
-fn wall() -> u64 {
-    u64::try_from(base::time::now().as_nanos()).unwrap_or(0)
 }
 
 struct Table {
@@ -275,7 +271,7 @@ impl Guest {
         link: &Arc<Outbox>,
     ) -> Result<(), Cut> {
         let traced = head.flags & TRACED != 0;
-        let arrived = traced.then(|| (wall(), base::time::monotonic()));
+        let arrived = traced.then(|| (base::time::wall_ns(), base::time::monotonic()));
         let asked = Asked::read(message).filter(|asked| asked.opcode != op::INTERRUPT);
         let asked = asked.ok_or(BadFrame::Payload(head.kind))?;
         // This machine has other processes with these numbers.

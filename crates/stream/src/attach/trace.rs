@@ -79,10 +79,6 @@ pub struct Tracer {
     ids: AtomicU64,
 }
 
-fn wall() -> u64 {
-    u64::try_from(base::time::now().as_nanos()).unwrap_or(0)
-}
-
 impl Tracer {
     /// Lines of every `every`th request go to this listener from now on. Returns its number.
     pub fn listen(&self, every: u32, listener: Listener) -> u64 {
@@ -124,12 +120,13 @@ impl Tracer {
 
     /// The request in this slot is sent now. Returns whether it is traced.
     pub fn sends(&self, slot: u16, seq: u64) -> bool {
-        self.every.load(Ordering::Relaxed) != 0 && self.change(slot, seq, |mark| mark.sent = wall())
+        self.every.load(Ordering::Relaxed) != 0
+            && self.change(slot, seq, |mark| mark.sent = base::time::wall_ns())
     }
 
     /// What the server measured. The reply follows.
     pub fn served(&self, slot: u16, seq: u64, times: Times) {
-        self.change(slot, seq, |mark| mark.server = Some((times, wall())));
+        self.change(slot, seq, |mark| mark.server = Some((times, base::time::wall_ns())));
     }
 
     fn change(&self, slot: u16, seq: u64, change: impl FnOnce(&mut Mark)) -> bool {
