@@ -465,6 +465,10 @@ bench-daemon: ## What each operation costs in the daemon, without a kernel: medi
 	$(CARGO) bench --package covey-fs --package covey-meta --package covey-fuse --bench operations --bench names \
 		--bench dispatch -- $(FILTER)
 
+.PHONY: bench-protocol
+bench-protocol: ## What the wire between guests and their server costs, without sockets, beside a copy: by criterion
+	$(CARGO) bench --package covey-stream --bench protocol -- $(FILTER)
+
 .PHONY: profile-daemon
 profile-daemon: ## Where the instructions of each operation go, by callgrind (needs valgrind); OPS="create read-blob"
 	@scripts/profile-daemon $(OPS)

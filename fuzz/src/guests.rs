@@ -4,6 +4,7 @@ use stream::frame::{self, Head, Kind};
 use stream::hello::{Challenge, Found, Hello, Sharing, VERSION, Welcome, decode_refusal, encode_refusal};
 use stream::request::{self, Asked};
 use stream::slots::{Arrival, Slots};
+use stream::times::Times;
 
 /// Frames, greetings, FUSE messages and slots.
 pub fn stream(data: &[u8]) {
@@ -36,7 +37,7 @@ fn one(head: &Head, payload: &[u8], slots: &mut Slots) {
             let cost = request::cost(&asked, payload);
             drop((request::doubts(&asked, payload), request::forgotten(&asked, payload)));
             if slots.arrive(head.slot, head.seq, cost) == Ok(Arrival::Execute) && head.flags & 1 == 0 {
-                assert!(slots.done(head.slot, head.seq, asked.is_kept().then_some(&payload[..8])));
+                assert!(slots.done(head.slot, head.seq, asked.is_kept().then(|| payload[..8].to_vec())));
             }
         }
         Kind::Reply => {
@@ -44,6 +45,7 @@ fn one(head: &Head, payload: &[u8], slots: &mut Slots) {
             drop((request::is_reply(head.seq, payload), request::references(&asked, payload)));
             request::agreed(payload);
         }
+        Kind::Times => same(Times::decode(payload), payload, |it| it.encode().to_vec()),
         Kind::Cancel => drop(slots.cancel(head.slot, head.seq, &[])),
         Kind::Notify => drop((request::is_notification(payload), request::is_quick(payload))),
         _ => {}

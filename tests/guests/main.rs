@@ -7,4 +7,5 @@ mod broken;
 mod files;
 mod liars;
 mod refusals;
+mod trace;
 mod world;

@@ -198,6 +198,10 @@ impl Guest {
         self.process.log()
     }
 
+    pub fn log_path(&self) -> PathBuf {
+        self.process.log.clone()
+    }
+
     /// Ends it as Ctrl-C does.
     pub fn end(mut self) {
         let code = self.process.end();

@@ -73,6 +73,13 @@ pub fn tick() -> Timestamp {
     Timestamp::from_parts(now.tv_sec, u32::try_from(now.tv_nsec).unwrap_or(0))
 }
 
+/// The time of day in nanoseconds since 1970, as exact as the machine has it. Use it only to compare moments
+/// on two machines, as a trace does.
+pub fn wall_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+    (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64)
+}
+
 /// The monotonic clock, for deadlines and measurements.
 pub fn monotonic() -> Instant {
     Instant::now()

@@ -21,10 +21,11 @@ use fuse::abi::init::Agreed;
 use fuse::channel::Sink;
 use fuse::served::{self, Served};
 use parking_lot::{Condvar, Mutex};
-use stream::frame::{BadFrame, Head, Kind, Take};
+use stream::frame::{BadFrame, Head, Kind, TRACED, Take};
 use stream::hello::{Id, Sharing};
 use stream::request::{self, Asked, op};
 use stream::slots::{Arrival, Broken, Slots};
+use stream::times::Times;
 
 use crate::counted::Counted;
 use crate::outbox::Outbox;
@@ -58,6 +59,24 @@ struct Place {
     unique: u64,
     kept: bool,
     route: Option<Arc<Outbox>>,
+    /// Of a request that is traced.
+    begun: Option<Begun>,
+}
+
+/// When a traced request arrived, and when the filesystem was asked.
+#[derive(Clone, Copy)]
+struct Begun {
+    wall: u64,
+    arrived: Instant,
+    asked: Instant,
+}
+
+impl Begun {
+    fn times(&self) -> Times {
+        let (wall, now) = (base::time::wall_ns(), base::time::monotonic());
+        let since = |begin: Instant| now.saturating_duration_since(begin).as_nanos() as u64;
+        Times { arrived: self.wall, left: wall, server: since(self.arrived), filesystem: since(self.asked) }
+    }
 }
 
 struct Table {
@@ -251,6 +270,8 @@ impl Guest {
         room: &mut [u8],
         link: &Arc<Outbox>,
     ) -> Result<(), Cut> {
+        let traced = head.flags & TRACED != 0;
+        let arrived = traced.then(|| (base::time::wall_ns(), base::time::monotonic()));
         let asked = Asked::read(message).filter(|asked| asked.opcode != op::INTERRUPT);
         let asked = asked.ok_or(BadFrame::Payload(head.kind))?;
         // This machine has other processes with these numbers.
@@ -262,6 +283,8 @@ impl Guest {
             if arrival == Arrival::Execute {
                 let place = &mut table.places[usize::from(head.slot)];
                 (place.unique, place.kept) = (asked.unique, asked.is_kept());
+                place.begun =
+                    arrived.map(|(wall, arrived)| Begun { wall, arrived, asked: base::time::monotonic() });
             }
             arrival
         };
@@ -305,15 +328,18 @@ impl Guest {
     }
 
     fn reply(&self, slot: u16, seq: u64, header: &[u8], body: &[u8]) {
-        let route = {
+        let (route, begun) = {
             let mut table = self.table.lock();
             let place = table.places[usize::from(slot)].clone();
             if !table.slots.done(slot, seq, place.kept.then(|| [header, body].concat())) {
                 return;
             }
-            place.route
+            (place.route, place.begun)
         };
         if let Some(link) = route {
+            if let Some(begun) = begun {
+                link.send(&Head::of_slot(Kind::Times, slot, seq), &begun.times().encode());
+            }
             link.send_parts(&Head::of_slot(Kind::Reply, slot, seq), header, body);
         }
     }

@@ -25,7 +25,7 @@ use parking_lot::Mutex;
 use stream::address::Address;
 use stream::frame::{Head, Kind, PAYLOAD_MAX};
 use stream::hello::{
-    self, Challenge, Found, Hello, Id, Keys, Refusal, Sharing, VERSION, Welcome, encode_refusal,
+    self, Challenge, Found, Hello, Id, Keys, Refusal, Sharing, TIMES, VERSION, Welcome, encode_refusal,
 };
 use stream::socket::{Listener, Lost, Receiver, Socket};
 
@@ -379,7 +379,7 @@ impl Shared {
         base::random::fill(&mut nonce);
         let secret = self.keys.has_secret();
         let challenge =
-            Challenge { version: VERSION, features: 0, instance: self.instance, nonce, secret }.encode();
+            Challenge { version: VERSION, features: TIMES, instance: self.instance, nonce, secret }.encode();
         receiver.socket().send(&Head::plain(Kind::Challenge), &[&challenge]).map_err(io)?;
         if hello.version != VERSION {
             let say = format!(

@@ -65,11 +65,16 @@ pub enum Kind {
     Held,
     /// Guest: its mount is gone. Server: everything that it wrote is durable; the payload is an error number.
     Bye,
+    /// Server: what it measured for a traced request. The reply follows. See [`crate::times`].
+    Times,
 }
+
+/// The flag of a REQUEST that is traced: the server answers with TIMES in front of the reply.
+pub const TRACED: u8 = 1;
 
 impl Kind {
     /// All kinds. The number of a kind on the wire is its position here, counted from 1.
-    pub const ALL: [Kind; 17] = [
+    pub const ALL: [Kind; 18] = [
         Kind::Hello,
         Kind::Challenge,
         Kind::Proof,
@@ -87,6 +92,7 @@ impl Kind {
         Kind::Hold,
         Kind::Held,
         Kind::Bye,
+        Kind::Times,
     ];
 
     fn byte(self) -> u8 {
@@ -102,6 +108,7 @@ impl Kind {
         match self {
             Kind::Request | Kind::Reply => PAYLOAD_MAX,
             Kind::Hold => HOLD_MAX,
+            Kind::Times => crate::times::LEN,
             Kind::Ping | Kind::Pong | Kind::Cancel | Kind::Interrupt | Kind::Noted | Kind::Held => 0,
             _ => SMALL_MAX,
         }
@@ -162,10 +169,10 @@ pub enum BadFrame {
 
 /// The checksum of a header and its payload. The header's own place for it counts as zeros.
 fn checksum<'a>(header: &[u8; HEADER], parts: impl Iterator<Item = &'a [u8]>) -> u32 {
+    let mut header = *header;
+    header[CRC_AT..CRC_AT + 4].fill(0);
     let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
-    digest.update(&header[..CRC_AT]);
-    digest.update(&[0; 4]);
-    digest.update(&header[CRC_AT + 4..]);
+    digest.update(&header);
     parts.for_each(|part| digest.update(part));
     digest.finalize() as u32
 }
@@ -311,7 +318,7 @@ mod tests {
     proptest! {
         #[test]
         fn frames_follow_one_another(frames in prop::collection::vec(
-            (0_usize..17, any::<u8>(), any::<u16>(), any::<u64>(), prop::collection::vec(any::<u8>(), 0..200)),
+            (0_usize..18, any::<u8>(), any::<u16>(), any::<u64>(), prop::collection::vec(any::<u8>(), 0..200)),
             0..20,
         )) {
             let mut bytes = Vec::new();

@@ -23,6 +23,8 @@ use crate::frame::Take;
 
 /// The version of the wire.
 pub const VERSION: u16 = 1;
+/// A feature: the server measures traced requests ([`crate::times`]).
+pub const TIMES: u32 = 1;
 /// Length of ids and of the identity of what is served, in bytes.
 pub type Id = [u8; 16];
 /// A proof. Zeros without a secret.
@@ -36,7 +38,7 @@ const TEXT_MAX: usize = 1024;
 pub struct Hello {
     /// Its version.
     pub version: u16,
-    /// What it can do beyond the version. No bits are defined.
+    /// What it can do beyond the version: bits such as [`TIMES`].
     pub features: u32,
     /// The session to which the connection belongs; zeros: a new one.
     pub session: Id,

@@ -21,3 +21,4 @@ pub mod hello;
 pub mod request;
 pub mod slots;
 pub mod socket;
+pub mod times;

@@ -22,6 +22,7 @@ Options:
   --readers N           threads that read requests from /dev/fuse [default: one per CPU, at most 8]
   --connections N       connections to the server [default: 1]
   --wait SECONDS        how long requests wait while no server answers [default: 60]
+  --trace N             say of every Nth request where its time went [env: COVEY_FUSE_TRACE_RATE]
   --version, --help
 
 Exit status: 0 done, 1 failed, 2 wrong usage.";
@@ -64,6 +65,7 @@ fn main() -> ExitCode {
 fn parse(words: &[String]) -> Result<(Options, PathBuf), String> {
     let mut places = Vec::new();
     let (mut secret, mut readers, mut connections, mut wait) = (None, 0, 1, 60);
+    let mut trace = trace_rate(std::env::var(command::TRACE_RATE).ok().as_deref())?;
     let mut flags = Flags::default();
     let mut words = words.iter();
     while let Some(word) = words.next() {
@@ -81,6 +83,7 @@ fn parse(words: &[String]) -> Result<(Options, PathBuf), String> {
             }
             "--readers" => readers = number(name, &value()?, 64)?,
             "--connections" => connections = number(name, &value()?, 16)?,
+            "--trace" => trace = number(name, &value()?, 1_000_000_000)? as u32,
             "--wait" => wait = number(name, &value()?, 86_400)?,
             _ if name.starts_with('-') => return Err(format!("there is no option {name}")),
             _ => places.push(word.clone()),
@@ -96,8 +99,17 @@ fn parse(words: &[String]) -> Result<(Options, PathBuf), String> {
         connections,
         wait: Duration::from_secs(wait as u64),
         flags,
+        trace,
     };
     Ok((options, PathBuf::from(mountpoint)))
+}
+
+/// The rate that the environment names. 0: nothing is traced.
+fn trace_rate(text: Option<&str>) -> Result<u32, String> {
+    match text {
+        None | Some("" | "0") => Ok(0),
+        Some(text) => number(command::TRACE_RATE, text, 1_000_000_000).map(|rate| rate as u32),
+    }
 }
 
 fn number(name: &str, text: &str, most: usize) -> Result<usize, String> {
@@ -135,12 +147,21 @@ mod tests {
     }
 
     #[test]
+    fn requests_are_traced_if_it_is_asked_for() {
+        let (options, _) = parse(&words("--trace 100 unix:/s /mnt")).unwrap();
+        assert_eq!(options.trace, 100);
+        assert_eq!((trace_rate(None), trace_rate(Some("0")), trace_rate(Some("7"))), (Ok(0), Ok(0), Ok(7)));
+        assert!(trace_rate(Some("often")).unwrap_err().contains("COVEY_FUSE_TRACE_RATE"));
+    }
+
+    #[test]
     fn mistakes_are_named() {
         let cases = [
             ("unix:/run/s", "mountpoint"),
             ("--wait 0 unix:/run/s /mnt", "--wait"),
             ("--wait", "needs a value"),
             ("--what 1 unix:/s /mnt", "no option --what"),
+            ("--trace x unix:/s /mnt", "--trace"),
             ("-o rx unix:/s /mnt", "no mount option rx"),
             ("/run/s /mnt", "no address"),
         ];

@@ -45,6 +45,52 @@ pub mod op {
     pub const LSEEK: u32 = 46;
     pub const TMPFILE: u32 = 51;
     pub const STATX: u32 = 52;
+
+    /// The name of an operation, for people.
+    pub fn name(opcode: u32) -> &'static str {
+        match opcode {
+            1 => "lookup",
+            2 | 42 => "forget",
+            3 => "getattr",
+            4 => "setattr",
+            5 => "readlink",
+            6 => "symlink",
+            8 => "mknod",
+            9 => "mkdir",
+            10 => "unlink",
+            11 => "rmdir",
+            12 | 45 => "rename",
+            13 => "link",
+            14 => "open",
+            15 => "read",
+            16 => "write",
+            17 => "statfs",
+            18 => "release",
+            20 => "fsync",
+            21 => "setxattr",
+            22 => "getxattr",
+            23 => "listxattr",
+            24 => "removexattr",
+            25 => "flush",
+            26 => "init",
+            27 => "opendir",
+            28 => "readdir",
+            29 => "releasedir",
+            30 => "fsyncdir",
+            31 => "getlk",
+            32 | 33 => "setlk",
+            34 => "access",
+            35 => "create",
+            39 => "ioctl",
+            43 => "fallocate",
+            44 => "readdirplus",
+            46 => "lseek",
+            47 => "copy_file_range",
+            51 => "tmpfile",
+            52 => "statx",
+            _ => "other",
+        }
+    }
 }
 
 /// The parts of a request's header.

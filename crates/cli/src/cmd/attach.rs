@@ -39,6 +39,9 @@ pub struct Args {
     /// How long requests wait while no server answers
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     wait: u64,
+    /// Say of every Nth request where its time went, and percentiles at the end
+    #[arg(long, value_name = "N", env = command::TRACE_RATE, hide_env = true, default_value_t = 0)]
+    trace: u32,
 }
 
 #[derive(Serialize)]
@@ -61,6 +64,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
         connections: args.connections as usize,
         wait: Duration::from_secs(args.wait),
         flags: flags(&args.options)?,
+        trace: args.trace,
     };
     let ready = |source: &str| {
         let line = format!("{source} is mounted on {}", args.mountpoint.display());

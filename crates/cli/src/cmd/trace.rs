@@ -6,7 +6,7 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use api::error::{Context, Result};
+use api::error::{Context, Failure, Result};
 use api::reads::{self, ReadRange};
 use api::text::{bytes, count};
 use api::watch::{
@@ -15,6 +15,7 @@ use api::watch::{
 use node::watch::opcode_of;
 use serde_json::json;
 
+use crate::guest_trace;
 use crate::looking::{ear_of, look_on, parse_time};
 use crate::table::Table;
 use crate::term::Term;
@@ -30,7 +31,9 @@ use crate::term::Term;
     Times are in microseconds. total = queue + srv + return; srv = names + blob + cache + peer + origin + own (with what was\n\
     waited for a worker). queue and return are the kernel's and need a daemon that runs as root; of requests that come\n\
     faster than they can be shown they are known of one in eight, with --slow of all. Requests that the kernel answers from\n\
-    its own memory never come to the daemon and are not seen."
+    its own memory never come to the daemon and are not seen.\n\n\
+    On a mount of covey attach: total = to-server + server + to-client, and what the guest's program took itself;\n\
+    filesystem is a part of server. A ? stands where the clocks of both machines differ. --every and --for work there."
 )]
 pub struct Args {
     /// A path on a mount, or the volume that is mounted
@@ -57,6 +60,14 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args, term: Term) -> Result<u8> {
+    if let Some(ear) = guest_trace::of(&args.path, args.every) {
+        let other = [args.op.is_some(), args.slow.is_some(), args.quiet, args.record.is_some()];
+        if other.contains(&true) {
+            return Err(Failure::usage("this is a guest's mount: only --every and --for work here")
+                .next("run covey trace where covey serve runs for the others"));
+        }
+        return guest_trace::show(ear, args.at_most, term);
+    }
     if let Some(list) = &args.record {
         return record(args, list, term);
     }

@@ -5,6 +5,9 @@ use std::time::Duration;
 
 use super::{AttachError, Attached, Ended, Log, Options};
 
+/// The environment's name for the rate of tracing.
+pub const TRACE_RATE: &str = "COVEY_FUSE_TRACE_RATE";
+
 /// How often it looks for signals.
 const LOOK: Duration = Duration::from_millis(200);
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::address::Address;
 use crate::frame::{HOLD_MAX, Head, Kind, PAYLOAD_MAX};
-use crate::hello::{self, Challenge, Hello, Id, Keys, Refusal, VERSION, Welcome};
+use crate::hello::{self, Challenge, Hello, Id, Keys, Refusal, TIMES, VERSION, Welcome};
 use crate::socket::{Lost, Receiver, Socket};
 
 /// How long connecting, and each step of the greeting, may take.
@@ -55,6 +55,8 @@ pub struct Greeted {
     pub welcome: Welcome,
     /// The run of the server.
     pub instance: Id,
+    /// Whether it measures traced requests.
+    pub times: bool,
 }
 
 /// Connects and greets. `session`: the session to continue, or zeros. `index`: which connection of it.
@@ -76,7 +78,7 @@ pub fn greet(address: &Address, keys: &Keys, session: Id, index: u16) -> Result<
     socket.limit(Some(PATIENCE), Some(PATIENCE)).map_err(Trouble::passing)?;
     let mut nonce = [0; 32];
     base::random::fill(&mut nonce);
-    let hello = Hello { version: VERSION, features: 0, session, nonce, index }.encode();
+    let hello = Hello { version: VERSION, features: TIMES, session, nonce, index }.encode();
     let mut room = vec![0; PAYLOAD_MAX];
     let sent = |done: std::io::Result<()>| done.map_err(Trouble::passing);
     sent(socket.send(&Head::plain(Kind::Hello), &[&hello]))?;
@@ -110,7 +112,8 @@ pub fn greet(address: &Address, keys: &Keys, session: Id, index: u16) -> Result<
         return Err(Trouble::lasting("it grants too little to work with"));
     }
     receiver.socket().limit(None, Some(SEND_PATIENCE)).map_err(Trouble::passing)?;
-    Ok(Greeted { receiver, welcome, instance: challenge.instance })
+    let times = challenge.features & TIMES != 0;
+    Ok(Greeted { receiver, welcome, instance: challenge.instance, times })
 }
 
 fn other_version(version: u16) -> Trouble {

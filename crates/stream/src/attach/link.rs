@@ -10,10 +10,11 @@ use super::flight::{Entry, Sent};
 use super::greet::{Greeted, Trouble, greet, refused, restore};
 use super::notes::Note;
 use super::{Session, Shared};
-use crate::frame::{BadFrame, Head, Kind, PAYLOAD_MAX};
+use crate::frame::{BadFrame, Head, Kind, PAYLOAD_MAX, TRACED};
 use crate::hello::{Found, Sharing};
 use crate::request::{self, op};
 use crate::socket::{Lost, Receiver, Socket};
+use crate::times::Times;
 
 /// After this time without a frame, the server is asked whether it is there.
 const PING_AFTER: Duration = Duration::from_secs(2);
@@ -37,6 +38,8 @@ pub struct Link {
     /// When the last frame came: milliseconds of the monotonic clock.
     heard: AtomicU64,
     pinged: AtomicBool,
+    /// The server at its end measures traced requests.
+    times: AtomicBool,
 }
 
 fn now_ms() -> u64 {
@@ -62,6 +65,11 @@ impl Link {
         } else if silent >= PING_AFTER && !self.pinged.swap(true, Ordering::Relaxed) {
             let _ = up.socket.send(&Head::plain(Kind::Ping), &[]);
         }
+    }
+
+    /// Says whether the server measures traced requests. Call it before the connection is up.
+    pub fn set_times(&self, times: bool) {
+        self.times.store(times, Ordering::Relaxed);
     }
 
     fn number(&self) -> Option<u64> {
@@ -109,7 +117,8 @@ impl Shared {
         // One at a time: the first one of a new session makes it.
         let mut session = self.session.lock();
         let greeted = greet(&self.options.address, &self.keys, session.id, index as u16)?;
-        let Greeted { mut receiver, welcome, .. } = greeted;
+        let Greeted { mut receiver, welcome, times, .. } = greeted;
+        self.links[index].set_times(times);
         if welcome.found == Found::Resumed {
             return Ok((receiver, session.number));
         }
@@ -233,13 +242,13 @@ impl Shared {
             let link = &self.links[(usize::from(slot) + at) % self.links.len()];
             let up = link.up.lock();
             if let Some(up) = &*up {
-                self.push_on(up, slot, seq, before);
+                self.push_on(up, link.times.load(Ordering::Relaxed), slot, seq, before);
                 return;
             }
         }
     }
 
-    fn push_on(&self, up: &Up, slot: u16, seq: u64, before: Option<Sent>) {
+    fn push_on(&self, up: &Up, times: bool, slot: u16, seq: u64, before: Option<Sent>) {
         let mut mine = None;
         self.flight.change(slot, seq, |entry| {
             if entry.sent == before {
@@ -258,7 +267,10 @@ impl Shared {
                 return;
             }
             _ if entry.given_up => Head::of_slot(Kind::Cancel, slot, seq),
-            _ => Head::of_slot(Kind::Request, slot, seq),
+            _ => {
+                let traced = times && self.tracer.sends(slot, seq);
+                Head { flags: if traced { TRACED } else { 0 }, ..Head::of_slot(Kind::Request, slot, seq) }
+            }
         };
         if !entry.asked.is_repeatable() {
             self.wrote.store(true, Ordering::Release);
@@ -312,6 +324,11 @@ impl Shared {
                 None if self.flight.knows(head.slot, head.seq) => Ok(()),
                 None => Err(broken()),
             },
+            Kind::Times => {
+                let times = Times::decode(payload).ok_or_else(broken)?;
+                self.tracer.served(head.slot, head.seq, times);
+                Ok(())
+            }
             Kind::Notify if !request::is_notification(payload) => Err(broken()),
             // It belongs to the reply that comes next, and is not acknowledged.
             Kind::Notify if request::is_quick(payload) => {
@@ -362,6 +379,7 @@ impl Shared {
             found.iter().for_each(|node| *held.entry(*node).or_default() += 1);
         }
         let sent = self.reply(entry.device, reply);
+        self.tracer.ended(entry.slot, entry.seq, asked);
         if asked.opcode == op::INIT {
             self.init_answered(reply);
         }

@@ -19,11 +19,13 @@
 
 pub mod command;
 pub mod device;
+pub mod ear;
 pub mod flight;
 pub mod greet;
 mod link;
 mod notes;
 pub mod rooms;
+pub mod trace;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -44,6 +46,7 @@ use greet::{Trouble, greet};
 use link::Link;
 use notes::Notes;
 use rooms::{Kept, Rooms};
+use trace::Tracer;
 
 /// How often the clock thread looks.
 const TICK: Duration = Duration::from_millis(100);
@@ -67,6 +70,8 @@ pub struct Options {
     pub wait: Duration,
     /// The flags of the mount.
     pub flags: Flags,
+    /// Every so many requests, one is traced in the log. 0: none.
+    pub trace: u32,
 }
 
 /// Receives the lines of the log.
@@ -122,6 +127,7 @@ struct Shared {
     /// A request that changes something was sent.
     wrote: AtomicBool,
     readers_left: AtomicUsize,
+    tracer: Tracer,
     log: Log,
 }
 
@@ -206,14 +212,27 @@ impl Attached {
             ended: AtomicBool::new(false),
             wrote: AtomicBool::new(false),
             readers_left: AtomicUsize::new(readers),
+            tracer: Tracer::default(),
             options,
             log,
         });
         shared.flight.grant(welcome.slots, welcome.bytes);
+        shared.links[0].set_times(greeted.times);
+        if shared.options.trace > 0 {
+            let say = move |line: &str| {
+                log(line);
+                true
+            };
+            shared.tracer.listen(shared.options.trace, Box::new(say));
+        }
         let attached = Attached { shared, path: path.clone(), name };
         attached.start(greeted.receiver, readers)?;
         attached.shared.wait_for_init()?;
         device::set_read_ahead(&path);
+        let shared = Arc::clone(&attached.shared);
+        if let Err(error) = ear::open(&path, shared) {
+            log(&format!("`covey trace` cannot reach this mount: {error}"));
+        }
         std::mem::forget(guard);
         Ok(attached)
     }
@@ -268,6 +287,7 @@ impl Attached {
     pub fn finish(self) -> Ended {
         let shared = &self.shared;
         shared.ended.store(true, Ordering::Release);
+        shared.tracer.end();
         let said = shared.send_somewhere(&Head::plain(Kind::Bye), &[]);
         let mut state = shared.state.lock();
         let until = base::Deadline::after(GOODBYE);
@@ -367,10 +387,13 @@ impl Shared {
             }
             return;
         }
-        let cost = request::cost(&asked, request);
+        let (traced, cost) = (self.tracer.wants(), request::cost(&asked, request));
         let kept = Kept::of(&self.rooms, room, len);
         match self.flight.enter(asked, device, Arc::new(kept), cost) {
-            Ok((slot, seq)) => self.push(slot, seq),
+            Ok((slot, seq)) => {
+                traced.inspect(|read| self.tracer.entered(slot, seq, *read));
+                self.push(slot, seq);
+            }
             Err(NoSlot::Failing) if asked.wants_reply() => {
                 let _ = self.reply(device, &request::error_reply(asked.unique, libc::EIO));
             }
