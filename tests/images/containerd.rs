@@ -110,6 +110,17 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.snapshotter.
         assert_eq!(status, 0, "{said}\n{}", fs::read_to_string(self.folder.join("containerd.log")).unwrap());
     }
 
+    /// Pulls until it succeeds: containerd waits some seconds before it connects to a snapshotter again.
+    fn pull_again(&self, reference: &str) {
+        let end = Instant::now() + LIMIT;
+        while self.pull(reference).0 != 0 {
+            if Instant::now() > end {
+                self.pull_ok(reference);
+            }
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+
     /// The words that start a container.
     fn start_words<'a>(&'a self, more: &[&'a str]) -> Vec<String> {
         let at = self.folder.display();
@@ -156,15 +167,7 @@ struct Snapshotter {
 
 impl Snapshotter {
     fn start(folder: &Path, source: &str) -> Snapshotter {
-        let socket = folder.join("s.sock");
-        let log = fs::File::create(folder.join("snapshotter.log")).unwrap();
-        let mut command = covey();
-        command.arg("snapshotter").arg("--on").arg(format!("unix:{}", socket.display()));
-        command.args(["--source", source, "--root"]).arg(folder.join("snap")).args(["--", "--follow=1"]);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        let snapshotter = Snapshotter { folder: folder.to_owned(), process: command.spawn().unwrap() };
-        until("the snapshotter listens", || std::os::unix::net::UnixStream::connect(&socket).is_ok());
-        snapshotter
+        Snapshotter { folder: folder.to_owned(), process: spawn(folder, source) }
     }
 
     fn said(&self) -> String {
@@ -184,6 +187,18 @@ impl Snapshotter {
         self.process.kill().unwrap();
         self.process.wait().unwrap();
     }
+}
+
+/// Starts the program, and waits until it listens.
+fn spawn(folder: &Path, source: &str) -> Child {
+    let socket = folder.join("s.sock");
+    let log = fs::File::create(folder.join("snapshotter.log")).unwrap();
+    let mut command = covey();
+    command.arg("snapshotter").arg("--on").arg(format!("unix:{}", socket.display()));
+    command.args(["--source", source, "--root"]).arg(folder.join("snap")).args(["--", "--follow=1"]);
+    let process = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap();
+    until("the snapshotter listens", || std::os::unix::net::UnixStream::connect(&socket).is_ok());
+    process
 }
 
 impl Drop for Snapshotter {
@@ -313,7 +328,7 @@ impl World<'_> {
     }
 
     fn restart(&mut self) {
-        self.snapshotter = Snapshotter::start(self.folder, &self.source);
+        self.snapshotter.process = spawn(self.folder, &self.source);
     }
 
     fn layers_are_not_unpacked(&self) {
@@ -355,8 +370,7 @@ impl World<'_> {
         });
         assert_eq!(self.exec(&["/bin/busybox", "cat", "/etc/motd"]), "hello from the image\n");
         self.restart();
-        // containerd waits some seconds before it connects again.
-        until("containerd has found the snapshotter again", || self.containerd.pull(&image).0 == 0);
+        self.containerd.pull_again(&image);
         let said = self.containerd.run(&image, "three", "/bin/busybox wc -c < /etc/large").stdout;
         assert_eq!(said.trim(), "20000000");
     }

@@ -15,6 +15,12 @@ pub trait Layers: Send + Sync {
     /// # Errors
     /// The layers cannot be looked at, so nothing is known.
     fn find(&self, below: Option<&Digest>, chain: &Digest) -> io::Result<Option<Digest>>;
+
+    /// Whether the layers can be looked at. If so, what is not found is not there.
+    ///
+    /// # Errors
+    /// They cannot.
+    fn check(&self) -> io::Result<()>;
 }
 
 /// The chain id of a layer above a chain id, or above nothing.
@@ -31,15 +37,13 @@ pub fn chain_id(below: Option<&Digest>, diff_id: &Digest) -> Digest {
 pub struct InFolder(pub PathBuf);
 
 impl Layers for InFolder {
+    fn check(&self) -> io::Result<()> {
+        // The folder was there at the start. Without it, the mount is gone. That is no folder without layers.
+        fs::symlink_metadata(self.0.join("layers")).map(drop)
+    }
+
     fn find(&self, below: Option<&Digest>, chain: &Digest) -> io::Result<Option<Digest>> {
-        // The folder itself must answer. Otherwise a mount that is gone would look like one without images.
-        let found = fs::read_dir(&self.0)?.find_map(|entry| match entry {
-            Ok(entry) => (entry.file_name() == "layers").then_some(Ok(())),
-            Err(error) => Some(Err(error)),
-        });
-        if found.transpose()?.is_none() {
-            return Ok(None);
-        }
+        self.check()?;
         if below.is_none() {
             return match fs::symlink_metadata(self.0.join(folder::layer(chain))) {
                 Ok(about) => Ok(about.is_dir().then_some(*chain)),
@@ -70,7 +74,7 @@ mod tests {
         let [one, two] = [b"1", b"2"].map(|bytes| Digest::of(bytes));
         let above = chain_id(Some(&one), &two);
         assert_eq!(above, Digest::of(format!("sha256:{} sha256:{}", one.hex(), two.hex()).as_bytes()));
-        assert_eq!(images.find(None, &one).unwrap(), None, "no image yet");
+        assert!(images.find(None, &one).is_err(), "nothing is mounted there");
         for layer in [one, two] {
             fs::create_dir_all(folder.path().join(folder::layer(&layer))).unwrap();
         }
@@ -79,6 +83,6 @@ mod tests {
         assert_eq!(images.find(Some(&one), &above).unwrap(), Some(two));
         assert_eq!(images.find(Some(&two), &above).unwrap(), None);
         assert_eq!(images.find(None, &above).unwrap(), None);
-        assert!(InFolder(folder.path().join("gone")).find(None, &one).is_err(), "nothing is known then");
+        assert!(InFolder(folder.path().join("gone")).find(None, &one).is_err());
     }
 }

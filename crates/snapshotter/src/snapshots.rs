@@ -271,6 +271,7 @@ impl Snapshots {
             Ok(about) if about.is_dir() => Ok(()),
             Err(error) if error.kind() != ErrorKind::NotFound => Err(self.away(&error)),
             _ => {
+                self.layers.check().map_err(|error| self.away(&error))?;
                 let what = match record.layer {
                     Some(layer) => format!("the folder of images has no layer {layer} any more"),
                     None => format!("{} is not there", files.display()),

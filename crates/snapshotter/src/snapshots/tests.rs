@@ -236,6 +236,11 @@ fn what_is_gone_is_no_silent_fallback() {
     assert_eq!(world.folders().len(), 1, "nothing was made");
     fs::remove_dir_all(world.images()).unwrap();
     assert_eq!(code(all.prepare(&layer("y", "", &Digest::of(b"2")))), Code::Unavailable);
+    assert_eq!(code(all.prepare(&new("c", &lowest))), Code::Unavailable);
+    // What is below the mountpoint.
+    fs::create_dir(world.images()).unwrap();
+    assert_eq!(code(all.prepare(&layer("y", "", &Digest::of(b"2")))), Code::Unavailable);
+    assert_eq!(code(all.prepare(&new("c", &lowest))), Code::Unavailable);
     all.remove(&lowest).unwrap();
 }
 
