@@ -84,6 +84,8 @@ fn a_folder_of_a_shared_volume_from_its_making_to_its_end() {
     driver.publish(&copy, "pod3", false).unwrap();
     assert_eq!(fs::read(driver.path("pod3/a")).unwrap(), b"one");
     assert_eq!(driver.mounts().iter().filter(|place| place.starts_with(driver.path("state"))).count(), 1);
+    let plain = driver.create("pvc-2", 0, &class).unwrap_err();
+    assert_eq!(plain.code(), Code::AlreadyExists, "that one is a clone");
 
     assert_eq!(driver.unstage(&volume).unwrap_err().code(), Code::FailedPrecondition, "it is published");
     assert_eq!(driver.delete(&volume.volume_id).unwrap_err().code(), Code::FailedPrecondition);
@@ -167,15 +169,21 @@ fn an_exclusive_volume_keeps_its_files() {
     let mut driver = Driver::new();
     let class = texts(&[("exclusive", "true")]);
     let volume = driver.create("db", 64 * MIB, &class).unwrap();
+    // The folder of the kubelet may be a symbolic link.
+    fs::create_dir(driver.path("pods")).unwrap();
+    std::os::unix::fs::symlink("pods", driver.path("link")).unwrap();
     assert_eq!(volume.accessible_topology[0].segments, texts(&[("csi.covey/node", "n1")]));
     for round in 0..2 {
         driver.stage(&volume).unwrap();
-        driver.publish(&volume, "pod", false).unwrap();
-        match round {
-            0 => fs::write(driver.path("pod/a"), b"one").unwrap(),
-            _ => assert_eq!(fs::read(driver.path("pod/a")).unwrap(), b"one"),
+        for _ in 0..2 {
+            driver.publish(&volume, "link/pod", false).unwrap();
         }
-        driver.unpublish(&volume, "pod").unwrap();
+        assert_eq!(driver.mounts().iter().filter(|place| place.ends_with("pods/pod")).count(), 1);
+        match round {
+            0 => fs::write(driver.path("pods/pod/a"), b"one").unwrap(),
+            _ => assert_eq!(fs::read(driver.path("pods/pod/a")).unwrap(), b"one"),
+        }
+        driver.unpublish(&volume, "link/pod").unwrap();
         driver.unstage(&volume).unwrap();
         assert_eq!(driver.mounts().len(), 0);
     }

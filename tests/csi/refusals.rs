@@ -27,6 +27,10 @@ fn what_comes_too_early_or_is_wrong_changes_nothing() {
     {
         driver.delete(id).unwrap();
     }
+    let away = texts(&[("volume", "postgres://covey@127.0.0.1:1/covey?volume=w&sslmode=disable")]);
+    let away = driver.create("pvc-1", 0, &away).unwrap_err();
+    assert_eq!(away.code(), Code::Unavailable, "{away:?}");
+    assert!(driver.state("mounts").is_empty() && driver.state("secrets").is_empty(), "{away:?}");
     assert_eq!(code(driver.delete("exclusive:a@other")), Code::FailedPrecondition, "it is another node's");
     for path in ["", "relative", "/a/../../etc", "/"] {
         let call = StageRequest {

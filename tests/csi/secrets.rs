@@ -125,3 +125,56 @@ fn calls_are_counted() {
         assert!(page.contains(line), "{line}: {page}");
     }
 }
+
+/// The keys of a store, and the secret of a fleet: only the secret of the call has them.
+#[test]
+fn a_tree_in_a_store_is_read_in_a_fleet_with_the_keys_of_the_call() {
+    requires!(Need::Root, Need::Covey);
+    let store = s3server::Server::start();
+    let endpoint = format!("http://{}", store.address());
+    let mut driver = Driver::with(&["--address", "127.0.0.1"]);
+    let with_keys = |args: &[&str]| {
+        let mut command = covey_tests::program::covey();
+        command.args(args).envs(s3server::environment());
+        covey_tests::run_ok(&mut command, std::time::Duration::from_secs(60));
+    };
+    let text = |name: &str| driver.path(name).display().to_string();
+    let origin = format!("s3://{}/csi", s3server::BUCKET);
+    with_keys(&["format", &text("v"), "--origin", &origin, "--endpoint", &endpoint]);
+    fs::create_dir(driver.path("m")).unwrap();
+    with_keys(&["mount", "-d", &text("v"), &text("m")]);
+    fs::write(driver.path("m/a"), b"one").unwrap();
+    with_keys(&["publish", &text("m"), "latest"]);
+    with_keys(&["umount", &text("m")]);
+
+    let fleet = "0123456789abcdef0123456789abcdef";
+    let class = texts(&[
+        ("tree", &format!("{origin}@latest")),
+        ("endpoint", &endpoint),
+        ("region", "us-east-1"),
+        ("join", "127.0.0.1:1"),
+    ]);
+    let volume = driver.create("t1", 0, &class).unwrap();
+    let stage = |secrets: Texts| {
+        driver
+            .call::<_, Empty>("Node/NodeStageVolume", StageRequest { secrets, ..driver.stage_call(&volume) })
+    };
+    let keys = [("AWS_ACCESS_KEY_ID", s3server::KEY), ("AWS_SECRET_ACCESS_KEY", s3server::SECRET)];
+    let alone = stage(texts(&keys)).unwrap_err();
+    assert!(alone.message().contains("fleet-secret"), "{alone:?}");
+    let wrong = [keys[0], ("AWS_SECRET_ACCESS_KEY", WRONG), ("fleet-secret", fleet)];
+    let wrong = stage(texts(&wrong)).unwrap_err();
+    assert!(!wrong.message().contains(WRONG) && !wrong.message().contains(fleet), "{wrong:?}");
+    assert!(driver.state("secrets").is_empty() && driver.state("staged").is_empty());
+    stage(texts(&[keys[0], keys[1], ("fleet-secret", fleet)])).unwrap();
+    driver.publish(&volume, "pod", false).unwrap();
+    assert_eq!(fs::read(driver.path("pod/a")).unwrap(), b"one");
+    assert_eq!(driver.state("secrets").len(), 2, "the keys, and the fleet's secret in a file of its own");
+    driver.unpublish(&volume, "pod").unwrap();
+    driver.unstage(&volume).unwrap();
+    assert!(driver.state("secrets").is_empty());
+    let log = driver.log();
+    assert!(!log.contains(s3server::SECRET) && !log.contains(fleet), "{log}");
+    driver.end();
+    assert_eq!(driver.mounts().len(), 0);
+}

@@ -146,7 +146,7 @@ impl Use {
 }
 
 /// The keys that are not the orchestrator's.
-fn own(texts: &Texts) -> Texts {
+pub fn own(texts: &Texts) -> Texts {
     texts
         .iter()
         .filter(|(key, _)| !key.contains('/'))

@@ -178,6 +178,7 @@ impl Mounts {
             let passes = matches!(failed.code.as_str(), "in-use" | "busy" | "mountpoint-in-use");
             if !passes || deadline.is_over() {
                 if self.is_unused(key)? {
+                    places::remove(&place)?;
                     self.safe.forget(key);
                 }
                 return Err(failed.status);

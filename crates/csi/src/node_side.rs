@@ -261,7 +261,7 @@ impl Driver {
             return Err(refuse::invalid("the call has no volume_path", "send a path where the volume is"));
         }
         // Any other path is looked at by nothing, whatever it is.
-        let place: PathBuf = Path::new(text).components().collect();
+        let place = places::resolved(Path::new(text));
         let staged: Option<Staged> = self.staged.find(id)?;
         let is_known = staged.is_some_and(|staged| {
             staged.staging == place || staged.targets.iter().any(|target| target.path == place)

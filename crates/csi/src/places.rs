@@ -84,9 +84,19 @@ pub fn check(name: &str, text: &str) -> Answer<PathBuf> {
     let path = Path::new(text);
     let plain = |part: Component<'_>| matches!(part, Component::RootDir | Component::Normal(_));
     if path.is_absolute() && path.components().all(plain) && path != Path::new("/") && !text.contains('\0') {
-        return Ok(path.components().collect());
+        return Ok(resolved(path));
     }
     Err(refuse::invalid(format!("the {name} is {text:?}"), "send an absolute path without .."))
+}
+
+/// A path as the kernel's mount table shows it: the folder of the kubelet may be a symbolic link. The last
+/// part is the place itself, and is not followed.
+pub fn resolved(path: &Path) -> PathBuf {
+    let folder = path.parent().and_then(|parent| parent.canonicalize().ok());
+    match (folder, path.file_name()) {
+        (Some(folder), Some(name)) => folder.join(name),
+        _ => path.components().collect(),
+    }
 }
 
 /// Whether the daemon of the mount at a path answers.
@@ -225,7 +235,7 @@ mod tests {
         for text in ["", "a", "/", "/a/../b", "../a", "/.."] {
             assert!(check("target_path", text).is_err(), "{text:?}");
         }
-        assert_eq!(check("target_path", "/a//b/").unwrap(), Path::new("/a/b"));
+        assert_eq!(check("target_path", "/none//b/").unwrap(), Path::new("/none/b"));
     }
 
     #[test]

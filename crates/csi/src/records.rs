@@ -68,6 +68,9 @@ pub struct Made {
     pub context: Texts,
     /// The parameters that it was made with.
     pub parameters: Texts,
+    /// What it began as a copy of.
+    #[serde(default)]
+    pub from: Option<String>,
 }
 
 /// Records of one kind, by the text that names them.

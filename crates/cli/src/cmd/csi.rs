@@ -17,9 +17,9 @@ use crate::term::Term;
     after_help = "Examples:\n  covey csi --endpoint unix:///csi/csi.sock --node-id NODE --state /run/covey-csi\n  \
     covey csi --endpoint unix:///csi/csi.sock --node-id NODE --state DIR --node-only --metrics 127.0.0.1:9810\n  \
     covey csi --endpoint unix:///csi/csi.sock --node-id NODE --state DIR --folder /var/lib/covey-volumes\n\n\
-    Mounts are processes of their own: they go on when the driver ends, and the next one finds them.\n\
-    Passwords and keys come from the orchestrator's secrets. docs/KUBERNETES.md has manifests, and the\n\
-    parameters of a StorageClass."
+    Mounts are processes of their own: they go on when the driver ends, and the next finds them.\n\
+    Passwords and keys come from the orchestrator's secrets. docs/KUBERNETES.md has manifests, and\n\
+    the parameters of a StorageClass."
 )]
 pub struct Args {
     /// The unix socket of the driver, which its callers' helpers know: unix:///csi/csi.sock

@@ -62,7 +62,8 @@ impl Driver {
         let made =
             self.made.all::<Made>()?.into_iter().map(|(_, made)| made).find(|made| made.name == call.name);
         if let Some(made) = made {
-            if made.id != text || made.parameters != parameters || !size.is_met_by(made.capacity) {
+            let is_same = made.id == text && made.parameters == parameters && made.from == from;
+            if !is_same || !size.is_met_by(made.capacity) {
                 return Err(taken(&call.name));
             }
             return self.answer(&made, call.volume_content_source);
@@ -79,19 +80,12 @@ impl Driver {
                 self.make_exclusive(name, *mode, size, from.as_deref())?,
                 context(&[("exclusive", name.clone())]),
             ),
-            _ => (
-                0,
-                parameters
-                    .iter()
-                    .filter(|(key, _)| !key.contains('/'))
-                    .map(|(k, v)| (k.clone(), v.clone()))
-                    .collect(),
-            ),
+            _ => (0, crate::class::own(&parameters)),
         };
         if !size.is_met_by(capacity) {
             return Err(taken(&call.name));
         }
-        let made = Made { name: call.name, id: text, capacity, context, parameters };
+        let made = Made { name: call.name, id: text, capacity, context, parameters, from };
         self.made.put(&made.id, &made)?;
         self.answer(&made, call.volume_content_source)
     }
