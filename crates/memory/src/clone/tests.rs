@@ -193,6 +193,53 @@ fn pages_that_were_given_back_hold_zeros() {
     assert_eq!(memory.bytes()[5], 0);
 }
 
+/// The only thread of a clone is refused a copy as long as an event waits, and must read the event itself.
+#[test]
+fn one_thread_serves_a_clone_that_touches_and_gives_back_at_once() {
+    let Some(memory) = memory(32 * MIB) else { return };
+    let source = snapshot(32 * MIB);
+    let base = memory.bytes().as_ptr() as u64;
+    let region = Region { base, size: 32 * MIB as u64, offset: 0, page: 4096 };
+    let (clone, thread) = one_thread(source, &[region], &memory);
+    std::thread::scope(|scope| {
+        // The first half is touched, and pages of the second are given back.
+        let touch = scope.spawn(|| {
+            memory.bytes()[..16 * MIB].iter().step_by(4096).map(|byte| u64::from(*byte)).sum::<u64>()
+        });
+        let mut page = 4096;
+        while !touch.is_finished() {
+            memory.give_back(page * 4096, 4096).unwrap();
+            page = 4096 + (page + 1) % 4096;
+        }
+        touch.join().unwrap();
+    });
+    clone.stop(End::Stopped);
+    thread.join().unwrap();
+}
+
+/// The block is in flight, and its first page is there. It is given back and touched before the block is done.
+#[test]
+fn a_page_that_is_given_back_while_its_block_is_in_flight_is_answered() {
+    let Some(memory) = memory(MIB) else { return };
+    let world = clone_of(snapshot(MIB), &[(&memory, 0)], &memory, LONG);
+    let run = world.clone.layout.run(world.clone.claim_missing(&(1..2), 1));
+    world.clone.bring(&run).unwrap();
+    let page = 65_536 + 8192;
+    assert_ne!(memory.bytes()[page..page + 4096], [0; 4096]);
+    memory.give_back(page as u64, 4096).unwrap();
+    std::thread::scope(|scope| {
+        let touch = scope.spawn(|| memory.bytes()[page..page + 4096].iter().all(|byte| *byte == 0));
+        let end = monotonic() + LONG;
+        while world.clone.late.lock().is_empty() {
+            assert!(monotonic() < end, "the fault never came");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(!touch.is_finished());
+        world.clone.finish(&run).unwrap();
+        assert!(touch.join().unwrap());
+    });
+}
+
 #[test]
 fn what_the_list_says_is_there_before_it_is_touched() {
     let Some(memory) = memory(4 * MIB) else { return };
