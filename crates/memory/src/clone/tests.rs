@@ -217,7 +217,8 @@ fn one_thread_serves_a_clone_that_touches_and_gives_back_at_once() {
     thread.join().unwrap();
 }
 
-/// The block is in flight, and its first page is there. It is given back and touched before the block is done.
+/// The block is in flight, and its first page is there. It is given back and touched before the block is
+/// done.
 #[test]
 fn a_page_that_is_given_back_while_its_block_is_in_flight_is_answered() {
     let Some(memory) = memory(MIB) else { return };
