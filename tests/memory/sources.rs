@@ -71,14 +71,14 @@ fn a_store_that_goes_away_delays_a_clone_and_one_that_stays_away_ends_it() {
     proxy.up();
     vmm.must_succeed();
     server.end_well();
+    // It has read nothing yet when the store goes away, so nothing here depends on how fast the store is.
     let server = serve("1", "cache-b");
-    let mut vmm = place.vmm("half");
-    vmm.at("half");
+    let mut vmm = place.vmm("late");
+    vmm.at("loaded");
     proxy.down();
     vmm.go();
     assert_eq!(vmm.died_of(), libc::SIGBUS);
     assert!(server.log().contains("cannot go on: bytes "), "{}", server.log());
     proxy.up();
-    place.vmm("check").must_succeed();
     server.end_well();
 }
