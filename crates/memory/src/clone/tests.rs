@@ -281,6 +281,13 @@ fn a_source_that_fails_for_too_long_ends_the_clone() {
     let Some(End::Failed(why)) = world.clone.end() else { panic!("{:?}", world.clone.end()) };
     assert!(why.contains("bytes 0 to 65536") && why.contains("the store is away"), "{why}");
     assert!(world.lines.lock().iter().any(|(level, line)| *level == Level::Error && line.contains("SIGBUS")));
+    // A touch would end this process. Read in this way, a page that is poisoned is an error at once, and one
+    // that is only missing would wait for ever.
+    let this = std::fs::File::open("/proc/self/mem").unwrap();
+    for at in [0, MIB / 2, MIB - 4096] {
+        let address = memory.bytes().as_ptr() as u64 + at as u64;
+        assert!(std::os::unix::fs::FileExt::read_at(&this, &mut [0], address).is_err(), "{at}");
+    }
 }
 
 #[test]
