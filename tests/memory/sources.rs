@@ -71,14 +71,53 @@ fn a_store_that_goes_away_delays_a_clone_and_one_that_stays_away_ends_it() {
     proxy.up();
     vmm.must_succeed();
     server.end_well();
+    // It has read nothing yet when the store goes away, so nothing here depends on how fast the store is.
     let server = serve("1", "cache-b");
-    let mut vmm = place.vmm("half");
-    vmm.at("half");
+    let mut vmm = place.vmm("late");
+    vmm.at("loaded");
     proxy.down();
     vmm.go();
     assert_eq!(vmm.died_of(), libc::SIGBUS);
     assert!(server.log().contains("cannot go on: bytes "), "{}", server.log());
     proxy.up();
-    place.vmm("check").must_succeed();
     server.end_well();
+}
+
+/// A server that is a node of a fleet gives what it has to the others, and asks them first.
+#[test]
+fn servers_of_a_fleet_serve_from_one_another() {
+    requires!(Need::Root, Need::Covey);
+    if !may() {
+        return;
+    }
+    environment(s3server::environment());
+    let (one, two) = (Place::new(), Place::new());
+    let store = Server::start();
+    let (origin, endpoint) = (format!("s3://{BUCKET}/fleet"), store.endpoint());
+    let volume = Volume::below(one.path("").as_path(), &["--origin", &origin, "--endpoint", &endpoint]);
+    one.snapshot(16 * MIB);
+    two.snapshot(16 * MIB);
+    let mounted = volume.mount();
+    fs::copy(one.path("memory"), mounted.join("memory")).unwrap();
+    mounted.umount();
+    covey_ok(&["flush", volume.source.to_str().unwrap()]);
+    covey_ok(&["publish", volume.source.to_str().unwrap(), "latest"]);
+    let (tree, secret) = (format!("{origin}@latest:/memory"), one.text("secret"));
+    covey_ok(&["fleet", "secret", &secret]);
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let serve = |place: &Place, fleet: [&str; 2]| {
+        let cache = place.text("cache");
+        let more = ["--endpoint", &endpoint, "--cache", &cache, "--secret-file", &secret];
+        place.serve(&tree, &[&more[..], &fleet].concat())
+    };
+    let first = serve(&one, ["--listen", &free]);
+    one.vmm("check").must_succeed();
+    let before = store.counts().sent;
+    let second = serve(&two, ["--join", &free]);
+    two.vmm("check").must_succeed();
+    let sent = store.counts().sent - before;
+    covey_tests::say(format_args!("the store sent {sent} bytes for the second server's 16 MiB"));
+    assert!(sent < 8 * MIB as u64, "{sent}");
+    second.end_well();
+    first.end_well();
 }

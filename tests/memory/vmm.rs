@@ -16,6 +16,7 @@ const PAGE: usize = 4096;
 ///
 /// - `check`: compares all bytes, page by page in an odd order.
 /// - `half`: compares the first half, waits for the file `go`, and compares the rest.
+/// - `late`: waits for the file `go` before it touches anything.
 /// - `hang-up`: waits for the server to end the connection, and is then still alive.
 /// - `map`: maps the file `memory` privately, reads all of it, and waits for `go`.
 pub fn run(job: &str) -> ! {
@@ -31,6 +32,12 @@ pub fn run(job: &str) -> ! {
             step(&name, "half");
             wait_for(&name.with_extension("go"));
             compare(&memory, &expected, expected.len() / 2, expected.len());
+        }
+        "late" => {
+            let (memory, expected, _stream) = load();
+            step(&name, "loaded");
+            wait_for(&name.with_extension("go"));
+            compare(&memory, &expected, 0, expected.len());
         }
         "hang-up" => {
             let (_memory, _, mut stream) = load();

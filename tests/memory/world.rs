@@ -118,10 +118,6 @@ impl Server {
         assert!(ended.is_some_and(|status| status.success()), "{ended:?}: {}", self.log());
     }
 
-    pub fn wait(&mut self) -> i32 {
-        wait(&mut self.child, PATIENCE).expect("the server ends").code().unwrap_or(-1)
-    }
-
     pub fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();

@@ -51,7 +51,7 @@ fn touch(bytes: &mut [u8], touched: usize) -> u64 {
         let from = piece * 1_000_003 % pieces * PIECE;
         for at in (from..from + PIECE).step_by(PAGE) {
             sum += u64::from(bytes[at]);
-            if at / PAGE % 8 == 0 {
+            if (at / PAGE).is_multiple_of(8) {
                 bytes[at + 1] = 1;
             }
         }

@@ -8,8 +8,9 @@
 //! ```
 //!
 //! **The list.** A clone that starts gets what the clones before it touched in their first 30 s, without
-//! asking. Then it does not fault there, and so does not show whether it touched that. So each sixteenth clone
-//! starts without the list, and what it touches becomes the new one. What the others touch besides is added.
+//! asking. Then it does not fault there, and so does not show whether it touched that. So each sixteenth
+//! clone starts without the list, and what it touches becomes the new one. What the others touch besides is
+//! added.
 
 #[cfg(test)]
 mod tests;

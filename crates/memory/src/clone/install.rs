@@ -100,6 +100,12 @@ impl Clone {
     /// Reads claimed blocks and puts them in their place. Returns the number of bytes.
     pub(super) fn load(&self, run: &Run) -> Result<u64, Over> {
         self.bring(run)?;
+        self.finish(run)?;
+        Ok(run.len)
+    }
+
+    /// Makes blocks done whose bytes are in their place, and answers the faults that came meanwhile.
+    pub(super) fn finish(&self, run: &Run) -> Result<(), Over> {
         let mut late = self.late.lock();
         for block in run.blocks.clone() {
             self.states[block].store(DONE, Ordering::Release);
@@ -114,7 +120,7 @@ impl Clone {
                 self.again(block, address)?;
             }
         }
-        Ok(run.len)
+        Ok(())
     }
 
     /// Answers a fault in a block that is done, with its page.
@@ -122,7 +128,7 @@ impl Clone {
         self.bring(&self.layout.page(block, address))
     }
 
-    fn bring(&self, run: &Run) -> Result<(), Over> {
+    pub(super) fn bring(&self, run: &Run) -> Result<(), Over> {
         let mut buffer = self.common.buffers.take(run.len.max(RUN) as usize);
         let bytes = &mut buffer[..run.len as usize];
         let read = match self.is_given_back(run) {

@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicUsize;
 
 use super::*;
 use crate::handshake::{check, decode};
+use crate::uffd::Done;
 use crate::vmm::Memory;
 
 const MIB: usize = 1 << 20;
@@ -180,17 +181,65 @@ fn pages_that_were_given_back_hold_zeros() {
         assert!(memory.bytes()[at..at + 4096].iter().all(|byte| *byte == 0), "round {round}");
     }
     assert!(filler.join().unwrap());
-    for page in 0..2048 {
+    for (page, given) in given.into_iter().enumerate() {
         let range = page * 4096..(page + 1) * 4096;
         let is = &memory.bytes()[range.clone()];
-        let right = if given[page] { is.iter().all(|byte| *byte == 0) } else { is == &expected[range] };
-        assert!(right, "page {page}, given back: {}", given[page]);
+        let right = if given { is.iter().all(|byte| *byte == 0) } else { is == &expected[range] };
+        assert!(right, "page {page}, given back: {given}");
     }
     // What the clone writes stays, and can be given back again.
     memory.bytes_mut()[..4096].fill(7);
     assert!(memory.bytes()[..4096].iter().all(|byte| *byte == 7));
     memory.give_back(0, 4096).unwrap();
     assert_eq!(memory.bytes()[5], 0);
+}
+
+/// The only thread of a clone is refused a copy as long as an event waits, and must read the event itself.
+#[test]
+fn one_thread_serves_a_clone_that_touches_and_gives_back_at_once() {
+    let Some(memory) = memory(32 * MIB) else { return };
+    let source = snapshot(32 * MIB);
+    let base = memory.bytes().as_ptr() as u64;
+    let region = Region { base, size: 32 * MIB as u64, offset: 0, page: 4096 };
+    let (clone, thread) = one_thread(source, &[region], &memory);
+    std::thread::scope(|scope| {
+        // The first half is touched, and pages of the second are given back.
+        let touch = scope.spawn(|| {
+            memory.bytes()[..16 * MIB].iter().step_by(4096).map(|byte| u64::from(*byte)).sum::<u64>()
+        });
+        let mut page = 4096;
+        while !touch.is_finished() {
+            memory.give_back(page * 4096, 4096).unwrap();
+            page = 4096 + (page + 1) % 4096;
+        }
+        touch.join().unwrap();
+    });
+    clone.stop(End::Stopped);
+    thread.join().unwrap();
+}
+
+/// The block is in flight, and its first page is there. It is given back and touched before the block is
+/// done.
+#[test]
+fn a_page_that_is_given_back_while_its_block_is_in_flight_is_answered() {
+    let Some(memory) = memory(MIB) else { return };
+    let world = clone_of(snapshot(MIB), &[(&memory, 0)], &memory, LONG);
+    let run = world.clone.layout.run(world.clone.claim_missing(&(1..2), 1));
+    world.clone.bring(&run).unwrap();
+    let page = 65_536 + 8192;
+    assert_ne!(memory.bytes()[page..page + 4096], [0; 4096]);
+    memory.give_back(page as u64, 4096).unwrap();
+    std::thread::scope(|scope| {
+        let touch = scope.spawn(|| memory.bytes()[page..page + 4096].iter().all(|byte| *byte == 0));
+        let end = monotonic() + LONG;
+        while world.clone.late.lock().is_empty() {
+            assert!(monotonic() < end, "the fault never came");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(!touch.is_finished());
+        world.clone.finish(&run).unwrap();
+        assert!(touch.join().unwrap());
+    });
 }
 
 #[test]
@@ -233,6 +282,11 @@ fn a_source_that_fails_for_too_long_ends_the_clone() {
     let Some(End::Failed(why)) = world.clone.end() else { panic!("{:?}", world.clone.end()) };
     assert!(why.contains("bytes 0 to 65536") && why.contains("the store is away"), "{why}");
     assert!(world.lines.lock().iter().any(|(level, line)| *level == Level::Error && line.contains("SIGBUS")));
+    // A touch would end this process. But a page is not poisoned twice.
+    for at in [0, MIB / 2, MIB - 4096] {
+        let address = memory.bytes().as_ptr() as u64 + at as u64;
+        assert_eq!(world.clone.uffd.poison(address, 4096), Done::Exists, "{at}");
+    }
 }
 
 #[test]
