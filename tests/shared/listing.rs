@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 use std::time::Duration;
 
@@ -60,7 +59,6 @@ fn regression_a_listing_with_attributes_looks_no_file_up() {
         while let Some(dir) = dirs.pop() {
             for entry in fs::read_dir(&dir).unwrap().map(Result::unwrap) {
                 let stat = entry.metadata().unwrap();
-                assert_eq!(stat.size() == 0, stat.is_file());
                 found += u64::from(stat.is_file());
                 stat.is_dir().then(|| dirs.push(entry.path()));
             }

@@ -14,7 +14,7 @@ use base::Ino;
 use hashbrown::{HashMap, HashSet};
 use parking_lot::Condvar;
 
-use super::fetch::{Loaded, NAMES_MAX, Seen};
+use super::fetch::{Loaded, NAMES_MAX};
 use super::state::{Need, State};
 use super::{Core, TURN};
 use crate::key::{Key, tags};
@@ -169,11 +169,11 @@ impl Core {
         let mut state = self.state.lock();
         coming.iter().for_each(|dir| _ = state.ahead.coming.remove(dir));
         self.changed.notify_all();
-        let (loaded, fits) = loaded?;
-        for (((dir, loaded), fits), mark) in loaded.into_iter().zip(fits).zip(marks) {
+        for ((dir, loaded), mark) in loaded?.into_iter().zip(marks) {
             if self.marks(&mut state, &[dir]) != mark {
                 continue;
             }
+            let fits = loaded.fits;
             loaded.install(&mut state, dir);
             if (fits || most == NAMES_MAX)
                 && let Some(held) = state.units.get_mut(&dir)
@@ -187,14 +187,13 @@ impl Core {
         Ok(())
     }
 
-    fn load_names(&self, dirs: &[Ino], most: usize) -> Result<(Vec<(Ino, Loaded)>, Vec<bool>), StoreError> {
+    fn load_names(&self, dirs: &[Ino], most: usize) -> Result<Vec<(Ino, Loaded)>, StoreError> {
         self.term.check()?;
         if dirs.is_empty() {
-            return Ok((Vec::new(), Vec::new()));
+            return Ok(Vec::new());
         }
         let seen = self.look_at(dirs, most)?;
-        let fits = seen.iter().map(Seen::is_whole).collect();
-        Ok((self.load(dirs.iter().copied().zip(seen).collect())?, fits))
+        self.load(dirs.iter().copied().zip(seen).collect())
     }
 
     /// The thread that reads names before they are asked for.

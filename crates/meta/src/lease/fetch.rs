@@ -48,12 +48,14 @@ impl Seen {
 pub(super) struct Loaded {
     rows: Vec<(Key, Option<Value>)>,
     has_names: bool,
+    /// It did not have too many names.
+    pub fits: bool,
 }
 
 impl Loaded {
     /// These rows.
     pub fn new(rows: Vec<(Key, Option<Value>)>, has_names: bool) -> Loaded {
-        Loaded { rows, has_names }
+        Loaded { rows, has_names, fits: true }
     }
 
     /// Remembers it.
@@ -137,7 +139,7 @@ impl Core {
                 }
                 rows.push((key, Some(value)));
             }
-            (unit, Loaded { rows, has_names })
+            (unit, Loaded { rows, has_names, fits: seen.is_whole })
         });
         Ok(loaded.collect())
     }
