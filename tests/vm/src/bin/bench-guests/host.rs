@@ -1,4 +1,5 @@
-//! What the stream costs without a virtual machine: a guest on the same kernel, beside the volume's own mount.
+//! What the stream costs without a virtual machine: a guest on the same kernel, beside the volume's own
+//! mount.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

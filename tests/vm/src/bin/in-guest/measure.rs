@@ -1,7 +1,7 @@
 //! The time of one operation after the other.
 //!
-//! "Uncached" means that the guest's kernel has to ask: its caches were dropped before, or the call tells it to
-//! ask. "Cached" means the same call again. What the kernel may answer by itself then is what the server
+//! "Uncached" means that the guest's kernel has to ask: its caches were dropped before, or the call tells it
+//! to ask. "Cached" means the same call again. What the kernel may answer by itself then is what the server
 //! allows it to keep.
 
 use std::fs::{self, File, OpenOptions};
