@@ -82,7 +82,7 @@ fn parse(words: &[String]) -> Result<(Options, PathBuf), String> {
                 secret = Some(Secret::from_file(&path).map_err(|error| error.to_string())?);
             }
             "--readers" => readers = number(name, &value()?, 64)?,
-            "--connections" => connections = number(name, &value()?, 16)?,
+            "--connections" => connections = number(name, &value()?, 8)?,
             "--trace" => trace = number(name, &value()?, 1_000_000_000)? as u32,
             "--wait" => wait = number(name, &value()?, 86_400)?,
             _ if name.starts_with('-') => return Err(format!("there is no option {name}")),
@@ -159,6 +159,7 @@ mod tests {
         let cases = [
             ("unix:/run/s", "mountpoint"),
             ("--wait 0 unix:/run/s /mnt", "--wait"),
+            ("--connections 9 unix:/run/s /mnt", "from 1 to 8"),
             ("--wait", "needs a value"),
             ("--what 1 unix:/s /mnt", "no option --what"),
             ("--trace x unix:/s /mnt", "--trace"),

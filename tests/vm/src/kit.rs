@@ -2,7 +2,8 @@
 //!
 //! `make test-guests` puts all of it in place (`scripts/guest-kit`). Settings, all by environment:
 //!
-//! - `COVEY_GUEST_KIT`: the folder with `vmlinuz` and `modules`; by default `covey/guests` in the user's cache.
+//! - `COVEY_GUEST_KIT`: the folder with `vmlinuz` and `modules`; by default `covey/guests` in the user's
+//!   cache.
 //! - `VHOST_DEVICE_VSOCK`, `VIRTIOFSD`: these programs; by default those of the same names in the kit.
 //! - `COVEY_ATTACH`, `COVEY_IN_GUEST`: the guest's programs, as static files.
 //! - `COVEY_GUEST_ACCEL`: `tcg` (the default), or `kvm` on a machine whose /dev/kvm runs usual kernels.

@@ -57,7 +57,7 @@ impl Machine {
             .arg(&kit.kernel)
             .arg("-initrd")
             .arg(&image)
-            .args(["-append", "console=ttyS0 tsc=reliable panic=-1 quiet random.trust_cpu=on"])
+            .args(["-append", "console=ttyS0 tsc=reliable panic=-1 quiet no_timer_check random.trust_cpu=on"])
             .args(["-serial", &format!("file:{}", text(&folder.join(format!("{name}.console"))))])
             .args([
                 "-serial",

@@ -1,9 +1,9 @@
 //! Buffers for the kernel's requests.
 //!
-//! The kernel may send a request of 1 MiB at any time, so a reader thread always offers a buffer of that size.
-//! A small request is copied for its slot, and the buffer is used again at once. A large one takes the buffer
-//! with it, and gives it back when nothing refers to it any more. So no buffer is cleared or allocated for each
-//! request.
+//! The kernel may send a request of 1 MiB at any time, so a reader thread always offers a buffer of that
+//! size. A small request is copied for its slot, and the buffer is used again at once. A large one takes the
+//! buffer with it, and gives it back when nothing refers to it any more. So no buffer is cleared or allocated
+//! for each request.
 
 use std::ops::Deref;
 use std::sync::Arc;

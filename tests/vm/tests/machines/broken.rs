@@ -18,8 +18,8 @@ fn start_churn(machine: &mut Machine) {
     until("files are made", || acknowledged(machine) >= 5);
 }
 
-/// The server is killed, and started again: the guest waits and goes on. What was in flight fails with EIO and
-/// nothing else does; what was acknowledged is there.
+/// The server is killed, and started again: the guest waits and goes on. What was in flight fails with EIO
+/// and nothing else does; what was acknowledged is there.
 #[test]
 #[ignore = "minutes: make test-guests"]
 fn a_killed_server_is_waited_for() {

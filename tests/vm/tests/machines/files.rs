@@ -103,8 +103,8 @@ fn make_repository(data: &Path) -> String {
     git(&["rev-parse", "HEAD", "HEAD^"]).trim_end().to_owned()
 }
 
-/// The guest's kernel checks permissions, with all groups of a process: a user reads by a supplementary group,
-/// may give a file of its own to that group, and nothing else.
+/// The guest's kernel checks permissions, with all groups of a process: a user reads by a supplementary
+/// group, may give a file of its own to that group, and nothing else.
 #[test]
 #[ignore = "minutes: make test-guests"]
 fn supplementary_groups_count() {

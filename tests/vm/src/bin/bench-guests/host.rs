@@ -1,4 +1,5 @@
-//! What the stream costs without a virtual machine: a guest on the same kernel, beside the volume's own mount.
+//! What the stream costs without a virtual machine: a guest on the same kernel, beside the volume's own
+//! mount.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -31,8 +32,7 @@ impl Attached {
         let mut command = covey();
         command.arg("attach").arg(address).arg(&path).args(more);
         let attached = Attached { process: Process::start(&mut command, &place.path("attach.log")), path };
-        let is_mounted = || covey_tests::proc::is_fuse_mount(&attached.path);
-        until("it is mounted", || is_mounted());
+        until("it is mounted", || covey_tests::proc::is_fuse_mount(&attached.path));
         attached
     }
 

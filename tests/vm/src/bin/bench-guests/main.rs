@@ -1,5 +1,5 @@
-//! `make bench-guests`: what a mount costs in a real guest, beside virtiofsd in the same guest and run, and what
-//! the stream costs on the host itself.
+//! `make bench-guests`: what a mount costs in a real guest, beside virtiofsd in the same guest and run, and
+//! what the stream costs on the host itself.
 //!
 //! Every figure is the best of its rounds, and places take turns. It prints tables and keeps no files.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods)]

@@ -1,5 +1,5 @@
-//! Makes files without an end, and says of each whether it was acknowledged. So a test can interrupt it at any
-//! moment and then look for what was promised.
+//! Makes files without an end, and says of each whether it was acknowledged. So a test can interrupt it at
+//! any moment and then look for what was promised.
 
 use std::fs::{self, File};
 use std::io::Write;

@@ -2,7 +2,7 @@
 //! comparison.
 //!
 //! ```text
-//!   in-guest churn DIR STOP          make files until STOP exists, and say of each whether it was acknowledged
+//!   in-guest churn DIR STOP          make files until STOP exists, and say which were acknowledged
 //!   in-guest check DIR LOG           compare the files with what churn said
 //!   in-guest hold DIR                lock DIR/locked, open DIR/gone and unlink it, and stay
 //!   in-guest lock FILE               lock a file, or fail if it is locked
