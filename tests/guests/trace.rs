@@ -12,7 +12,7 @@ use crate::world::{Guest, Place, until};
 
 /// The numbers of a line of one request: total, to-server, server, filesystem, to-client.
 fn numbers(line: &str) -> Option<[Option<f64>; 5]> {
-    let (head, rest) = line.split_once(": total ")?;
+    let (head, rest) = line.split_once(": total ").filter(|_| !line.starts_with("trace summary"))?;
     assert!(head.starts_with("trace "), "{line}");
     let rest = rest.replacen(" us,", ",", 1);
     let words: Vec<&str> = rest.split(", ").map(|part| part.rsplit(' ').next().unwrap_or("")).collect();
@@ -81,18 +81,29 @@ fn covey_trace_hears_a_guests_mount() {
     let listen = |every: &str| {
         let mut command = covey();
         command.args(["trace", "--for", "3s", "--every", every]).arg(guest.path());
-        command.stdout(Stdio::piped()).spawn().unwrap()
+        let out = place.path(&format!("trace-{every}"));
+        command.stdout(fs::File::create(&out).unwrap()).spawn().map(|child| (child, out)).unwrap()
     };
     let (all, some) = (listen("1"), listen("10"));
     let end = std::time::Instant::now() + Duration::from_secs(2);
     while std::time::Instant::now() < end {
         work(&guest);
     }
-    for listener in [all, some] {
-        let out = String::from_utf8(listener.wait_with_output().unwrap().stdout).unwrap();
+    for (mut listener, out) in [all, some] {
+        assert!(listener.wait().unwrap().success());
+        let out = fs::read_to_string(out).unwrap();
         assert!(check(&out) > 20, "{out}");
         assert!(out.contains("trace summary read: "), "{out}");
     }
+    // One that does not read what it hears delays nothing.
+    let mut deaf = covey();
+    deaf.args(["trace", "--for", "60s"]).arg(guest.path()).stdout(Stdio::piped());
+    let mut deaf = deaf.spawn().unwrap();
+    let begun = std::time::Instant::now();
+    (0..60).for_each(|_| work(&guest));
+    assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+    deaf.kill().unwrap();
+    deaf.wait().unwrap();
     let mut wrong = covey();
     let said = run(wrong.args(["trace", "--op", "read"]).arg(guest.path()), Duration::from_secs(10));
     assert!(said.code() == 2 && said.stderr.contains("only --every and --for"), "{said:?}");

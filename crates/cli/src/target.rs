@@ -40,7 +40,8 @@ pub struct Place {
 impl Place {
     /// The path below the volume's root.
     pub fn inner(&self) -> &Path {
-        self.path.strip_prefix(&self.mount.path).unwrap_or(Path::new(""))
+        // `find` makes sure of it. A path that is not below the mount is in no volume.
+        self.path.strip_prefix(&self.mount.path).unwrap_or(&self.path)
     }
 
     /// The control socket of its daemon.
@@ -133,6 +134,7 @@ fn find(text: &Path, new: bool) -> Result<Target> {
         );
     }
     if let Some(mount) = mounts::covey_of(holder)? {
+        let (mount, path) = mounts::on_the_whole(mount, path)?;
         return Place::on(mount, path);
     }
     if path.is_dir() {

@@ -51,7 +51,12 @@ pub fn covey_of(path: &Path) -> Result<Option<Mounted>> {
     {
         Ok(meta) => {
             ours.retain(|mount| mount.dev == meta.dev());
-            Ok(ours.pop())
+            let place = absolute(path)?;
+            // The table has the newest last. A bind mount has the same device.
+            let below = |mount: &Mounted| place.starts_with(&mount.path);
+            let depth =
+                |mount: &&Mounted| (below(mount), mount.path.as_os_str().len() * usize::from(below(mount)));
+            Ok(ours.iter().max_by_key(depth).cloned())
         }
         Err(error) if is_dead(&error) => {
             let place = absolute(path)?;
@@ -60,6 +65,40 @@ pub fn covey_of(path: &Path) -> Result<Option<Mounted>> {
         }
         Err(error) => Err(Failure::io(format!("cannot open {}", path.display()), &error)),
     }
+}
+
+/// The mount that shows all of a volume, and the same place there, for a place on any mount of it: a bind
+/// mount shows only a part.
+///
+/// # Errors
+/// Nothing here shows all of it, or the place is not on the mount.
+pub fn on_the_whole(mount: Mounted, path: PathBuf) -> Result<(Mounted, PathBuf)> {
+    // Its last name may be a link that leads there.
+    let path = if path.starts_with(&mount.path) { path } else { absolute(&path)? };
+    let Ok(rest) = path.strip_prefix(&mount.path) else {
+        let (path, mount) = (path.display(), mount.path.display());
+        return Err(Failure::new(
+            "not-found",
+            format!("{path} is on the volume mounted at {mount}, but not below it"),
+        )
+        .next(format!("name it by a path below {mount}")));
+    };
+    if mount.root == Path::new("/") {
+        return Ok((mount, path));
+    }
+    let whole =
+        trust::mounts().into_iter().rfind(|other| other.dev == mount.dev && other.root == Path::new("/"));
+    let Some(whole) = whole else {
+        let (path, root) = (mount.path.display(), mount.root.display());
+        return Err(Failure::new(
+            "not-mounted",
+            format!("{path} shows only {root} of a volume that is mounted elsewhere"),
+        )
+        .next("run this where the volume itself is mounted"));
+    };
+    let inner = mount.root.strip_prefix("/").unwrap_or(&mount.root).join(rest);
+    let place = if inner.as_os_str().is_empty() { whole.path.clone() } else { whole.path.join(inner) };
+    Ok((whole, place))
 }
 
 /// The largest number of symbolic links to follow, as in the kernel.

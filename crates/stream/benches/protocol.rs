@@ -3,8 +3,8 @@
 //!
 //! - `request`: a request without data is made into a frame, read, and looked at.
 //! - `turn`: the same for a request and its reply.
-//! - `payload`: a frame with so many bytes of data, made and read, beside a plain copy of the same bytes. Making a
-//!   frame copies nothing: the data is sent from where it is. Its checksum is computed at both ends.
+//! - `payload`: a frame with so many bytes of data, made and read, beside a plain copy of the same bytes.
+//!   Making a frame copies nothing: the data is sent from where it is. Both ends compute its checksum.
 
 #![allow(missing_docs, reason = "what the macros of criterion make has no place for them")]
 

@@ -1,6 +1,7 @@
 //! Mounts: foreground, background, signals, dead mounts, and the commands that talk to a daemon.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Stdio;
 
@@ -37,6 +38,37 @@ fn what_is_written_is_there_after_the_next_mount() {
     assert_eq!(fs::read_to_string(world.mnt().join("a")).unwrap(), "hello");
     let refused = fs::write(world.mnt().join("b"), "x").unwrap_err();
     assert_eq!(refused.raw_os_error(), Some(libc::EROFS));
+    world.umount().ok();
+}
+
+/// A bind mount shows a part of the volume, and has its device. Commands took the volume's root instead of
+/// what was named, also through a link from outside.
+#[test]
+fn regression_a_place_is_found_through_bind_mounts_and_links() {
+    let Some(world) = World::mountable() else { return };
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: bind mounts need root");
+        return;
+    }
+    world.mount("");
+    fs::create_dir_all(world.mnt().join("a/b")).unwrap();
+    fs::write(world.mnt().join("a/b/file"), "hello").unwrap();
+    let (bound, link) = (world.path("bound"), world.path("link"));
+    fs::create_dir(&bound).unwrap();
+    std::os::unix::fs::symlink(world.mnt().join("a/b"), &link).unwrap();
+    rustix::mount::mount_bind(world.mnt().join("a"), &bound).unwrap();
+    let found = std::panic::catch_unwind(|| {
+        let mnt = world.mnt();
+        for place in [bound.clone(), bound.join("b"), bound.join("b/file"), link.clone(), mnt.join("a/b")] {
+            let info = json(&[Path::new("info"), &place]).ok().json();
+            let number = fs::metadata(&place).unwrap().ino();
+            assert_eq!(info["inode"].as_u64(), Some(number), "{}: {info}", place.display());
+        }
+        let of_root = json(&[Path::new("info"), &mnt]).ok().json();
+        assert_eq!(of_root["inode"].as_u64(), Some(1), "{of_root}");
+    });
+    rustix::mount::unmount(&bound, rustix::mount::UnmountFlags::empty()).unwrap();
+    found.unwrap();
     world.umount().ok();
 }
 

@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 pub struct Mounted {
     /// Its mountpoint.
     pub path: PathBuf,
+    /// The path in the filesystem that is shown there: `/`, or another one of a bind mount.
+    pub root: PathBuf,
     /// Its device number, as `st_dev` shows it.
     pub dev: u64,
     /// Filesystem type.
@@ -52,7 +54,8 @@ pub(super) fn lines(text: &[u8]) -> impl DoubleEndedIterator<Item = Mounted> {
 pub(super) fn line(line: &[u8]) -> Option<Mounted> {
     let mut words = line.split(|&byte| byte == b' ');
     let dev = words.nth(2)?;
-    let path = PathBuf::from(OsString::from_vec(unescape(words.nth(1)?)));
+    let root = PathBuf::from(OsString::from_vec(unescape(words.next()?)));
+    let path = PathBuf::from(OsString::from_vec(unescape(words.next()?)));
     let mut words = words.skip_while(|word| *word != b"-").skip(1);
     let kind = String::from_utf8_lossy(words.next()?).into_owned();
     let source = String::from_utf8_lossy(&unescape(words.next()?)).into_owned();
@@ -63,7 +66,7 @@ pub(super) fn line(line: &[u8]) -> Option<Mounted> {
     let options = words.next().unwrap_or_default();
     let user = options.split(|&byte| byte == b',').find_map(|option| option.strip_prefix(b"user_id="));
     let user = user.and_then(|user| std::str::from_utf8(user).ok()?.parse().ok());
-    Some(Mounted { path, dev, kind, source, user })
+    Some(Mounted { path, root, dev, kind, source, user })
 }
 
 /// Spaces, tabs, newlines and backslashes are written as a backslash and three octal digits.

@@ -17,6 +17,7 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{TrySendError, sync_channel};
 use std::time::Duration;
 
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
@@ -27,6 +28,8 @@ use super::Shared;
 const LISTENERS: usize = 8;
 /// How long a listener may take to read a line, and to say what it wants.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// Lines that may wait for a listener.
+const AHEAD: usize = 4096;
 /// The longest wish.
 const WISH_MAX: u64 = 64;
 
@@ -75,14 +78,33 @@ fn serve(shared: &Shared, stream: &UnixStream) -> io::Result<()> {
     input.read_line(&mut wish)?;
     let every = wish.trim_end().strip_prefix("trace ").and_then(|every| every.parse().ok());
     let Some(every) = every else { return (&mut &*stream).write_all(b"error: the wish is not understood\n") };
-    let out = stream.try_clone()?;
-    let id = shared
-        .tracer
-        .listen(every, Box::new(move |line| (&out).write_all(format!("{line}\n").as_bytes()).is_ok()));
+    let mut out = stream.try_clone()?;
+    let (lines, coming) = sync_channel::<String>(AHEAD);
+    // A listener that reads slowly misses lines, and delays no request.
+    let write = move || coming.iter().all(|line| out.write_all(line.as_bytes()).is_ok());
+    let writer = base::thread::spawn("attach-trace", write)?;
+    let (hidden, missed) = (Arc::new(AtomicUsize::new(0)), lines.clone());
+    let count = Arc::clone(&hidden);
+    let listener = move |line: &str| match missed.try_send(format!("{line}\n")) {
+        Err(TrySendError::Disconnected(_)) => false,
+        Err(TrySendError::Full(_)) => {
+            count.fetch_add(1, Ordering::Relaxed);
+            true
+        }
+        Ok(()) => true,
+    };
+    let id = shared.tracer.listen(every, Box::new(listener));
     stream.set_read_timeout(None)?;
     // It says no more. The end of its input is its goodbye.
     let said = io::Read::read(&mut &*stream, &mut [0; 1]);
-    shared.tracer.leave(id);
+    let mut last = shared.tracer.leave(id);
+    let hidden = hidden.load(Ordering::Relaxed);
+    if hidden > 0 {
+        last = format!("trace: {hidden} lines came too fast, and were not shown\n{last}");
+    }
+    let _ = lines.send(last);
+    drop(lines);
+    let _ = writer.join();
     said.map(drop)
 }
 

@@ -1,8 +1,8 @@
 //! Traces requests of a guest: where their time went, on both sides of the connection.
 //!
 //! ```text
-//!   read from the kernel ─► sent ─── to-server ──► here: server ( filesystem ) ──► to-client ─► given to the kernel
-//!   └────────────────────────────────────────── total ──────────────────────────────────────────────┘
+//!   from the kernel ─► sent ── to-server ──► server ( filesystem ) ── to-client ──► to the kernel
+//!   └──────────────────────────────────────── total ────────────────────────────────────────────┘
 //! ```
 //!
 //! Every Nth request is sent with a flag. The server answers with a TIMES frame in front of the reply. Total
@@ -57,7 +57,8 @@ struct Samples {
     filesystem: Vec<u64>,
 }
 
-/// What listens to the lines. Returns false when it does not want more.
+/// What listens to the lines. It must not wait: requests wait with it. Returns false when it does not want
+/// more.
 pub type Listener = Box<dyn Fn(&str) -> bool + Send>;
 
 struct Heard {
@@ -89,14 +90,14 @@ impl Tracer {
         id
     }
 
-    /// Ends a listener: it gets the percentiles of what it has heard.
-    pub fn leave(&self, id: u64) {
+    /// Ends a listener. Returns the percentiles of what it has heard, in lines.
+    pub fn leave(&self, id: u64) -> String {
         let mut listeners = self.listeners.lock();
-        let Some(at) = listeners.iter().position(|heard| heard.id == id) else { return };
+        let Some(at) = listeners.iter().position(|heard| heard.id == id) else { return String::new() };
         let heard = listeners.remove(at);
         self.set(&listeners);
         drop(listeners);
-        summary(&heard.seen).lines().all(|line| (heard.listener)(line));
+        summary(&heard.seen)
     }
 
     fn set(&self, listeners: &[Heard]) {
