@@ -108,7 +108,7 @@ impl Tracer {
     /// follows.
     pub fn wants(&self) -> Option<Instant> {
         let every = self.every.load(Ordering::Relaxed);
-        if every == 0 || self.requests.fetch_add(1, Ordering::Relaxed) % u64::from(every) != 0 {
+        if every == 0 || !self.requests.fetch_add(1, Ordering::Relaxed).is_multiple_of(u64::from(every)) {
             return None;
         }
         Some(base::time::monotonic())
