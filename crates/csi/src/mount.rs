@@ -273,7 +273,7 @@ fn turn(using: &Mutex<Using>) -> Answer<MutexGuard<'_, Using>> {
 /// Whether a living mount is there. A dead one is taken away.
 fn is_mounted(place: &Path) -> Answer<bool> {
     let Some(there) = places::at(place) else { return Ok(false) };
-    if !there.is_ours {
+    if !places::is_ours(&there) {
         let what = format!("what is mounted at {} is not Covey's", place.display());
         return Err(refuse::precondition(what, "unmount it"));
     }

@@ -124,7 +124,7 @@ impl Driver {
 
     /// Undoes a stage that failed, if nothing of the volume is at its places.
     fn give_up(&self, staged: &Staged) {
-        let is_free = |place: &Path| places::at(place).is_none_or(|there| !there.is_ours);
+        let is_free = |place: &Path| places::at(place).is_none_or(|there| !places::is_ours(&there));
         if staged.targets.is_empty() && is_free(&staged.staging) {
             let undone =
                 self.staged.remove(&staged.id).and_then(|()| self.mounts.release(&staged.source.key()));
@@ -142,10 +142,10 @@ impl Driver {
             let shown = Path::new("/").join(&staged.inner);
             let is_same = there.dev == source.dev && there.root == shown;
             // A mount of what cannot change is read-only itself.
-            if there.is_ours && is_same && there.read_only == (read_only || source.read_only) {
+            if places::is_ours(&there) && is_same && there.read_only == (read_only || source.read_only) {
                 return Ok(());
             }
-            let is_dead = there.is_ours && places::life(place) == Some(Life::Dead);
+            let is_dead = places::is_ours(&there) && places::life(place) == Some(Life::Dead);
             if !is_dead {
                 return Err(refuse::exists(
                     format!(
@@ -174,7 +174,8 @@ impl Driver {
         let record: Option<Staged> = self.staged.find(&call.volume_id)?;
         let record = record.filter(|staged| staged.staging == staging);
         if let Some(staged) = &record {
-            let is_published = |target: &&Target| places::at(&target.path).is_some_and(|there| there.is_ours);
+            let is_published =
+                |target: &&Target| places::at(&target.path).is_some_and(|there| places::is_ours(&there));
             if let Some(target) = staged.targets.iter().find(is_published) {
                 return Err(refuse::precondition(
                     format!("the volume {} is published at {}", staged.id, target.path.display()),
@@ -182,7 +183,7 @@ impl Driver {
                 ));
             }
         }
-        if places::at(&staging).is_some_and(|there| there.is_ours) {
+        if places::at(&staging).is_some_and(|there| places::is_ours(&there)) {
             places::clear(&staging)?;
         }
         if let Some(staged) = record {
@@ -227,10 +228,10 @@ impl Driver {
         let is_known =
             record.as_ref().is_some_and(|staged| staged.targets.iter().any(|known| known.path == target));
         let there = places::at(&target);
-        if there.as_ref().is_some_and(|there| there.is_ours) {
+        if there.as_ref().is_some_and(places::is_ours) {
             places::clear(&target)?;
         }
-        if is_known || there.is_some_and(|there| there.is_ours) {
+        if is_known || there.is_some_and(|there| places::is_ours(&there)) {
             places::remove(&target)?;
         }
         if let Some(mut staged) = record.filter(|_| is_known) {
@@ -266,7 +267,7 @@ impl Driver {
         let is_known = staged.is_some_and(|staged| {
             staged.staging == place || staged.targets.iter().any(|target| target.path == place)
         });
-        match is_known && places::at(&place).is_some_and(|there| there.is_ours) {
+        match is_known && places::at(&place).is_some_and(|there| places::is_ours(&there)) {
             true => Ok(place),
             false => Err(refuse::not_found(
                 format!("the volume {id} is not at {}", place.display()),

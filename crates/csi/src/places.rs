@@ -4,16 +4,14 @@
 //! flags. The folder is found below the root of the Covey mount without following symbolic links: what is in
 //! the volume belongs to others, and must not lead out of it.
 
-use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::ffi::OsStringExt;
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
 use base::Deadline;
-use fuse::mount::{FS_TYPE, Life};
+use fuse::mount::{FS_TYPE, Life, Mounted};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, UnmountFlags, move_mount, open_tree};
 
@@ -22,61 +20,14 @@ use crate::refuse::{self, Answer};
 /// How long a daemon may take to say that it lives.
 const ALIVE: Duration = Duration::from_secs(5);
 
-/// What is mounted at a place.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct There {
-    /// The device of the filesystem: `MAJOR:MINOR`.
-    pub dev: String,
-    /// The folder of the filesystem that is shown.
-    pub root: PathBuf,
-    /// Whether this mount refuses changes.
-    pub read_only: bool,
-    /// Whether it is a mount of Covey's.
-    pub is_ours: bool,
-}
-
 /// The topmost mount at a path.
-pub fn at(path: &Path) -> Option<There> {
-    let table = fs::read("/proc/self/mountinfo").unwrap_or_default();
-    topmost(&table, path)
+pub fn at(path: &Path) -> Option<Mounted> {
+    fuse::mount::find(path)
 }
 
-fn topmost(table: &[u8], path: &Path) -> Option<There> {
-    let lines = table.split(|&byte| byte == b'\n');
-    let mut places = lines.rev().filter_map(parse);
-    places.find(|(place, _)| place == path).map(|(_, there)| there)
-}
-
-/// One line: `36 35 98:0 /root /where rw,... optional... - type source rw,...`
-fn parse(line: &[u8]) -> Option<(PathBuf, There)> {
-    let mut words = line.split(|&byte| byte == b' ').skip(2);
-    let dev = String::from_utf8(words.next()?.to_vec()).ok()?;
-    let path = |word: &[u8]| PathBuf::from(OsString::from_vec(unescape(word)));
-    let (root, place) = (path(words.next()?), path(words.next()?));
-    let read_only = words.next()?.split(|&byte| byte == b',').any(|word| word == b"ro");
-    let is_ours = words.skip_while(|word| *word != b"-").nth(1)? == FS_TYPE.as_bytes();
-    Some((place, There { dev, root, read_only, is_ours }))
-}
-
-/// The kernel writes blanks and backslashes of paths as `\ooo`.
-fn unescape(word: &[u8]) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(word.len());
-    let mut rest = word;
-    while let Some((&byte, after)) = rest.split_first() {
-        let digits =
-            after.get(..3).filter(|_| byte == b'\\').and_then(|digits| std::str::from_utf8(digits).ok());
-        match digits.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
-            Some(value) => {
-                bytes.push(value);
-                rest = &after[3..];
-            }
-            None => {
-                bytes.push(byte);
-                rest = after;
-            }
-        }
-    }
-    bytes
+/// Whether it is a mount of Covey's.
+pub fn is_ours(there: &Mounted) -> bool {
+    there.kind == FS_TYPE
 }
 
 /// Checks a path that the orchestrator gave.
@@ -161,7 +112,7 @@ fn refuse_changes(tree: &OwnedFd) -> io::Result<()> {
 /// use is an error.
 pub fn clear(place: &Path) -> Answer<()> {
     while let Some(there) = at(place) {
-        if !there.is_ours {
+        if !is_ours(&there) {
             return Err(refuse::precondition(
                 format!("what is mounted at {} is not Covey's", place.display()),
                 "unmount it, if nothing needs it",
@@ -219,18 +170,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_topmost_mount_at_a_path_is_read() {
-        let table = b"36 35 0:50 / /a\\040b rw,relatime shared:1 - fuse.covey /v rw\n\
-                      37 36 0:51 /csi/x /a\\040b ro,relatime - fuse.covey /v rw\n38 35 8:1 / /c rw - ext4 /dev/a rw\n";
-        let there = topmost(table, Path::new("/a b")).unwrap();
-        assert_eq!((there.dev.as_str(), there.read_only, there.is_ours), ("0:51", true, true));
-        assert_eq!(there.root, Path::new("/csi/x"));
-        assert!(!topmost(table, Path::new("/c")).unwrap().is_ours);
-        assert_eq!(topmost(table, Path::new("/d")), None);
-        assert!(at(Path::new("/proc")).is_some_and(|there| !there.is_ours));
-    }
-
-    #[test]
     fn paths_that_lead_elsewhere_are_refused() {
         for text in ["", "a", "/", "/a/../b", "../a", "/.."] {
             assert!(check("target_path", text).is_err(), "{text:?}");
@@ -255,5 +194,6 @@ mod tests {
     fn what_is_not_ours_stays() {
         let status = clear(Path::new("/proc")).unwrap_err();
         assert_eq!(status.code(), tonic::Code::FailedPrecondition);
+        assert!(at(Path::new("/proc")).is_some_and(|there| !is_ours(&there)));
     }
 }

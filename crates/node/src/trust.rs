@@ -87,7 +87,15 @@ mod tests {
 
     fn mount(path: &str, source: &str, user: Option<u32>) -> Mounted {
         let kind = fuse::mount::FS_TYPE.to_owned();
-        Mounted { path: path.into(), root: "/".into(), dev: 1, kind, source: source.to_owned(), user }
+        Mounted {
+            path: path.into(),
+            root: "/".into(),
+            dev: 1,
+            read_only: false,
+            kind,
+            source: source.to_owned(),
+            user,
+        }
     }
 
     /// A user's own FUSE mount claimed to be root's volume, and `covey umount`, `gc` and `export` believed

@@ -13,6 +13,8 @@ pub struct Mounted {
     pub root: PathBuf,
     /// Its device number, as `st_dev` shows it.
     pub dev: u64,
+    /// Whether changes are refused at this place, whatever the filesystem allows.
+    pub read_only: bool,
     /// Filesystem type.
     pub kind: String,
     /// The source of the mount. A user who mounts a FUSE filesystem may choose this text freely, and the type
@@ -56,6 +58,7 @@ pub(super) fn line(line: &[u8]) -> Option<Mounted> {
     let dev = words.nth(2)?;
     let root = PathBuf::from(OsString::from_vec(unescape(words.next()?)));
     let path = PathBuf::from(OsString::from_vec(unescape(words.next()?)));
+    let read_only = words.next()?.split(|&byte| byte == b',').any(|word| word == b"ro");
     let mut words = words.skip_while(|word| *word != b"-").skip(1);
     let kind = String::from_utf8_lossy(words.next()?).into_owned();
     let source = String::from_utf8_lossy(&unescape(words.next()?)).into_owned();
@@ -66,7 +69,7 @@ pub(super) fn line(line: &[u8]) -> Option<Mounted> {
     let options = words.next().unwrap_or_default();
     let user = options.split(|&byte| byte == b',').find_map(|option| option.strip_prefix(b"user_id="));
     let user = user.and_then(|user| std::str::from_utf8(user).ok()?.parse().ok());
-    Some(Mounted { path, root, dev, kind, source, user })
+    Some(Mounted { path, root, dev, read_only, kind, source, user })
 }
 
 /// Spaces, tabs, newlines and backslashes are written as a backslash and three octal digits.

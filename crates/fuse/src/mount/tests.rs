@@ -2,9 +2,11 @@ use super::*;
 
 #[test]
 fn a_line_of_the_mount_table_is_read() {
-    let line = br"36 35 98:7 / /mnt/a\040b rw,noatime shared:1 - fuse.covey /vol\134x rw,user_id=1000,group_id=0,allow_other";
+    let line = br"36 35 98:7 /part\040c /mnt/a\040b rw,noatime shared:1 - fuse.covey /vol\134x rw,user_id=1000,group_id=0,allow_other";
     let mounted = table::line(line).unwrap();
-    assert_eq!(mounted.path, Path::new("/mnt/a b"));
+    assert_eq!((&*mounted.path, &*mounted.root), (Path::new("/mnt/a b"), Path::new("/part c")));
+    assert!(!mounted.read_only);
+    assert!(table::line(b"37 36 0:51 / /a ro,relatime - fuse.covey /v rw").unwrap().read_only);
     assert_eq!(mounted.dev, libc::makedev(98, 7));
     assert_eq!((mounted.kind.as_str(), mounted.source.as_str()), ("fuse.covey", r"/vol\x"));
     assert_eq!(mounted.user, Some(1000));
