@@ -33,6 +33,14 @@ pub struct Bound {
 }
 
 impl Bound {
+    /// Checks an endpoint, before anything is made for it.
+    ///
+    /// # Errors
+    /// It is no path of a unix socket.
+    pub fn check(endpoint: &str) -> Result<()> {
+        path_of(endpoint).map(drop)
+    }
+
     /// Binds the endpoint, `unix:///PATH` or a path. A socket that a driver left is replaced; one that a
     /// process listens on is not.
     ///

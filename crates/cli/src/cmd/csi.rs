@@ -73,6 +73,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     limits::check(limits::For::Daemon)?;
     limits::leave_no_core();
     let page = args.metrics.as_deref().map(|at| metrics::bind(at, args.metrics_public)).transpose()?;
+    Bound::check(&args.endpoint)?;
     let driver = Driver::open(Options {
         name: args.name.clone(),
         node: args.node_id.clone(),
