@@ -1,5 +1,7 @@
 //! A driver, a client of it, and the database of a shared volume.
 
+#[path = "../shared/requires.rs"]
+mod requires;
 #[allow(dead_code, reason = "each test program uses its part")]
 #[path = "../../crates/meta/tests/support/server.rs"]
 mod server;
@@ -22,20 +24,6 @@ pub use server::Server;
 
 /// The longest time for a program to start or to end.
 const PATIENCE: Duration = Duration::from_secs(60);
-
-/// Ends the test early if there is no PostgreSQL.
-#[macro_export]
-macro_rules! requires_server {
-    () => {
-        match $crate::rig::Server::start() {
-            Some(server) => server,
-            None => {
-                covey_tests::say(format_args!("skipped: lacks PostgreSQL's server"));
-                return;
-            }
-        }
-    };
-}
 
 /// Texts by name.
 pub fn texts(pairs: &[(&str, &str)]) -> Texts {

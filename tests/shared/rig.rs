@@ -1,5 +1,7 @@
 //! A database, and nodes that mount one shared volume.
 
+#[path = "requires.rs"]
+mod requires;
 #[allow(dead_code, reason = "each test program uses its part")]
 #[path = "../../crates/meta/tests/support/server.rs"]
 mod server;
@@ -15,20 +17,6 @@ pub use server::{Relay, Server};
 
 /// The longest time for a mount, an unmount or a daemon's end.
 const PATIENCE: Duration = Duration::from_secs(60);
-
-/// Ends the test early if there is no PostgreSQL.
-#[macro_export]
-macro_rules! requires_server {
-    () => {
-        match $crate::rig::Server::start() {
-            Some(server) => server,
-            None => {
-                covey_tests::say(format_args!("skipped: lacks PostgreSQL's server"));
-                return;
-            }
-        }
-    };
-}
 
 /// A shared volume and its nodes.
 pub struct Shared {
