@@ -10,6 +10,7 @@ use std::process::Command;
 use std::sync::Barrier;
 use std::time::Duration;
 
+use base::size::BLOB_MAX;
 use covey_tests::program::{covey_ok, covey_run};
 use covey_tests::{Rng, run_ok};
 use nets::fleet::HANG;
@@ -19,6 +20,8 @@ use s3server::Got;
 use serde_json::json;
 
 const NODES: usize = 8;
+/// The most requests that one node makes for a blob.
+const PARTS: u64 = 4;
 /// What the program does: it compares what it reads with what was written, by a checksum.
 const SCRIPT: &str =
     "b=/bin/busybox; $b cat /etc/motd; for file in /data/*; do $b head -c 1000000 $file | $b md5sum; done";
@@ -68,7 +71,7 @@ impl Drop for Image {
 }
 
 /// Starts the program on `nodes` nodes at once. Returns what it printed, what the store was asked for, and
-/// how often a node asked again because an answer was late.
+/// how often more than one node was to fetch a blob because an answer or a fetch was late.
 fn starts(tree: &'static Tree, nodes: usize) -> (String, BTreeMap<String, Got>, u64) {
     let mut fleet = Fleet::joined(tree, nodes, 21, &How::default());
     fleet.start();
@@ -97,16 +100,18 @@ fn starts(tree: &'static Tree, nodes: usize) -> (String, BTreeMap<String, Got>, 
     assert!(said.iter().all(|one| *one == said[0]), "{said:?}");
     drop(images);
     let got = fleet.store.blobs();
-    let again = fleet.troubles(&(0..nodes).collect::<Vec<_>>());
+    // A lease ends when its node is late. The next node that asks is told to fetch the blob too.
+    let told: u64 = fleet.nodes.iter().map(|node| node.figure("/fleet/origin_told")).sum();
+    let late = told.saturating_sub(got.len() as u64) + fleet.troubles(&(0..nodes).collect::<Vec<_>>());
     fleet.end();
-    (said[0].clone(), got, again)
+    (said[0].clone(), got, late)
 }
 
 fn sum(got: &BTreeMap<String, Got>) -> (u64, u64) {
     (got.values().map(|got| got.gets).sum(), got.values().map(|got| got.bytes).sum())
 }
 
-/// Eight nodes that start a container at once ask the store for no more than one node does.
+/// Eight nodes that start a container at once ask the store for about what one node does.
 #[test]
 fn eight_starts_ask_the_store_as_often_as_one() {
     requires_nets!();
@@ -122,17 +127,21 @@ fn eight_starts_ask_the_store_as_often_as_one() {
         Vec::new(),
     )));
     let (alone, one, _) = starts(tree, 1);
-    let (said, all, again) = starts(tree, NODES);
+    let (said, all, late) = starts(tree, NODES);
     assert_eq!(alone, said);
     assert!(said.starts_with("hello from the image\n") && said.lines().count() == 5, "{said}");
     let ((one_gets, one_bytes), (gets, bytes)) = (sum(&one), sum(&all));
     say(format_args!(
         "one start: {one_gets} GETs, {one_bytes} bytes; {NODES} at once: {gets} GETs, {bytes} bytes ({:.2} x), \
-         {again} answers were late",
+         {late} fetches or answers were late",
         gets as f64 / one_gets as f64
     ));
-    // On a busy machine some answers are late, and these requests are made again.
-    assert!(gets <= one_gets + again, "one start: {one:?}\n{NODES}: {all:?}");
-    // Parts that several nodes read at a time may be asked for with a little more around them.
-    assert!(again > 0 || bytes <= one_bytes * 3 / 2, "one start: {one:?}\n{NODES}: {all:?}");
+    // The first node that wants a part of a blob fetches it, and the second fetches the whole for all. So a
+    // few ranges come twice. On a busy machine some fetches are late, and these blobs are fetched again.
+    let more = u64::from(BLOB_MAX) * late;
+    assert!(bytes <= one_bytes * 3 / 2 + more, "one start: {one:?}\n{NODES}: {all:?}");
+    assert!(gets <= one_gets * 3 / 2 + PARTS * late, "one start: {one:?}\n{NODES}: {all:?}");
+    // If each node asked for itself, it would be eight times as much.
+    let half = NODES as u64 / 2;
+    assert!(gets <= half * one_gets && bytes <= half * one_bytes, "one start: {one:?}\n{NODES}: {all:?}");
 }
