@@ -72,6 +72,12 @@ fn a_clone_has_what_another_node_has_just_written() {
     assert_ne!(done.code(), 0, "200 files do not fit");
     assert!(done.stderr.to_lowercase().contains("quota"), "{}", done.stderr);
     assert!(!shared.path(0, "limited/copy").exists() && !shared.path(1, "limited/copy").exists());
+    // What the clone that failed had made counts no longer, on either node.
+    for node in 0..2 {
+        let quotas =
+            run_ok(covey().args(["--json", "quota", "ls"]).arg(shared.path(node, "limited")), LIMIT).json();
+        assert_eq!(quotas[0]["files"].as_u64(), Some(0), "{node}: {quotas}");
+    }
     run_ok(covey().arg("clone").arg(shared.path(1, "copy0")).arg(shared.path(1, "limited/copy")), LIMIT);
     same(&shared.path(0, "copy0"), &shared.path(0, "limited/copy"));
     sound(&shared);

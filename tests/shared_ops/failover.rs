@@ -165,7 +165,8 @@ fn a_primary_that_hung_is_not_asked_any_more() {
     drop(frozen);
     for n in 0..10 {
         let name = format!("new{n}");
-        fs::write(shared.path(n % 2, &name), "1").unwrap();
+        let written = fs::write(shared.path(n % 2, &name), "1");
+        written.unwrap_or_else(|error| panic!("{name}: {error}: {}", shared.nodes[n % 2].log()));
         look(&name);
     }
     ["before", "after0", "after1"].iter().for_each(|name| look(name));

@@ -124,8 +124,11 @@ impl Core {
 
     /// Releases a copy that now has its name, or never gets one.
     fn release(&self, copy: Ino, named: bool) {
-        if self.refs.forget(copy, 1) || !named {
+        if self.refs.forget(copy, 1) && named {
             self.reaper.push(&[copy]);
+        }
+        if !named {
+            self.discard(copy);
         }
     }
 

@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use base::Ino;
+use meta::Key;
 use meta::plan::{Op, Refusal};
 
 use crate::errno::Error;
@@ -80,6 +81,28 @@ impl Core {
                 return Ok(());
             }
         }
+    }
+
+    /// Deletes an inode that never had a name, such as a clone that failed, and all below it. Afterwards it
+    /// counts for no quota, so the caller can make room and try again. What cannot be deleted now is left to
+    /// the reaper.
+    pub(crate) fn discard(&self, ino: Ino) {
+        let mut unheld = vec![ino];
+        self.refs.unheld(&mut unheld);
+        if !unheld.is_empty() && self.try_discard(ino).is_err() {
+            self.reaper.push(&[ino]);
+        }
+    }
+
+    fn try_discard(&self, ino: Ino) -> Result<(), Error> {
+        if self.names.inode(ino)?.is_some_and(|record| record.is_dir()) {
+            self.empty_nameless(ino)?;
+        }
+        // While it was built, this node may have said that it holds it.
+        if let Some(sharing) = &self.options.shared {
+            self.remove_holds(vec![Key::hold(ino, sharing.node)])?;
+        }
+        self.reap(ino)
     }
 
     /// Unlinks everything below a directory that has no name, the deepest first.

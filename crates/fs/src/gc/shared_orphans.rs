@@ -110,7 +110,7 @@ impl Core {
     }
 
     /// Removes rows of nodes that no longer need them.
-    fn remove_holds(&self, dels: Vec<Key>) -> Result<(), StoreError> {
+    pub(super) fn remove_holds(&self, dels: Vec<Key>) -> Result<(), StoreError> {
         if dels.is_empty() {
             return Ok(());
         }
