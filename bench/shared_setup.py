@@ -279,9 +279,9 @@ class Covey:
             return str(self.folder / "volume")
         return f"postgres://covey@127.0.0.1:{self.bench.port(ms)}/{self.database}?volume=work&sslmode=disable"
 
-    def mount(self, ms):
+    def mount(self, ms, *more):
         number = len(self.mounts)
-        words = [self.bench.covey, "mount", self.address(ms), at := self.folder / f"mnt{number}"]
+        words = [self.bench.covey, "mount", self.address(ms), at := self.folder / f"mnt{number}", *more]
         if self.shared:
             # What other nodes want from this one is delayed as well.
             listen = free_port()

@@ -419,6 +419,48 @@ fn an_acl_lets_one_more_user_in() {
     mounted.umount();
 }
 
+/// `-o xattr=off`: there is no attribute to see or to set, ACLs are not heeded, and all of it stays in the
+/// volume. Only what a write takes away goes: a capability of the file that was written.
+#[test]
+fn a_mount_without_attributes_shows_none_and_keeps_them() {
+    requires!(Need::Covey, Need::Root);
+    let (volume, mut room) = (Volume::new(), [0_u8; 64]);
+    let set = |path: &Path, name: &str, value: &[u8]| {
+        rustix::fs::setxattr(path, name, value, rustix::fs::XattrFlags::empty())
+    };
+    // Version 2, and the permission to send raw packets.
+    let capability = [1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let mounted = volume.mount();
+    for name in ["written", "kept"] {
+        fs::write(mounted.join(name), "text").unwrap();
+        set(&mounted.join(name), "user.colour", b"red").unwrap();
+        set(&mounted.join(name), "security.capability", &capability).unwrap();
+    }
+    mounted.umount();
+    let mounted = volume.mount_with(&["xattr=off"]);
+    for name in ["user.colour", "security.capability", "system.posix_acl_access", "security.selinux"] {
+        let got = rustix::fs::getxattr(mounted.join("kept"), name, &mut room[..]);
+        assert_eq!(got.map(drop), Err(Errno::OPNOTSUPP), "{name}");
+    }
+    for _ in 0..2 {
+        assert_eq!(set(&mounted.join("kept"), "user.colour", b"blue"), Err(Errno::OPNOTSUPP));
+        let removed = rustix::fs::removexattr(mounted.join("kept"), "user.colour");
+        assert_eq!(removed, Err(Errno::OPNOTSUPP));
+        assert!(matches!(rustix::fs::listxattr(mounted.join("kept"), &mut room[..]), Err(_) | Ok(0)));
+    }
+    fs::OpenOptions::new().append(true).open(mounted.join("written")).unwrap().write_all(b"more").unwrap();
+    mounted.umount();
+    let mounted = volume.mount();
+    for (name, has) in [("written", false), ("kept", true)] {
+        let colour = rustix::fs::getxattr(mounted.join(name), "user.colour", &mut room[..]).unwrap();
+        assert_eq!(&room[..colour], b"red", "{name}");
+        let got = rustix::fs::getxattr(mounted.join(name), "security.capability", &mut room[..]);
+        assert_eq!(got.is_ok(), has, "{name}: {got:?}");
+    }
+    mounted.umount();
+    volume.must_be_clean();
+}
+
 /// A file handle as name_to_handle_at(2) fills it in.
 #[repr(C)]
 struct Handle {

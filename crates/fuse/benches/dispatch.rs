@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use fuse::abi::header::IN_HEADER;
-use fuse::abi::init::Agreed;
+use fuse::abi::init::{Agreed, flag};
 use fuse::abi::opcodes::op;
 use fuse::buffer::PageBuf;
 use fuse::channel::Sink;
@@ -62,7 +62,7 @@ fn dispatch(c: &mut Criterion) {
     let notifier = Notifier::start(Arc::clone(&sink)).unwrap();
     let dispatcher = Dispatcher::new(Parts {
         fs: Arc::new(Swap::fixed(Arc::new(Null::new()))),
-        agreed: Agreed::default(),
+        agreed: Agreed { flags: flag::POSIX_ACL, ..Agreed::default() },
         pending_table: Arc::clone(&pending_table),
         workers: Pool::new("bench", 1),
         writers: Pool::new("bench", 1),

@@ -56,6 +56,8 @@ pub struct Options {
     /// Let the kernel hold written bytes back until close or fsync (writeback cache). `None`: yes, if the
     /// mount is exclusive and writable. A shared mount never does.
     pub writeback: Option<bool>,
+    /// The mount has extended attributes and ACLs.
+    pub xattrs: bool,
     /// How requests arrive and replies leave.
     pub transport: Transport,
     /// The number of threads that read requests from /dev/fuse. 0: one per core. With io_uring there is one,
@@ -82,6 +84,7 @@ impl Default for Options {
         Options {
             mount: MountFlags { source: "covey".into(), ..MountFlags::default() },
             writeback: None,
+            xattrs: true,
             transport: Transport::Auto,
             readers: 0,
             yields: true,
@@ -178,14 +181,7 @@ impl Session {
         let writable = !options.mount.read_only;
         let mut remarks = Vec::new();
         let uring = uring::decide(options.transport, &mut remarks)?;
-        let mut wishes = Wishes {
-            writeback: writable && !shared && options.writeback.unwrap_or(true),
-            export: serves_dot(&*fs),
-            uring,
-            shared,
-            keeps: options.replaceable || fs.leases().is_some(),
-            locks,
-        };
+        let mut wishes = Wishes { uring, locks, ..handshake::wishes(&*fs, &options, shared) };
         let root_mode = root.kind.mode_bits() | u32::from(root.perm);
         let (device, mount) = mount::mount(&path, &options.mount, root_mode)?;
         let guard = MountGuard(Arc::new(mount));

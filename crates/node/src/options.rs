@@ -43,6 +43,8 @@ pub struct MountOptions {
     pub relatime: bool,
     /// The kernel may delay writes until close or fsync.
     pub writeback: Option<bool>,
+    /// The mount has no extended attributes and no ACLs, and the kernel asks for none.
+    pub without_xattrs: bool,
     /// The kernel's read-ahead, in KiB.
     pub read_ahead_kib: Option<u32>,
     /// A request that waits longer fails with EIO.
@@ -75,6 +77,7 @@ impl Default for MountOptions {
             commit: Duration::from_secs(1),
             relatime: false,
             writeback: None,
+            without_xattrs: false,
             read_ahead_kib: None,
             deadline: DEADLINE,
             publish_group: None,
@@ -188,6 +191,10 @@ pub const KNOWN: &[(&str, &str)] = &[
     ("atime=relatime|off", "whether reads move access times (default off; also relatime, noatime)"),
     ("writeback=on|off", "let the kernel hold written bytes back until close or fsync (default on)"),
     (
+        "xattr=on|off",
+        "with off there are no extended attributes, ACLs and file capabilities in this mount, and listings are faster; means writeback=off (default on)",
+    ),
+    (
         "read_ahead=KIB",
         "how far the kernel reads ahead (default 1024; 128 before a remote origin, 4 with access=random there)",
     ),
@@ -256,6 +263,11 @@ impl MountOptions {
                 .why("a kernel that holds written bytes back cannot go on with a volume that others change too")
                 .next("leave one of them out"));
         }
+        if options.without_xattrs && options.writeback == Some(true) {
+            return Err(Failure::usage("the mount options xattr=off and writeback=on exclude each other")
+                .why("a kernel that holds written bytes back takes file capabilities away itself, by their attribute")
+                .next("leave one of them out"));
+        }
         Ok(options)
     }
 
@@ -285,6 +297,9 @@ impl MountOptions {
             ("writeback", Some("on")) => self.writeback = Some(true),
             ("writeback", Some("off")) => self.writeback = Some(false),
             ("writeback", Some(_)) => return Err(bad(word, "on or off")),
+            ("xattr", Some("on")) => self.without_xattrs = false,
+            ("xattr", Some("off")) => self.without_xattrs = true,
+            ("xattr", Some(_)) => return Err(bad(word, "on or off")),
             ("commit", Some(text)) => self.commit = seconds(word, text, 300)?,
             ("publish_group", Some(text)) => {
                 let fits = !text.is_empty() && !text.contains(char::is_whitespace);
@@ -362,6 +377,7 @@ impl MountOptions {
             (self.noexec, "noexec"),
             (self.writeback == Some(true), "writeback=on"),
             (self.writeback == Some(false), "writeback=off"),
+            (self.without_xattrs, "xattr=off"),
             (self.locks == Locks::Fleet, "locks=fleet"),
             (self.promotable, "promotable"),
         ];
@@ -438,7 +454,8 @@ mod tests {
         assert_eq!(parse("").unwrap(), MountOptions::default());
         let text = "ro,frozen,allow_other,default_permissions,nosuid,nodev,noexec,commit=0.5,atime=relatime,\
             writeback=off,read_ahead=4096,deadline=5,fsync=origin,cache_size=2G,x-systemd.automount,_netdev,\
-            access=random,stream=*.mp4,random=a?c,normal=*.txt,publish_group=staff,locks=fleet,promotable,trash=7d";
+            access=random,stream=*.mp4,random=a?c,normal=*.txt,publish_group=staff,locks=fleet,promotable,trash=7d,\
+            xattr=off";
         let options = parse(text).unwrap();
         assert!(options.read_only && options.frozen && options.allow_other == Some(true) && options.relatime);
         assert_eq!((options.commit, options.writeback), (Duration::from_millis(500), Some(false)));
@@ -492,6 +509,8 @@ mod tests {
             "commit=-1",
             "commit=NaN",
             "writeback=maybe",
+            "writeback=on,xattr=off",
+            "xattr=none",
             "atime=yes",
             "locks=global",
             "trash=0",

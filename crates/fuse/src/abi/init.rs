@@ -86,6 +86,8 @@ pub struct Wishes {
     pub keeps: bool,
     /// Locks come to the filesystem. Only with `shared`.
     pub locks: bool,
+    /// The mount has no extended attributes and no ACLs. The kernel asks for none, and remembers it.
+    pub plain: bool,
 }
 
 /// The kernel's request.
@@ -111,6 +113,11 @@ pub struct Agreed {
 }
 
 impl Agreed {
+    /// Whether the mount has extended attributes and ACLs: both or none.
+    pub fn has_xattrs(&self) -> bool {
+        self.has(flag::POSIX_ACL)
+    }
+
     /// Whether all of these flags are in force.
     pub fn has(&self, flags: u64) -> bool {
         self.flags & flags == flags
@@ -144,6 +151,7 @@ const PLUS: u64 = flag::DO_READDIRPLUS | flag::READDIRPLUS_AUTO;
 /// The flags that a kernel must have. They exist since 5.17, and without them the mount would be wrong, not
 /// just slow.
 const NEEDED: u64 = flag::NO_OPEN_SUPPORT
+    | flag::POSIX_ACL
     | flag::NO_OPENDIR_SUPPORT
     | flag::EXPLICIT_INVAL_DATA
     | flag::HANDLE_KILLPRIV_V2
@@ -185,6 +193,9 @@ impl Offer {
             }
         } else if wishes.writeback {
             wanted |= flag::WRITEBACK_CACHE;
+        }
+        if wishes.plain {
+            wanted &= !flag::POSIX_ACL;
         }
         if wishes.export {
             wanted |= flag::EXPORT_SUPPORT;

@@ -213,6 +213,10 @@ impl<'a> Op<'a> {
                 Op::Setlk { lock, wait }
             }
             op::INTERRUPT => Op::Interrupt { unique: take.u64()? },
+            // The kernel never asks again after this error.
+            op::SETXATTR | op::GETXATTR | op::LISTXATTR | op::REMOVEXATTR if !agreed.has_xattrs() => {
+                return Err(Errno::ENOSYS);
+            }
             op::SETXATTR | op::GETXATTR | op::LISTXATTR | op::REMOVEXATTR => {
                 xattr(take, header.opcode, agreed.has(flag::SETXATTR_EXT))?
             }

@@ -24,7 +24,7 @@ fn request(opcode: u32, arguments: &[u8]) -> Vec<u8> {
 fn decode(opcode: u32, arguments: &[u8]) -> Result<String, Errno> {
     let bytes = request(opcode, arguments);
     let (header, arguments) = Header::split(&bytes).unwrap();
-    let agreed = Agreed { minor: 45, flags: flag::SETXATTR_EXT };
+    let agreed = Agreed { minor: 45, flags: flag::SETXATTR_EXT | flag::POSIX_ACL };
     Op::read(&header, arguments, &agreed).map(|op| format!("{op:?}"))
 }
 

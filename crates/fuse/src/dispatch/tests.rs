@@ -4,6 +4,7 @@ use parking_lot::Mutex;
 
 use super::*;
 use crate::abi::header::IN_HEADER;
+use crate::abi::init::flag;
 use crate::abi::opcodes::OPCODES;
 use crate::buffer::PageBuf;
 use crate::counts::Counts;
@@ -32,7 +33,7 @@ fn dispatcher(sink: &Arc<Kept>) -> Dispatcher {
 fn dispatcher_of(sink: &Arc<Kept>, shared: Option<Arc<SharedMount>>) -> Dispatcher {
     Dispatcher::new(Parts {
         fs: Arc::new(Swap::fixed(Arc::new(Null::new()))),
-        agreed: Agreed::default(),
+        agreed: Agreed { flags: flag::POSIX_ACL, ..Agreed::default() },
         pending_table: PendingTable::start(Duration::from_secs(5), |_| ()).unwrap(),
         workers: Pool::new("test", 1),
         writers: Pool::new("test", 1),
@@ -191,6 +192,18 @@ fn a_shared_mount_does_what_its_tables_say() {
     }
     let lines = opcodes::SHARED.len() + opcodes::SHARED_LOCKS.len();
     assert_eq!(opcodes::markdown_shared().lines().count(), lines + 2);
+}
+
+/// The kernel remembers it, and asks no more.
+#[test]
+fn a_mount_without_attributes_answers_no_request_for_one() {
+    let attributes = [op::SETXATTR, op::GETXATTR, op::LISTXATTR, op::REMOVEXATTR];
+    for line in OPCODES.iter().filter(|line| line.policy == Policy::Served && line.number != op::INIT) {
+        let header = Header { opcode: line.number, unique: 99, ino: Ino(2), caller: Caller::default() };
+        let read = Op::read(&header, &arguments(line.number), &Agreed::default()).map(drop);
+        let is_refused = read == Err(Errno(libc::ENOSYS));
+        assert_eq!(is_refused, attributes.contains(&line.number), "{}", line.name);
+    }
 }
 
 #[test]

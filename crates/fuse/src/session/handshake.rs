@@ -12,6 +12,8 @@ use crate::buffer::RequestBuf;
 use crate::channel::{Device, Received, Sink, Source};
 use crate::mount::MountError;
 
+use super::Options;
+
 /// Whether the filesystem answers a lookup of ".", which file handles need.
 pub(crate) fn serves_dot(fs: &dyn Filesystem) -> bool {
     let served = fs.lookup(Ino::ROOT, b".").is_ok();
@@ -19,6 +21,18 @@ pub(crate) fn serves_dot(fs: &dyn Filesystem) -> bool {
         fs.forget(Ino::ROOT, 1);
     }
     served
+}
+
+/// What the options of a mount ask of the kernel, without locks and io_uring.
+pub(super) fn wishes(fs: &dyn Filesystem, options: &Options, shared: bool) -> Wishes {
+    Wishes {
+        writeback: !options.mount.read_only && !shared && options.writeback.unwrap_or(true),
+        export: serves_dot(fs),
+        shared,
+        keeps: options.replaceable || fs.leases().is_some(),
+        plain: !options.xattrs,
+        ..Wishes::default()
+    }
 }
 
 /// Answers INIT, the kernel's first request.

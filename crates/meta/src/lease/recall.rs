@@ -29,8 +29,8 @@ const EVERY: Duration = Duration::from_secs(1);
 /// How often this node looks for wishes of nodes that cannot reach it. The first time is later than the end
 /// of what an earlier process has lent.
 const WISHES: Duration = Duration::from_secs(3);
-/// How many rows are remembered: some 200 bytes each.
-const ROWS_MAX: usize = 400_000;
+/// How many rows are remembered: some 330 bytes each with what belongs to them.
+const ROWS_MAX: usize = 300_000;
 
 impl Core {
     /// See [`super::Leases::recall`].
