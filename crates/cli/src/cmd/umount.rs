@@ -214,6 +214,11 @@ fn find(path: &Path) -> Result<Found> {
     };
     match found {
         Some(mount) if mounts::is_covey(&mount) => Ok(Found::Mounted(mount)),
+        // Its record and the folder for what was written would stay.
+        Some(mount) if mount.source == crate::images::overlay::SOURCE => {
+            Err(Failure::new("not-mounted", format!("the mount at {shown} is one of an image"))
+                .next(format!("covey image umount {shown}")))
+        }
         Some(mount) => Err(Failure::new("not-mounted", format!("what is mounted at {shown} is not Covey's"))
             .why(format!("it is of type {}", mount.kind))
             .next(format!("umount {shown}"))),
