@@ -103,6 +103,14 @@ fn check_record(path: &Path) -> Result<()> {
         return Err(Failure::usage(format!("there is no folder {}", folder.display()))
             .next("create it, or name another file: --record FILE"));
     }
+    // The list replaces the file, which may be the snapshot itself.
+    if memory::list::is_another_file(path) {
+        return Err(Failure::usage(format!(
+            "{} is there, and is no list of a memory server",
+            path.display()
+        ))
+        .next("name another file: --record FILE"));
+    }
     Ok(())
 }
 

@@ -320,7 +320,7 @@ fn wait_closed(mount: &Mounted, args: &Args, deadline: Deadline, term: Term) -> 
     let Some(dir) = volume_dir(mount) else {
         // A volume in memory or a published tree has nothing to write out.
         if args.force {
-            Others::of_device(mount.dev).end(deadline)?;
+            Others::of_mount(mount).end(deadline)?;
         }
         return Ok(true);
     };
@@ -333,7 +333,7 @@ fn wait_closed(mount: &Mounted, args: &Args, deadline: Deadline, term: Term) -> 
         return Ok(false);
     }
     let closing = deadline.sooner(Deadline::after(CLOSING));
-    let mut others = Others::of_device(mount.dev);
+    let mut others = Others::of_mount(mount);
     if args.force && !others.is_empty() {
         others.end(closing)?;
         others = Others::none();
