@@ -155,8 +155,8 @@ fn regression_a_volume_that_cannot_be_made_leaves_nothing() {
     driver.end();
 }
 
-/// A removal that was killed half-way left a folder. Once another volume had the name, it could not be removed
-/// any more.
+/// A removal that was killed half-way left a folder. Once another volume had the name, it could not be
+/// removed any more.
 #[test]
 fn regression_a_volume_is_removed_although_an_earlier_one_is_half_removed() {
     requires!(Need::Root, Need::Covey);

@@ -154,7 +154,7 @@ fn find(text: &Path, new: bool) -> Result<Target> {
 /// in the folder `s3`.
 fn address(text: &Path) -> Option<Failure> {
     let whole = text.to_str().filter(|whole| whole.contains("://"))?;
-    if before_colon(text).is_some_and(Path::exists) {
+    if split(text).is_some() {
         return None;
     }
     let failure = Failure::usage(format!("{whole} is an address, and this command takes a path"));

@@ -207,7 +207,7 @@ impl Snapshots {
         Ok(true)
     }
 
-    /// Makes the folder of a new snapshot and its record. After a failure, such as a full disk, neither stays.
+    /// Makes the folder of a new snapshot, and its record. After a failure, as on a full disk, neither stays.
     fn keep(&self, record: &Record, make: impl FnOnce() -> Result<()>) -> Result<()> {
         make().and_then(|()| self.store.put(record)).inspect_err(|_| self.store.discard(record.id))
     }

@@ -9,6 +9,7 @@ use api::caller;
 use api::error::{Context, Failure, Result};
 use api::text::bytes;
 use clap::Subcommand;
+use fuse::mount::Life;
 use node::{mounts, signals};
 use oci::folder::{self, Found, complete, find, names};
 use oci::place::{OnMount, Place};
@@ -313,11 +314,27 @@ fn folder_of(args: &MountArgs) -> Result<(PathBuf, Option<PathBuf>)> {
     let at = made::tree_at(Path::new(name));
     let shown = fuse::mount::all().into_iter().filter(mounts::is_covey);
     if let Some(mount) = shown.into_iter().find(|mount| api::source::tree(&mount.source) == Some(name)) {
+        if mounts::life(&mount)? == Life::Dead {
+            return Err(dead_tree(name, &mount.path)?);
+        }
         let tree = (mount.path == at).then_some(at);
         return Ok((images_at(&mount.path.join(inner)), tree));
     }
     tree::mount(name, &args.more, &at)?;
     Ok((images_at(&at.join(inner)), Some(at)))
+}
+
+/// The failure for a tree whose daemon was killed. Its mount goes with its last image.
+fn dead_tree(name: &str, at: &Path) -> Result<Failure> {
+    let failure = Failure::new("stale-mount", format!("the mount of {name} at {} is dead", at.display()))
+        .why("its daemon is gone");
+    let users = made::all()?.into_iter().filter(|made| made.tree.as_deref() == Some(at));
+    let next: Vec<String> =
+        users.map(|made| format!("covey image umount {}", made.mountpoint.display())).collect();
+    Ok(match next.is_empty() {
+        true => failure.next(format!("take it away with: covey umount {}", at.display())),
+        false => next.into_iter().fold(failure, Failure::next).next("then start this again"),
+    })
 }
 
 /// The folders of the layers, the highest first. A layer that an image has twice counts once, as the higher

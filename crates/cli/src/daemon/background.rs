@@ -134,8 +134,8 @@ pub fn in_background(plan: &Plan, beside: &Beside, term: Term) -> Result<u8> {
     }
 }
 
-/// Tells the background process to end when a signal arrives. What it has mounted by then, it unmounts. Returns
-/// whether one has arrived.
+/// Tells the background process to end when a signal arrives. What it has mounted by then, it unmounts.
+/// Returns whether one has arrived.
 fn pass_signals_on(child: u32) -> Result<Arc<AtomicBool>> {
     let asked = Arc::new(AtomicBool::new(false));
     let arrived = asked.clone();
