@@ -2,6 +2,7 @@
 
 use std::io::Read;
 use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -27,7 +28,11 @@ fn regression_a_command_that_opens_its_source_ends_at_a_signal() {
     covey_ok(&["format", &volume]);
     let (image, images) = (format!("docker://{}/a:1", &endpoint[7..]), format!("{volume}:/images"));
     let store_of = ["--endpoint", &endpoint, "--cache", &cache];
-    let cases: [(&[&str], &[&str]); 5] = [
+    let keys = folder.path().join("keys").display().to_string();
+    std::fs::write(&keys, "[[key]]\naccess_key = \"someone\"\nsecret_key = \"0123456789abcdef\"\nbuckets = { \"*\" = \"write\" }\n").unwrap();
+    std::fs::set_permissions(&keys, PermissionsExt::from_mode(0o600)).unwrap();
+    let cases: [(&[&str], &[&str]); 6] = [
+        (&["s3", "--keys", &keys, "--listen", "127.0.0.1:0", "data=s3://bucket/p@x"], &store_of),
         (&["mount", "s3://bucket/p@x", at], &store_of),
         (&["mount", "-d", "s3://bucket/p@x", at], &store_of),
         (&["serve", "s3://bucket/p@x", "--on", &on], &store_of),

@@ -60,6 +60,7 @@ fn mistakes_are_named() {
 /// The kernel's error was all that a command had to say when a mount answered nothing because its database
 /// was away: "input/output error", and the advice to look at the kernel's messages.
 #[test]
+#[ignore = "waits for the end of a session: make test-shared"]
 fn regression_a_command_on_a_mount_names_the_database_that_is_away() {
     requires!(Need::Covey);
     let shared = Shared::new(requires_server!(), 1);
