@@ -22,6 +22,7 @@ fn regression_a_command_that_opens_its_source_ends_at_a_signal() {
     std::fs::create_dir(&at).unwrap();
     let (at, on) = (at.to_str().unwrap(), format!("unix:{}", socket.display()));
     let store = TcpListener::bind("127.0.0.1:0").unwrap();
+    store.set_nonblocking(true).unwrap();
     let endpoint = format!("http://{}", store.local_addr().unwrap());
     let cache = folder.path().join("cache").display().to_string();
     let volume = folder.path().join("volume").display().to_string();
@@ -31,7 +32,10 @@ fn regression_a_command_that_opens_its_source_ends_at_a_signal() {
     let keys = folder.path().join("keys").display().to_string();
     std::fs::write(&keys, "[[key]]\naccess_key = \"someone\"\nsecret_key = \"0123456789abcdef\"\nbuckets = { \"*\" = \"write\" }\n").unwrap();
     std::fs::set_permissions(&keys, PermissionsExt::from_mode(0o600)).unwrap();
-    let cases: [(&[&str], &[&str]); 6] = [
+    let image_of =
+        [&["image", "mount", "a:1", at, "--volume", "s3://bucket/p@x", "--"], &store_of[..]].concat();
+    let cases: [(&[&str], &[&str]); 7] = [
+        (&image_of, &[]),
         (&["s3", "--keys", &keys, "--listen", "127.0.0.1:0", "data=s3://bucket/p@x"], &store_of),
         (&["mount", "s3://bucket/p@x", at], &store_of),
         (&["mount", "-d", "s3://bucket/p@x", at], &store_of),
@@ -45,7 +49,14 @@ fn regression_a_command_that_opens_its_source_ends_at_a_signal() {
         command.env("AWS_ACCESS_KEY_ID", "a").env("AWS_SECRET_ACCESS_KEY", "b");
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let mut child = command.spawn().unwrap();
-        let (mut asked, _) = store.accept().unwrap();
+        let mut asked = loop {
+            if let Ok((asked, _)) = store.accept() {
+                break asked;
+            }
+            assert!(child.try_wait().unwrap().is_none(), "{case:?} ended before it asked");
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        asked.set_nonblocking(false).unwrap();
         // SAFETY: the child has not been waited for, so its number is its own.
         unsafe { libc::kill(child.id() as i32, signal) };
         let begun = Instant::now();
