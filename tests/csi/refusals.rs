@@ -5,13 +5,14 @@ use std::os::unix::fs::symlink;
 
 use covey_tests::program::{covey, run_ok};
 use covey_tests::{Need, requires};
-use csi::proto::Volume;
+use csi::proto::controller::{CreateVolumeRequest, CreateVolumeResponse};
 use csi::proto::identity::Empty;
 use csi::proto::node::{PublishRequest, StageRequest, UnpublishRequest};
+use csi::proto::{Volume, VolumeContentSource, VolumeSource, mode};
 use tonic::Code;
 
 use crate::requires_server;
-use crate::rig::{Driver, many, shared_volume, texts};
+use crate::rig::{Driver, capability, many, shared_volume, texts};
 
 #[test]
 fn what_comes_too_early_or_is_wrong_changes_nothing() {
@@ -131,4 +132,75 @@ fn an_endpoint_in_use_is_not_taken() {
     let file = start(&driver.path("file"));
     assert!(file.code() == 2 && file.stderr.contains("is no socket"), "{file:?}");
     assert_eq!(fs::read(driver.path("file")).unwrap(), b"mine");
+}
+
+/// The half of a volume that could not be made stayed in the folder, with all that was copied until the disk
+/// was full.
+#[test]
+fn regression_a_volume_that_cannot_be_made_leaves_nothing() {
+    requires!(Need::Root, Need::Covey);
+    let mut driver = Driver::new();
+    let volume = Some(VolumeSource { volume_id: "exclusive:none@n1".to_owned() });
+    let call = CreateVolumeRequest {
+        name: "copy".to_owned(),
+        volume_capabilities: vec![capability(mode::SINGLE_NODE_WRITER)],
+        parameters: texts(&[("exclusive", "true")]),
+        volume_content_source: Some(VolumeContentSource { snapshot: None, volume }),
+        ..CreateVolumeRequest::default()
+    };
+    let made = driver.call::<_, CreateVolumeResponse>("Controller/CreateVolume", call).unwrap_err();
+    assert_eq!(made.code(), Code::NotFound, "{made:?}");
+    assert_eq!(fs::read_dir(driver.path("volumes")).unwrap().count(), 0);
+    assert!(driver.mounts().is_empty() && driver.state("volumes").is_empty());
+    driver.end();
+}
+
+/// A removal that was killed half-way left a folder. Once another volume had the name, it could not be
+/// removed any more.
+#[test]
+fn regression_a_volume_is_removed_although_an_earlier_one_is_half_removed() {
+    requires!(Need::Root, Need::Covey);
+    let mut driver = Driver::new();
+    let volume = driver.create("db", 0, &texts(&[("exclusive", "true")])).unwrap();
+    let hash: String = blake3::hash(b"db").to_hex().chars().take(32).collect();
+    fs::create_dir_all(driver.path("volumes").join(format!(".removed-{hash}/blobs"))).unwrap();
+    driver.delete(&volume.volume_id).unwrap();
+    assert_eq!(fs::read_dir(driver.path("volumes")).unwrap().count(), 0);
+    driver.end();
+}
+
+/// A copy that did not fit stayed half, and kept the disk full.
+#[test]
+fn regression_a_copy_that_fills_the_disk_leaves_it_as_it_was() {
+    requires!(Need::Root, Need::Covey);
+    let mut driver = Driver::new();
+    let limit = std::time::Duration::from_secs(20);
+    let disk = driver.path("volumes");
+    run_ok(
+        std::process::Command::new("mount").args(["-t", "tmpfs", "-o", "size=110m", "none"]).arg(&disk),
+        limit,
+    );
+    let class = texts(&[("exclusive", "true")]);
+    let volume = driver.create("db", 0, &class).unwrap();
+    driver.stage(&volume).unwrap();
+    let data = covey_tests::Rng::new(3).bytes(30 << 20);
+    fs::write(driver.staging(&volume).join("data"), &data).unwrap();
+    fs::File::open(driver.staging(&volume).join("data")).unwrap().sync_all().unwrap();
+    let source = Some(VolumeSource { volume_id: volume.volume_id.clone() });
+    let call = CreateVolumeRequest {
+        name: "copy".to_owned(),
+        volume_capabilities: vec![capability(mode::SINGLE_NODE_WRITER)],
+        parameters: class,
+        volume_content_source: Some(VolumeContentSource { snapshot: None, volume: source }),
+        ..CreateVolumeRequest::default()
+    };
+    let full = driver.call::<_, CreateVolumeResponse>("Controller/CreateVolume", call).unwrap_err();
+    assert_eq!(full.code(), Code::ResourceExhausted, "{full:?}");
+    let there: Vec<_> = fs::read_dir(&disk).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(there, ["db"], "{full:?}");
+    assert!(fs::read(driver.staging(&volume).join("data")).unwrap() == data);
+    driver.unstage(&volume).unwrap();
+    driver.delete(&volume.volume_id).unwrap();
+    driver.end();
+    run_ok(std::process::Command::new("umount").arg(&disk), limit);
 }

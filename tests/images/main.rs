@@ -5,6 +5,7 @@
 
 mod build;
 mod containerd;
+mod mistakes;
 mod registry;
 mod removal;
 mod running;

@@ -22,6 +22,8 @@ fn mistakes_get_a_message_and_a_status() {
         (&[&place.text(""), "--on", &on], 2, "is a folder"),
         (&[&memory, "--on", &on, "--record", "/nowhere/list"], 2, "no folder /nowhere"),
         (&[&memory, "--on", &on, "--record", "/tmp"], 2, "is a folder"),
+        // The first machine's list replaced the file, here the snapshot itself.
+        (&[&memory, "--on", &on, "--record", &memory], 2, "is no list of a memory server"),
         (&[&memory, "--on", &on, "--join", "127.0.0.1:1"], 2, "published tree"),
         (&[&memory, "--on", &on, "--clones", "0"], 2, "1..=65536"),
     ];

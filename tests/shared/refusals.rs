@@ -52,6 +52,36 @@ fn mistakes_are_named() {
     assert!(text.contains("database"), "{text}");
     shared.server.up();
     shared.nodes[0].mount();
+    // A command that takes a path took the scheme for a volume's folder.
+    assert!(said(&["gc", &address]).contains("covey mount -d"));
+    assert!(said(&["clone", "s3://b/p@x", mnt]).contains("is an address"));
+}
+
+/// The kernel's error was all that a command had to say when a mount answered nothing because its database
+/// was away: "input/output error", and the advice to look at the kernel's messages.
+#[test]
+#[ignore = "waits for the end of a session: make test-shared"]
+fn regression_a_command_on_a_mount_names_the_database_that_is_away() {
+    requires!(Need::Covey);
+    let shared = Shared::new(requires_server!(), 1);
+    let mnt = shared.path(0, "");
+    shared.server.down();
+    let end = std::time::Instant::now() + LIMIT;
+    // Until the session ends, the node answers.
+    while std::fs::metadata(&mnt).is_ok() {
+        assert!(std::time::Instant::now() < end);
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    for command in ["status", "sessions", "locks"] {
+        let done = run(covey().arg(command).arg(&mnt), LIMIT);
+        assert!(done.code() == 1 && done.stderr.contains("covey doctor"), "{command}: {done:?}");
+    }
+    shared.server.up();
+    while std::fs::metadata(&mnt).is_err() {
+        assert!(std::time::Instant::now() < end);
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert_eq!(run(covey().arg("status").arg(&mnt), LIMIT).code(), 0);
 }
 
 /// A copy of a node's folder is another node: it has its own number, and does not pose as the first.

@@ -17,11 +17,13 @@ pub mod users;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::time::Duration;
 
 use api::caller;
 use api::error::{Failure, Result};
 use api::text::{bytes, count};
-use archive::transfer::{Source, Summary};
+use archive::transfer::{Source, Stop, Summary};
 use node::opened::Node;
 use node::options::NodeOptions;
 use oci::Blobs;
@@ -40,6 +42,8 @@ use crate::term::Term;
 
 /// The folder of images, where none is named.
 const FOLDER: &str = "images";
+/// How often a command that waits for a source looks whether it should stop.
+const LOOK: Duration = Duration::from_millis(100);
 
 #[derive(Debug, Serialize)]
 struct Outcome<'a> {
@@ -63,6 +67,7 @@ struct Outcome<'a> {
 struct Done {
     new_layers: usize,
     layers: usize,
+    /// Everything was there already.
     named: bool,
     summary: Summary,
 }
@@ -87,7 +92,7 @@ pub fn import(args: &Args, text: &str, term: Term) -> Result<u8> {
     // Before the threads that look names up exist: a signal would end the program there.
     let stop = copying::stop_by_signal(term)?;
     let target = resolve_new(&args.dest)?;
-    let Found { name, image, blobs } = source::open(text, &wanted)?;
+    let Found { name, image, blobs } = open(text, wanted, &stop)?;
     let named = Named::new(args.name.clone().unwrap_or(name), &image, text.to_owned());
     let seen = Seen { label: &named.name, term, stop: Some(&stop) };
     let mut through_mount = None;
@@ -112,6 +117,28 @@ pub fn import(args: &Args, text: &str, term: Term) -> Result<u8> {
     Ok(report(args, &named, through_mount, done, term))
 }
 
+/// Opens the source. A registry that does not answer can make that long, so a thread does it, and this one
+/// looks for a request to stop.
+fn open(text: &str, wanted: Platform, stop: &Stop) -> Result<Found> {
+    let (tell, told) = sync_channel(1);
+    let source = text.to_owned();
+    base::thread::spawn("covey-read", move || drop(tell.send(source::open(&source, &wanted))))
+        .map_err(|error| Failure::io("cannot start a thread", &error))?;
+    loop {
+        match told.recv_timeout(LOOK) {
+            Ok(found) => return found,
+            Err(RecvTimeoutError::Timeout) if stop.is_asked() => {
+                let failure = Failure::new("interrupted", format!("stopped before {text} was opened"));
+                return Err(Failure { status: 130, ..failure.next("start it again") });
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(Failure::new("io", "the thread that reads failed"));
+            }
+        }
+    }
+}
+
 /// An import of an image.
 struct Job<'a> {
     image: &'a Image,
@@ -128,8 +155,9 @@ impl Job<'_> {
         send: &mut dyn FnMut(Box<dyn Source>) -> Result<Summary>,
     ) -> Result<Done> {
         let plan = folder::plan(place, self.image, self.named, self.overwrite)?;
-        let (new_layers, layers, named) = (plan.layers.len(), plan.of_layers, plan.named);
+        let (new_layers, layers) = (plan.layers.len(), plan.of_layers);
         let needed = !(plan.layers.is_empty() && plan.files.is_empty());
+        let named = plan.named && !needed;
         let summary = match self.blobs.take().filter(|_| needed) {
             Some(blobs) => {
                 let (layers, files) = (plan.layers.clone(), plan.files.clone());
@@ -176,7 +204,7 @@ fn report(args: &Args, named: &Named, through_mount: Option<String>, done: Done,
     };
     term.result(&outcome, || {
         let Outcome { name, manifest, platform, summary, .. } = &outcome;
-        if was_named && new_layers == 0 {
+        if was_named {
             return format!("{name} is there already ({manifest}, {platform}).");
         }
         let Summary { files, bytes: size, seconds, .. } = summary;

@@ -12,7 +12,7 @@ pub fn run(options: &Options, role: Role, term: Term) -> Result<u8> {
     signals::block();
     limits::check(limits::For::Daemon)?;
     limits::leave_no_core();
-    let node = Lending::start(options, role)?;
+    let node = signals::ending(&format!("opening {}", options.origin), || Lending::start(options, role))?;
     let (what, address) = (node.what(), node.address());
     notify::ready(&format!("{what} of {} on {address}", options.origin));
     if !term.is_json() {

@@ -57,7 +57,7 @@ impl Opened {
                 Ok(Opened { node: Arc::new(Node::open(&dir, &options)?), inner: relative(&inner) })
             }
             Target::Mounted(place) => Err(Failure::usage(format!("{} is mounted", text.display()))
-                .next(format!("read it there: {does} {}", place.path.display()))),
+                .next(format!("name the place on the mount instead: {}", place.path.display()))),
         }
     }
 

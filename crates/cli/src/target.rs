@@ -115,6 +115,9 @@ pub fn resolve_new(text: &Path) -> Result<Target> {
 }
 
 fn find(text: &Path, new: bool) -> Result<Target> {
+    if let Some(failure) = address(text) {
+        return Err(failure);
+    }
     mounts::check_way(text)?;
     if let Some((volume, inner)) = split(text) {
         return in_volume(&volume, &inner);
@@ -145,6 +148,22 @@ fn find(text: &Path, new: bool) -> Result<Target> {
         format!("{} is in no mounted volume and is none itself", text.display()),
     );
     Err(failure.next("name a path on a mount (covey df lists them), a volume's folder, or VOLUME:/PATH"))
+}
+
+/// The failure for an address where a path is wanted. Otherwise, `s3://x` would be the place `//x` in a volume
+/// in the folder `s3`.
+fn address(text: &Path) -> Option<Failure> {
+    let whole = text.to_str().filter(|whole| whole.contains("://"))?;
+    if split(text).is_some() {
+        return None;
+    }
+    let failure = Failure::usage(format!("{whole} is an address, and this command takes a path"));
+    Some(match node::shared::making::is_address(text) {
+        true => failure.next(format!("name a mount of it; covey mount -d '{whole}' MOUNTPOINT makes one")),
+        false => {
+            failure.next("name a path on a mount (covey df lists them), a volume's folder, or VOLUME:/PATH")
+        }
+    })
 }
 
 /// The place in a volume. If the volume is mounted, it is reached through the mount.
@@ -213,6 +232,11 @@ mod tests {
         assert_eq!(inner(format!("{shown}:/")), Path::new(""));
         assert_eq!(inner(format!("{shown}:/x/./y")), Path::new("x/y"));
         assert_eq!(resolve(temp.path()).unwrap_err().code, "not-a-volume");
+        for (text, next) in [("postgres://a@b/c?volume=d", "covey mount -d"), ("s3://b/p@x", "VOLUME:/PATH")]
+        {
+            let failure = resolve(Path::new(text)).unwrap_err();
+            assert!(failure.status == 2 && failure.to_string().contains(next), "{failure}");
+        }
         assert_eq!(resolve(&temp.path().join("none/at/all")).unwrap_err().code, "not-found");
     }
 }

@@ -36,9 +36,16 @@ impl Bound {
     /// Checks an endpoint, before anything is made for it.
     ///
     /// # Errors
-    /// It is no path of a unix socket.
+    /// It is no path of a unix socket, or in a folder that is not there.
     pub fn check(endpoint: &str) -> Result<()> {
-        path_of(endpoint).map(drop)
+        let path = path_of(endpoint)?;
+        match path.parent() {
+            Some(folder) if !folder.is_dir() => {
+                Err(Failure::usage(format!("there is no folder {}", folder.display()))
+                    .next("create it, or name another --endpoint"))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Binds the endpoint, `unix:///PATH` or a path. A socket that a driver left is replaced; one that a

@@ -202,9 +202,18 @@ impl Mount {
 pub fn unmount(path: &Path, how: Unmount) -> Result<(), UnmountError> {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     match find(&path) {
+        // The helper does not say why it refuses, and a busy mount is another reason.
+        Some(mounted) if mounted.is_fuse() && !is_ours(&mounted) => {
+            Err(UnmountError::Io { path, source: io::Error::from_raw_os_error(libc::EPERM) })
+        }
         Some(mounted) if mounted.is_fuse() => detach(&mounted.path, how, !is_root()),
         _ => Err(UnmountError::NotMounted(path)),
     }
+}
+
+/// Whether this process may unmount it.
+fn is_ours(mounted: &Mounted) -> bool {
+    is_root() || mounted.user.is_none_or(|user| user == rustix::process::geteuid().as_raw())
 }
 
 /// Whether this process may mount without the helper.

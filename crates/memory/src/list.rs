@@ -106,6 +106,13 @@ fn one_line(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
+/// Whether a file is there that holds something else than a list, of whatever version.
+pub fn is_another_file(path: &Path) -> bool {
+    let mut head = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(FAMILY.len() as u64).read_to_end(&mut head));
+    read.is_ok() && !head.is_empty() && head != FAMILY.as_bytes()
+}
+
 /// The file of a list.
 #[derive(Clone, Debug)]
 pub struct ListFile {

@@ -63,7 +63,11 @@ pub fn covey_of(path: &Path) -> Result<Option<Mounted>> {
             ours.retain(|mount| place.starts_with(&mount.path));
             Ok(ours.pop())
         }
-        Err(error) => Err(Failure::io(format!("cannot open {}", path.display()), &error)),
+        Err(error) => match entered(path) {
+            // A database or a store is away. The daemon can say so, and the kernel's error cannot.
+            Some((mount, _)) if error.raw_os_error() == Some(libc::EIO) => Ok(Some(mount)),
+            _ => Err(Failure::io(format!("cannot open {}", path.display()), &error)),
+        },
     }
 }
 

@@ -17,6 +17,12 @@ const HAND_OVER: Duration = Duration::from_secs(10);
 /// The largest number of copies to name.
 const NAMED: usize = 5;
 
+/// Whether one is a copy of the other. The kernel gives the device number of a mount that is gone to the next
+/// one, so the number alone could name, and end, the mount of something else.
+fn is_copy(mount: &Mounted, other: &Mounted) -> bool {
+    mount.dev == other.dev && mount.source == other.source
+}
+
 /// The copies of a mount.
 pub struct Others {
     /// Copies in other mount namespaces.
@@ -26,9 +32,9 @@ pub struct Others {
 }
 
 impl Others {
-    /// The copies of the mount with this device number.
-    pub fn of_device(dev: u64) -> Others {
-        Others::of(|mount| mount.dev == dev)
+    /// The copies of a mount, which may be gone from here.
+    pub fn of_mount(gone: &Mounted) -> Others {
+        Others::of(|mount| is_copy(mount, gone))
     }
 
     /// The copies of a mount of this volume's folder, which is not mounted here any more.
@@ -92,5 +98,28 @@ impl Others {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `covey umount` named the mount of another volume, which had got the number of the one that was gone
+    /// from here, as a copy of it. With `--force`, it would have ended that one.
+    #[test]
+    fn regression_a_mount_with_a_number_that_was_used_before_is_no_copy() {
+        let mount = |source: &str, dev| Mounted {
+            path: "/m".into(),
+            root: "/".into(),
+            dev,
+            read_only: false,
+            kind: "fuse.covey".to_owned(),
+            source: source.to_owned(),
+            user: Some(0),
+        };
+        let gone = mount("/srv/a", 7);
+        assert!(is_copy(&mount("/srv/a", 7), &gone));
+        assert!(!is_copy(&mount("/srv/b", 7), &gone) && !is_copy(&mount("/srv/a", 8), &gone));
     }
 }

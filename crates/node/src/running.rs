@@ -33,7 +33,7 @@ use crate::opened::{Node, Source};
 use crate::options::{MountOptions, NodeOptions};
 use crate::refused::not_mounted;
 use crate::watch::{self, Shown};
-use crate::{limits, log, metrics, mounts, notify, origins, trash};
+use crate::{limits, log, metrics, mounts, notify, origins, signals, trash};
 
 pub mod replacing;
 mod serving;
@@ -152,7 +152,8 @@ impl Running {
             log::of_volume(&dir.path().display().to_string());
         }
         log::debug(|| format!("opening {}", plan.source.name().display()));
-        let node = Arc::new(Mount::open(&plan.source, &node_options(plan, &mountpoint))?);
+        let open = || Mount::open(&plan.source, &node_options(plan, &mountpoint));
+        let node = Arc::new(signals::ending(&format!("opening {}", plan.source.name().display()), open)?);
         log::of_volume(&node.name());
         trash::keep(&node, plan.options.trash)?;
         let endpoint = node.as_node().and_then(Node::endpoint);

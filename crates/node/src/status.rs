@@ -75,8 +75,15 @@ impl Node {
         let figures = match self.root() {
             Some(root) => Figures::of_tree(self.shown(), &root, self.tree_away()),
             None => Figures::of(&self.shown()).map_err(|why| {
-                let fsck = format!("unmount it and check it: covey fsck {}", self.name());
-                Failure::new("damaged", "the volume's figures cannot be read").why(why).next(fsck)
+                let what = "the volume's figures cannot be read";
+                match self.dir().and_then(|dir| dir.format().names.as_ref()) {
+                    Some(names) => Failure::new("no-database", what).why(why).next(format!(
+                        "check the database: covey doctor '{names}'; the mount goes on when it answers"
+                    )),
+                    None => Failure::new("damaged", what)
+                        .why(why)
+                        .next(format!("unmount it and check it: covey fsck {}", self.name())),
+                }
             })?,
         };
         let Figures { stats, twice } = figures;

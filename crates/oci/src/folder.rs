@@ -90,7 +90,9 @@ pub struct Plan {
 pub fn plan(place: &dyn Place, image: &Image, named: &Named, overwrite: bool) -> Result<Plan> {
     let file = name(&named.name)?;
     let was = place.read(&file, MANIFEST_MAX)?;
-    let was: Option<Named> = was.map(|bytes| parse(&bytes, &format!("{}", file.display()))).transpose()?;
+    let was = was.map(|bytes| parse::<Named>(&bytes, &format!("{}", file.display())));
+    // One that cannot be understood is replaced.
+    let was = if overwrite { was.and_then(Result::ok) } else { was.transpose()? };
     let same = was.as_ref().is_some_and(|was| was.manifest.digest == named.manifest.digest);
     if was.is_some() && !same && !overwrite {
         return Err(Failure::new("exists", format!("{} is there already, and is another image", named.name))
@@ -109,7 +111,9 @@ pub fn plan(place: &dyn Place, image: &Image, named: &Named, overwrite: bool) ->
     let of_layers = missing(&image.layers, &HashSet::new()).len();
     let mut files = Vec::new();
     for (digest, bytes) in &image.kept {
-        if !place.is_there(&blob(digest))? {
+        // One that is damaged is sent again.
+        let there = place.read(&blob(digest), bytes.len() as u64);
+        if !matches!(there, Ok(Some(there)) if there == *bytes) {
             files.push((blob(digest), bytes.clone()));
         }
     }

@@ -7,7 +7,7 @@
 //! ```
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use api::error::{Context, Failure, Result};
@@ -69,7 +69,9 @@ impl Layout {
             Place::Folder(folder) => {
                 let path = folder.join(name);
                 let file = match File::open(&path) {
-                    Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Err(self.none(name)),
+                    Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+                        return Err(self.none(name));
+                    }
                     other => other.at("open", &path)?,
                 };
                 let mut bytes = Vec::new();

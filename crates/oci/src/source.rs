@@ -77,6 +77,9 @@ fn split(text: &str) -> Result<(&str, Option<&str>)> {
     let there = |end: &usize| *end > 0 && Path::new(&text[..*end]).exists();
     let end = ends.into_iter().find(there).ok_or_else(|| {
         let place = text.split(':').next().unwrap_or(text);
+        if place.is_empty() {
+            return Failure::usage("the source names no folder or file").next("write oci:DIR[:TAG]");
+        }
         Failure::new("not-found", format!("{place} is not there")).next("check the path")
     })?;
     Ok((&text[..end], text.get(end + 1..).filter(|tag| !tag.is_empty())))

@@ -187,7 +187,6 @@ impl Snapshots {
         let found = self.layers.find(below.as_ref(), &chain).map_err(|error| self.away(&error))?;
         let Some(layer) = found else { return Ok(false) };
         let id = index.take_id();
-        self.store.make_link(id, &layer)?;
         let now = now_ns();
         let record = Record {
             version: VERSION,
@@ -203,9 +202,14 @@ impl Snapshots {
             labels: new.labels.clone(),
             used: Used::default(),
         };
-        self.store.put(&record)?;
+        self.keep(&record, || self.store.make_link(id, &layer))?;
         index.insert(record);
         Ok(true)
+    }
+
+    /// Makes the folder of a new snapshot, and its record. After a failure, as on a full disk, neither stays.
+    fn keep(&self, record: &Record, make: impl FnOnce() -> Result<()>) -> Result<()> {
+        make().and_then(|()| self.store.put(record)).inspect_err(|_| self.store.discard(record.id))
     }
 
     fn away(&self, error: &io::Error) -> Refusal {
@@ -225,7 +229,6 @@ impl Snapshots {
         // Before anything is made: a layer that is gone makes no snapshot.
         let lower = self.lower(index, parent)?;
         let id = index.take_id();
-        self.store.make_folder(id, lower.first().map(PathBuf::as_path))?;
         let now = now_ns();
         let record = Record {
             version: VERSION,
@@ -240,7 +243,7 @@ impl Snapshots {
             labels: new.labels.clone(),
             used: Used::default(),
         };
-        self.store.put(&record)?;
+        self.keep(&record, || self.store.make_folder(id, lower.first().map(PathBuf::as_path)))?;
         let mounts = self.mounts_of(&record, &lower);
         index.insert(record);
         Ok(mounts)

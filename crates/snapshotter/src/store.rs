@@ -213,11 +213,23 @@ impl Store {
             .map_err(|error| Failure::new("io", "cannot write a record").why(error.to_string()))?;
         let path = self.record(record.id);
         let new = path.with_extension("new");
-        let mut file = File::create(&new).at("make", &new)?;
-        file.write_all(&text).at("write", &new)?;
-        file.sync_all().at("sync", &new)?;
-        fs::rename(&new, &path).at("rename", &new)?;
+        let write = || {
+            let mut file = File::create(&new).at("make", &new)?;
+            file.write_all(&text).at("write", &new)?;
+            file.sync_all().at("sync", &new)?;
+            fs::rename(&new, &path).at("rename", &new)
+        };
+        write().inspect_err(|_| drop(fs::remove_file(&new)))?;
         sync(&self.root.join("records"))
+    }
+
+    /// Removes a snapshot that was not made whole, as far as that goes. A start removes the rest.
+    pub fn discard(&self, id: u64) {
+        match fs::remove_file(self.record(id)) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {}
+            // As always, the folder goes after the record.
+            _ => drop(self.remove_folder(id)),
+        }
     }
 
     /// Removes a record. When this returns, that is durable.

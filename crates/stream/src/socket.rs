@@ -302,7 +302,7 @@ impl Listener {
 }
 
 fn unix_listen(path: &std::path::Path) -> io::Result<UnixListener> {
-    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::fs::{FileTypeExt, PermissionsExt};
     let bind = || {
         let listener = UnixListener::bind(path)?;
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
@@ -310,6 +310,10 @@ fn unix_listen(path: &std::path::Path) -> io::Result<UnixListener> {
     };
     match bind() {
         Err(error) if error.kind() == ErrorKind::AddrInUse => {
+            // A connection to any other file is refused too.
+            if !path.symlink_metadata()?.file_type().is_socket() {
+                return Err(io::Error::new(ErrorKind::AlreadyExists, "it is there, and is no socket"));
+            }
             // A server that was killed leaves its socket behind.
             match UnixStream::connect(path) {
                 Err(dead) if dead.kind() == ErrorKind::ConnectionRefused => {
@@ -394,6 +398,21 @@ mod tests {
         }
         sender.unwrap().join().unwrap();
         assert!(matches!(receiver.receive(&mut room), Err(Lost::Closed)));
+    }
+
+    /// A server removed a file that was named by mistake, and made its socket there.
+    #[test]
+    fn regression_a_file_that_is_no_socket_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("precious");
+        std::fs::write(&path, "mine").unwrap();
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        for at in [&path, &link] {
+            let refused = Listener::bind(&Address::Unix(at.clone())).unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::AlreadyExists);
+            assert_eq!(std::fs::read(at).unwrap(), b"mine");
+        }
     }
 
     #[test]

@@ -168,6 +168,11 @@ fn lost(known: &dyn Known, address: &ControlAddress, error: io::Error, waited: D
                 .next("use sudo")
         }
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => silent(known, address, waited),
+        // The source of a volume's mount is an absolute path. That of a guest's is the address of its server.
+        _ if matches!(address, ControlAddress::File(path) if path.is_relative()) => {
+            Failure::new("no-answer", "this is the mount of a guest, and its daemon is elsewhere")
+                .next("run the command where covey serve runs")
+        }
         _ => Failure::new("no-answer", "the daemon that has this volume mounted does not answer")
             .why(crate::error::plain(&error))
             .next("if it died: covey umount MOUNTPOINT, then mount again"),
@@ -229,6 +234,14 @@ mod tests {
     }
 
     /// A daemon that accepts and never answers, and a daemon that does not even accept.
+    /// `covey status` and others said that the daemon might have died.
+    #[test]
+    fn regression_a_guests_mount_is_named_as_one() {
+        let address = ControlAddress::of_source(std::path::Path::new("unix:/run/none.sock"));
+        let failure = Asked::ask(&Nothing, &address, &Request::Gc).map(drop).unwrap_err();
+        assert!(failure.to_string().contains("where covey serve runs"), "{failure}");
+    }
+
     #[test]
     fn regression_a_daemon_that_says_nothing_is_named_in_time() {
         let folder = tempfile::tempdir().unwrap();

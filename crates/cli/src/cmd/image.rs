@@ -9,7 +9,8 @@ use api::caller;
 use api::error::{Context, Failure, Result};
 use api::text::bytes;
 use clap::Subcommand;
-use node::mounts;
+use fuse::mount::Life;
+use node::{mounts, signals};
 use oci::folder::{self, Found, complete, find, names};
 use oci::place::{OnMount, Place};
 use serde::Serialize;
@@ -21,6 +22,9 @@ use crate::images::{images_at, rm, tree, with_place};
 use crate::reading::{Way, split};
 use crate::table::Table;
 use crate::term::Term;
+
+/// The file of a user's folder that says above which image was written.
+const OF_IMAGE: &str = "manifest";
 
 /// Lists, mounts, unmounts and removes container images that were imported into a volume
 #[derive(Debug, clap::Args)]
@@ -192,21 +196,41 @@ fn as_root() -> Result<()> {
 /// What a mount has made so far. If it fails, everything is undone when this is dropped.
 struct Undo {
     made: Made,
+    /// The user's folder was empty, or not there.
+    new_upper: Option<NewUpper>,
     done: bool,
+}
+
+/// A user's folder for what is written, before its first use.
+#[derive(Clone, Copy)]
+struct NewUpper {
+    was_there: bool,
 }
 
 impl Drop for Undo {
     fn drop(&mut self) {
-        if !self.done {
-            let _ = end_tree(self.made.tree.as_deref(), &self.made.mountpoint);
-            let _ = self.made.forget();
+        if self.done {
+            return;
         }
+        let _ = end_tree(self.made.tree.as_deref(), &self.made.mountpoint);
+        if let Some(NewUpper { was_there }) = self.new_upper {
+            // Nothing was written above an image that was never mounted.
+            let upper = &self.made.upper;
+            let _ = fs::remove_file(upper.join(OF_IMAGE));
+            let _ = ["upper", "work"].map(|name| made::remove_tree(&upper.join(name)));
+            if !was_there {
+                let _ = fs::remove_dir(upper);
+            }
+        }
+        let _ = self.made.forget();
     }
 }
 
 fn mount(args: &MountArgs, term: Term) -> Result<u8> {
     as_root()?;
     let _lock = made::lock()?;
+    // A signal between two steps would leave what the first has made.
+    signals::block();
     let mountpoint = mounts::absolute(&args.mountpoint)?;
     check_free(&mountpoint)?;
     let upper = match &args.upper {
@@ -228,8 +252,11 @@ fn mount(args: &MountArgs, term: Term) -> Result<u8> {
         upper_is_ours: args.upper.is_none(),
         tree,
     };
-    let mut undo = Undo { made: made.clone(), done: false };
-    check_upper(&made).inspect_err(|_| undo.made.upper_is_ours = false)?;
+    let mut undo = Undo { made: made.clone(), new_upper: None, done: false };
+    undo.new_upper = check_upper(&made).inspect_err(|_| undo.made.upper_is_ours = false)?;
+    if undo.new_upper.is_some() {
+        made::write(&made.upper.join(OF_IMAGE), format!("{}\n", made.manifest).as_bytes())?;
+    }
     // The record comes first, so that nothing is left that no command knows.
     made.keep()?;
     stack(&place, &found, &made)?;
@@ -253,6 +280,10 @@ fn check_free(mountpoint: &Path) -> Result<()> {
         return Err(Failure::new("in-use", format!("{shown} is a mountpoint already"))
             .why(format!("{} is mounted there", there.source))
             .next("unmount it, or name another folder"));
+    }
+    if mountpoint.exists() && !mountpoint.is_dir() {
+        return Err(Failure::usage(format!("{shown} is not a folder"))
+            .next("name an empty folder, or one that is not there yet"));
     }
     match made::of(mountpoint)? {
         Some(left) => Err(Failure::new("in-use", format!("{} was mounted at {shown}", left.image))
@@ -283,11 +314,27 @@ fn folder_of(args: &MountArgs) -> Result<(PathBuf, Option<PathBuf>)> {
     let at = made::tree_at(Path::new(name));
     let shown = fuse::mount::all().into_iter().filter(mounts::is_covey);
     if let Some(mount) = shown.into_iter().find(|mount| api::source::tree(&mount.source) == Some(name)) {
+        if mounts::life(&mount)? == Life::Dead {
+            return Err(dead_tree(name, &mount.path)?);
+        }
         let tree = (mount.path == at).then_some(at);
         return Ok((images_at(&mount.path.join(inner)), tree));
     }
     tree::mount(name, &args.more, &at)?;
     Ok((images_at(&at.join(inner)), Some(at)))
+}
+
+/// The failure for a tree whose daemon was killed. Its mount goes with its last image.
+fn dead_tree(name: &str, at: &Path) -> Result<Failure> {
+    let failure = Failure::new("stale-mount", format!("the mount of {name} at {} is dead", at.display()))
+        .why("its daemon is gone");
+    let users = made::all()?.into_iter().filter(|made| made.tree.as_deref() == Some(at));
+    let next: Vec<String> =
+        users.map(|made| format!("covey image umount {}", made.mountpoint.display())).collect();
+    Ok(match next.is_empty() {
+        true => failure.next(format!("take it away with: covey umount {}", at.display())),
+        false => next.into_iter().fold(failure, Failure::next).next("then start this again"),
+    })
 }
 
 /// The folders of the layers, the highest first. A layer that an image has twice counts once, as the higher
@@ -310,22 +357,23 @@ fn lower_of(place: &Path, found: &Found) -> Result<Vec<PathBuf>> {
 }
 
 /// The folder that takes what is written belongs to one image, as long as it is there. One of a mount that
-/// ended without an unmount is temporary, and removed.
-fn check_upper(made: &Made) -> Result<()> {
+/// ended without an unmount is temporary, and removed. Returns what a user's folder was before its first use.
+fn check_upper(made: &Made) -> Result<Option<NewUpper>> {
     let upper = &made.upper;
     if made.upper_is_ours {
         made::remove_tree(upper)?;
-        return made::private_folder(upper);
+        return made::private_folder(upper).map(|()| None);
     }
+    let was_there = upper.exists();
     fs::create_dir_all(upper).at("make", upper)?;
     if let Some(other) = made::all()?.iter().find(|other| other.upper == *upper) {
         return Err(Failure::new("in-use", format!("{} is in use", upper.display()))
             .why(format!("{} is mounted with it at {}", other.image, other.mountpoint.display()))
             .next("name another folder with --upper"));
     }
-    let path = upper.join("manifest");
+    let path = upper.join(OF_IMAGE);
     match fs::read_to_string(&path) {
-        Ok(text) if text.trim() == made.manifest.to_string() => Ok(()),
+        Ok(text) if text.trim() == made.manifest.to_string() => Ok(None),
         Ok(text) => Err(Failure::new("other-image", format!("{} is for another image", upper.display()))
             .why(format!("what is there was written above {}", text.trim()))
             .next("name another folder with --upper, or remove this one")),
@@ -333,9 +381,7 @@ fn check_upper(made: &Made) -> Result<()> {
             Err(Failure::new("exists", format!("{} holds something else", upper.display()))
                 .next("name a new folder with --upper"))
         }
-        Err(error) if error.kind() == ErrorKind::NotFound => {
-            fs::write(&path, format!("{}\n", made.manifest)).at("write", &path)
-        }
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(Some(NewUpper { was_there })),
         Err(error) => Err(error).at("read", &path),
     }
 }
@@ -352,6 +398,7 @@ fn like(layer: &Path, top: &Path) -> Result<()> {
 fn umount(mountpoint: &Path, term: Term) -> Result<u8> {
     as_root()?;
     let _lock = made::lock()?;
+    signals::block();
     let mountpoint = mounts::absolute(mountpoint)?;
     let Some(made) = made::of(&mountpoint)? else {
         return Err(Failure::new("not-mounted", format!("no image is mounted at {}", mountpoint.display()))

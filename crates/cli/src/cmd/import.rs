@@ -209,6 +209,12 @@ fn source(
         return Ok(Box::new(Tar::stream("-", Box::new(io::stdin()))?));
     }
     if path.symlink_metadata().is_err() {
+        if let Ok(Target::Closed { dir, .. }) = target::resolve(path) {
+            let (shown, dest) = (path.display(), args.dest.display());
+            return Err(Failure::usage(format!("{shown} is a place in a volume that is not mounted"))
+                .next(format!("covey export {shown} - | covey import - {dest}"))
+                .next(format!("or mount it: covey mount -d {} MOUNTPOINT", dir.path().display())));
+        }
         return Err(
             Failure::new("not-found", format!("{} is not there", path.display())).next("check the path")
         );

@@ -72,7 +72,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     signals::block();
     limits::check(limits::For::Daemon)?;
     limits::leave_no_core();
-    let snapshot = Snapshot::open(args)?;
+    let snapshot = signals::ending(&format!("opening {}", args.source.display()), || Snapshot::open(args))?;
     let served = start(args, &snapshot, addresses).map(|server| stay(server, &snapshot, &args.on, term));
     // Also after a failure, so that no volume stays locked and no fleet waits for this node.
     let closed = snapshot.opened.map_or(Ok(()), |opened| opened.close(|_| Ok(())));
@@ -102,6 +102,14 @@ fn check_record(path: &Path) -> Result<()> {
     if !folder.is_dir() {
         return Err(Failure::usage(format!("there is no folder {}", folder.display()))
             .next("create it, or name another file: --record FILE"));
+    }
+    // The list replaces the file, which may be the snapshot itself.
+    if memory::list::is_another_file(path) {
+        return Err(Failure::usage(format!(
+            "{} is there, and is no list of a memory server",
+            path.display()
+        ))
+        .next("name another file: --record FILE"));
     }
     Ok(())
 }
@@ -233,6 +241,7 @@ fn start(args: &Args, snapshot: &Snapshot, addresses: Vec<Address>) -> Result<Se
                 ErrorKind::AddrInUse => {
                     failure.next("another server listens there: end it, or choose another path")
                 }
+                ErrorKind::AlreadyExists => failure.next("name another path, or remove what is there"),
                 _ => failure,
             }
         };

@@ -82,7 +82,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     limits::leave_no_core();
     let bound = bind(args)?;
     let mut opened = Opened::default();
-    let made = opened.open(&sources, args);
+    let made = signals::ending("opening the buckets", || opened.open(&sources, args));
     let served = made.and_then(|(made, foreign)| bound.serve(made, foreign, buckets::log()));
     let ended = served.map(|server| stay(server, &sources, term));
     // Also after a failure, so that no volume stays locked and unclean.

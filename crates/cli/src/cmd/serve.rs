@@ -98,7 +98,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     signals::block();
     limits::check(limits::For::Daemon)?;
     limits::leave_no_core();
-    let opened = Opened::open(args)?;
+    let opened = signals::ending(&format!("opening {}", args.source.display()), || Opened::open(args))?;
     let served = start(args, &opened, secret, &addresses);
     let ended = served.map(|(server, bound)| stay(server, &opened, &bound, term));
     // Also after a failure, so that no volume stays locked and unclean.
@@ -219,6 +219,9 @@ fn not_listening(address: &Address, error: &std::io::Error) -> Failure {
     match (address, error.raw_os_error()) {
         (_, Some(libc::EADDRINUSE)) => {
             failure.next("another server listens there: end it, or choose another")
+        }
+        (_, None) if error.kind() == std::io::ErrorKind::AlreadyExists => {
+            failure.next("name another path, or remove what is there")
         }
         (Address::Vsock { .. }, Some(libc::EAFNOSUPPORT | libc::ENODEV)) => failure.next(
             "this kernel has no vsock: load it with modprobe vhost_vsock, or use a unix socket: \

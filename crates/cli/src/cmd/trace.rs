@@ -105,6 +105,11 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
 
 /// Writes the list of what is read. It gets its name when it is complete.
 fn record(args: &Args, list: &Path, term: Term) -> Result<u8> {
+    if list.is_dir() {
+        return Err(
+            Failure::usage(format!("{} is a folder", list.display())).next("name a file: --record FILE")
+        );
+    }
     let address = ear_of(&args.path, "trace")?;
     let new = PathBuf::from(format!("{}.new", list.display()));
     let mut out = BufWriter::new(File::create(&new).at("create", &new)?);

@@ -214,6 +214,11 @@ fn find(path: &Path) -> Result<Found> {
     };
     match found {
         Some(mount) if mounts::is_covey(&mount) => Ok(Found::Mounted(mount)),
+        // Its record and the folder for what was written would stay.
+        Some(mount) if mount.source == crate::images::overlay::SOURCE => {
+            Err(Failure::new("not-mounted", format!("the mount at {shown} is one of an image"))
+                .next(format!("covey image umount {shown}")))
+        }
         Some(mount) => Err(Failure::new("not-mounted", format!("what is mounted at {shown} is not Covey's"))
             .why(format!("it is of type {}", mount.kind))
             .next(format!("umount {shown}"))),
@@ -315,7 +320,7 @@ fn wait_closed(mount: &Mounted, args: &Args, deadline: Deadline, term: Term) -> 
     let Some(dir) = volume_dir(mount) else {
         // A volume in memory or a published tree has nothing to write out.
         if args.force {
-            Others::of_device(mount.dev).end(deadline)?;
+            Others::of_mount(mount).end(deadline)?;
         }
         return Ok(true);
     };
@@ -328,7 +333,7 @@ fn wait_closed(mount: &Mounted, args: &Args, deadline: Deadline, term: Term) -> 
         return Ok(false);
     }
     let closing = deadline.sooner(Deadline::after(CLOSING));
-    let mut others = Others::of_device(mount.dev);
+    let mut others = Others::of_mount(mount);
     if args.force && !others.is_empty() {
         others.end(closing)?;
         others = Others::none();

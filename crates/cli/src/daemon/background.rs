@@ -7,6 +7,8 @@ use std::io::{self, BufRead, BufReader, PipeWriter, Write};
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use api::error::{Failure, Result};
 use node::again::Every;
@@ -14,7 +16,8 @@ use node::frozen::Named;
 use node::opened::Source;
 use node::running::{Mounted, Plan, Transport};
 use node::volume_dir::private_folder;
-use node::{log, mounts};
+use node::{log, mounts, signals};
+use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 use tree::root::hex;
 
@@ -96,10 +99,19 @@ pub fn in_background(plan: &Plan, beside: &Beside, term: Term) -> Result<u8> {
             }
         });
     }
+    // Now, so that all threads inherit it. The child begins with none blocked.
+    signals::block();
     let mut child = command.spawn().map_err(cannot)?;
     drop(theirs);
+    let asked = pass_signals_on(child.id())?;
     let mut line = String::new();
     let _ = BufReader::new(news).read_line(&mut line);
+    if asked.load(Ordering::Acquire) {
+        let _ = child.wait();
+        let failure = Failure::new("interrupted", "interrupted")
+            .why(format!("{} is not mounted", plan.source.name().display()));
+        return Err(Failure { status: 130, ..failure.next("start it again") });
+    }
     match serde_json::from_str(&line) {
         Ok(News::Ready(mounted)) => {
             term.result(&mounted, || {
@@ -120,6 +132,22 @@ pub fn in_background(plan: &Plan, beside: &Beside, term: Term) -> Result<u8> {
             Err(failure.next(format!("look at {}", path.display())))
         }
     }
+}
+
+/// Tells the background process to end when a signal arrives. What it has mounted by then, it unmounts.
+/// Returns whether one has arrived.
+fn pass_signals_on(child: u32) -> Result<Arc<AtomicBool>> {
+    let asked = Arc::new(AtomicBool::new(false));
+    let arrived = asked.clone();
+    let Some(child) = i32::try_from(child).ok().and_then(Pid::from_raw) else { return Ok(asked) };
+    let work = move || {
+        signals::next();
+        arrived.store(true, Ordering::Release);
+        let _ = kill_process(child, Signal::TERM);
+    };
+    base::thread::spawn("covey-signals", work)
+        .map_err(|error| Failure::io("cannot start a thread", &error))?;
+    Ok(asked)
 }
 
 /// Mounts again in this process, whose mount has ended: what it was mounted from may be another kind of

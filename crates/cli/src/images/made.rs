@@ -126,9 +126,7 @@ impl Made {
         let path = record(&self.mountpoint);
         let text = serde_json::to_vec_pretty(self)
             .map_err(|error| Failure::new("io", "cannot write the record").why(error.to_string()))?;
-        let new = path.with_extension("new");
-        fs::write(&new, text).at("write", &new)?;
-        fs::rename(&new, &path).at("rename", &new)
+        write(&path, &text)
     }
 
     /// Removes the record, and what was written if that is temporary.
@@ -143,6 +141,14 @@ impl Made {
         let path = record(&self.mountpoint);
         fs::remove_file(&path).at("remove", &path)
     }
+}
+
+/// Writes a file, whole or not at all.
+pub fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+    let new = path.with_extension("new");
+    let written =
+        fs::write(&new, bytes).at("write", &new).and_then(|()| fs::rename(&new, path).at("rename", &new));
+    written.inspect_err(|_| drop(fs::remove_file(&new)))
 }
 
 /// Removes a folder with everything in it, if it is there.

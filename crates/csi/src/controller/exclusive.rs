@@ -36,9 +36,22 @@ impl Driver {
         }
         let new = folder.with_file_name(format!(".new-{name}"));
         take_away(&new)?;
+        let made = self.make_at(&new, name, mode, size, from);
+        // What a full disk has stopped would keep it full. A mount that does not end keeps its volume.
+        if made.is_err() && node::mounts::of_volume(&new).is_none() {
+            let _ = take_away(&new);
+        }
+        made?;
+        fs::rename(&new, &folder)
+            .map_err(|error| refuse::io(format!("cannot name the volume {name}"), &error))?;
+        Ok(size.wanted())
+    }
+
+    /// Makes a volume in a folder that has not its name yet.
+    fn make_at(&self, new: &Path, name: &str, mode: u32, size: Size, from: Option<&str>) -> Answer<()> {
         let args = ["format".as_ref(), "--".as_ref(), new.as_os_str()];
         program::run(&args, &Secrets::default(), FORMAT).map_err(|failed| failed.status)?;
-        self.mounted(&new, |place| {
+        self.mounted(new, |place| {
             fs::set_permissions(place, Permissions::from_mode(mode))
                 .map_err(|error| refuse::io(format!("cannot protect the volume {name}"), &error))?;
             match size.wanted() {
@@ -46,10 +59,7 @@ impl Driver {
                 wanted => capacity::limit(place, Path::new(""), wanted),
             }?;
             from.map_or(Ok(()), |from| self.copy_exclusive(from, place))
-        })?;
-        fs::rename(&new, &folder)
-            .map_err(|error| refuse::io(format!("cannot name the volume {name}"), &error))?;
-        Ok(size.wanted())
+        })
     }
 
     /// Copies the files of a volume into a new one.
@@ -99,6 +109,8 @@ impl Driver {
         }
         // A volume that is removed half is none.
         let gone = folder.with_file_name(format!(".removed-{}", names::hash(name)));
+        // An earlier volume of that name.
+        take_away(&gone)?;
         match fs::rename(&folder, &gone) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
                 return Err(refuse::io(format!("cannot rename {}", folder.display()), &error));

@@ -8,7 +8,8 @@
 //! ```
 //!
 //! So a volume is there with its quota and its content, or it is not there. What a driver that was killed has
-//! left begins with a dot, is no volume, and is removed by the next call that makes or removes one.
+//! left begins with a dot and is no volume. The next call that makes the same volume removes it, or the next
+//! one that removes any.
 
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, ErrorKind};
@@ -69,6 +70,19 @@ pub fn make(mount: &Path, new: &New<'_>) -> Answer<i64> {
     let inner = Path::new(new.folder).join(format!("{NEW}{}", new.name));
     let (making, made) = (mount.join(&inner), top.join(new.name));
     take_away(&making)?;
+    if let Err(status) = make_at(mount, &inner, new) {
+        // What is left takes room. It is no volume, so another failure is of no account.
+        let _ = take_away(&making);
+        return Err(status);
+    }
+    fs::rename(&making, &made).map_err(io_failed("name", &made))?;
+    sync(&top)?;
+    Ok(new.size.wanted())
+}
+
+/// Makes a volume in a folder that has not its name yet.
+fn make_at(mount: &Path, inner: &Path, new: &New<'_>) -> Answer<()> {
+    let making = mount.join(inner);
     match new.from {
         None => fs::create_dir(&making).map_err(io_failed("make", &making))?,
         Some(from) => {
@@ -76,18 +90,15 @@ pub fn make(mount: &Path, new: &New<'_>) -> Answer<i64> {
                 let what = format!("the volume that is to be cloned, {from}, is not there");
                 return Err(refuse::not_found(what, "check the dataSource"));
             }
-            let request = Request::Clone { from: Path::new(from).into(), to: (&*inner).into() };
+            let request = Request::Clone { from: Path::new(from).into(), to: inner.into() };
             capacity::ask::<IgnoredAny>(mount, &request)?;
         }
     }
     fs::set_permissions(&making, Permissions::from_mode(new.mode)).map_err(io_failed("protect", &making))?;
-    let wanted = new.size.wanted();
-    if wanted > 0 {
-        capacity::limit(mount, &inner, wanted)?;
+    match new.size.wanted() {
+        0 => Ok(()),
+        wanted => capacity::limit(mount, inner, wanted),
     }
-    fs::rename(&making, &made).map_err(io_failed("name", &made))?;
-    sync(&top)?;
-    Ok(wanted)
 }
 
 /// The limit of a volume in bytes, 0 without one. None if the volume is not there.

@@ -119,7 +119,7 @@ fn no_origin(dir: &VolumeDir) -> Failure {
     Failure::new("no-origin", format!("the blobs of {shown} are in its own folder, which other machines do not reach"))
         .why("a shared volume needs an origin that all its nodes reach")
         .next(format!(
-            "for an object store, copy it into a new volume: covey format NEW --origin s3://BUCKET/PREFIX, covey import {shown}:/ NEW:/"
+            "for an object store, copy it into a new volume: covey format NEW --origin s3://BUCKET/PREFIX, covey export {shown} - | covey import - NEW:/"
         ))
         .next(format!(
             "for a filesystem that all nodes have, move the folder {shown}/blobs there, and name its new place in covey.json: \"origin\": \"file:DIR\""

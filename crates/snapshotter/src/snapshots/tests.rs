@@ -303,3 +303,21 @@ fn the_folder_is_one_programs() {
         assert!(!path.exists());
     }
 }
+
+/// A full disk left the folder of every snapshot that could not be recorded, until the next start.
+#[test]
+fn regression_a_snapshot_that_cannot_be_recorded_leaves_no_folder() {
+    let world = World::new();
+    let one = world.layer("1");
+    let all = world.start();
+    // The record cannot be written where its new file would be.
+    let in_the_way: Vec<PathBuf> = (1..5).map(|id| world.root().join(format!("records/{id}.new"))).collect();
+    in_the_way.iter().for_each(|path| fs::create_dir(path).unwrap());
+    assert_eq!(code(all.prepare(&new("x/1/container", ""))), Code::Internal);
+    assert_eq!(code(all.prepare(&layer("x/2/extract", "", &one))), Code::Internal);
+    assert_eq!((world.folders().len(), all.list(&[]).unwrap().len()), (0, 0));
+    in_the_way.iter().for_each(|path| fs::remove_dir(path).unwrap());
+    all.prepare(&new("x/1/container", "")).unwrap();
+    assert_eq!(code(all.prepare(&layer("x/2/extract", "", &one))), Code::AlreadyExists);
+    assert_eq!(world.folders().len(), 2);
+}

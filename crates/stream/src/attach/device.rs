@@ -4,6 +4,7 @@ use std::ffi::CString;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -37,6 +38,9 @@ pub enum MountError {
     /// Something of this type is mounted there.
     #[error("{0} is already the mountpoint of a FUSE filesystem: unmount it with `umount {0}`")]
     InUse(PathBuf),
+    /// A mount whose program was killed is there.
+    #[error("the mount at {0} is dead: take it away with `umount {0}`")]
+    Dead(PathBuf),
     /// The kernel is too old, or the negotiation failed.
     #[error("the kernel and the server do not agree on FUSE ({0}): Linux 5.17 or newer is needed")]
     Init(io::Error),
@@ -122,17 +126,33 @@ impl Device {
 /// # Errors
 /// It is missing, no directory, or in use.
 pub fn check(path: &Path) -> Result<PathBuf, MountError> {
-    let failed = |error| MountError::Mountpoint { path: path.to_owned(), error };
+    let failed = |error: io::Error| match error.raw_os_error() {
+        Some(libc::ENOTCONN) => MountError::Dead(path.to_owned()),
+        _ => MountError::Mountpoint { path: path.to_owned(), error },
+    };
     let full = path.canonicalize().map_err(failed)?;
     if !full.metadata().map_err(failed)?.is_dir() {
         return Err(failed(io::Error::from_raw_os_error(libc::ENOTDIR)));
     }
-    let table = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-    let mut lines = table.lines().map(|line| line.split(' ').skip(1).take(2).collect::<Vec<_>>());
-    if lines.any(|line| line.first().map(Path::new) == Some(&full) && line.get(1) == Some(&FS_TYPE)) {
-        return Err(MountError::InUse(full));
-    }
-    Ok(full)
+    let table = std::fs::read("/proc/self/mounts").unwrap_or_default();
+    if is_in(&table, &full) { Err(MountError::InUse(full)) } else { Ok(full) }
+}
+
+/// Whether a filesystem of this type is mounted at a path. The table has `\\040` for a space, and so on.
+fn is_in(table: &[u8], path: &Path) -> bool {
+    let escaped: Vec<u8> = path
+        .as_os_str()
+        .as_bytes()
+        .iter()
+        .flat_map(|byte| match byte {
+            b' ' | b'\t' | b'\n' | b'\\' => format!("\\{byte:03o}").into_bytes(),
+            _ => vec![*byte],
+        })
+        .collect();
+    table.split(|byte| *byte == b'\n').any(|line| {
+        let mut words = line.split(|byte| *byte == b' ').skip(1);
+        words.next() == Some(&*escaped) && words.next() == Some(FS_TYPE.as_bytes())
+    })
 }
 
 /// Mounts. `path` comes from [`check`].
@@ -193,4 +213,18 @@ pub fn is_being_killed(pid: u32) -> bool {
     let pending = |name: &str| u64::from_str_radix(field(name), 16).unwrap_or(0);
     matches!(field("State:").chars().next(), Some('Z' | 'X'))
         || (pending("SigPnd:") | pending("ShdPnd:")) & SIGKILL != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A second mount at a path with a space in it hid the first one.
+    #[test]
+    fn regression_a_mountpoint_with_a_space_is_found_in_the_table() {
+        let table = b"a /m\\040b\\134c fuse.covey rw 0 0\nb /m ext4 rw 0 0\nc /\xff fuse.covey rw 0 0\n";
+        for (path, there) in [(&b"/m b\\c"[..], true), (b"/m", false), (b"/\xff", true), (b"/m b", false)] {
+            assert_eq!(is_in(table, Path::new(std::ffi::OsStr::from_bytes(path))), there, "{path:?}");
+        }
+    }
 }
