@@ -327,8 +327,8 @@ fn a_guest_that_is_killed_is_forgotten() {
     covey_ok(&["fsck", &place.text("volume")]);
 }
 
-/// A FORGET that came while no server answered was dropped, so the server held the inode until the guest ended:
-/// a served folder kept a removed file open, with all its bytes.
+/// A FORGET that came while no server answered was dropped, so the server held the inode until the guest
+/// ended: a served folder kept a removed file open, with all its bytes.
 #[test]
 fn regression_what_is_forgotten_while_no_server_answers_is_told_later() {
     requires!(Need::Root, Need::Covey);

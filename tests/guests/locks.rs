@@ -232,7 +232,8 @@ fn a_folders_locks_are_those_of_the_host() {
     two.end();
 }
 
-/// Many more programs wait for a lock than the guest may have requests in flight, and the unlock gets through.
+/// Many more programs wait for a lock than the guest may have requests in flight, and the unlock gets
+/// through.
 #[test]
 fn requests_that_wait_take_no_place_from_others() {
     requires!(Need::Root, Need::Covey, Need::Program("python3"));
@@ -254,7 +255,8 @@ fn requests_that_wait_take_no_place_from_others() {
     two.end();
 }
 
-/// Connections are cut while programs hold locks and wait for them: nothing is lost, and nothing is taken twice.
+/// Connections are cut while programs hold locks and wait for them: nothing is lost, and nothing is taken
+/// twice.
 #[test]
 fn locks_outlive_a_connection() {
     requires!(Need::Root, Need::Covey, Need::Program("python3"));

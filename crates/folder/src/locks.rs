@@ -4,9 +4,9 @@
 //!   owner and file ─► an open file of its own ─► F_OFD_SETLK, flock(2)
 //! ```
 //!
-//! An OFD lock and a flock belong to an open file. So each owner has an open file of its own for each file that
-//! it locks, which is closed when the owner ends. The kernel decides what excludes what, also with POSIX locks
-//! of this machine's programs, and with other machines if the folder is on a network filesystem.
+//! An OFD lock and a flock belong to an open file. So each owner has an open file of its own for each file
+//! that it locks, which is closed when the owner ends. The kernel decides what excludes what, also with POSIX
+//! locks of this machine's programs, and with other machines if the folder is on a network filesystem.
 //!
 //! **Requests that wait** hold no thread: one thread tries them again, at once when an owner here releases
 //! something on the file, and else after 5 ms, then twice as long each time, up to 250 ms.

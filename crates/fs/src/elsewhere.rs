@@ -36,8 +36,8 @@ impl Core {
     }
 
     /// The time of a change. If it changes a file's contents, it is one that the file did not have before:
-    /// the kernels of other nodes and guests see by it that the contents are new. The clock moves in ticks, and two
-    /// machines' clocks differ a little.
+    /// the kernels of other nodes and guests see by it that the contents are new. The clock moves in ticks,
+    /// and two machines' clocks differ a little.
     pub(crate) fn after_what_was_seen(&self, op: &Op<'_>, now: Timestamp) -> Result<Timestamp, Error> {
         // What is done later bears no earlier time.
         let latest = Timestamp(self.latest.load(Ordering::Acquire).into());

@@ -33,8 +33,8 @@ use parking_lot::Mutex;
 
 use crate::abi::ops::LockRequest;
 
-/// The most open files through which owners may have locked, each counted once per owner. A guest's kernel may
-/// lie, and this bounds the table.
+/// The most open files through which owners may have locked, each counted once per owner. A guest's kernel
+/// may lie, and this bounds the table.
 const HANDLES_MOST: usize = 1 << 18;
 /// The most INTERRUPTs that are remembered for requests that have not arrived.
 const EARLY_MOST: usize = 256;

@@ -6,9 +6,9 @@
 //!   guest 1: owner 2 ──► 19 ┘
 //! ```
 //!
-//! Each guest's kernel numbers its owners and its waiting requests from 1 on. The filesystem sees numbers that
-//! no two guests have in common. What a guest holds is known here, so that it ends with the guest: a call that
-//! is under way when the guest ends undoes itself.
+//! Each guest's kernel numbers its owners and its waiting requests from 1 on. The filesystem sees numbers
+//! that no two guests have in common. What a guest holds is known here, so that it ends with the guest: a
+//! call that is under way when the guest ends undoes itself.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -257,7 +257,7 @@ pub fn references(asked: &Asked, reply: &[u8]) -> Vec<u64> {
 /// What a request says of a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LockAsked {
-    /// Who holds it.
+    /// What holds it.
     pub holder: Holder,
     /// The open file.
     pub handle: u64,

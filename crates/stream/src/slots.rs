@@ -13,8 +13,8 @@
 //! ```
 //!
 //! The table also counts the bytes in flight. Requests that wait for a lock have slots of their own, from
-//! [`WAITS_AT`] on, which cost no bytes. They may last for ever, and the request that releases the lock needs a
-//! slot. This module does no I/O.
+//! [`WAITS_AT`] on, which cost no bytes. They may last for ever, and the request that releases the lock needs
+//! a slot. This module does no I/O.
 
 /// The first slot for requests that wait for a lock. No other kind of slot has such a number.
 pub const WAITS_AT: u16 = 1 << 15;

@@ -63,7 +63,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     let (mut all, mut failed) = (Vec::new(), None);
     let ask = |mount: &Mounted| {
         if let Some(guest) = guest_status::of(&mount.path) {
-            return Ok(Shown::Guest(guest));
+            return Ok(Shown::Guest(Box::new(guest)));
         }
         guest_status::no_guests_mount(mount)?;
         let address = ControlAddress::of_source(Path::new(&mount.source));
@@ -92,7 +92,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
 #[serde(untagged)]
 enum Shown {
     Own(Box<Status>),
-    Guest(guest_status::Shown),
+    Guest(Box<guest_status::Shown>),
 }
 
 impl Shown {

@@ -3,8 +3,8 @@
 //! A slot holds the whole request, so that it can be sent again after the connection broke. The server grants
 //! slots and bytes. A reader thread waits here while there are none, so the kernel's queue is the only queue.
 //!
-//! Requests that wait for a lock have slots of their own ([`WAITS_AT`]), because the request that releases the
-//! lock needs a slot too.
+//! Requests that wait for a lock have slots of their own ([`WAITS_AT`]), because the request that releases
+//! the lock needs a slot too.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -319,8 +319,8 @@ mod tests {
         assert_eq!(enter(&flight, 3, 1), Err(NoSlot::Closed));
     }
 
-    /// A request that no server had seen was given up, and its number was skipped. The server cut the guest off
-    /// when the next one came, again and again.
+    /// A request that no server had seen was given up, and its number was skipped. The server cut the guest
+    /// off when the next one came, again and again.
     #[test]
     fn regression_a_request_that_was_never_sent_takes_no_number() {
         let flight = Flight::default();

@@ -1,10 +1,10 @@
 //! Which programs of this guest hold locks at the server, and what has to be told to it about their ends.
 //!
-//! - **Another run of the server knows no locks.** What was held is lost then. Until its holder closes the file
-//!   or unlocks all of it, the holder's lock calls on that file fail with EIO. Reads and writes go on. So no
-//!   program believes that it holds what another one may have by now.
-//! - **A FLUSH or RELEASE that cannot be sent** is kept, because the server would keep the locks for ever. It is
-//!   sent before anything else when a server answers.
+//! - **Another run of the server knows no locks.** What was held is lost then. Until its holder closes the
+//!   file or unlocks all of it, the holder's lock calls on that file fail with EIO. Reads and writes go on.
+//!   So no program believes that it holds what another one may have by now.
+//! - **A FLUSH or RELEASE that cannot be sent** is kept, because the server would keep the locks for ever. It
+//!   is sent before anything else when a server answers.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! The figures of a guest's mount, for `covey status` and `covey stats` in the guest.
 //!
-//! They are sent as lines of a name and a value. A line whose name is not known is passed over, so programs of
-//! two releases understand what both know.
+//! They are sent as lines of a name and a value. A line whose name is not known is passed over, so programs
+//! of two releases understand what both know.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -142,16 +142,19 @@ impl Status {
         self.kinds.values().sum()
     }
 
-    fn places(&mut self) -> (Vec<(&'static str, &mut String)>, Vec<(&'static str, &mut u64)>) {
-        let texts = vec![
+    fn texts(&mut self) -> [(&'static str, &mut String); 6] {
+        [
             ("address", &mut self.address),
             ("source", &mut self.source),
             ("server", &mut self.server),
             ("features", &mut self.features),
             ("sharing", &mut self.sharing),
             ("locks", &mut self.locks),
-        ];
-        let numbers = vec![
+        ]
+    }
+
+    fn numbers(&mut self) -> [(&'static str, &mut u64); 15] {
+        [
             ("since_ms", &mut self.since_ms),
             ("connections", &mut self.connections),
             ("connections_wanted", &mut self.connections_wanted),
@@ -167,8 +170,7 @@ impl Status {
             ("protocol", &mut self.protocol),
             ("locks_held", &mut self.locks_held),
             ("locks_lost", &mut self.locks_lost),
-        ];
-        (texts, numbers)
+        ]
     }
 
     fn switches(&mut self) -> [(&'static str, &mut bool); 3] {
@@ -185,11 +187,10 @@ impl Status {
         for (name, switch) in copy.switches() {
             let _ = writeln!(out, "{name} {}", u8::from(*switch));
         }
-        let (texts, numbers) = copy.places();
-        for (name, text) in texts {
+        for (name, text) in copy.texts() {
             let _ = writeln!(out, "{name} {}", text.replace('\n', " "));
         }
-        for (name, number) in numbers {
+        for (name, number) in copy.numbers() {
             let _ = writeln!(out, "{name} {number}");
         }
         for (kind, count) in &self.kinds {
@@ -209,9 +210,10 @@ impl Status {
             for (_, switch) in status.switches().into_iter().filter(|(of, _)| *of == name) {
                 *switch = value == "1";
             }
-            let (texts, numbers) = status.places();
-            texts.into_iter().filter(|(of, _)| *of == name).for_each(|(_, place)| *place = value.to_owned());
-            for (_, place) in numbers.into_iter().filter(|(of, _)| *of == name) {
+            for (_, place) in status.texts().into_iter().filter(|(of, _)| *of == name) {
+                value.clone_into(place);
+            }
+            for (_, place) in status.numbers().into_iter().filter(|(of, _)| *of == name) {
                 *place = value.parse().ok()?;
             }
         }
@@ -279,9 +281,8 @@ mod tests {
     fn a_status_comes_back() {
         let mut status = Status { connected: true, read_only: true, ..Status::default() };
         assert_eq!(Status::parse(&status.text()), None, "there is no address");
-        let (texts, numbers) = status.places();
-        texts.into_iter().for_each(|(name, place)| *place = format!("{name} 1"));
-        numbers.into_iter().zip(1..).for_each(|((_, place), number)| *place = number);
+        status.texts().into_iter().for_each(|(name, place)| *place = format!("{name} 1"));
+        status.numbers().into_iter().zip(1..).for_each(|((_, place), number)| *place = number);
         status.kinds = KINDS.iter().map(|kind| ((*kind).to_owned(), 7)).collect();
         assert_eq!(Status::parse(&format!("new thing\n{}", status.text())), Some(status.clone()));
         assert_eq!(status.requests(), 70);

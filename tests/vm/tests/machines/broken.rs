@@ -92,8 +92,8 @@ fn a_killed_guest_makes_room_for_the_next() {
     ));
 }
 
-/// Two machines lock one file of a server that decides locks: one has it at a time. One that is killed loses it
-/// when the server forgets it.
+/// Two machines lock one file of a server that decides locks: one has it at a time. One that is killed loses
+/// it when the server forgets it.
 #[test]
 #[ignore = "minutes: make test-guests"]
 fn two_machines_exclude_one_another() {
