@@ -30,6 +30,12 @@ impl Folder {
         openat2(&parent.fd, name, flags, Mode::empty(), resolve).map_err(errno)
     }
 
+    /// A regular file. Opening anything else, such as a device, could do something.
+    fn lockable(&self, ino: Ino) -> Result<Arc<Node>> {
+        let node = self.node(ino)?;
+        if node.kind == FileKind::File { Ok(node) } else { Err(Errno::EINVAL) }
+    }
+
     pub(crate) fn file(&self, ino: Ino, writable: bool) -> Result<Arc<OwnedFd>> {
         let node = self.node(ino)?;
         match node.kind {
@@ -333,15 +339,15 @@ impl Filesystem for Folder {
     }
 
     fn test_lock(&self, ino: Ino, lock: &Lock) -> Result<Option<Lock>> {
-        self.locks.test(ino, &*self.node(ino)?, lock)
+        self.locks.test(ino, &*self.lockable(ino)?, lock)
     }
 
     fn set_lock(&self, ino: Ino, lock: &Lock) -> Result<()> {
-        self.locks.set(ino, &*self.node(ino)?, lock)
+        self.locks.set(ino, &*self.lockable(ino)?, lock)
     }
 
     fn wait_lock(&self, ino: Ino, lock: &Lock, wait: LockWait, answer: LockAnswer) {
-        match self.node(ino) {
+        match self.lockable(ino) {
             Ok(node) => self.locks.wait(ino, &node, lock, wait, answer),
             Err(error) => answer(Err(error)),
         }

@@ -140,3 +140,19 @@ fn an_owner_has_a_bounded_number_of_locks() {
     world.folder.set_lock(world.ino, &lock(1, LockStyle::Range, LockKind::Unlock)).unwrap();
     assert_eq!(world.folder.set_lock(world.ino, &at(0)), Ok(()));
 }
+
+/// A guest that lies about what it locks has no device opened on the host.
+#[test]
+fn only_regular_files_are_opened_for_locks() {
+    let world = world();
+    let fifo = world.dir.path().join("fifo");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RUSR).unwrap();
+    for name in [&b"fifo"[..], b"."] {
+        let ino = world.folder.lookup(Ino::ROOT, name).unwrap().node;
+        for style in [LockStyle::Range, LockStyle::Flock] {
+            let wanted = lock(1, style, LockKind::Read);
+            assert_eq!(world.folder.set_lock(ino, &wanted), Err(Errno::EINVAL));
+        }
+    }
+    assert!(world.folder.locks.0.state.lock().owners.is_empty());
+}
