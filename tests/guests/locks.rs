@@ -4,13 +4,14 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use covey_tests::program::covey_run;
 use covey_tests::{Need, requires, say};
 
-use crate::world::{Guest, Place, Proxy, Server, until};
+use crate::world::{Guest, PATIENCE, Place, Proxy, Server, until};
 
 const STYLES: [&str; 3] = ["posix", "ofd", "flock"];
 
@@ -27,10 +28,10 @@ print('locked', flush=True)
 sys.stdin.read()
 ";
 
-/// A Python program; it prints lines, and ends when its input does.
+/// A Python program; it prints lines, and ends when its input does. It is killed if its test fails.
 pub struct Python {
     child: Child,
-    lines: BufReader<ChildStdout>,
+    lines: Receiver<String>,
 }
 
 impl Python {
@@ -39,7 +40,10 @@ impl Python {
         python.args(["-S", "-E", "-c", script]).args(args).arg(path).current_dir("/");
         python.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
         let mut child = python.spawn().unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap());
+        let out = BufReader::new(child.stdout.take().unwrap());
+        let (said, lines) = channel();
+        // A lock that is never granted fails the test, and does not stop it.
+        std::thread::spawn(move || out.lines().map_while(Result::ok).all(|line| said.send(line).is_ok()));
         Python { child, lines }
     }
 
@@ -58,9 +62,8 @@ impl Python {
     }
 
     pub fn line(&mut self) -> String {
-        let mut line = String::new();
-        self.lines.read_line(&mut line).unwrap();
-        line.trim().to_owned()
+        let line = self.lines.recv_timeout(PATIENCE);
+        line.unwrap_or_else(|error| panic!("a program says nothing: {error}"))
     }
 
     fn told(&mut self, word: &str) -> String {
@@ -78,9 +81,15 @@ impl Python {
         assert!(self.child.wait().unwrap().success());
     }
 
-    fn kill(mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
+    fn kill(self) {
+        drop(self);
+    }
+}
+
+impl Drop for Python {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
