@@ -241,26 +241,23 @@ fn a_folders_locks_are_those_of_the_host() {
     two.end();
 }
 
-/// Many more programs wait for a lock than the guest may have requests in flight, and the unlock gets
-/// through.
+/// Many more programs wait for a lock than the guest may have requests in flight, and the unlock gets through.
 #[test]
 fn requests_that_wait_take_no_place_from_others() {
     requires!(Need::Root, Need::Covey, Need::Program("python3"));
     let two = two(false, &["--requests", "2"]);
-    let mine = open(&two.file(0));
-    try_lock(&mine, "flock").unwrap();
+    let mut holds = Python::new(TOLD, &["flock"], &two.file(0));
+    assert_eq!(holds.told("lock"), "ok");
     let mut waiting: Vec<Python> = (0..8).map(|_| Python::waiter("flock", &two.file(0))).collect();
     std::thread::sleep(Duration::from_millis(100));
-    assert_eq!(fs::read_to_string(two.file(0)).unwrap(), "0", "others go on");
-    unlock(&mine, "flock").unwrap();
-    for python in &mut waiting {
-        drop(python.child.stdin.take());
-    }
+    assert_eq!(holds.told("read"), "ok", "others go on");
+    assert_eq!(holds.told("unlock"), "ok");
+    waiting.iter_mut().for_each(|python| drop(python.child.stdin.take()));
     for mut python in waiting {
         assert_eq!(python.line(), "locked");
         python.end();
     }
-    drop(mine);
+    holds.end();
     two.end();
 }
 
