@@ -241,7 +241,7 @@ fn a_folders_locks_are_those_of_the_host() {
     two.end();
 }
 
-/// Many more programs wait for a lock than the guest may have requests in flight, and the unlock gets through.
+/// Many more programs wait for a lock than the guest may have requests in flight. The unlock gets through.
 #[test]
 fn requests_that_wait_take_no_place_from_others() {
     requires!(Need::Root, Need::Covey, Need::Program("python3"));
