@@ -3,12 +3,12 @@
 use stream::frame::{self, Head, Kind};
 use stream::hello::{Challenge, Found, Hello, Sharing, VERSION, Welcome, decode_refusal, encode_refusal};
 use stream::request::{self, Asked};
-use stream::slots::{Arrival, Slots};
+use stream::slots::{Arrival, Slots, WAITS_AT};
 use stream::times::Times;
 
 /// Frames, greetings, FUSE messages and slots.
 pub fn stream(data: &[u8]) {
-    let mut slots = Slots::new(4, 4 << 20);
+    let mut slots = Slots::with_waits(4, 4, 4 << 20);
     let mut rest = data;
     // A fuzzer does not find checksums, so each header is also read without its own.
     while let Some(header) = rest.first_chunk::<{ frame::HEADER }>() {
@@ -32,10 +32,14 @@ fn one(head: &Head, payload: &[u8], slots: &mut Slots) {
         }
         Kind::Welcome => drop(Welcome::decode(payload)),
         Kind::Refuse => drop(decode_refusal(payload)),
+        Kind::About => drop(stream::hello::text(payload)),
         Kind::Request => {
             let Some(asked) = Asked::read(payload) else { return };
             let cost = request::cost(&asked, payload);
             drop((request::doubts(&asked, payload), request::forgotten(&asked, payload)));
+            let waits = request::waits_for_lock(&asked, payload);
+            assert!(!waits || request::lock_asked(&asked, payload).is_some_and(|lock| !lock.unlocks));
+            assert!(request::lock_ended(&asked, payload).is_none() || !waits);
             if slots.arrive(head.slot, head.seq, cost) == Ok(Arrival::Execute) && head.flags & 1 == 0 {
                 assert!(slots.done(head.slot, head.seq, asked.is_kept().then(|| payload[..8].to_vec())));
             }
@@ -77,14 +81,20 @@ pub fn stream_seeds() -> Vec<Vec<u8>> {
         boot: [7; 16],
         name: "volume".to_owned(),
     };
-    let forget = request::forget(9);
+    let forget = request::batch_forget(&[(9, 1), (10, 2)]);
+    let mut wait = vec![0; request::IN_HEADER + 48];
+    wait[..4].copy_from_slice(&((request::IN_HEADER + 48) as u32).to_ne_bytes());
+    wait[4..8].copy_from_slice(&request::op::SETLKW.to_ne_bytes());
+    wait[request::IN_HEADER + 32] = 1;
     let plain = Head::plain;
     let frames = [
         (plain(Kind::Hello), hello.encode()),
         (plain(Kind::Challenge), challenge.encode()),
         (plain(Kind::Welcome), welcome.encode()),
         (plain(Kind::Refuse), encode_refusal(stream::hello::Refusal::Busy, "busy")),
+        (plain(Kind::About), b"covey 1.0".to_vec()),
         (Head::of_slot(Kind::Request, 1, 1), forget),
+        (Head::of_slot(Kind::Request, WAITS_AT + 1, 1), wait),
         (Head { flags: 44, ..Head::of_slot(Kind::Reply, 1, 1) }, vec![0; 400]),
         (Head::of_slot(Kind::Cancel, 2, 1), Vec::new()),
         (plain(Kind::Notify), request::drop_all_names()),

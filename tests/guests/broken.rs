@@ -326,3 +326,57 @@ fn a_guest_that_is_killed_is_forgotten() {
     server.end();
     covey_ok(&["fsck", &place.text("volume")]);
 }
+
+/// A FORGET that came while no server answered was dropped, so the server held the inode until the guest
+/// ended: a served folder kept a removed file open, with all its bytes.
+#[test]
+fn regression_what_is_forgotten_while_no_server_answers_is_told_later() {
+    requires!(Need::Root, Need::Covey);
+    let place = Place::new();
+    fs::create_dir(place.path("folder")).unwrap();
+    let server = crate::world::Server::start(&place, &place.text("folder"), &[]);
+    let proxy = Proxy::start(&place);
+    let guest = Guest::attach(&place, "mnt", proxy.address(), &["--wait", "1"]);
+    let removed = || {
+        let all = fs::read_dir(format!("/proc/{}/fd", server.pid())).unwrap();
+        let links = all.filter_map(|line| fs::read_link(line.ok()?.path()).ok());
+        links.filter(|link| link.to_string_lossy().ends_with("gone (deleted)")).count()
+    };
+    let file = fs::File::create(guest.join("gone")).unwrap();
+    fs::remove_file(guest.join("gone")).unwrap();
+    assert!(removed() > 0, "the guest has it open");
+    proxy.lose_requests();
+    proxy.cut();
+    until("requests fail", || guest.log().contains("requests fail with EIO until one answers"));
+    // The kernel forgets the inode now.
+    drop(file);
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(removed() > 0, "the server cannot know");
+    proxy.heal();
+    until("the server lets the file go", || removed() == 0);
+    guest.end();
+    server.end();
+}
+
+/// The same, and the server that counted the inode is gone: the next one is not told of it.
+#[test]
+fn what_was_forgotten_is_not_held_by_the_next_server() {
+    requires!(Need::Root, Need::Covey);
+    let place = Place::new();
+    let server = place.serve(&["--many"]);
+    let guest = Guest::attach(&place, "mnt", &place.unix("s"), &["--wait", "1"]);
+    let file = fs::File::create(guest.join("gone")).unwrap();
+    fs::remove_file(guest.join("gone")).unwrap();
+    server.kill();
+    until("requests fail", || guest.log().contains("requests fail with EIO until one answers"));
+    drop(file);
+    let server = place.serve(&["--many"]);
+    until("it is followed", || guest.log().contains("takes over"));
+    let used = || {
+        let room = rustix::fs::statvfs(guest.path()).unwrap();
+        room.f_files - room.f_ffree
+    };
+    until("nothing is left of the file", || used() == 1);
+    guest.end();
+    server.end();
+}

@@ -6,6 +6,12 @@
 mod broken;
 mod files;
 mod liars;
+mod locks;
 mod refusals;
+#[allow(dead_code, unused_imports, reason = "each test program uses its part")]
+#[path = "../shared/rig.rs"]
+mod rig;
+mod shared;
+mod status;
 mod trace;
 mod world;

@@ -28,6 +28,7 @@ mod config;
 mod copying;
 mod daemon;
 mod dashboard;
+mod guest_status;
 mod guest_trace;
 mod helper;
 mod images;

@@ -50,6 +50,7 @@ impl Place {
     }
 
     fn on(mount: Mounted, path: PathBuf) -> Result<Target> {
+        crate::guest_status::no_guests_mount(&mount)?;
         if mounts::life(&mount)? != Life::Dead {
             return Ok(Target::Mounted(Place { mount, path }));
         }

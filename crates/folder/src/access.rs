@@ -8,8 +8,9 @@ use std::sync::Arc;
 use base::Ino;
 use fs::Errno;
 use fs::api::{
-    Allocate, Attr, Caller, Coherence, DirEntry, Entry, FileKind, Filesystem, NewNode, RenameMode, Result,
-    Seek, SetAttr, StatFs, Touched, XattrMode,
+    Allocate, Attr, Caller, Coherence, DirEntry, Entry, FileKind, Filesystem, Lock, LockAnswer, LockOwner,
+    LockStyle, LockWait, Locks as WhereLocks, NewNode, RenameMode, Result, Seek, SetAttr, StatFs, Touched,
+    Waiting, XattrMode,
 };
 use rustix::fs::{
     AtFlags, CWD, FallocateFlags, Mode, OFlags, RawDir, ResolveFlags, SeekFrom, XattrFlags, openat2,
@@ -27,6 +28,12 @@ impl Folder {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
         openat2(&parent.fd, name, flags, Mode::empty(), resolve).map_err(errno)
+    }
+
+    /// A regular file. Opening anything else, such as a device, could do something.
+    fn lockable(&self, ino: Ino) -> Result<Arc<Node>> {
+        let node = self.node(ino)?;
+        if node.kind == FileKind::File { Ok(node) } else { Err(Errno::EINVAL) }
     }
 
     pub(crate) fn file(&self, ino: Ino, writable: bool) -> Result<Arc<OwnedFd>> {
@@ -320,6 +327,39 @@ impl Filesystem for Folder {
             return Err(Errno::ENODATA);
         }
         rustix::fs::removexattr(path_of(&node.fd), name).map_err(errno)
+    }
+
+    fn would_wait(&self, request: Waiting) -> bool {
+        // The folder may be on a network filesystem.
+        request == Waiting::Lock
+    }
+
+    fn locks(&self) -> WhereLocks {
+        WhereLocks::Fleet
+    }
+
+    fn test_lock(&self, ino: Ino, lock: &Lock) -> Result<Option<Lock>> {
+        self.locks.test(ino, &*self.lockable(ino)?, lock)
+    }
+
+    fn set_lock(&self, ino: Ino, lock: &Lock) -> Result<()> {
+        self.locks.set(ino, &*self.lockable(ino)?, lock)
+    }
+
+    fn wait_lock(&self, ino: Ino, lock: &Lock, wait: LockWait, answer: LockAnswer) {
+        match self.lockable(ino) {
+            Ok(node) => self.locks.wait(ino, &node, lock, wait, answer),
+            Err(error) => answer(Err(error)),
+        }
+    }
+
+    fn cancel_lock(&self, wait: LockWait) {
+        self.locks.cancel(wait);
+    }
+
+    fn release_locks(&self, ino: Ino, owner: LockOwner, style: LockStyle) -> Result<()> {
+        self.locks.release(ino, owner, style);
+        Ok(())
     }
 
     fn statfs(&self, ino: Ino) -> Result<StatFs> {

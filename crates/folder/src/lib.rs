@@ -6,7 +6,8 @@
 //!
 //! - [`nodes`]: what the kernel of the mount holds. Every inode that it holds is pinned by a descriptor, so
 //!   its number means the same file for as long.
-//! - `access`: the methods of the filesystem. `change`: those that create, remove and set.
+//! - `access`: the methods of the filesystem. `change`: those that create, remove and set. `locks`: those on
+//!   locks, which are this machine's.
 //!
 //! **Nothing outside the folder can be reached.** Names are single components, and openat2(2) resolves each
 //! below the directory it is in, without following symbolic links and without crossing into another mount.
@@ -21,6 +22,7 @@
 
 mod access;
 mod change;
+mod locks;
 pub mod nodes;
 
 use std::io;
@@ -41,6 +43,7 @@ pub struct Folder {
     device: (u32, u32),
     /// The inode number of the folder in its filesystem.
     top: u64,
+    locks: locks::Locks,
 }
 
 impl Folder {
@@ -55,7 +58,8 @@ impl Folder {
         // Every mode is said by the mount's kernel, which has its own umask.
         rustix::process::umask(Mode::empty());
         let device = (found.stx_dev_major, found.stx_dev_minor);
-        Ok(Folder { nodes: Nodes::new(root), device, top: found.stx_ino })
+        let locks = locks::Locks::default();
+        Ok(Folder { nodes: Nodes::new(root), device, top: found.stx_ino, locks })
     }
 
     /// What tells this folder from any other, also after a restart.

@@ -25,14 +25,19 @@ impl Core {
         self.options.shared.is_some()
     }
 
+    /// Whether kernels see the volume that hear of a change by its times alone.
+    pub(crate) fn has_many_kernels(&self) -> bool {
+        self.options.many_kernels || self.is_shared()
+    }
+
     /// What is known of other nodes, if this pack belongs to one of them.
     pub(crate) fn elsewhere(&self, pack: PackNo) -> Option<&Sharing> {
         self.options.shared.as_ref().filter(|sharing| owner(pack) != sharing.node)
     }
 
     /// The time of a change. If it changes a file's contents, it is one that the file did not have before:
-    /// the kernels of other nodes see by it that the contents are new. The clock moves in ticks, and two
-    /// machines' clocks differ a little.
+    /// the kernels of other nodes and guests see by it that the contents are new. The clock moves in ticks,
+    /// and two machines' clocks differ a little.
     pub(crate) fn after_what_was_seen(&self, op: &Op<'_>, now: Timestamp) -> Result<Timestamp, Error> {
         // What is done later bears no earlier time.
         let latest = Timestamp(self.latest.load(Ordering::Acquire).into());

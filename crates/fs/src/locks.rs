@@ -224,6 +224,17 @@ impl<O: Copy + PartialEq, W> FileLocks<O, W> {
         }
     }
 
+    /// Whether the file has at most `most` locks of this style, also after this one was taken or released.
+    pub fn has_room_for(&self, wanted: &Lock<O>, most: usize) -> bool {
+        let locks = self.of(wanted.style);
+        // A lock that is divided becomes three.
+        if locks.0.len() + 2 <= most {
+            return true;
+        }
+        let mut after = locks.clone();
+        after.set(wanted).is_err() || after.0.len() <= most
+    }
+
     /// Takes or releases a lock, at once. Nothing changes if it conflicts.
     ///
     /// # Errors

@@ -149,6 +149,9 @@ pub struct Options {
     pub reaps: bool,
     /// Locks reach the filesystem, although no other node writes to the volume.
     pub own_locks: bool,
+    /// Several kernels see the volume, as guests of this node. They find out by its times that a file has
+    /// changed.
+    pub many_kernels: bool,
     /// Called before a blob is deleted, if present. An error (a sentence) keeps the blob.
     pub may_delete: Option<MayDelete>,
     /// Where messages go: standard error by default.
@@ -172,6 +175,7 @@ impl Default for Options {
             held: Held::default(),
             reaps: true,
             own_locks: false,
+            many_kernels: false,
             may_delete: None,
             report: Arc::new(|line| eprintln!("covey: {line}")),
         }
@@ -477,7 +481,7 @@ impl Core {
     /// Runs an operation and records what it no longer refers to. Of the crowded pages it finds, the returned
     /// change keeps those that should be looked at now.
     pub(crate) fn run_as(&self, caller: &Caller, now: Timestamp, op: &Op<'_>) -> Result<Change, Error> {
-        let now = if self.is_shared() { self.after_what_was_seen(op, now)? } else { now };
+        let now = if self.has_many_kernels() { self.after_what_was_seen(op, now)? } else { now };
         let ctx = Ctx { now, uid: caller.uid, gid: caller.gid };
         let change = self.names.run(op, &ctx)?;
         Ok(self.note_change(change))
@@ -486,7 +490,7 @@ impl Core {
     /// The same as [`Core::run`], but what loses its last name does not go to the trash.
     pub(crate) fn run_for_good(&self, op: &Op<'_>) -> Result<Change, Error> {
         let now = time::now();
-        let now = if self.is_shared() { self.after_what_was_seen(op, now)? } else { now };
+        let now = if self.has_many_kernels() { self.after_what_was_seen(op, now)? } else { now };
         let change = self.names.run_for_good(op, &Ctx { now, uid: 0, gid: 0 })?;
         Ok(self.note_change(change))
     }

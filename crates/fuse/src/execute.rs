@@ -235,7 +235,7 @@ fn on_open_file(
             }
         }
         Op::Setlk { lock: ref request, .. } => {
-            let lock = locks()?.lock(ino, request);
+            let lock = locks()?.lock(ino, request)?;
             fs.set_lock(ino, &lock)?;
             return Ok(Some(lock));
         }

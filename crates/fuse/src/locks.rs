@@ -33,6 +33,9 @@ use parking_lot::Mutex;
 
 use crate::abi::ops::LockRequest;
 
+/// The most open files through which owners may have locked, each counted once per owner. A guest's kernel
+/// may lie, and this bounds the table.
+const HANDLES_MOST: usize = 1 << 18;
 /// The most INTERRUPTs that are remembered for requests that have not arrived.
 const EARLY_MOST: usize = 256;
 
@@ -76,10 +79,15 @@ struct Owners {
     /// Our number, and the open files through which it locked.
     known: HashMap<(Ino, Key), (LockOwner, Vec<u64>)>,
     by_handle: HashMap<u64, Vec<(Ino, Key)>>,
+    /// The open files of all owners.
+    handles: usize,
 }
 
 impl Owners {
-    fn number(&mut self, ino: Ino, lock: &LockRequest) -> LockOwner {
+    fn number(&mut self, ino: Ino, lock: &LockRequest) -> Result<LockOwner, Errno> {
+        if self.handles >= HANDLES_MOST {
+            return Err(Errno::ENOLCK);
+        }
         let key = (ino, Key::of(lock));
         let (owner, handles) = self.known.entry(key).or_insert_with(|| {
             self.last += 1;
@@ -87,13 +95,15 @@ impl Owners {
         });
         if !handles.contains(&lock.handle) {
             handles.push(lock.handle);
+            self.handles += 1;
             self.by_handle.entry(lock.handle).or_default().push(key);
         }
-        *owner
+        Ok(*owner)
     }
 
     fn end(&mut self, key: (Ino, Key)) -> Option<Ended> {
         let (owner, handles) = self.known.remove(&key)?;
+        self.handles -= handles.len();
         for handle in handles {
             if let Some(keys) = self.by_handle.get_mut(&handle) {
                 keys.retain(|other| *other != key);
@@ -243,9 +253,12 @@ pub(crate) struct LockRequests {
 
 impl LockRequests {
     /// The lock as the filesystem sees it. Its owner may hold locks from now on.
-    pub(crate) fn lock(&self, ino: Ino, request: &LockRequest) -> Lock {
-        let owner = self.owners.lock().number(ino, request);
-        with_owner(request, owner)
+    ///
+    /// # Errors
+    /// `ENOLCK` if there are too many owners.
+    pub(crate) fn lock(&self, ino: Ino, request: &LockRequest) -> Result<Lock, Errno> {
+        let owner = self.owners.lock().number(ino, request)?;
+        Ok(with_owner(request, owner))
     }
 
     /// The same, without a promise to hold anything. `None` if the owner holds nothing.

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fs::Errno;
-use fs::api::Filesystem;
+use fs::api::{Filesystem, Locks};
 
 use crate::Log;
 use crate::abi::header::Header;
@@ -55,7 +55,8 @@ pub fn init(
     writeback: bool,
     request: &[u8],
 ) -> Result<(Agreed, Vec<u8>), Errno> {
-    let wishes = Wishes { writeback, export: serves_dot(fs), shared: many, ..Wishes::default() };
+    let locks = many && fs.locks() == Locks::Fleet;
+    let wishes = Wishes { writeback, export: serves_dot(fs), shared: many, locks, ..Wishes::default() };
     negotiate(request, &wishes).map_err(|(error, _)| error)
 }
 
@@ -88,6 +89,9 @@ impl Served {
         let pools = pools(options.workers, options.many);
         let [workers, writers, seeker, unlockers] = pools.each_ref().map(Arc::clone);
         let (counts, watch) = (Arc::new(Counts::new(options.lanes)), Watch::new(options.lanes + 1));
+        let locks = fs.locks() == Locks::Fleet && agreed.has(flag::POSIX_LOCKS | flag::FLOCK_LOCKS);
+        // The kernel may have files open that another run of the server has numbered.
+        let shared = || Arc::new(SharedMount::new(locks, None).numbered_from(base::random::u64()));
         let dispatcher = Dispatcher::new(Parts {
             fs: Arc::new(Swap::fixed(fs)),
             agreed,
@@ -96,7 +100,7 @@ impl Served {
             writers,
             seeker,
             unlockers,
-            shared: options.many.then(|| Arc::new(SharedMount::new(false, None))),
+            shared: options.many.then(shared),
             dirty: None,
             flushes: None,
             notifier: notifier.clone(),
@@ -140,8 +144,15 @@ impl Served {
         self.notifier.clone()
     }
 
-    /// Ends the threads. Requests that are being served go on, and their replies lead nowhere.
+    /// The number of requests that wait for a lock.
+    pub fn lock_waits(&self) -> usize {
+        self.dispatcher.lock_waits()
+    }
+
+    /// Ends the threads, and the requests that wait for a lock. Requests that are being served go on, and
+    /// their replies lead nowhere. Locks that are held are the caller's concern.
     pub fn end(&self) {
+        self.dispatcher.end_lock_waits();
         self.pending_table.close();
         self.pools.iter().for_each(|pool| pool.close());
         self.notifier.close();

@@ -54,6 +54,12 @@ impl SharedMount {
         SharedMount { last_handle, locks: locks.then(LockRequests::default), leases, is_alone }
     }
 
+    /// The same, with open files numbered from here on.
+    pub(crate) fn numbered_from(self, handle: u64) -> SharedMount {
+        self.last_handle.store(handle, Ordering::Relaxed);
+        self
+    }
+
     /// What decides how long the kernel may keep what replies say.
     pub(crate) fn leases(&self) -> Option<&Arc<Leases>> {
         self.leases.get()
@@ -84,7 +90,7 @@ impl SharedMount {
 
     /// The number and the flags of a new open file.
     pub(crate) fn open(&self, append: bool) -> (u64, u32) {
-        let handle = self.last_handle.fetch_add(1, Ordering::Relaxed) + 1;
+        let handle = self.last_handle.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         let flags = match append {
             true => open::DIRECT_IO,
             false if self.is_alone() => open::KEEP_CACHE,

@@ -15,11 +15,14 @@ use std::sync::Arc;
 use base::Ino;
 use fs::Errno;
 use fs::api::{
-    Allocate, Answer, Attr, Caller, Coherence, DirEntry, Entry, Filesystem, NewNode, ReadPlan, RenameMode,
-    Result, Seek, SetAttr, Start, StatFs, Touched, Waiting, XattrMode,
+    Allocate, Answer, Attr, Caller, Coherence, DirEntry, Entry, Filesystem, Lock, LockAnswer, LockOwner,
+    LockStyle, LockWait, Locks, NewNode, ReadPlan, RenameMode, Result, Seek, SetAttr, Start, StatFs, Touched,
+    Waiting, XattrMode,
 };
 use parking_lot::Mutex;
 use stream::hello::Sharing;
+
+use crate::locks::{GuestLocks, Numbers};
 
 /// The number of locks for appending. Files that share one wait for each other now and then.
 const APPENDERS: usize = 64;
@@ -40,6 +43,8 @@ pub struct Counted {
     read_only: bool,
     appending: Arc<Appending>,
     held: Mutex<HashMap<Ino, u64>>,
+    /// `None`: the guest's kernel decides locks alone.
+    locks: Option<GuestLocks>,
 }
 
 impl Counted {
@@ -50,7 +55,17 @@ impl Counted {
         read_only: bool,
         appending: Arc<Appending>,
     ) -> Counted {
-        Counted { inner, sharing, read_only, appending, held: Mutex::default() }
+        Counted { inner, sharing, read_only, appending, held: Mutex::default(), locks: None }
+    }
+
+    /// The same, with locks that all guests of a server respect.
+    pub fn with_locks(mut self, numbers: Arc<Numbers>) -> Counted {
+        self.locks = Some(GuestLocks::new(Arc::clone(&self.inner), numbers));
+        self
+    }
+
+    fn locking(&self) -> Result<&GuestLocks> {
+        self.locks.as_ref().ok_or(Errno::ENOSYS)
     }
 
     /// The guest's kernel was given a reference. The filesystem has counted it too.
@@ -88,6 +103,7 @@ impl Counted {
 
     /// The guest is gone.
     pub fn release(&self) {
+        self.locks.iter().for_each(GuestLocks::end);
         let held = std::mem::take(&mut *self.held.lock());
         held.into_keys().for_each(|ino| self.inner.forget(ino, 1));
     }
@@ -299,5 +315,32 @@ impl Filesystem for Counted {
 
     fn statfs(&self, ino: Ino) -> Result<StatFs> {
         self.inner.statfs(ino)
+    }
+
+    fn locks(&self) -> Locks {
+        if self.locks.is_some() { Locks::Fleet } else { Locks::Local }
+    }
+
+    fn test_lock(&self, ino: Ino, lock: &Lock) -> Result<Option<Lock>> {
+        self.locking()?.test(ino, lock)
+    }
+
+    fn set_lock(&self, ino: Ino, lock: &Lock) -> Result<()> {
+        self.locking()?.set(ino, lock)
+    }
+
+    fn wait_lock(&self, ino: Ino, lock: &Lock, wait: LockWait, answer: LockAnswer) {
+        match self.locking() {
+            Ok(locks) => locks.wait(ino, lock, wait, answer),
+            Err(error) => answer(Err(error)),
+        }
+    }
+
+    fn cancel_lock(&self, wait: LockWait) {
+        self.locks.iter().for_each(|locks| locks.cancel(wait));
+    }
+
+    fn release_locks(&self, ino: Ino, owner: LockOwner, style: LockStyle) -> Result<()> {
+        self.locking()?.release(ino, owner, style)
     }
 }

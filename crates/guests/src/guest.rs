@@ -24,7 +24,7 @@ use parking_lot::{Condvar, Mutex};
 use stream::frame::{BadFrame, Head, Kind, TRACED, Take};
 use stream::hello::{Id, Sharing};
 use stream::request::{self, Asked, op};
-use stream::slots::{Arrival, Broken, Slots};
+use stream::slots::{Arrival, Broken, Slots, WAITS, WAITS_AT};
 use stream::times::Times;
 
 use crate::counted::Counted;
@@ -45,6 +45,9 @@ pub enum Cut {
     /// A frame makes no sense.
     #[error("{0}")]
     Frame(#[from] BadFrame),
+    /// A slot for requests that wait for a lock has another one.
+    #[error("it used a slot of requests that wait for a lock for another request")]
+    WaitSlot,
     /// A request came before INIT, or INIT came twice.
     #[error("its requests come in the wrong order")]
     Order,
@@ -111,8 +114,9 @@ pub struct Guest {
 impl Guest {
     /// A guest without connections.
     pub fn new(id: Id, number: u64, fs: Counted, options: Arc<Options>) -> Arc<Guest> {
-        let slots = Slots::new(options.slots, options.bytes);
-        let places = vec![Place::default(); options.slots.into()];
+        let waits = if options.locks { WAITS } else { 0 };
+        let slots = Slots::with_waits(options.slots, waits, options.bytes);
+        let places = vec![Place::default(); slots.len()];
         Arc::new(Guest {
             id,
             number,
@@ -193,17 +197,28 @@ impl Guest {
         match head.kind {
             Kind::Request => self.request(lane, head, payload, room, link)?,
             Kind::Cancel => {
-                let mut table = self.table.lock();
-                let arrival = table.slots.cancel(head.slot, head.seq, &[])?;
-                table.route(head.slot, link);
-                drop(table);
+                let (arrival, unique) = {
+                    let mut table = self.table.lock();
+                    let arrival = table.slots.cancel(head.slot, head.seq, &[])?;
+                    (
+                        arrival,
+                        table.place(head.slot).map_or(0, |place| {
+                            place.route = Some(Arc::clone(link));
+                            place.unique
+                        }),
+                    )
+                };
+                // A request that waits for a lock would wait, and then hold it, for no program.
+                if let (Arrival::Running, Some(served)) = (&arrival, self.served.get()) {
+                    served.interrupt(unique, false);
+                }
                 self.resend(head, arrival, link);
             }
             Kind::Interrupt => {
                 let unique = {
-                    let table = self.table.lock();
+                    let mut table = self.table.lock();
                     let running = table.slots.is_running(head.slot, head.seq);
-                    running.then(|| table.places[usize::from(head.slot)].unique)
+                    table.place(head.slot).filter(|_| running).map(|place| place.unique)
                 };
                 if let (Some(unique), Some(served)) = (unique, self.served.get()) {
                     served.interrupt(unique, head.flags & 1 != 0);
@@ -276,12 +291,17 @@ impl Guest {
         let asked = asked.ok_or(BadFrame::Payload(head.kind))?;
         // This machine has other processes with these numbers.
         message[PID_AT..PID_AT + 4].fill(0);
+        let waits = head.slot >= WAITS_AT;
+        if waits && !request::waits_for_lock(&asked, message) {
+            return Err(Cut::WaitSlot);
+        }
+        let cost = if waits { 0 } else { request::cost(&asked, message) };
         let arrival = {
             let mut table = self.table.lock();
-            let arrival = table.slots.arrive(head.slot, head.seq, request::cost(&asked, message))?;
-            table.route(head.slot, link);
+            let arrival = table.slots.arrive(head.slot, head.seq, cost)?;
+            let place = table.place(head.slot).ok_or(Cut::WaitSlot)?;
+            place.route = Some(Arc::clone(link));
             if arrival == Arrival::Execute {
-                let place = &mut table.places[usize::from(head.slot)];
                 (place.unique, place.kept) = (asked.unique, asked.is_kept());
                 place.begun =
                     arrived.map(|(wall, arrived)| Begun { wall, arrived, asked: base::time::monotonic() });
@@ -330,7 +350,7 @@ impl Guest {
     fn reply(&self, slot: u16, seq: u64, header: &[u8], body: &[u8]) {
         let (route, begun) = {
             let mut table = self.table.lock();
-            let place = table.places[usize::from(slot)].clone();
+            let Some(place) = table.place(slot).cloned() else { return };
             if !table.slots.done(slot, seq, place.kept.then(|| [header, body].concat())) {
                 return;
             }
@@ -346,7 +366,7 @@ impl Guest {
 
     /// A notification that belongs to the reply that comes next.
     fn notify_before(&self, slot: u16, message: &[u8]) {
-        let route = self.table.lock().places[usize::from(slot)].route.clone();
+        let route = self.table.lock().place(slot).and_then(|place| place.route.clone());
         if let Some(link) = route {
             link.send(&Head::plain(Kind::Notify), message);
         }
@@ -387,7 +407,7 @@ impl Guest {
         self.links.lock().iter().for_each(|link| link.send(head, payload));
     }
 
-    /// The number of requests that are being executed.
+    /// The number of requests that are being executed, without those that wait for a lock.
     pub fn running(&self) -> usize {
         self.table.lock().slots.running()
     }
@@ -399,10 +419,9 @@ impl Guest {
 }
 
 impl Table {
-    fn route(&mut self, slot: u16, link: &Arc<Outbox>) {
-        if let Some(place) = self.places.get_mut(usize::from(slot)) {
-            place.route = Some(Arc::clone(link));
-        }
+    fn place(&mut self, slot: u16) -> Option<&mut Place> {
+        let at = self.slots.place(slot)?;
+        self.places.get_mut(at)
     }
 }
 

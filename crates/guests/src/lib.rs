@@ -5,11 +5,12 @@
 //! - [`server`]: listening, greeting, and the threads. Start at [`server::Server::start`].
 //! - [`guest`]: a guest's session. It outlives connections, and keeps what may have to be said again.
 //! - [`outbox`]: what goes to a guest, without waiting for it.
-//! - [`counted`]: what a guest holds and may do.
+//! - [`counted`]: what a guest holds and may do. [`locks`]: what it has locked.
 //!
 //! Requests are decoded, executed and answered by crate `fuse`, as if they had come from `/dev/fuse`.
 
 pub mod counted;
 pub mod guest;
+pub mod locks;
 pub mod outbox;
 pub mod server;

@@ -19,18 +19,20 @@ use std::time::Duration;
 use base::Ino;
 use base::secret::Secret;
 use fs::Errno;
-use fs::api::{Coherence, Filesystem};
+use fs::api::{Coherence, Filesystem, Locks};
 use fuse::buffer::{PageBuf, RequestBuf};
 use parking_lot::Mutex;
 use stream::address::Address;
 use stream::frame::{Head, Kind, PAYLOAD_MAX};
 use stream::hello::{
-    self, Challenge, Found, Hello, Id, Keys, Refusal, Sharing, TIMES, VERSION, Welcome, encode_refusal,
+    self, ABOUT, Challenge, Found, Hello, Id, Keys, LOCKS, Refusal, Sharing, TIMES, VERSION, Welcome,
+    encode_refusal,
 };
 use stream::socket::{Listener, Lost, Receiver, Socket};
 
 use crate::counted::{Appending, Counted};
 use crate::guest::{Cut, Guest};
+use crate::locks::Numbers;
 use crate::outbox::Outbox;
 
 /// How long a stranger may take for each step of the greeting.
@@ -55,6 +57,11 @@ pub struct Options {
     pub read_only: bool,
     /// The kernel of a guest may hold written bytes back until close or fsync. Only with [`Sharing::One`].
     pub writeback: bool,
+    /// Locks exclude the programs of all guests. Only with [`Sharing::Many`], and if the filesystem takes
+    /// locks.
+    pub locks: bool,
+    /// What the server says it is, for people.
+    pub about: String,
     /// Credit of each guest: requests in flight.
     pub slots: u16,
     /// Credit of each guest: bytes in flight.
@@ -88,6 +95,8 @@ impl Options {
             sharing: Sharing::One,
             read_only: false,
             writeback: false,
+            locks: false,
+            about: String::new(),
             slots: 128,
             bytes: 32 << 20,
             threads: cores.clamp(2, 4),
@@ -122,6 +131,7 @@ struct Shared {
     boot: Id,
     root_mode: u32,
     appending: Arc<Appending>,
+    lock_numbers: Arc<Numbers>,
     guests: Mutex<HashMap<Id, Arc<Guest>>>,
     last_guest: AtomicU64,
     /// Connections, greeted or not.
@@ -147,6 +157,7 @@ impl Server {
             Coherence::Shared => options.sharing = Sharing::Many,
             Coherence::Exclusive => {}
         }
+        options.locks &= options.sharing == Sharing::Many && fs.locks() == Locks::Fleet;
         let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let shared = Arc::new(Shared {
             fs,
@@ -156,6 +167,7 @@ impl Server {
             boot: id_of("covey guest stream boot", &boot),
             root_mode: root.kind.mode_bits() | u32::from(root.perm),
             appending: Arc::default(),
+            lock_numbers: Arc::default(),
             guests: Mutex::default(),
             last_guest: AtomicU64::new(0),
             links: AtomicUsize::new(0),
@@ -187,6 +199,11 @@ impl Server {
     /// Whether changes are refused.
     pub fn read_only(&self) -> bool {
         self.shared.options.read_only
+    }
+
+    /// Whether locks exclude the programs of all guests.
+    pub fn has_locks(&self) -> bool {
+        self.shared.options.locks
     }
 
     /// The number of guests.
@@ -378,8 +395,9 @@ impl Shared {
         let mut nonce = [0; 32];
         base::random::fill(&mut nonce);
         let secret = self.keys.has_secret();
+        let features = TIMES | ABOUT | if self.options.locks { LOCKS } else { 0 };
         let challenge =
-            Challenge { version: VERSION, features: TIMES, instance: self.instance, nonce, secret }.encode();
+            Challenge { version: VERSION, features, instance: self.instance, nonce, secret }.encode();
         receiver.socket().send(&Head::plain(Kind::Challenge), &[&challenge]).map_err(io)?;
         if hello.version != VERSION {
             let say = format!(
@@ -398,6 +416,11 @@ impl Shared {
             let say = "the secret is wrong: give both ends the same file";
             return Err(Some(refuse(receiver.socket(), Refusal::Secret, say)));
         }
+        if self.options.locks && hello.features & LOCKS == 0 {
+            let say = "it knows no locks of the server, and its programs would exclude nobody else's: bring both \
+                       ends to one release, or serve with --locks local";
+            return Err(Some(refuse(receiver.socket(), Refusal::Version, say)));
+        }
         let (guest, found) =
             self.find(&hello).map_err(|(why, say)| Some(refuse(receiver.socket(), why, &say)))?;
         receiver.socket().limit(None, Some(SEND_PATIENCE)).map_err(io)?;
@@ -408,6 +431,9 @@ impl Shared {
             return Err(Some(refuse(receiver.socket(), Refusal::Full, &say)));
         }
         let proof = self.keys.server(&hello_bytes, &challenge);
+        if hello.features & ABOUT != 0 {
+            outbox.send(&Head::plain(Kind::About), self.options.about.as_bytes());
+        }
         outbox.send(&Head::plain(Kind::Welcome), &self.welcome(proof, &guest, found).encode());
         guest.remind(&outbox);
         Ok((guest, outbox))
@@ -464,6 +490,7 @@ impl Shared {
         let number = self.last_guest.fetch_add(1, Ordering::Relaxed) + 1;
         let appending = Arc::clone(&self.appending);
         let fs = Counted::new(Arc::clone(&self.fs), options.sharing, options.read_only, appending);
+        let fs = if options.locks { fs.with_locks(Arc::clone(&self.lock_numbers)) } else { fs };
         let guest = Guest::new(base::random::id16(), number, fs, Arc::clone(options));
         guests.insert(guest.id(), Arc::clone(&guest));
         self.log(&format!("guest {number} attached"));

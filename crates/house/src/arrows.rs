@@ -88,7 +88,7 @@ pub const TEST_ARROWS: &[(&str, &[&str])] = &[
     ("fs", &["cache", "origin"]),
     ("tree", &["origin"]),
     ("gateway", &["blob", "meta", "cache", "origin"]),
-    ("guests", &["corpus"]),
+    ("guests", &["corpus", "folder"]),
 ];
 
 /// Folders of `crates/` that are not called like their crate.

@@ -118,7 +118,7 @@ impl Node {
             for_volume = remote_side.volume_options(&options.remote_side, for_volume);
         }
         for_volume.may_delete = writer.as_ref().map(Writer::may_delete);
-        for_volume.own_locks = options.promotable && options.locks == Locks::Fleet;
+        for_volume.own_locks = options.locks == Locks::Fleet;
         let volume = match Volume::open(parts, for_volume) {
             Ok(volume) => Arc::new(volume),
             Err(error) => {
@@ -168,7 +168,8 @@ impl Node {
         let parts = memory_parts(rows.clone());
         let failed = |error: OpenError| open_failure(Path::new("mem:"), error);
         Volume::format(&parts, &format_request()).map_err(failed)?;
-        let volume = Volume::open(parts, volume_options(options)).map_err(failed)?;
+        let own_locks = options.locks == Locks::Fleet;
+        let volume = Volume::open(parts, Options { own_locks, ..volume_options(options) }).map_err(failed)?;
         Ok(Node {
             name: format!("mem:{:016x}", base::random::u64()),
             dir: None,
@@ -458,6 +459,7 @@ fn volume_options(options: &NodeOptions) -> Options {
         commit: options.commit,
         access: options.access.clone(),
         held: options.handed.as_ref().map(|handed| handed.held()).unwrap_or_default(),
+        many_kernels: options.many_kernels,
         report: log::sink(),
         ..Options::default()
     }

@@ -142,6 +142,8 @@ pub struct NodeOptions {
     pub beside: bool,
     /// The volume can become a shared one while programs use the mount.
     pub promotable: bool,
+    /// Several kernels see the volume, as guests of this node.
+    pub many_kernels: bool,
     /// What the volume that was open here before has left, and the kernel still uses.
     pub handed: Option<Arc<Handed>>,
 }
@@ -170,6 +172,7 @@ impl NodeOptions {
             take_over: false,
             beside: false,
             promotable: false,
+            many_kernels: false,
             handed: None,
         }
     }

@@ -372,6 +372,7 @@ fn node_options(plan: &Plan, mountpoint: &Path) -> NodeOptions {
         commit: options.commit,
         deadline: options.deadline,
         locks: options.locks,
+        many_kernels: false,
         gc_delay: options.gc_delay,
         access: options.access.clone(),
         remote_side: options.remote_side.clone(),

@@ -67,6 +67,8 @@ pub enum Kind {
     Bye,
     /// Server: what it measured for a traced request. The reply follows. See [`crate::times`].
     Times,
+    /// Server, in front of WELCOME: its name and version, for people.
+    About,
 }
 
 /// The flag of a REQUEST that is traced: the server answers with TIMES in front of the reply.
@@ -74,7 +76,7 @@ pub const TRACED: u8 = 1;
 
 impl Kind {
     /// All kinds. The number of a kind on the wire is its position here, counted from 1.
-    pub const ALL: [Kind; 18] = [
+    pub const ALL: [Kind; 19] = [
         Kind::Hello,
         Kind::Challenge,
         Kind::Proof,
@@ -93,6 +95,7 @@ impl Kind {
         Kind::Held,
         Kind::Bye,
         Kind::Times,
+        Kind::About,
     ];
 
     fn byte(self) -> u8 {

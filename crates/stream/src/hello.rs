@@ -25,6 +25,11 @@ use crate::frame::Take;
 pub const VERSION: u16 = 1;
 /// A feature: the server measures traced requests ([`crate::times`]).
 pub const TIMES: u32 = 1;
+/// A feature: locks are decided by the server, for all guests. Requests that wait for one have slots of their
+/// own ([`crate::slots::WAITS_AT`]).
+pub const LOCKS: u32 = 2;
+/// A feature: the server says which program it is.
+pub const ABOUT: u32 = 4;
 /// Length of ids and of the identity of what is served, in bytes.
 pub type Id = [u8; 16];
 /// A proof. Zeros without a secret.
@@ -273,7 +278,8 @@ fn clipped(text: &str) -> &str {
     &text[..text.floor_char_boundary(TEXT_MAX)]
 }
 
-fn text(bytes: &[u8]) -> Option<String> {
+/// Reads a text of the other end. Control characters are replaced, because it is shown on a terminal.
+pub fn text(bytes: &[u8]) -> Option<String> {
     if bytes.len() > TEXT_MAX {
         return None;
     }

@@ -30,6 +30,9 @@ pub mod op {
     pub const GETXATTR: u32 = 22;
     pub const LISTXATTR: u32 = 23;
     pub const FLUSH: u32 = 25;
+    pub const GETLK: u32 = 31;
+    pub const SETLK: u32 = 32;
+    pub const SETLKW: u32 = 33;
     pub const INIT: u32 = 26;
     pub const OPENDIR: u32 = 27;
     pub const READDIR: u32 = 28;
@@ -134,8 +137,8 @@ impl Asked {
     }
 
     /// Whether it may be executed again by a server that does not know whether it was. It changes nothing, or
-    /// only what the server knows of the guest, and that is told anew. FSYNC is not among these: a new run of
-    /// the server cannot promise what an earlier one had in memory.
+    /// only what the server knows of the guest, and that is told anew or ends with the server, as locks do.
+    /// FSYNC is not among these: a new run of the server cannot promise what an earlier one had in memory.
     pub fn is_repeatable(&self) -> bool {
         matches!(
             self.opcode,
@@ -151,6 +154,9 @@ impl Asked {
                 | op::GETXATTR
                 | op::LISTXATTR
                 | op::FLUSH
+                | op::GETLK
+                | op::SETLK
+                | op::SETLKW
                 | op::INIT
                 | op::OPENDIR
                 | op::READDIR
@@ -248,6 +254,62 @@ pub fn references(asked: &Asked, reply: &[u8]) -> Vec<u64> {
     }
 }
 
+/// What a request says of a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LockAsked {
+    /// What holds it.
+    pub holder: Holder,
+    /// The open file.
+    pub handle: u64,
+    /// It releases.
+    pub unlocks: bool,
+    /// It is about all of the file.
+    pub whole: bool,
+}
+
+/// How the kernel names what holds locks on an inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Holder {
+    /// A process, or an open file with OFD locks.
+    Owner(u64),
+    /// An open file with a flock.
+    Handle(u64),
+}
+
+/// Reads a GETLK, SETLK or SETLKW. `None`: it is none of these, or truncated.
+pub fn lock_asked(asked: &Asked, request: &[u8]) -> Option<LockAsked> {
+    const FLOCK: u32 = 1;
+    if !matches!(asked.opcode, op::GETLK | op::SETLK | op::SETLKW) {
+        return None;
+    }
+    let lock = request.get(IN_HEADER..)?;
+    let (handle, owner) = (u64_at(lock, 0)?, u64_at(lock, 8)?);
+    let (start, end) = (u64_at(lock, 16)?, u64_at(lock, 24)?);
+    let (kind, flags) = (u32_at(lock, 32)?, u32_at(lock, 40)?);
+    let is_flock = flags & FLOCK != 0;
+    Some(LockAsked {
+        holder: if is_flock { Holder::Handle(handle) } else { Holder::Owner(owner) },
+        handle,
+        unlocks: kind == libc::F_UNLCK as u32,
+        whole: is_flock || (start == 0 && end >= i64::MAX as u64),
+    })
+}
+
+/// Whether a request waits until a lock is granted. Releasing never waits.
+pub fn waits_for_lock(asked: &Asked, request: &[u8]) -> bool {
+    asked.opcode == op::SETLKW && lock_asked(asked, request).is_some_and(|lock| !lock.unlocks)
+}
+
+/// What a FLUSH or a RELEASE ends: the POSIX locks of a process on an inode, or all locks of an open file.
+pub fn lock_ended(asked: &Asked, request: &[u8]) -> Option<Holder> {
+    let arguments = request.get(IN_HEADER..)?;
+    match asked.opcode {
+        op::FLUSH => u64_at(arguments, 16).map(Holder::Owner),
+        op::RELEASE => u64_at(arguments, 0).map(Holder::Handle),
+        _ => None,
+    }
+}
+
 /// The references that a FORGET or a BATCH_FORGET gives back.
 pub fn forgotten(asked: &Asked, request: &[u8]) -> Vec<(u64, u64)> {
     let arguments = request.get(IN_HEADER..).unwrap_or_default();
@@ -263,13 +325,17 @@ pub fn forgotten(asked: &Asked, request: &[u8]) -> Vec<(u64, u64)> {
     }
 }
 
-/// A FORGET of one reference.
-pub fn forget(node: u64) -> Vec<u8> {
+/// A message of the relay's own: a BATCH_FORGET of these inodes and counts.
+pub fn batch_forget(pairs: &[(u64, u64)]) -> Vec<u8> {
+    let len = IN_HEADER + 8 + 16 * pairs.len();
     let mut message = vec![0; IN_HEADER + 8];
-    message[..4].copy_from_slice(&((IN_HEADER + 8) as u32).to_ne_bytes());
-    message[4..8].copy_from_slice(&op::FORGET.to_ne_bytes());
-    message[16..24].copy_from_slice(&node.to_ne_bytes());
-    message[IN_HEADER] = 1;
+    message[..4].copy_from_slice(&(len as u32).to_ne_bytes());
+    message[4..8].copy_from_slice(&op::BATCH_FORGET.to_ne_bytes());
+    message[IN_HEADER..IN_HEADER + 4].copy_from_slice(&(pairs.len() as u32).to_ne_bytes());
+    for (node, count) in pairs {
+        message.extend(node.to_ne_bytes());
+        message.extend(count.to_ne_bytes());
+    }
     message
 }
 
@@ -289,6 +355,11 @@ pub fn is_reply(unique: u64, reply: &[u8]) -> bool {
         && u32_at(reply, 0) == Some(reply.len() as u32)
         && u64_at(reply, 8) == Some(unique)
         && (error == 0 || (-4095..0).contains(&error) && reply.len() == OUT_HEADER)
+}
+
+/// Whether a reply says that the request was done.
+pub fn succeeded(reply: &[u8]) -> bool {
+    u32_at(reply, 4) == Some(0)
 }
 
 /// The flag of an INIT that lets the kernel hold written bytes back.
@@ -385,6 +456,30 @@ mod tests {
     }
 
     #[test]
+    fn a_request_for_a_lock_names_its_holder() {
+        let lock = |opcode, kind: i32, flags: u32, end: u64| {
+            let numbers = [8_u64, 9, 0, end].map(u64::to_ne_bytes).concat();
+            let tail = [kind as u32, 77, flags, 0].map(u32::to_ne_bytes).concat();
+            request(opcode, &[numbers, tail].concat())
+        };
+        let (asked, bytes) = lock(op::SETLKW, libc::F_WRLCK, 0, i64::MAX as u64);
+        let posix = LockAsked { holder: Holder::Owner(9), handle: 8, unlocks: false, whole: true };
+        assert_eq!(lock_asked(&asked, &bytes), Some(posix));
+        assert!(waits_for_lock(&asked, &bytes));
+        let (asked, bytes) = lock(op::SETLKW, libc::F_UNLCK, 1, 5);
+        let flock = LockAsked { holder: Holder::Handle(8), handle: 8, unlocks: true, whole: true };
+        assert_eq!(lock_asked(&asked, &bytes), Some(flock));
+        assert!(!waits_for_lock(&asked, &bytes), "an unlock never waits");
+        let (asked, bytes) = lock(op::GETLK, libc::F_RDLCK, 0, 5);
+        assert_eq!(lock_asked(&asked, &bytes).map(|lock| lock.whole), Some(false));
+        let (asked, bytes) = request(op::FLUSH, &[[1_u64.to_ne_bytes(); 2].concat(), vec![4; 8]].concat());
+        assert_eq!(lock_ended(&asked, &bytes), Some(Holder::Owner(0x0404_0404_0404_0404)));
+        let (asked, bytes) = request(op::RELEASE, &[&7_u64.to_ne_bytes()[..], &[0; 16]].concat());
+        assert_eq!(lock_ended(&asked, &bytes), Some(Holder::Handle(7)));
+        assert_eq!(lock_asked(&asked, &bytes), None);
+    }
+
+    #[test]
     fn a_read_costs_what_it_asks_for() {
         let (asked, bytes) = request(op::READ, &[&[0; 16][..], &4096_u32.to_ne_bytes(), &[0; 20]].concat());
         assert_eq!(cost(&asked, &bytes), 80 + 4096);
@@ -399,6 +494,7 @@ mod tests {
             let _ = (Asked::read(&bytes), cost(&asked, &bytes), doubts(&asked, &bytes), agreed(&bytes));
             let _ = (references(&asked, &bytes), forgotten(&asked, &bytes), is_reply(1, &bytes));
             let _ = (is_notification(&bytes), is_quick(&bytes));
+            let _ = (waits_for_lock(&asked, &bytes), lock_ended(&asked, &bytes));
         }
     }
 }

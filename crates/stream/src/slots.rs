@@ -12,7 +12,14 @@
 //!   anything else               ──► the guest breaks the rules, and is cut off
 //! ```
 //!
-//! The table also counts the bytes in flight. This module does no I/O.
+//! The table also counts the bytes in flight. Requests that wait for a lock have slots of their own, from
+//! [`WAITS_AT`] on, which cost no bytes. They may last for ever, and the request that releases the lock needs
+//! a slot. This module does no I/O.
+
+/// The first slot for requests that wait for a lock. No other kind of slot has such a number.
+pub const WAITS_AT: u16 = 1 << 15;
+/// How many of these a guest has.
+pub const WAITS: u16 = 1024;
 
 /// Why a guest is cut off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -83,6 +90,8 @@ struct Slot {
 #[derive(Debug)]
 pub struct Slots {
     slots: Vec<Slot>,
+    /// How many of them are usual ones. The others are for requests that wait for a lock.
+    usual: u16,
     bytes: u64,
     granted_bytes: u32,
 }
@@ -90,17 +99,45 @@ pub struct Slots {
 impl Slots {
     /// A table with these credits.
     pub fn new(slots: u16, bytes: u32) -> Slots {
+        Slots::with_waits(slots, 0, bytes)
+    }
+
+    /// The same with so many slots for requests that wait for a lock.
+    pub fn with_waits(slots: u16, waits: u16, bytes: u32) -> Slots {
         let fresh = || Slot { seq: 0, state: State::Fresh, cost: 0 };
+        let all = usize::from(slots) + usize::from(waits);
         Slots {
-            slots: std::iter::repeat_with(fresh).take(slots.into()).collect(),
+            slots: std::iter::repeat_with(fresh).take(all).collect(),
+            usual: slots,
             bytes: 0,
             granted_bytes: bytes,
         }
     }
 
+    /// Where a slot is among all of them. `None`: it was not granted.
+    pub fn place(&self, slot: u16) -> Option<usize> {
+        let at = match slot.checked_sub(WAITS_AT) {
+            Some(at) => usize::from(self.usual) + usize::from(at),
+            None => usize::from(slot),
+        };
+        let granted = if slot < WAITS_AT { self.usual.into() } else { self.slots.len() };
+        (at < granted).then_some(at)
+    }
+
+    /// How many there are, of both kinds.
+    pub fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
     fn slot(&mut self, slot: u16) -> Result<&mut Slot, Broken> {
-        let granted = self.slots.len() as u16;
-        self.slots.get_mut(usize::from(slot)).ok_or(Broken::Slot { slot, granted })
+        let refused = Broken::Slot { slot, granted: self.usual };
+        let at = self.place(slot).ok_or(refused)?;
+        self.slots.get_mut(at).ok_or(refused)
     }
 
     /// A request arrived. `cost`: its bytes, and those it asks for.
@@ -167,13 +204,14 @@ impl Slots {
 
     /// Whether this request is being executed.
     pub fn is_running(&self, slot: u16, seq: u64) -> bool {
-        let place = self.slots.get(usize::from(slot));
+        let place = self.place(slot).and_then(|at| self.slots.get(at));
         place.is_some_and(|place| place.seq == seq && matches!(place.state, State::Running))
     }
 
-    /// The number of requests that are being executed.
+    /// The number of requests that are being executed, without those that wait for a lock.
     pub fn running(&self) -> usize {
-        self.slots.iter().filter(|slot| matches!(slot.state, State::Running)).count()
+        let usual = self.slots.iter().take(self.usual.into());
+        usual.filter(|slot| matches!(slot.state, State::Running)).count()
     }
 }
 
@@ -211,6 +249,24 @@ mod tests {
         assert_eq!(slots.cancel(0, 2, b"no"), Ok(Arrival::Resend(b"no".to_vec())));
         assert_eq!(slots.arrive(0, 2, 1), Ok(Arrival::Resend(b"no".to_vec())));
         assert_eq!(slots.arrive(0, 3, 1), Ok(Arrival::Execute));
+    }
+
+    #[test]
+    fn requests_that_wait_for_a_lock_have_slots_of_their_own() {
+        let mut slots = Slots::with_waits(1, 2, 10);
+        assert_eq!(slots.arrive(0, 1, 10), Ok(Arrival::Execute));
+        for slot in [WAITS_AT, WAITS_AT + 1] {
+            assert_eq!(slots.arrive(slot, 1, 0), Ok(Arrival::Execute));
+            assert!(slots.is_running(slot, 1));
+        }
+        for slot in [1, WAITS_AT - 1, WAITS_AT + 2, u16::MAX] {
+            assert_eq!(slots.arrive(slot, 1, 0), Err(Broken::Slot { slot, granted: 1 }));
+        }
+        assert_eq!((slots.running(), slots.len(), slots.place(WAITS_AT + 1)), (1, 3, Some(2)));
+        assert_eq!(
+            Slots::new(1, 10).arrive(WAITS_AT, 1, 0),
+            Err(Broken::Slot { slot: WAITS_AT, granted: 1 })
+        );
     }
 
     /// What happens between a guest and a server.

@@ -8,12 +8,13 @@ use api::error::{Failure, Result};
 use base::secret::Secret;
 use clap::builder::NonEmptyStringValueParser;
 use folder::Folder;
-use fs::api::{Coherence, Filesystem};
+use fs::api::{Coherence, Filesystem, Locks};
 use guests::server::{Options, Server};
 use node::fleet::options::FleetOptions;
 use node::mount::Mount;
 use node::opened::Source;
 use node::options::NodeOptions;
+use node::shared::making;
 use node::volume_dir::VolumeDir;
 use node::{limits, log, notify, signals};
 use serde::Serialize;
@@ -33,7 +34,8 @@ use crate::term::Term;
     A volume is opened and locked, as by a mount. One that is mounted is served by its mountpoint, as a folder.\n\
     docs/GUESTS.md says what a guest may rely on.")]
 pub struct Args {
-    /// A volume's folder, ORIGIN@NAME for a published tree, any other folder, or mem: for a volume in memory
+    /// A volume's folder, ORIGIN@NAME for a published tree, any other folder, or mem: for a volume in memory;
+    /// postgres://USER@HOST/DATABASE?volume=NAME or etcd://HOST:2379/?volume=NAME for a shared volume
     source: PathBuf,
     /// Where to listen: unix:PATH, tcp:HOST:PORT, vsock:PORT, or vsock:PATH:PORT for a unix socket PATH_PORT
     #[arg(long, value_name = "ADDRESS", required = true, value_parser = NonEmptyStringValueParser::new())]
@@ -54,6 +56,10 @@ pub struct Args {
     /// For one guest at a time: its kernel may hold written bytes back until close or fsync
     #[arg(long, conflicts_with_all = ["many", "read_only"])]
     writeback: bool,
+    /// Whom locks exclude, with many guests: the programs of one guest (local); or of all guests, of other
+    /// nodes of a shared volume, and of the host if it is a folder (server). Then each close(2) is a request
+    #[arg(long, value_enum, default_value = "local")]
+    locks: Locked,
     /// The most guests at a time
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     guests: u32,
@@ -71,9 +77,18 @@ pub struct Args {
     #[command(flatten)]
     reach: Reach,
     /// Of a tree in an object store: where to keep what was fetched [default: covey/trees in the user's cache
-    /// folder]
+    /// folder]. Of a shared volume: this node's folder [default: covey/shared/ID in the user's state folder]
     #[arg(long, value_name = "DIR")]
     cache: Option<PathBuf>,
+}
+
+/// Where locks are decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Locked {
+    /// In each guest's kernel
+    Local,
+    /// By the server
+    Server,
 }
 
 #[derive(Serialize)]
@@ -82,6 +97,7 @@ struct Serving {
     addresses: Vec<String>,
     guests: &'static str,
     read_only: bool,
+    locks: &'static str,
 }
 
 /// Runs the command.
@@ -138,12 +154,19 @@ impl Opened {
                 tree.accepting(&args.accept.accept())?.reached(&args.reach.reach(), args.cache.as_deref())?,
             ),
             Some(source) => source,
+            None if making::is_address(&args.source) => {
+                let dir = making::node_folder(&args.source, args.cache.as_deref())?;
+                Source::in_folder(dir, FleetOptions::default())
+            }
             None => match VolumeDir::open(&args.source) {
                 Ok(dir) => Source::in_folder(dir, FleetOptions::default()),
                 Err(failure) => return Opened::folder(&args.source, failure),
             },
         };
-        let mount = Mount::open(&source, &NodeOptions::writing("serve to guests"))?;
+        let locks = if args.locks == Locked::Server { Locks::Fleet } else { Locks::Local };
+        let many_kernels = args.many;
+        let options = NodeOptions { locks, many_kernels, ..NodeOptions::writing("serve to guests") };
+        let mount = Mount::open(&source, &options)?;
         let name = mount.name();
         let identity = match (source.dir(), mount.as_node().and_then(|node| node.root())) {
             (Some(dir), _) => format!("volume {}", dir.format().id),
@@ -190,6 +213,8 @@ fn start(
     options.secret = secret;
     options.read_only = args.read_only;
     options.writeback = args.writeback;
+    options.locks = args.locks == Locked::Server;
+    options.about = concat!("covey ", env!("CARGO_PKG_VERSION")).to_owned();
     options.slots = args.requests;
     options.guests = args.guests as usize;
     options.linger = Duration::from_secs(args.linger);
@@ -204,6 +229,9 @@ fn start(
             .why(format!("{} is served to any number of guests", opened.name))
             .next("leave --writeback out, or add --one if it is a folder that nothing else changes"));
     }
+    if options.locks {
+        check_locks(opened, many)?;
+    }
     let failed = |error: std::io::Error| Failure::io(format!("cannot serve {}", opened.name), &error);
     let mut server = Server::start(Arc::clone(&opened.fs), options).map_err(failed)?;
     let mut bound = Vec::new();
@@ -212,6 +240,19 @@ fn start(
         bound.push(on.to_string());
     }
     Ok((server, bound))
+}
+
+/// Whether there is anything to lock against.
+fn check_locks(opened: &Opened, many: bool) -> Result<()> {
+    match opened.fs.coherence() {
+        Coherence::Frozen => Err(Failure::usage("--locks server is for what can change")
+            .why(format!("{} cannot, so its guests have nothing to lock against one another", opened.name))
+            .next("leave --locks out")),
+        Coherence::Exclusive if !many => Err(Failure::usage("--locks server is for many guests")
+            .why("the kernel of a single guest decides the locks of all its programs")
+            .next("add --many, or leave --locks out")),
+        Coherence::Exclusive | Coherence::Shared => Ok(()),
+    }
 }
 
 fn not_listening(address: &Address, error: &std::io::Error) -> Failure {
@@ -238,11 +279,15 @@ fn stay(mut server: Server, opened: &Opened, addresses: &[String], term: Term) {
         Sharing::One => "one at a time",
         Sharing::Many => "any number",
     };
-    let line = format!("serves {} to guests ({guests}) on {}", opened.name, addresses.join(", "));
+    let (locks, shown) = match server.has_locks() {
+        true => ("server", ", locks exclude all"),
+        false => ("local", ""),
+    };
+    let line = format!("serves {} to guests ({guests}{shown}) on {}", opened.name, addresses.join(", "));
     notify::ready(&line);
     if term.is_json() {
         let (source, addresses) = (opened.name.clone(), addresses.to_vec());
-        let serving = Serving { source, addresses, guests, read_only: server.read_only() };
+        let serving = Serving { source, addresses, guests, read_only: server.read_only(), locks };
         term.result(&serving, String::new);
     } else {
         log::line(&format!("{line}; Ctrl-C ends it"));

@@ -14,7 +14,9 @@ use node::fleet::lent;
 use node::mounts;
 use node::opened::Node;
 use node::options::NodeOptions;
+use serde::Serialize;
 
+use crate::guest_status;
 use crate::rows;
 use crate::table::Pairs;
 use crate::target::{Target, resolve_volume};
@@ -24,7 +26,8 @@ use crate::term::Term;
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  covey status                     every mounted volume\n  covey status /mnt/covey\n  \
-    covey status /srv/volume --json  also one that is not mounted\n  covey status /srv/depot          a depot or a lender, by its folder"
+    covey status /srv/volume --json  also one that is not mounted\n  covey status /srv/depot          a depot or a lender, by its folder\n\n\
+    On a mount of covey attach it shows the connection to the server, in the guest."
 )]
 pub struct Args {
     /// A path on a mount, a volume's folder, or a depot's [default: all mounts]
@@ -41,6 +44,10 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
         term.result(&status, || rows::lent(&status));
         return Ok(0);
     }
+    if let Some(guest) = args.path.as_deref().and_then(guest_status::of) {
+        term.result(&guest, || guest_status::text(&guest));
+        return Ok(0);
+    }
     if let Some(path) = &args.path {
         let status = of(path)?;
         term.result(&status, || text(&status, args.verbose));
@@ -55,8 +62,12 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     // A mount of another user, a dead one, or one that does not answer must not hide the others.
     let (mut all, mut failed) = (Vec::new(), None);
     let ask = |mount: &Mounted| {
+        if let Some(guest) = guest_status::of(&mount.path) {
+            return Ok(Shown::Guest(Box::new(guest)));
+        }
+        guest_status::no_guests_mount(mount)?;
         let address = ControlAddress::of_source(Path::new(&mount.source));
-        control::ask::<Status>(&address, &Request::Status, &mut |_| ())
+        control::ask(&address, &Request::Status, &mut |_| ()).map(|status| Shown::Own(Box::new(status)))
     };
     for (mount, answer) in mounts.iter().zip(mounts::of_each(&mounts, ask)) {
         match answer {
@@ -70,10 +81,27 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     match failed {
         Some(failure) if all.is_empty() => return Err(failure),
         _ => term.result(&all, || {
-            all.iter().map(|status| text(status, args.verbose)).collect::<Vec<_>>().join("\n")
+            all.iter().map(|status| status.text(args.verbose)).collect::<Vec<_>>().join("\n")
         }),
     }
     Ok(0)
+}
+
+/// One of the mounts.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Shown {
+    Own(Box<Status>),
+    Guest(Box<guest_status::Shown>),
+}
+
+impl Shown {
+    fn text(&self, verbose: bool) -> String {
+        match self {
+            Shown::Own(status) => text(status, verbose),
+            Shown::Guest(guest) => guest_status::text(guest),
+        }
+    }
 }
 
 fn of(path: &Path) -> Result<Status> {

@@ -1,10 +1,11 @@
-//! Locks of a volume that only one machine mounts, if they reach the filesystem: so that they can be handed
-//! over when the volume becomes a shared one ([`crate::handover`]).
+//! Locks of a volume that only one machine mounts, if they reach the filesystem: because guests exclude one
+//! another, or so that they can be handed over when the volume becomes a shared one ([`crate::handover`]).
 
 use base::Ino;
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 
+use super::row::LOCKS_MAX;
 use super::{FileLocks, Lock, LockAnswer, LockOwner, LockStyle, LockWait};
 use crate::errno::Errno;
 
@@ -48,10 +49,16 @@ impl OwnLocks {
     }
 
     pub(crate) fn set(&self, ino: Ino, lock: &Lock) -> Result<(), Errno> {
-        self.with(ino, |file| file.set(lock))
+        self.with(
+            ino,
+            |file| if file.has_room_for(lock, LOCKS_MAX) { file.set(lock) } else { Err(Errno::ENOLCK) },
+        )
     }
 
     pub(crate) fn wait(&self, ino: Ino, lock: &Lock, wait: LockWait, answer: LockAnswer) {
+        if !self.with(ino, |file| file.has_room_for(lock, LOCKS_MAX)) {
+            return answer(Err(Errno::ENOLCK));
+        }
         let at_once = self.with(ino, |file| file.wait(lock, Waiter { lock: *lock, wait, answer }));
         at_once.into_iter().for_each(|waiter| (waiter.answer)(Ok(())));
     }

@@ -126,7 +126,10 @@ impl Dispatcher {
 
     fn begin_wait(&self, unique: u64, id: LockWait, ino: Ino, lock: &LockRequest) {
         let Some(locks) = self.locks().filter(|locks| locks.waits.begin(unique, id)) else { return };
-        let lock = locks.lock(ino, lock);
+        let lock = match locks.lock(ino, lock) {
+            Ok(lock) => lock,
+            Err(error) => return self.end_wait(unique, id, Err(error)),
+        };
         let this = self.clone();
         let answer = move |result| this.end_wait(unique, id, result);
         let begin = || self.0.fs.now().wait_lock(ino, &lock, id, Box::new(answer));

@@ -1,10 +1,14 @@
-//! Where `covey trace` finds a guest's mount: a socket without a path, named after the mount's device number.
+//! Where `covey trace`, `covey status` and `covey stats` find a guest's mount: a socket without a path, named
+//! after the mount's device number.
 //!
 //! ```text
 //!   covey trace ──── "trace 100" ───► the program that has attached
 //!               ◄─── lines ...
 //!               ──── end of input ──►
 //!               ◄─── percentiles, end
+//!
+//!   covey status ─── "status" ──────►
+//!               ◄─── lines, end       (super::status)
 //! ```
 //!
 //! Only root and the user of the program are heard.
@@ -23,6 +27,7 @@ use std::time::Duration;
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 
 use super::Shared;
+use super::status::Status;
 
 /// How many may listen at a time.
 const LISTENERS: usize = 8;
@@ -32,6 +37,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const AHEAD: usize = 4096;
 /// The longest wish.
 const WISH_MAX: u64 = 64;
+/// The longest status.
+const STATUS_MAX: u64 = 64 << 10;
 
 fn address(mount: &Path) -> io::Result<SocketAddr> {
     // Without a request to the mount itself: the program that asks may be the one that serves it.
@@ -41,18 +48,30 @@ fn address(mount: &Path) -> io::Result<SocketAddr> {
     SocketAddr::from_abstract_name(name)
 }
 
-/// Listens for `covey trace`, until the program ends.
-pub(super) fn open(mount: &Path, shared: Arc<Shared>) -> io::Result<()> {
+/// The mount that is asked about.
+#[derive(Clone)]
+pub(super) struct Asked {
+    pub(super) shared: Arc<Shared>,
+    /// What the server calls what it serves.
+    pub(super) name: String,
+}
+
+/// Listens for commands, until the program ends.
+pub(super) fn open(mount: &Path, asked: Asked) -> io::Result<()> {
     let listener = UnixListener::bind_addr(&address(mount)?)?;
     let accept = move || {
         let busy = Arc::new(AtomicUsize::new(0));
         while let Ok((stream, _)) = listener.accept() {
-            if !may_listen(&stream) || busy.fetch_add(1, Ordering::AcqRel) >= LISTENERS {
+            if !may_listen(&stream) {
                 continue;
             }
-            let (shared, busy) = (Arc::clone(&shared), Arc::clone(&busy));
+            if busy.fetch_add(1, Ordering::AcqRel) >= LISTENERS {
+                busy.fetch_sub(1, Ordering::AcqRel);
+                continue;
+            }
+            let (asked, busy) = (asked.clone(), Arc::clone(&busy));
             let serve = move || {
-                let _ = serve(&shared, &stream);
+                let _ = serve(&asked, &stream);
                 busy.fetch_sub(1, Ordering::AcqRel);
             };
             let _ = base::thread::spawn("attach-trace", serve);
@@ -71,11 +90,15 @@ fn may_listen(stream: &UnixStream) -> bool {
     got == 0 && (peer.uid == 0 || peer.uid == rustix::process::geteuid().as_raw())
 }
 
-fn serve(shared: &Shared, stream: &UnixStream) -> io::Result<()> {
+fn serve(asked: &Asked, stream: &UnixStream) -> io::Result<()> {
+    let shared = &asked.shared;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     let (mut wish, mut input) = (String::new(), BufReader::new(io::Read::take(stream, WISH_MAX)));
     input.read_line(&mut wish)?;
+    if wish.trim_end() == "status" {
+        return (&mut &*stream).write_all(shared.status(&asked.name).text().as_bytes());
+    }
     let every = wish.trim_end().strip_prefix("trace ").and_then(|every| every.parse().ok());
     let Some(every) = every else { return (&mut &*stream).write_all(b"error: the wish is not understood\n") };
     let mut out = stream.try_clone()?;
@@ -106,6 +129,20 @@ fn serve(shared: &Shared, stream: &UnixStream) -> io::Result<()> {
     drop(lines);
     let _ = writer.join();
     said.map(drop)
+}
+
+/// What the program that has attached the mount of this path says of it.
+///
+/// # Errors
+/// `ConnectionRefused` if no program has attached it, or it runs as another user. `InvalidData` if its words
+/// make no sense. Otherwise the system's error.
+pub fn status(path: &Path) -> io::Result<Status> {
+    let stream = UnixStream::connect_addr(&address(path)?)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    (&stream).write_all(b"status\n")?;
+    let mut text = String::new();
+    io::Read::read_to_string(&mut io::Read::take(&stream, STATUS_MAX), &mut text)?;
+    Status::parse(&text).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "it is of another version"))
 }
 
 /// The trace of a mount that a program on this machine has attached.

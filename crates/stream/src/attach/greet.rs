@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::address::Address;
 use crate::frame::{HOLD_MAX, Head, Kind, PAYLOAD_MAX};
-use crate::hello::{self, Challenge, Hello, Id, Keys, Refusal, TIMES, VERSION, Welcome};
+use crate::hello::{self, ABOUT, Challenge, Hello, Id, Keys, LOCKS, Refusal, TIMES, VERSION, Welcome};
 use crate::socket::{Lost, Receiver, Socket};
 
 /// How long connecting, and each step of the greeting, may take.
@@ -57,6 +57,10 @@ pub struct Greeted {
     pub instance: Id,
     /// Whether it measures traced requests.
     pub times: bool,
+    /// Whether it decides locks for all guests.
+    pub locks: bool,
+    /// Which program it says that it is. Empty: it does not say.
+    pub about: String,
 }
 
 /// Connects and greets. `session`: the session to continue, or zeros. `index`: which connection of it.
@@ -78,7 +82,8 @@ pub fn greet(address: &Address, keys: &Keys, session: Id, index: u16) -> Result<
     socket.limit(Some(PATIENCE), Some(PATIENCE)).map_err(Trouble::passing)?;
     let mut nonce = [0; 32];
     base::random::fill(&mut nonce);
-    let hello = Hello { version: VERSION, features: TIMES, session, nonce, index }.encode();
+    let features = TIMES | LOCKS | ABOUT;
+    let hello = Hello { version: VERSION, features, session, nonce, index }.encode();
     let mut room = vec![0; PAYLOAD_MAX];
     let sent = |done: std::io::Result<()>| done.map_err(Trouble::passing);
     sent(socket.send(&Head::plain(Kind::Hello), &[&hello]))?;
@@ -103,6 +108,13 @@ pub fn greet(address: &Address, keys: &Keys, session: Id, index: u16) -> Result<
     }
     let proof = keys.guest(&hello, &challenge_bytes);
     sent(receiver.socket().send(&Head::plain(Kind::Proof), &[&proof]))?;
+    let about = match challenge.features & ABOUT {
+        0 => String::new(),
+        _ => {
+            let got = receiver.receive_kind(Kind::About, &mut room)?;
+            payload(&got, &room, hello::text)?
+        }
+    };
     let got = receiver.receive_kind(Kind::Welcome, &mut room)?;
     let welcome = payload(&got, &room, Welcome::decode)?;
     if !hello::same(&welcome.proof, &keys.server(&hello, &challenge_bytes)) {
@@ -112,8 +124,9 @@ pub fn greet(address: &Address, keys: &Keys, session: Id, index: u16) -> Result<
         return Err(Trouble::lasting("it grants too little to work with"));
     }
     receiver.socket().limit(None, Some(SEND_PATIENCE)).map_err(Trouble::passing)?;
-    let times = challenge.features & TIMES != 0;
-    Ok(Greeted { receiver, welcome, instance: challenge.instance, times })
+    let has = |feature| challenge.features & feature != 0;
+    let (times, locks) = (has(TIMES), has(LOCKS));
+    Ok(Greeted { receiver, welcome, instance: challenge.instance, times, locks, about })
 }
 
 fn other_version(version: u16) -> Trouble {

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use super::Shared;
 use super::flight::{Entry, Sent};
 use super::greet::{Greeted, Trouble, greet, refused, restore};
 use super::notes::Note;
-use super::{Session, Shared};
-use crate::frame::{BadFrame, Head, Kind, PAYLOAD_MAX, TRACED};
+use crate::frame::{BadFrame, HEADER, Head, Kind, PAYLOAD_MAX, TRACED};
 use crate::hello::{Found, Sharing};
 use crate::request::{self, op};
 use crate::socket::{Lost, Receiver, Socket};
@@ -72,6 +72,16 @@ impl Link {
         self.times.store(times, Ordering::Relaxed);
     }
 
+    /// Whether the server at its end measures traced requests.
+    pub fn has_times(&self) -> bool {
+        self.times.load(Ordering::Relaxed)
+    }
+
+    /// Whether there is a connection. Another thread may be sending on it.
+    pub fn is_up(&self) -> bool {
+        self.up.try_lock().is_none_or(|up| up.is_some())
+    }
+
     fn number(&self) -> Option<u64> {
         self.up.lock().as_ref().map(|up| up.sent.link)
     }
@@ -117,8 +127,9 @@ impl Shared {
         // One at a time: the first one of a new session makes it.
         let mut session = self.session.lock();
         let greeted = greet(&self.options.address, &self.keys, session.id, index as u16)?;
-        let Greeted { mut receiver, welcome, times, .. } = greeted;
+        let Greeted { mut receiver, welcome, times, locks, about, .. } = greeted;
         self.links[index].set_times(times);
+        self.state.lock().about = about;
         if welcome.found == Found::Resumed {
             return Ok((receiver, session.number));
         }
@@ -132,11 +143,12 @@ impl Shared {
                  attach again",
             ));
         }
-        if welcome.read_only != session.read_only || welcome.sharing != session.sharing {
+        let is_same = (welcome.read_only, welcome.sharing) == (self.read_only, self.sharing);
+        if !is_same || locks != self.has_locks {
             return Err(Trouble::lasting("it serves with other options now: unmount, and attach again"));
         }
-        self.begin_anew(&mut session, &mut receiver)?;
-        self.flight.grant(welcome.slots, welcome.bytes);
+        self.begin_anew(&mut receiver)?;
+        self.flight.grant(welcome.slots, welcome.bytes, locks);
         session.id = welcome.session;
         session.boot = welcome.boot;
         session.number += 1;
@@ -145,7 +157,7 @@ impl Shared {
     }
 
     /// The server knows nothing of this mount: tell it.
-    fn begin_anew(&self, session: &mut Session, receiver: &mut Receiver) -> Result<(), Trouble> {
+    fn begin_anew(&self, receiver: &mut Receiver) -> Result<(), Trouble> {
         // Replies of the old session may be on their way to the kernel, with references.
         self.links.iter().for_each(Link::cut);
         while self.links.iter().any(|link| link.number().is_some()) {
@@ -162,7 +174,7 @@ impl Shared {
                  unmount, and attach again; or serve without --writeback",
             ));
         }
-        if session.sharing == Sharing::One {
+        if self.sharing == Sharing::One {
             if !drops_names {
                 return Err(Trouble::lasting(
                     "the server was restarted, and this kernel (older than 6.16) cannot drop the names that \
@@ -171,9 +183,16 @@ impl Shared {
             }
             let _ = self.tell_kernel(&request::drop_all_names());
         }
-        let held: Vec<(u64, u64)> = self.held.lock().iter().map(|(node, count)| (*node, *count)).collect();
+        let held = self.held.lock().settle();
         restore(receiver, agreed, held)?;
-        if session.sharing == Sharing::One {
+        let lost = self.locks.lock().lose();
+        if lost > 0 {
+            (self.log)(&format!(
+                "the server was restarted, and programs have lost their locks on {lost} files: lock calls fail with \
+                 EIO there until the file is closed"
+            ));
+        }
+        if self.sharing == Sharing::One {
             self.notes.push(Note::Everything);
         }
         Ok(())
@@ -187,12 +206,19 @@ impl Shared {
         link.heard.store(now_ms(), Ordering::Relaxed);
         link.pinged.store(false, Ordering::Relaxed);
         *link.up.lock() = Some(Up { sent: Sent { link: number, session }, socket });
-        let was_down = self.state.lock().down_since.take();
+        let was_down = {
+            let mut state = self.state.lock();
+            state.up_since.get_or_insert_with(base::time::monotonic);
+            state.down_since.take()
+        };
+        // What ended meanwhile comes before anything new.
+        self.pay();
         if self.failing.swap(false, Ordering::AcqRel) {
             self.flight.set_failing(false);
         }
         let again = self.push_orphans();
         if was_down.is_some() {
+            self.figures.reconnected();
             let server = &self.options.address;
             (self.log)(&format!("the server at {server} answers again; {again} requests were sent again"));
         }
@@ -211,6 +237,7 @@ impl Shared {
         let mut state = self.state.lock();
         if state.down_since.is_none() {
             state.down_since = Some(base::time::monotonic());
+            state.up_since = None;
             drop(state);
             self.changed.notify_all();
             if !self.ended.load(Ordering::Acquire) {
@@ -261,6 +288,11 @@ impl Shared {
         let in_this_session = before.is_some_and(|before| before.session == up.sent.session);
         let in_another = before.is_some() && !in_this_session;
         let head = match entry {
+            // Another server has no locks of its holder.
+            _ if self.has_lost_locks(&entry) => {
+                self.in_doubt(&entry);
+                return;
+            }
             // The server of an earlier session may have executed it, and this one cannot know.
             _ if in_another && (entry.given_up || !entry.asked.is_repeatable()) => {
                 self.in_doubt(&entry);
@@ -276,6 +308,7 @@ impl Shared {
             self.wrote.store(true, Ordering::Release);
         }
         let request: &[u8] = if head.kind == Kind::Request { &entry.request } else { &[] };
+        self.figures.sent(HEADER + request.len());
         if up.socket.send(&head, &[request]).is_err() {
             // The thread that receives notices, and the request is sent again.
             up.socket.cut();
@@ -309,6 +342,7 @@ impl Shared {
             };
             link.heard.store(now_ms(), Ordering::Relaxed);
             link.pinged.store(false, Ordering::Relaxed);
+            self.figures.received(HEADER + head.len);
             if let Err(bad) = self.take(&head, &room[..head.len]) {
                 return bad;
             }
@@ -355,8 +389,12 @@ impl Shared {
     /// A reply. Errors if it does not fit its request.
     fn answer(&self, entry: &Entry, reply: &[u8]) -> Result<(), ()> {
         let asked = &entry.asked;
+        if let Some(lock) = request::lock_asked(asked, &entry.request).filter(|_| request::succeeded(reply)) {
+            // Also if it was given up: its holder has it until it closes the file.
+            self.locks.lock().done(asked.node, &lock);
+        }
         // The entry was read before its reply came in. The clock may have given it up since.
-        if self.flight.get(entry.slot, entry.seq).is_none_or(|now| now.given_up) {
+        if self.flight.get(entry.slot, entry.seq).is_none_or(|now| now.given_up || now.own) {
             self.release(asked, &entry.request);
             self.notes.push(Note::Doubts(request::doubts(asked, &entry.request)));
             self.flight.end(entry.slot, entry.seq);
@@ -375,9 +413,9 @@ impl Shared {
         }
         let found = request::references(asked, reply);
         if !found.is_empty() {
-            let mut held = self.held.lock();
-            found.iter().for_each(|node| *held.entry(*node).or_default() += 1);
+            self.held.lock().take(&found);
         }
+        self.figures.answered(asked, reply.len());
         let sent = self.reply(entry.device, reply);
         self.tracer.ended(entry.slot, entry.seq, asked);
         if asked.opcode == op::INIT {
@@ -393,7 +431,9 @@ impl Shared {
         {
             // The caller was killed, and the kernel took no reference.
             self.notes.push(Note::Doubts(request::doubts(asked, &entry.request)));
-            self.unhold(&found);
+            let pairs: Vec<(u64, u64)> = found.iter().map(|node| (*node, 1)).collect();
+            self.held.lock().owe(&pairs);
+            self.pay();
         }
         Ok(())
     }
@@ -409,16 +449,30 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Gives references back that the kernel did not take. If no slot is free, they stay until the mount
-    /// ends.
-    fn unhold(&self, found: &[u64]) {
-        for node in found {
-            let message = request::forget(*node);
-            let Some(asked) = request::Asked::read(&message) else { return };
-            let cost = message.len() as u32;
-            if let Some((slot, seq)) = self.flight.try_enter(asked, Arc::new(message.into()), cost) {
-                self.push(slot, seq);
+    /// Sends what the server could not be told when it happened: the ends of locks, and references.
+    pub(super) fn pay(&self) {
+        loop {
+            let next = self.locks.lock().next_unsent();
+            let Some((asked, request)) = next else { break };
+            match self.flight.enter_own(asked, &request) {
+                Some((slot, seq)) => self.push(slot, seq),
+                None => return self.locks.lock().put_back((asked, request)),
             }
         }
+        loop {
+            let next = self.held.lock().pay();
+            let Some(message) = next else { return };
+            let Some(asked) = request::Asked::read(&message) else { return };
+            let message = Arc::new(message.into());
+            match self.flight.enter_own(asked, &message) {
+                Some((slot, seq)) => self.push(slot, seq),
+                None => return self.held.lock().unpaid(&asked, &message),
+            }
+        }
+    }
+
+    fn has_lost_locks(&self, entry: &Entry) -> bool {
+        let lock = request::lock_asked(&entry.asked, &entry.request).filter(|_| self.has_locks);
+        lock.is_some_and(|lock| self.locks.lock().is_lost(entry.asked.node, lock.holder))
     }
 }

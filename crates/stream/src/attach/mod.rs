@@ -15,19 +15,24 @@
 //! was executed. Then only requests are sent again that change nothing. The others are answered EIO.
 //!
 //! **When no server answers** for longer than [`Options::wait`], requests in flight and new ones are answered
-//! EIO, until one answers.
+//! EIO, until one answers. What the kernel has given back meanwhile is told to the server then ([`held`],
+//! [`locks`]).
 
 pub mod command;
 pub mod device;
 pub mod ear;
 pub mod flight;
+mod giving_up;
 pub mod greet;
+mod held;
 mod link;
+mod locks;
 mod notes;
 pub mod rooms;
+pub mod status;
 pub mod trace;
 
-use std::collections::HashMap;
+use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -41,17 +46,16 @@ use crate::frame::{Head, Kind};
 use crate::hello::{Id, Keys, Sharing};
 use crate::request::{self, Asked, op};
 use device::{Device, Flags, MountError, Received};
-use flight::{Entry, Flight, NoSlot};
+use flight::{Flight, NoSlot};
 use greet::{Trouble, greet};
+use held::Held;
 use link::Link;
+use locks::Locks;
 use notes::Notes;
 use rooms::{Kept, Rooms};
+use status::Figures;
 use trace::Tracer;
 
-/// How often the clock thread looks.
-const TICK: Duration = Duration::from_millis(100);
-/// How long the server may take to release a caller that is being killed.
-const KILL_PATIENCE: Duration = Duration::from_secs(2);
 /// How long the server may take to make everything durable when the mount ends.
 const GOODBYE: Duration = Duration::from_secs(60);
 
@@ -103,8 +107,6 @@ struct Session {
     number: u64,
     source: Id,
     boot: Id,
-    read_only: bool,
-    sharing: Sharing,
 }
 
 struct Shared {
@@ -113,8 +115,17 @@ struct Shared {
     flight: Flight,
     links: Vec<Link>,
     session: Mutex<Session>,
-    /// What the kernel holds, and how often.
-    held: Mutex<HashMap<u64, u64>>,
+    /// What the kernel holds. Taken alone.
+    held: Mutex<Held>,
+    /// The server decides locks for all guests. This and the next two are so as long as the mount lasts.
+    has_locks: bool,
+    sharing: Sharing,
+    read_only: bool,
+    /// Which programs hold locks. Taken alone.
+    locks: Mutex<Locks>,
+    /// Signals to callers of requests that no thread had entered. Taken alone.
+    early: Mutex<VecDeque<u64>>,
+    figures: Figures,
     /// One for each reader. The kernel takes a reply only on the descriptor that delivered the request.
     devices: Vec<Device>,
     rooms: Arc<Rooms>,
@@ -139,6 +150,10 @@ struct State {
     drops_names: bool,
     /// When the last connection was lost. `None`: there is one.
     down_since: Option<Instant>,
+    /// Since when there is one.
+    up_since: Option<Instant>,
+    /// What the server says of itself. Empty: it says nothing.
+    about: String,
     /// What the server said at the end: an error number.
     bye: Option<i32>,
     gone: bool,
@@ -188,20 +203,19 @@ impl Attached {
         while devices.len() < readers {
             devices.push(devices[0].cloned().map_err(MountError::Io)?);
         }
-        let session = Session {
-            id: welcome.session,
-            number: 1,
-            source: welcome.source,
-            boot: welcome.boot,
-            read_only: welcome.read_only,
-            sharing: welcome.sharing,
-        };
+        let session = Session { id: welcome.session, number: 1, source: welcome.source, boot: welcome.boot };
         let shared = Arc::new(Shared {
             keys,
             flight: Flight::default(),
             links: (0..options.connections.max(1)).map(|_| Link::default()).collect(),
             session: Mutex::new(session),
             held: Mutex::default(),
+            has_locks: greeted.locks,
+            sharing: welcome.sharing,
+            read_only: welcome.read_only,
+            locks: Mutex::default(),
+            early: Mutex::default(),
+            figures: Figures::default(),
             devices,
             rooms: Arc::default(),
             notes: Notes::default(),
@@ -216,8 +230,9 @@ impl Attached {
             options,
             log,
         });
-        shared.flight.grant(welcome.slots, welcome.bytes);
+        shared.flight.grant(welcome.slots, welcome.bytes, greeted.locks);
         shared.links[0].set_times(greeted.times);
+        shared.state.lock().about.clone_from(&greeted.about);
         if shared.options.trace > 0 {
             let say = move |line: &str| {
                 log(line);
@@ -229,9 +244,9 @@ impl Attached {
         attached.start(greeted.receiver, readers)?;
         attached.shared.wait_for_init()?;
         device::set_read_ahead(&path);
-        let shared = Arc::clone(&attached.shared);
-        if let Err(error) = ear::open(&path, shared) {
-            log(&format!("`covey trace` cannot reach this mount: {error}"));
+        let asked = ear::Asked { shared: Arc::clone(&attached.shared), name: attached.name.clone() };
+        if let Err(error) = ear::open(&path, asked) {
+            log(&format!("`covey trace` and `covey status` cannot reach this mount: {error}"));
         }
         std::mem::forget(guard);
         Ok(attached)
@@ -388,99 +403,33 @@ impl Shared {
             return;
         }
         let (traced, cost) = (self.tracer.wants(), request::cost(&asked, request));
-        let kept = Kept::of(&self.rooms, room, len);
-        match self.flight.enter(asked, device, Arc::new(kept), cost) {
+        self.figures.asked(&asked, len);
+        let kept = Arc::new(Kept::of(&self.rooms, room, len));
+        if self.has_locks
+            && let Some(lock) = request::lock_asked(&asked, &kept)
+            && self.locks.lock().asks(asked.node, &lock).is_err()
+        {
+            let _ = self.reply(device, &request::error_reply(asked.unique, libc::EIO));
+            return;
+        }
+        let ended = request::lock_ended(&asked, &kept).filter(|_| self.has_locks);
+        let ends_locks = ended.is_some_and(|holder| self.locks.lock().ends(asked.node, holder));
+        let refused = match self.flight.enter(asked, device, &kept, cost) {
             Ok((slot, seq)) => {
                 traced.inspect(|read| self.tracer.entered(slot, seq, *read));
                 self.push(slot, seq);
+                return self.entered(&asked);
             }
-            Err(NoSlot::Failing) if asked.wants_reply() => {
-                let _ = self.reply(device, &request::error_reply(asked.unique, libc::EIO));
-            }
-            Err(NoSlot::Failing) => self.release(&asked, &[]),
-            Err(NoSlot::Closed) => {}
+            Err(NoSlot::Closed) => return,
+            Err(NoSlot::Locks) => libc::ENOLCK,
+            Err(NoSlot::Failing) => libc::EIO,
+        };
+        self.held.lock().owe(&request::forgotten(&asked, &kept));
+        if ends_locks {
+            self.locks.lock().keep_unsent(asked, kept);
         }
-    }
-
-    /// The kernel reports a signal to the caller of a request.
-    fn interrupt(&self, unique: u64) {
-        let Some(entry) = self.flight.by_unique(unique) else { return };
-        self.flight.change(entry.slot, entry.seq, |entry| entry.signalled = true);
-        self.pass_signal(&entry, false);
-    }
-
-    /// Tells the server of a signal. A caller that is being killed is released at once if there is no server.
-    fn pass_signal(&self, entry: &Entry, only_if_killed: bool) {
-        let killed = device::is_being_killed(entry.asked.pid);
-        if only_if_killed && !killed {
-            return;
-        }
-        let head = Head::of_slot(Kind::Interrupt, entry.slot, entry.seq);
-        let now = base::time::monotonic();
-        let late = entry.killed.is_some_and(|since| now.duration_since(since) >= KILL_PATIENCE);
-        let said = !late && self.send_somewhere(&Head { flags: u8::from(killed), ..head }, &[]);
-        if killed && !said {
-            return self.give_up(entry, libc::EINTR);
-        }
-        if killed && entry.killed.is_none() {
-            self.flight.change(entry.slot, entry.seq, |entry| entry.killed = Some(now));
-        }
-    }
-
-    /// Answers a request with an error, because it cannot be known when it will be answered.
-    fn give_up(&self, entry: &Entry, error: i32) {
-        let mut first = false;
-        let mark = |entry: &mut Entry| first = !std::mem::replace(&mut entry.given_up, true);
-        if !self.flight.change(entry.slot, entry.seq, mark) || !first {
-            return;
-        }
-        if entry.asked.wants_reply() {
-            let _ = self.reply(entry.device, &request::error_reply(entry.asked.unique, error));
-        }
-        if entry.sent.is_none() {
-            self.flight.end(entry.slot, entry.seq);
-        }
-    }
-
-    /// The kernel dropped references: they need not be restored at another server.
-    fn release(&self, asked: &Asked, message: &[u8]) {
-        let mut held = self.held.lock();
-        for (node, count) in request::forgotten(asked, message) {
-            if let Some(has) = held.get_mut(&node) {
-                *has = has.saturating_sub(count);
-                if *has == 0 {
-                    held.remove(&node);
-                }
-            }
-        }
-    }
-
-    /// Pings, gives up, and looks after callers that had a signal.
-    fn run_clock(&self) {
-        while !self.ended.load(Ordering::Acquire) {
-            std::thread::sleep(TICK);
-            self.links.iter().for_each(|link| link.tick());
-            let over = self
-                .state
-                .lock()
-                .down_since
-                .is_some_and(|since| base::time::monotonic().duration_since(since) >= self.options.wait);
-            if over && !self.failing.swap(true, Ordering::AcqRel) {
-                self.flight.set_failing(true);
-                (self.log)(&format!(
-                    "no server at {} for {} s: requests fail with EIO until one answers",
-                    self.options.address,
-                    self.options.wait.as_secs()
-                ));
-            }
-            let failing = self.failing.load(Ordering::Acquire);
-            for entry in self.flight.all().iter().filter(|entry| !entry.given_up) {
-                if failing {
-                    self.give_up(entry, libc::EIO);
-                } else if entry.signalled {
-                    self.pass_signal(entry, true);
-                }
-            }
+        if asked.wants_reply() {
+            let _ = self.reply(device, &request::error_reply(asked.unique, refused));
         }
     }
 }

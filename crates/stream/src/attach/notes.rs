@@ -90,7 +90,7 @@ impl Shared {
                     let _ = self.tell_kernel(&request::notification(doubt));
                 }),
                 Note::Everything => {
-                    let held: Vec<u64> = self.held.lock().keys().copied().collect();
+                    let held = self.held.lock().nodes();
                     for node in held.into_iter().chain([1]) {
                         let _ = self.tell_kernel(&request::notification(&Doubt::Inode(node)));
                     }

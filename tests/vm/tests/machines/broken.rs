@@ -92,6 +92,32 @@ fn a_killed_guest_makes_room_for_the_next() {
     ));
 }
 
+/// Two machines lock one file of a server that decides locks: one has it at a time. One that is killed loses
+/// it when the server forgets it.
+#[test]
+#[ignore = "minutes: make test-guests"]
+fn two_machines_exclude_one_another() {
+    let kit = kit!();
+    let place = Place::new();
+    let second = vms::machine::address(place.folder(), "two", 5001);
+    let server = place.volume("one", &["--many", "--locks", "server", "--linger", "3", "--on", &second]);
+    let mut machine = Machine::boot(&kit, place.folder(), "one", &[]);
+    let mut other = Machine::boot(&kit, place.folder(), "two", &[]);
+    machine.attach("vsock:5001 /mnt");
+    other.attach("vsock:5001 /mnt");
+    machine.ok("setsid in-guest hold /mnt > /dev/null 2>&1 &");
+    until("the other machine does not get it", || {
+        other.run("[ -e /mnt/locked ] && ! in-guest lock /mnt/locked").status == 0
+    });
+    machine.kill();
+    let killed = Instant::now();
+    assert!(other.run("in-guest lock /mnt/locked").status != 0, "it may come back");
+    until("the lock is free", || other.run("in-guest lock /mnt/locked").status == 0);
+    say(format_args!("free {:.1} s after its machine was killed", killed.elapsed().as_secs_f64()));
+    other.ok("umount /mnt");
+    server.end();
+}
+
 /// Nothing of a guest remains on the host after its test: no process, no socket, no folder.
 #[test]
 #[ignore = "minutes: make test-guests"]
