@@ -59,6 +59,11 @@ impl Socket {
         self.0.try_clone().map(Socket)
     }
 
+    /// The socket as one of the standard library.
+    pub fn into_stream(self) -> UnixStream {
+        self.0
+    }
+
     /// Limits how long one send and one receive may stand still. `None`: no limit.
     ///
     /// # Errors
@@ -302,7 +307,7 @@ impl Listener {
 }
 
 fn unix_listen(path: &std::path::Path) -> io::Result<UnixListener> {
-    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::fs::{FileTypeExt, PermissionsExt};
     let bind = || {
         let listener = UnixListener::bind(path)?;
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
@@ -310,9 +315,10 @@ fn unix_listen(path: &std::path::Path) -> io::Result<UnixListener> {
     };
     match bind() {
         Err(error) if error.kind() == ErrorKind::AddrInUse => {
-            // A server that was killed leaves its socket behind.
+            // A server that was killed leaves its socket behind. A file refuses connections too.
+            let is_socket = std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
             match UnixStream::connect(path) {
-                Err(dead) if dead.kind() == ErrorKind::ConnectionRefused => {
+                Err(dead) if is_socket && dead.kind() == ErrorKind::ConnectionRefused => {
                     std::fs::remove_file(path)?;
                     bind()
                 }
