@@ -465,8 +465,7 @@ impl Shared {
         let count = guests.len() + visits;
         if options.sharing == Sharing::One && count > 0 {
             let linger = options.linger.as_secs();
-            let comes_back =
-                visits == 0 && guests.values().all(|other| other.alone_since().is_some());
+            let comes_back = visits == 0 && guests.values().all(|other| other.alone_since().is_some());
             let what = match comes_back {
                 false => "another guest is attached".to_owned(),
                 true => format!("another guest was attached less than {linger} s ago and may come back"),

@@ -11,8 +11,8 @@ use std::time::Duration;
 use parking_lot::RwLock;
 use vhost::vhost_user::message::{
     VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
-    VhostUserLog, VhostUserMemoryRegion, VhostUserShMemConfig, VhostUserSharedMsg, VhostUserSingleMemoryRegion,
-    VhostUserVringAddrFlags, VhostUserVringState,
+    VhostUserLog, VhostUserMemoryRegion, VhostUserShMemConfig, VhostUserSharedMsg,
+    VhostUserSingleMemoryRegion, VhostUserVringAddrFlags, VhostUserVringState,
 };
 use vhost::vhost_user::{
     Error, GpuBackend, Result, VhostUserBackendReqHandlerMut, VhostUserProtocolFeatures,
@@ -187,7 +187,9 @@ fn not_blocking(file: Option<File>) -> Result<Option<File>> {
         let flags = rustix::fs::fcntl_getfl(file)?;
         rustix::fs::fcntl_setfl(file, flags | rustix::fs::OFlags::NONBLOCK)
     };
-    file.map(|file| set(&file).map(|()| file)).transpose().map_err(|error| Error::ReqHandlerError(error.into()))
+    file.map(|file| set(&file).map(|()| file))
+        .transpose()
+        .map_err(|error| Error::ReqHandlerError(error.into()))
 }
 
 impl VhostUserBackendReqHandlerMut for Backend {
@@ -231,7 +233,9 @@ impl VhostUserBackendReqHandlerMut for Backend {
 
     fn set_vring_num(&mut self, index: u32, num: u32) -> Result<()> {
         let size = u16::try_from(num).ok().filter(|size| size.is_power_of_two() && *size <= SIZE_MOST);
-        let Some(size) = size else { return self.refuse(format!("queue {index} cannot have {num} descriptors")) };
+        let Some(size) = size else {
+            return self.refuse(format!("queue {index} cannot have {num} descriptors"));
+        };
         self.said(index)?.size = size;
         Ok(())
     }

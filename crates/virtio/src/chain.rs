@@ -51,7 +51,10 @@ impl Chain {
     ///
     /// # Errors
     /// [`BadChain`]. A driver that works never makes such a chain.
-    pub fn read(mut descriptors: DescriptorChain<Arc<Memory>>, memory: Arc<Memory>) -> Result<Chain, BadChain> {
+    pub fn read(
+        mut descriptors: DescriptorChain<Arc<Memory>>,
+        memory: Arc<Memory>,
+    ) -> Result<Chain, BadChain> {
         let (mut request, mut reply, mut ends) = (Vec::new(), Vec::new(), false);
         let head = descriptors.head_index();
         for descriptor in descriptors.by_ref() {

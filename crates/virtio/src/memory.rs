@@ -80,7 +80,8 @@ impl Table {
 
     /// The guest's address of what has this address in the VMM.
     pub fn guest_address(&self, vmm: u64) -> Option<u64> {
-        let range = self.ranges.iter().find(|range| vmm.checked_sub(range.vmm).is_some_and(|at| at < range.len));
+        let range =
+            self.ranges.iter().find(|range| vmm.checked_sub(range.vmm).is_some_and(|at| at < range.len));
         range.map(|range| range.guest + (vmm - range.vmm))
     }
 }

@@ -128,7 +128,9 @@ impl Ring {
         let event = || EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK);
         let (epoll, more, quit) = (Epoll::new()?, event()?, event()?);
         let edge = EventSet::IN | EventSet::EDGE_TRIGGERED;
-        for (fd, events) in [(kick.as_raw_fd(), edge), (more.as_raw_fd(), edge), (quit.as_raw_fd(), EventSet::IN)] {
+        for (fd, events) in
+            [(kick.as_raw_fd(), edge), (more.as_raw_fd(), edge), (quit.as_raw_fd(), EventSet::IN)]
+        {
             epoll.ctl(ControlOperation::Add, fd, EpollEvent::new(events, 0))?;
         }
         let ring = Ring(Arc::new(Shared {
@@ -282,7 +284,8 @@ impl Shared {
         let asked = chain.asked();
         let len = chain.gather(request);
         let unique = Header::unique_of(&request[..len]);
-        let replying = Arc::new(Replying { ring: Arc::clone(self), chain, unique, done: AtomicBool::new(false) });
+        let replying =
+            Arc::new(Replying { ring: Arc::clone(self), chain, unique, done: AtomicBool::new(false) });
         if len < asked {
             self.session.complain(&format!("a request has {asked} bytes, which is more than any may have"));
             return;

@@ -131,8 +131,7 @@ impl Shared {
         };
         let session = Arc::new(Session::new(self.door.clone(), visit, self.options.keep));
         session.log(&format!("its VMM connected at {}", self.path.display()));
-        let backend =
-            Backend::new(Arc::clone(&session), Arc::clone(&self.options), Arc::clone(&self.ending));
+        let backend = Backend::new(Arc::clone(&session), Arc::clone(&self.options), Arc::clone(&self.ending));
         let backend = Arc::new(std::sync::Mutex::new(backend));
         {
             let mut talk = self.talk.lock();

@@ -85,7 +85,8 @@ impl Session {
 
     /// Serves one request. `request` may be changed. `room` is the buffer for a reply's body.
     pub fn serve(&self, lane: usize, request: &mut [u8], room: &mut [u8], sink: &Arc<dyn Sink>) {
-        let is_whole = request.first_chunk().is_some_and(|len| u32::from_ne_bytes(*len) as usize == request.len());
+        let is_whole =
+            request.first_chunk().is_some_and(|len| u32::from_ne_bytes(*len) as usize == request.len());
         let Some((header, _)) = Header::split(request).ok().filter(|_| is_whole) else {
             self.complain("a request has another length than it says");
             let unique = Header::unique_of(request);

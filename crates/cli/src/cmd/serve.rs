@@ -258,12 +258,7 @@ impl Opened {
     }
 }
 
-fn start(
-    args: &Args,
-    opened: &Opened,
-    secret: Option<Secret>,
-    addresses: &[On],
-) -> Result<Serving> {
+fn start(args: &Args, opened: &Opened, secret: Option<Secret>, addresses: &[On]) -> Result<Serving> {
     let mut options =
         Options::new(&opened.name, opened.identity.as_bytes(), Arc::new(|line: &str| log::line(line)));
     let many = args.many || (opened.mount.is_none() && !args.one);
@@ -317,7 +312,8 @@ fn not_listening(on: &On, error: &std::io::Error) -> Failure {
                 return failure.next(format!("there is no folder {}: make it", folder.display()));
             }
             _ if path.is_dir() || path.is_file() => {
-                return failure.next("something else than a socket is there: remove it, or choose another path");
+                return failure
+                    .next("something else than a socket is there: remove it, or choose another path");
             }
             _ => {}
         }

@@ -22,7 +22,13 @@ impl Dispatcher {
     }
 
     /// Sends the body of a reply, with what the kernel may keep of it.
-    pub(super) fn deliver<T>(&self, mark: u64, done: &Done, room: &mut [u8], send: impl FnOnce(&[u8]) -> T) -> T {
+    pub(super) fn deliver<T>(
+        &self,
+        mark: u64,
+        done: &Done,
+        room: &mut [u8],
+        send: impl FnOnce(&[u8]) -> T,
+    ) -> T {
         let body = &mut room[..done.len];
         match self.leases() {
             Some(leases) => promises::deliver(leases, mark, &done.keeps, body, send),
