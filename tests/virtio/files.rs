@@ -47,7 +47,7 @@ fn a_file_crosses_the_queues_in_pieces() {
     arguments[..4].copy_from_slice(&0o100_644_u32.to_ne_bytes());
     arguments.extend(b"file\0");
     let ino = made(&vmm.ask(1, MKNOD, 1, &arguments, 128));
-    let data: Vec<u8> = (0..100_000_u32).map(|at| (at * 7919 >> 5) as u8).collect();
+    let data: Vec<u8> = (0..100_000_u32).map(|at| ((at * 7919) >> 5) as u8).collect();
     let request = message(WRITE_OP, 1001, ino, &write_arguments(0, &data));
     let mut pieces = vec![40, 40, 1, 4095, 0, 70_000];
     pieces.push(request.len() - pieces.iter().sum::<usize>());

@@ -13,7 +13,9 @@ use crate::world::{PATIENCE, World, until};
 const LOOKUP: u32 = 1;
 const FORGET: u32 = 2;
 const GETATTR: u32 = 3;
+const MKDIR: u32 = 9;
 const FSYNC: u32 = 20;
+const FALLOCATE: u32 = 43;
 
 /// A request that waits delays no other on its queue, also with all threads of the queue: replies come in
 /// any order.
@@ -117,6 +119,23 @@ fn set_id_bits_are_not_kept() {
         let root = vmm.ask(1, GETATTR, 1, &[0; 16], 104).body;
         assert_eq!(u64::from_ne_bytes(root[..8].try_into().unwrap()), keep, "{sharing:?}");
     }
+}
+
+/// A change that waits gets EIO at the deadline, and the guest sees what became of it when its names have
+/// expired. A change of data does not: pages that are wrong would stay in the guest's kernel for ever.
+#[test]
+fn a_change_of_data_gets_no_early_reply() {
+    let world = World::with(Sharing::One, 1, Duration::from_millis(200));
+    let mut vmm = Vmm::mounted(&world.path("one"), 2);
+    world.watched.hold_back(true);
+    let punch = [&[0; 16][..], &4096_u64.to_ne_bytes(), &3_u32.to_ne_bytes(), &[0; 4]].concat();
+    let head = vmm.send(1, &message(FALLOCATE, 1001, 2, &punch), 16);
+    let mkdir = [&0o755_u32.to_ne_bytes()[..], &[0; 4], b"dir\0"].concat();
+    assert_eq!(vmm.ask(1, MKDIR, 1, &mkdir, 128).error, -libc::EIO);
+    assert_eq!(vmm.used(1, Duration::from_millis(400)), None, "it was answered early");
+    world.watched.hold_back(false);
+    let (used, len) = vmm.used(1, PATIENCE).unwrap();
+    assert_eq!((used, vmm.reply(used, len).error), (head, 0));
 }
 
 /// The server ends while requests wait: it is not held up, and the VMM sees the end.

@@ -1,4 +1,4 @@
-//! A server in this process, over a filesystem whose fsync waits for the test; and the real program.
+//! A server in this process, over a filesystem that waits for the test; and the real program.
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
@@ -35,7 +35,7 @@ pub struct Watched {
 }
 
 impl Watched {
-    /// From now on fsync waits, or not.
+    /// From now on fsync, mkdir and fallocate wait, or not.
     pub fn hold_back(&self, hold: bool) {
         *self.held_back.lock().unwrap() = hold;
         self.changed.notify_all();
@@ -44,6 +44,13 @@ impl Watched {
     /// References that were given and not given back.
     pub fn references(&self) -> i64 {
         self.references.lock().unwrap().values().sum()
+    }
+
+    fn wait(&self) {
+        let mut held_back = self.held_back.lock().unwrap();
+        while *held_back {
+            held_back = self.changed.wait(held_back).unwrap();
+        }
     }
 
     fn refer(&self, ino: Ino, by: i64) {
@@ -80,7 +87,11 @@ impl Filesystem for Slow {
     }
 
     fn would_wait(&self, request: Waiting) -> bool {
-        matches!(request, Waiting::Sync)
+        match request {
+            Waiting::Sync => true,
+            Waiting::Change => *self.watched.held_back.lock().unwrap(),
+            _ => false,
+        }
     }
 
     fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Entry> {
@@ -96,6 +107,7 @@ impl Filesystem for Slow {
     }
 
     fn mkdir(&self, caller: &Caller, parent: Ino, name: &[u8], perm: u16, umask: u16) -> Result<Entry> {
+        self.watched.wait();
         self.entry(self.null.mkdir(caller, parent, name, perm, umask))
     }
 
@@ -108,11 +120,13 @@ impl Filesystem for Slow {
     }
 
     fn fsync(&self, ino: Ino, data_only: bool) -> Result<()> {
-        let mut held_back = self.watched.held_back.lock().unwrap();
-        while *held_back {
-            held_back = self.watched.changed.wait(held_back).unwrap();
-        }
+        self.watched.wait();
         self.null.fsync(ino, data_only)
+    }
+
+    fn allocate(&self, ino: Ino, offset: u64, len: u64, how: Allocate) -> Result<()> {
+        self.watched.wait();
+        self.null.allocate(ino, offset, len, how)
     }
 
     passed_on! {
@@ -124,7 +138,6 @@ impl Filesystem for Slow {
         rename(parent: Ino, name: &[u8], to: Ino, to_name: &[u8], mode: RenameMode) -> Result<Touched>;
         read(ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize>;
         write(ino: Ino, offset: u64, data: &[u8], unprivileged: Option<&Caller>, cached: bool) -> Result<bool>;
-        allocate(ino: Ino, offset: u64, len: u64, how: Allocate) -> Result<()>;
         seek(ino: Ino, offset: u64, what: Seek) -> Result<u64>;
         copy_range(from: Ino, from_offset: u64, to: Ino, to_offset: u64, len: u64) -> Result<u64>;
         sync() -> Result<()>;
@@ -150,10 +163,15 @@ pub struct World {
 impl World {
     /// `keep`: for how many seconds guests may keep names and attributes.
     pub fn new(sharing: Sharing, keep: u64) -> World {
+        World::with(sharing, keep, Duration::from_secs(60))
+    }
+
+    /// The same with a deadline for requests that wait.
+    pub fn with(sharing: Sharing, keep: u64, deadline: Duration) -> World {
         let (dir, watched, log) = (covey_tests::scratch(), Arc::<Watched>::default(), Arc::default());
         let lines: Arc<Mutex<Vec<String>>> = Arc::clone(&log);
         let log_line = Arc::new(move |line: &str| lines.lock().unwrap().push(line.to_owned()));
-        let options = Options { sharing, threads: 2, ..Options::new("test", b"test", log_line) };
+        let options = Options { sharing, deadline, threads: 2, ..Options::new("test", b"test", log_line) };
         let fs = Arc::new(Slow { null: Null::new(), watched: Arc::clone(&watched) });
         let server = Server::start(fs, options).unwrap();
         let listen = |name: &str| {

@@ -72,11 +72,12 @@ pub struct Args {
     /// How long a guest whose connection broke is remembered
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     linger: u64,
-    /// Over virtiofs: how long a guest's kernel may keep names and attributes; 0: not at all [default: 1; of a
-    /// tree: for ever]
+    /// Over virtiofs: how long a guest's kernel may keep names and attributes; 0: not at all [default: 1; of
+    /// a tree: for ever]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(0..=86_400))]
     keep: Option<u64>,
-    /// Over virtiofs: the tag, for a VMM that asks for it, as crosvm. QEMU and Cloud Hypervisor have their own
+    /// Over virtiofs: the tag, for a VMM that asks for it, as crosvm. QEMU and Cloud Hypervisor have their
+    /// own
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     tag: Option<String>,
     #[command(flatten)]
@@ -89,8 +90,8 @@ pub struct Args {
     cache: Option<PathBuf>,
 }
 
-/// How long a guest's kernel may keep names and attributes over virtiofs, in seconds, if nothing else is said:
-/// as with virtiofsd.
+/// How long a guest's kernel may keep names and attributes over virtiofs, in seconds, if nothing else is
+/// said: as with virtiofsd.
 const KEEP_S: u64 = 1;
 /// The longest path of a unix socket, in bytes.
 const SOCKET_PATH_MAX: usize = 107;
