@@ -161,7 +161,7 @@ fn a_server_ends_under_a_vmm() {
     assert!(!world.path("one").exists(), "the socket is left");
 }
 
-/// A VMM that asks for the configuration gets the tag, and memory that it adds is memory of the guest.
+/// A VMM that asks for the configuration gets the tag.
 #[test]
 fn a_vmm_may_ask_for_the_tag() {
     let world = World::new(Sharing::Many, 1);
@@ -169,5 +169,4 @@ fn a_vmm_may_ask_for_the_tag() {
     let config = vmm.frontend().get_config(0, 40, VhostUserConfigFlags::empty(), &[0; 40]).unwrap().1;
     assert_eq!(&config[..7], b"models\0");
     assert_eq!(config[36..40], 1_u32.to_le_bytes());
-    assert!(vmm.frontend().get_config(0, 200, VhostUserConfigFlags::empty(), &[0; 200]).is_err());
 }

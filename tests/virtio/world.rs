@@ -125,8 +125,9 @@ impl Filesystem for Slow {
     }
 
     fn allocate(&self, ino: Ino, offset: u64, len: u64, how: Allocate) -> Result<()> {
+        let _ = (ino, offset, len, how);
         self.watched.wait();
-        self.null.allocate(ino, offset, len, how)
+        Ok(())
     }
 
     passed_on! {
