@@ -57,6 +57,11 @@ impl Table {
     /// As [`Table::replace`].
     pub fn add(&mut self, region: &VhostUserMemoryRegion, file: File) -> io::Result<()> {
         let len = usize::try_from(region.memory_size).map_err(io::Error::other)?;
+        let (found, end) = (file.metadata()?, region.mmap_offset.saturating_add(region.memory_size));
+        // Memory behind a file's end can be mapped, and kills the process that touches it.
+        if found.is_file() && found.len() < end {
+            return Err(io::Error::other("a region is larger than its file"));
+        }
         let from = FileOffset::new(file, region.mmap_offset);
         let mapped = GuestRegionMmap::from_range(GuestAddress(region.guest_phys_addr), len, Some(from));
         let mapped = Arc::new(mapped.map_err(io::Error::other)?);
