@@ -72,12 +72,10 @@ pub struct Args {
     /// How long a guest whose connection broke is remembered
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     linger: u64,
-    /// Over virtiofs: how long a guest's kernel may keep names and attributes; 0: not at all [default: 1; of
-    /// a tree: for ever]
+    /// virtiofs: how long a guest's kernel keeps names and attributes [default: 1; a tree: for ever]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(0..=86_400))]
     keep: Option<u64>,
-    /// Over virtiofs: the tag, for a VMM that asks for it, as crosvm. QEMU and Cloud Hypervisor have their
-    /// own
+    /// virtiofs: the tag, for a VMM that asks for it, such as crosvm; QEMU has its own tag=
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     tag: Option<String>,
     #[command(flatten)]
