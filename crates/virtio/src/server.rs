@@ -153,7 +153,7 @@ impl Shared {
         drop(taken);
         // Nothing waits for replies any more. A panic while a message was served leaves queues to stop too.
         backend.lock().unwrap_or_else(std::sync::PoisonError::into_inner).stop(Duration::ZERO);
-        session.close();
+        session.leave();
         match ended {
             Error::Disconnected | Error::PartialMessage | Error::SocketBroken(_) => {
                 session.log("its VMM is gone");

@@ -44,7 +44,9 @@ impl Drop for Mounted {
 /// See the [module](self).
 pub struct Session {
     door: Door,
-    visit: Visit,
+    number: u64,
+    /// Its place among the guests, until it is gone.
+    visit: Mutex<Option<Visit>>,
     keep: Duration,
     mounted: Mutex<Option<Arc<Mounted>>>,
     complaints: Mutex<u32>,
@@ -54,12 +56,13 @@ impl Session {
     /// A guest that has not mounted. `keep`: how long its kernel may keep names and attributes of what can
     /// change.
     pub fn new(door: Door, visit: Visit, keep: Duration) -> Session {
-        Session { door, visit, keep, mounted: Mutex::default(), complaints: Mutex::new(0) }
+        let (number, visit) = (visit.number(), Mutex::new(Some(visit)));
+        Session { door, number, visit, keep, mounted: Mutex::default(), complaints: Mutex::new(0) }
     }
 
     /// The guest's number, for people.
     pub fn number(&self) -> u64 {
-        self.visit.number()
+        self.number
     }
 
     /// Where it came in.
@@ -129,7 +132,8 @@ impl Session {
         let many = options.sharing == Sharing::Many;
         let writeback = options.writeback && options.sharing == Sharing::One;
         let terms = Terms { many, writeback, keeps: many && !self.keep.is_zero() };
-        let fs = Arc::new(self.visit.view());
+        let fs = self.visit.lock().as_ref().map(Visit::view);
+        let fs = Arc::new(fs.ok_or(Errno::EIO)?);
         let (agreed, reply) = served::init(&*fs, terms, request).inspect_err(|_| {
             self.complain("its kernel cannot mount: it is older than Linux 5.17, or its INIT makes no sense");
         })?;
@@ -168,9 +172,15 @@ impl Session {
         synced
     }
 
-    /// The guest is gone.
+    /// The guest's kernel holds nothing any more.
     pub fn close(&self) {
         self.mounted.lock().take();
+    }
+
+    /// The guest is gone, and its place is free. Requests that are stuck may still refer to this session.
+    pub fn leave(&self) {
+        self.close();
+        self.visit.lock().take();
     }
 
     /// How many inodes its kernel holds.
