@@ -69,6 +69,7 @@ fn dispatch(c: &mut Criterion) {
         seeker: Pool::new("bench", 1),
         unlockers: Pool::new("test", 1),
         shared: None,
+        untold: None,
         dirty: None,
         flushes: None,
         notifier,

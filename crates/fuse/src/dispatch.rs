@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use base::Ino;
 use fs::Errno;
-use fs::api::{FetchTask, Fetched, Leases, Lock, LockKind, Part, ReadPlan, Start, Touched, Waiting};
+use fs::api::{FetchTask, Fetched, Lock, LockKind, Part, ReadPlan, Start, Touched, Waiting};
 
 use crate::Log;
 use crate::abi::header::Header;
@@ -22,15 +22,15 @@ use crate::abi::ops::{Op, forget_pairs};
 use crate::channel::Sink;
 use crate::counts::Counts;
 use crate::defer::{PendingRequest, PendingTable, Pool};
-use crate::execute::{self, Done};
+use crate::execute::{self, Client, Done};
 use crate::late::Wait;
 use crate::notify::{self, Notifier};
 use crate::pending_flush::PendingFlushes;
-use crate::promises;
 use crate::shared::SharedMount;
-use crate::swap::{KEEP, Pass, Swap};
+use crate::swap::{Pass, Swap};
 use crate::watch::{Outcome, Span, Watch};
 
+mod keeping;
 mod locking;
 pub(crate) use locking::LockReply;
 
@@ -60,6 +60,8 @@ pub struct Parts {
     pub unlockers: Arc<Pool>,
     /// The state of a shared mount. `None` for an exclusive or frozen one.
     pub shared: Option<Arc<SharedMount>>,
+    /// The kernel cannot be told what to drop from its caches. It may keep names and attributes for so long.
+    pub untold: Option<Duration>,
     /// How to flush the kernel's dirty pages. `None` if the kernel cannot hold any.
     pub dirty: Option<Arc<dyn PushDirty>>,
     /// Flushes of timestamps that the kernel has not sent yet. `None` if the kernel keeps no timestamps.
@@ -191,28 +193,6 @@ impl Dispatcher {
         }
     }
 
-    fn leases(&self) -> Option<&Arc<Leases>> {
-        self.0.shared.as_deref().and_then(SharedMount::leases)
-    }
-
-    /// Call this before an operation whose reply the kernel may keep.
-    fn mark(&self) -> u64 {
-        self.leases().map_or(0, |leases| leases.mark())
-    }
-
-    /// Sends the body of a reply, with what the kernel may keep of it.
-    fn deliver<T>(&self, mark: u64, done: &Done, room: &mut [u8], send: impl FnOnce(&[u8]) -> T) -> T {
-        let body = &mut room[..done.len];
-        match self.leases() {
-            Some(leases) => promises::deliver(leases, mark, &done.keeps, body, send),
-            None if self.0.shared.as_deref().is_some_and(SharedMount::is_alone) => {
-                promises::permit(&done.keeps, body, KEEP);
-                send(body)
-            }
-            None => send(body),
-        }
-    }
-
     /// Looks a read's names up. If this panics, the read panics too, and is answered there.
     fn plan(&self, header: &Header, op: &Op<'_>) -> Option<ReadPlan> {
         let Op::Read { offset, len } = *op else { return None };
@@ -232,7 +212,8 @@ impl Dispatcher {
         plan: Option<&ReadPlan>,
         room: &mut [u8],
     ) -> Result<Done, Errno> {
-        let work = || execute::run(&*self.0.fs.now(), self.0.shared.as_deref(), header, op, plan, room);
+        let client = Client { shared: self.0.shared.as_deref(), limited: self.0.untold.is_some() };
+        let work = || execute::run(&*self.0.fs.now(), client, header, op, plan, room);
         catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
             let name = opcodes::find(header.opcode).map_or("?", |line| line.name);
             let why = panic_text(&*panic);
@@ -304,7 +285,12 @@ impl Dispatcher {
         if let (Op::Write { .. }, Some(flushes)) = (op, &self.0.flushes) {
             flushes.write_begins(header.ino);
         }
-        let pending = self.0.pending_table.enter_with(header.unique, header.caller.pid, waiting, wait, sink);
+        let (unique, caller) = (header.unique, header.caller.pid);
+        let pending = match self.must_be_told(op) {
+            // Its reply may not come early, because its pages could then stay wrong in the kernel for ever.
+            true => self.0.pending_table.outside(unique, waiting, sink),
+            false => self.0.pending_table.enter_with(unique, caller, waiting, wait, sink),
+        };
         let pool = match waiting {
             _ if matches!(op, Op::Seek { .. }) && self.0.dirty.is_some() => &self.0.seeker,
             Some(Waiting::Write) => &self.0.writers,

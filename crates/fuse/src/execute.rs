@@ -31,9 +31,17 @@ pub struct Done {
     pub keeps: Vec<Keep>,
 }
 
+impl Client<'_> {
+    /// Whether it is recorded where a reply says how long the kernel may keep things. Otherwise the times in
+    /// the reply are final. `fleeting`: the filesystem says that the kernel must not keep this.
+    fn records(self, fleeting: bool) -> bool {
+        self.shared.is_some() || (self.limited && !fleeting)
+    }
+}
+
 impl Done {
     /// The inodes to which the kernel takes a reference each with the reply. Those of a listing are here only
-    /// on a shared mount: on others no listing waits, so the kernel takes its reply.
+    /// on a shared or limited mount: on others no listing waits, so the kernel takes its reply.
     pub fn references(&self, op: &Op<'_>) -> impl Iterator<Item = Ino> {
         let listed = if matches!(op, Op::Readdir { .. }) { &self.keeps[..] } else { &[] };
         self.referenced.into_iter().chain(listed.iter().map(|keep| keep.promise.ino))
@@ -63,21 +71,31 @@ fn write(fs: &dyn Filesystem, shared: bool, header: &Header, op: &Op<'_>) -> api
     }
 }
 
+/// For whom an operation is executed.
+#[derive(Clone, Copy, Default)]
+pub struct Client<'a> {
+    /// The state of a shared mount.
+    pub shared: Option<&'a SharedMount>,
+    /// How long the kernel may keep things is decided when the reply is delivered, also on a mount that is
+    /// not shared.
+    pub limited: bool,
+}
+
 /// Runs one operation and writes the body of its reply to the start of `room`.
 ///
 /// # Errors
 /// The error number that the program shall see.
 ///
-/// `plan`: what [`Filesystem::plan_read`] said, for a read that does not wait. `shared`: the state of a
-/// shared mount.
+/// `plan`: what [`Filesystem::plan_read`] said, for a read that does not wait.
 pub fn run(
     fs: &dyn Filesystem,
-    shared: Option<&SharedMount>,
+    client: Client<'_>,
     header: &Header,
     op: &Op<'_>,
     plan: Option<&ReadPlan>,
     room: &mut [u8],
 ) -> api::Result<Done> {
+    let shared = client.shared;
     let mut put = Put::new(room);
     let (mut mode_changed, mut touched, mut keeps) = (None, Touched::default(), Vec::new());
     let referenced = match *op {
@@ -92,7 +110,7 @@ pub fn run(
             None
         }
         Op::Lookup { .. } | Op::Getattr | Op::Setattr(_) | Op::Readdir { .. } => {
-            show(fs, shared, header, op, &mut put, &mut keeps)?
+            show(fs, client, header, op, &mut put, &mut keeps)?
         }
         Op::Fallocate { .. } | Op::CopyRange { .. } => {
             let (changed, dropped) = change_data(fs, header, op, &mut put)?;
@@ -105,7 +123,7 @@ pub fn run(
         }
         _ => match create(fs, header, op)? {
             Some(found) => {
-                if shared.is_some() {
+                if client.records(found.fleeting) {
                     let named = !matches!(op, Op::Tmpfile { .. });
                     keeps.push(Keep::entry(0, found.node, if named { header.ino } else { Ino(0) }));
                 }
@@ -131,23 +149,27 @@ pub fn run(
 /// reply refers.
 fn show(
     fs: &dyn Filesystem,
-    shared: Option<&SharedMount>,
+    client: Client<'_>,
     header: &Header,
     op: &Op<'_>,
     put: &mut Put<'_>,
     keeps: &mut Vec<Keep>,
 ) -> api::Result<Option<Ino>> {
+    let shared = client.shared;
     let fleeting = || shared.is_some() || fs.fleeting();
-    // Without leases the times of a reply are final.
-    let mut keep = |keep: Keep| shared.iter().for_each(|_| keeps.push(keep));
+    let mut keep = |keep: Keep, fleeting: bool| {
+        if client.records(fleeting) {
+            keeps.push(keep);
+        }
+    };
     match *op {
         Op::Lookup { name } => match fs.lookup(header.ino, name) {
             Ok(found) => {
-                keep(Keep::entry(0, found.node, header.ino));
+                keep(Keep::entry(0, found.node, header.ino), found.fleeting);
                 return entry(put, &found, shared).map(Some);
             }
             Err(Errno::ENOENT) => {
-                keep(Keep::entry(0, Ino(0), header.ino));
+                keep(Keep::entry(0, Ino(0), header.ino), fs.fleeting());
                 out::no_entry(put, fleeting())?;
             }
             Err(error) => return Err(error),
@@ -161,7 +183,7 @@ fn show(
                 Op::Setattr(set) => fs.setattr(&header.caller, header.ino, set)?,
                 _ => fs.getattr(header.ino)?,
             };
-            keep(Keep::attributes(0, header.ino));
+            keep(Keep::attributes(0, header.ino), fs.fleeting());
             out::attributes(put, &attr, fleeting())?;
         }
     }
@@ -341,7 +363,7 @@ fn listing(
     shared: bool,
     listing: &Listing,
     put: &mut Put<'_>,
-    keep: &mut impl FnMut(Keep),
+    keep: &mut impl FnMut(Keep, bool),
 ) -> api::Result<()> {
     let Listing { ino, position, plus, .. } = *listing;
     let most = if shared && plus { PLUS_MAX } else { usize::MAX };
@@ -358,10 +380,10 @@ fn listing(
     if plus {
         fs.readdir_plus(ino, position, &mut |line, found| {
             let at = put.len();
-            let found = found.map(|found| Entry { fleeting: found.fleeting || shared, ..*found });
-            let fits = out::dirent_plus(put, room, &line, found.as_ref());
+            let shown = found.map(|found| Entry { fleeting: found.fleeting || shared, ..*found });
+            let fits = out::dirent_plus(put, room, &line, shown.as_ref());
             if let (Ok(true), Some(found)) = (&fits, found) {
-                keep(Keep::entry(at, found.node, ino));
+                keep(Keep::entry(at, found.node, ino), found.fleeting);
             }
             verdict(fits)
         })?;

@@ -38,25 +38,34 @@ pub struct Options {
     pub workers: usize,
     /// A pending request is answered EIO after this time.
     pub deadline: Duration,
-    /// Others change the tree too: the kernel keeps neither names nor attributes.
+    /// Others change the tree too: the kernel keeps neither names nor attributes, or only as `keep` says.
     pub many: bool,
+    /// Notifications do not reach the kernel. It may keep names and attributes for so long, and no longer.
+    /// `None`: it can be told, or nothing ever changes.
+    pub keep: Option<Duration>,
     /// Receives the lines of the log.
     pub log: Log,
 }
 
+/// What INIT is answered with.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Terms {
+    /// Others change the tree too.
+    pub many: bool,
+    /// The kernel may hold written bytes back. Not with `many`.
+    pub writeback: bool,
+    /// With `many`: the kernel may keep names and attributes for a while.
+    pub keeps: bool,
+}
+
 /// Answers INIT. Returns what was agreed, and the body of the reply. `request` is the whole request.
-/// `writeback`: the kernel may hold written bytes back. Not with `many`.
 ///
 /// # Errors
 /// An error number to reply with: `EPROTO` if the kernel is too old.
-pub fn init(
-    fs: &dyn Filesystem,
-    many: bool,
-    writeback: bool,
-    request: &[u8],
-) -> Result<(Agreed, Vec<u8>), Errno> {
-    let locks = many && fs.locks() == Locks::Fleet;
-    let wishes = Wishes { writeback, export: serves_dot(fs), shared: many, locks, ..Wishes::default() };
+pub fn init(fs: &dyn Filesystem, terms: Terms, request: &[u8]) -> Result<(Agreed, Vec<u8>), Errno> {
+    let Terms { many, writeback, keeps } = terms;
+    let (export, locks) = (serves_dot(fs), many && fs.locks() == Locks::Fleet);
+    let wishes = Wishes { writeback, export, shared: many, keeps, locks, ..Wishes::default() };
     negotiate(request, &wishes).map_err(|(error, _)| error)
 }
 
@@ -101,6 +110,7 @@ impl Served {
             seeker,
             unlockers,
             shared: options.many.then(shared),
+            untold: options.keep,
             dirty: None,
             flushes: None,
             notifier: notifier.clone(),

@@ -362,9 +362,8 @@ fn start(
     let failed = MountError::io("starting threads");
     let (device, fs) = (Arc::new(device), Arc::new(fs));
     let readers = if options.readers == 0 { cores() } else { options.readers };
-    let sink: Arc<dyn Sink> = Arc::clone(&device) as _;
+    let (sink, log): (Arc<dyn Sink>, Log) = (Arc::clone(&device) as _, Arc::clone(&options.log));
     let notifier = Notifier::start(Arc::clone(&sink)).map_err(&failed)?;
-    let log = Arc::clone(&options.log);
     let pending_table =
         PendingTable::start(options.deadline, move |waited| log(&late_line(waited))).map_err(&failed)?;
     let pools = pools(options.workers, shared_mount.is_some());
@@ -382,6 +381,7 @@ fn start(
         seeker,
         unlockers,
         shared: shared_mount.clone(),
+        untold: None,
         dirty,
         flushes: flushes.clone(),
         notifier: notifier.clone(),

@@ -118,6 +118,13 @@ impl Counted {
     }
 }
 
+impl Drop for Counted {
+    /// A request that was still being served when the guest went may have taken more.
+    fn drop(&mut self) {
+        self.release();
+    }
+}
+
 impl Filesystem for Counted {
     fn coherence(&self) -> Coherence {
         match self.sharing {

@@ -19,7 +19,7 @@ use fs::api::Filesystem;
 use fuse::abi::header::{OUT_HEADER, out_header};
 use fuse::abi::init::Agreed;
 use fuse::channel::Sink;
-use fuse::served::{self, Served};
+use fuse::served::{self, Served, Terms};
 use parking_lot::{Condvar, Mutex};
 use stream::frame::{BadFrame, Head, Kind, TRACED, Take};
 use stream::hello::{Id, Sharing};
@@ -268,6 +268,7 @@ impl Guest {
             workers: self.options.workers,
             deadline: self.options.deadline,
             many: self.options.sharing == Sharing::Many,
+            keep: None,
             log: Arc::clone(&self.options.log),
         };
         let served = Served::start(Arc::clone(&self.fs) as _, agreed, sink, &options)?;
@@ -329,7 +330,8 @@ impl Guest {
     fn init(self: &Arc<Self>, asked: &Asked, message: &[u8], sink: &dyn Sink) -> Result<(), Cut> {
         let many = self.options.sharing == Sharing::Many;
         let writeback = self.options.writeback && self.options.sharing == Sharing::One;
-        let _ = match served::init(&*self.fs, many, writeback, message) {
+        let terms = Terms { many, writeback, keeps: false };
+        let _ = match served::init(&*self.fs, terms, message) {
             Ok((agreed, reply)) => {
                 if self.served.get().is_none() {
                     self.begin(agreed)?;

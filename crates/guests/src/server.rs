@@ -35,6 +35,9 @@ use crate::guest::{Cut, Guest};
 use crate::locks::Numbers;
 use crate::outbox::Outbox;
 
+mod visit;
+pub use visit::{Door, Visit};
+
 /// How long a stranger may take for each step of the greeting.
 const GREETING: Duration = Duration::from_secs(10);
 /// How long a guest may take to read, when it has been sent something.
@@ -133,6 +136,8 @@ struct Shared {
     appending: Arc<Appending>,
     lock_numbers: Arc<Numbers>,
     guests: Mutex<HashMap<Id, Arc<Guest>>>,
+    /// Guests that came by another way ([`Door`]). It changes under the lock of `guests`.
+    visits: AtomicUsize,
     last_guest: AtomicU64,
     /// Connections, greeted or not.
     links: AtomicUsize,
@@ -169,6 +174,7 @@ impl Server {
             appending: Arc::default(),
             lock_numbers: Arc::default(),
             guests: Mutex::default(),
+            visits: AtomicUsize::new(0),
             last_guest: AtomicU64::new(0),
             links: AtomicUsize::new(0),
             ended: AtomicBool::new(false),
@@ -208,7 +214,8 @@ impl Server {
 
     /// The number of guests.
     pub fn guests(&self) -> usize {
-        self.shared.guests.lock().len()
+        let guests = self.shared.guests.lock();
+        guests.len() + self.shared.visits.load(Ordering::Acquire)
     }
 
     /// Ends: takes no more guests, finishes what runs, and cuts the connections.
@@ -470,31 +477,40 @@ impl Shared {
         if hello.index > 0 {
             return Err((Refusal::NoSession, "its session is not known here".to_owned()));
         }
-        if options.sharing == Sharing::One
-            && let Some(other) = guests.values().next()
-        {
+        self.has_place(&guests)?;
+        let number = self.last_guest.fetch_add(1, Ordering::Relaxed) + 1;
+        let guest = Guest::new(base::random::id16(), number, self.view(true), Arc::clone(options));
+        guests.insert(guest.id(), Arc::clone(&guest));
+        self.log(&format!("guest {number} attached"));
+        Ok((guest, if named { Found::Lost } else { Found::New }))
+    }
+
+    /// Whether one more guest may attach. The error says why not.
+    fn has_place(&self, guests: &HashMap<Id, Arc<Guest>>) -> Result<(), (Refusal, String)> {
+        let (options, visits) = (&self.options, self.visits.load(Ordering::Acquire));
+        let count = guests.len() + visits;
+        if options.sharing == Sharing::One && count > 0 {
             let linger = options.linger.as_secs();
-            let what = match other.alone_since() {
-                None => "another guest is attached".to_owned(),
-                Some(_) => format!("another guest was attached less than {linger} s ago and may come back"),
+            let comes_back = visits == 0 && guests.values().all(|other| other.alone_since().is_some());
+            let what = match comes_back {
+                false => "another guest is attached".to_owned(),
+                true => format!("another guest was attached less than {linger} s ago and may come back"),
             };
             let say = format!("{what}, and it is served to one at a time: wait, or serve it with --many");
             return Err((Refusal::Busy, say));
         }
-        if guests.len() >= options.guests {
-            return Err((
-                Refusal::Full,
-                format!("{} guests are attached, and no more are allowed", guests.len()),
-            ));
+        if count >= options.guests {
+            let say = format!("{count} guests are attached, and no more are allowed");
+            return Err((Refusal::Full, say));
         }
-        let number = self.last_guest.fetch_add(1, Ordering::Relaxed) + 1;
-        let appending = Arc::clone(&self.appending);
+        Ok(())
+    }
+
+    /// A new guest's view of what is served. `locks`: the guest may be asked to send its locks.
+    fn view(&self, locks: bool) -> Counted {
+        let (options, appending) = (&self.options, Arc::clone(&self.appending));
         let fs = Counted::new(Arc::clone(&self.fs), options.sharing, options.read_only, appending);
-        let fs = if options.locks { fs.with_locks(Arc::clone(&self.lock_numbers)) } else { fs };
-        let guest = Guest::new(base::random::id16(), number, fs, Arc::clone(options));
-        guests.insert(guest.id(), Arc::clone(&guest));
-        self.log(&format!("guest {number} attached"));
-        Ok((guest, if named { Found::Lost } else { Found::New }))
+        if locks && options.locks { fs.with_locks(Arc::clone(&self.lock_numbers)) } else { fs }
     }
 
     fn forget(&self, guest: &Arc<Guest>, why: &str) {

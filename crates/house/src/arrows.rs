@@ -5,7 +5,7 @@
 //! base < blob < fetch < cache < node      base < blob < fetch < net < fleet < node
 //! base < blob < origin < node      base < blob < meta < tree < node      meta < fs < archive
 //! base < api < archive < node < cli      fs < gateway < cli      watch < node
-//! base < stream < guests < cli      fuse < guests      base < memory < cli
+//! base < stream < guests < virtio < cli      fuse < guests      base < memory < cli
 //! archive < oci < snapshotter < cli
 //! ```
 //!
@@ -34,6 +34,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
     ("folder", &["base", "fs"]),
     ("stream", &["base"]),
     ("guests", &["base", "fs", "fuse", "stream"]),
+    ("virtio", &["base", "fs", "fuse", "guests", "stream"]),
     ("memory", &["base"]),
     ("api", &["base"]),
     ("archive", &["base", "meta", "fs", "api"]),
@@ -73,6 +74,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
             "watch",
             "stream",
             "guests",
+            "virtio",
             "folder",
             "memory",
             "snapshotter",
@@ -89,6 +91,7 @@ pub const TEST_ARROWS: &[(&str, &[&str])] = &[
     ("tree", &["origin"]),
     ("gateway", &["blob", "meta", "cache", "origin"]),
     ("guests", &["corpus", "folder"]),
+    ("virtio", &["corpus"]),
 ];
 
 /// Folders of `crates/` that are not called like their crate.

@@ -28,6 +28,15 @@ pub struct Peer {
     pub cache: &'static str,
 }
 
+/// A virtiofs device whose server listens already, at [`vhost_user`].
+#[derive(Clone, Copy, Debug)]
+pub struct Device<'a> {
+    /// The name by which the guest mounts it.
+    pub tag: &'a str,
+    /// The number of request queues.
+    pub queues: u32,
+}
+
 /// A running guest. It is gone when this is dropped.
 pub struct Machine {
     folder: PathBuf,
@@ -41,6 +50,17 @@ pub struct Machine {
 impl Machine {
     /// Boots a guest. Its sockets and logs are in `folder`.
     pub fn boot(kit: &Kit, folder: &Path, name: &str, peers: &[Peer]) -> Machine {
+        Machine::boot_with(kit, folder, name, peers, &[])
+    }
+
+    /// The same for a guest that also has these devices.
+    pub fn boot_with(
+        kit: &Kit,
+        folder: &Path,
+        name: &str,
+        peers: &[Peer],
+        devices: &[Device<'_>],
+    ) -> Machine {
         let image = folder.join(format!("{name}.cpio"));
         image::write(kit, &image);
         let vsock = start_vsock(kit, folder, name);
@@ -66,10 +86,12 @@ impl Machine {
             .arg("-chardev")
             .arg(format!("socket,id=vsock,path={}", text(&folder.join(format!("{name}.vhost")))))
             .args(["-device", "vhost-user-vsock-pci,chardev=vsock"]);
-        for (tag, _) in &peers {
-            let socket = text(&folder.join(format!("{tag}.fs")));
+        let of_peers = peers.iter().map(|(tag, _)| Device { tag, queues: 1 });
+        for Device { tag, queues } in of_peers.chain(devices.iter().copied()) {
+            let socket = text(&socket_of(folder, tag));
             command.args(["-chardev", &format!("socket,id={tag},path={socket}")]);
-            command.args(["-device", &format!("vhost-user-fs-pci,chardev={tag},tag={tag}")]);
+            let device = format!("vhost-user-fs-pci,chardev={tag},tag={tag},num-request-queues={queues}");
+            command.args(["-device", &format!("{device},queue-size=1024")]);
         }
         let mut qemu = Process::start(&mut command, &folder.join(format!("{name}.qemu.log")));
         let console = Console::open(&folder.join(format!("{name}.tty")), BOOT).unwrap_or_else(|why| {
@@ -145,6 +167,15 @@ pub fn address(folder: &Path, name: &str, port: u32) -> String {
     format!("vsock:{}:{port}", text(&folder.join(format!("{name}.vsock"))))
 }
 
+/// Where a server of a virtiofs device listens: `covey serve --on` takes it.
+pub fn vhost_user(folder: &Path, tag: &str) -> String {
+    format!("vhost-user:{}", text(&socket_of(folder, tag)))
+}
+
+fn socket_of(folder: &Path, tag: &str) -> PathBuf {
+    folder.join(format!("{tag}.fs"))
+}
+
 /// A script that attaches. The mount's log is below /tmp under the mountpoint's name.
 pub fn attach(words: &str) -> String {
     let mountpoint = words.rsplit(' ').next().unwrap();
@@ -173,7 +204,7 @@ fn start_vsock(kit: &Kit, folder: &Path, name: &str) -> Process {
 }
 
 fn start_peer(kit: &Kit, folder: &Path, peer: &Peer) -> Process {
-    let socket = folder.join(format!("{}.fs", peer.tag));
+    let socket = socket_of(folder, &peer.tag);
     let mut command = Command::new(kit.virtiofsd.as_ref().unwrap());
     command.arg("--socket-path").arg(&socket).arg("--shared-dir").arg(&peer.folder);
     command.args(["--cache", peer.cache, "--sandbox", "chroot"]);

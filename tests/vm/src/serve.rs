@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use covey_tests::program::{covey, covey_ok};
 use tempfile::TempDir;
 
-use crate::machine::address;
+use crate::machine::{address, vhost_user};
 use crate::process::{Process, until};
 
 /// The port of the volume or folder under test.
@@ -46,6 +46,11 @@ impl Place {
     /// Serves the volume to the guest of this name.
     pub fn volume(&self, guest: &str, more: &[&str]) -> Server {
         Server::start(self.folder(), &self.path("volume"), &address(self.folder(), guest, VOLUME), more)
+    }
+
+    /// Serves the volume to the virtiofs device with this tag.
+    pub fn virtiofs(&self, tag: &str, more: &[&str]) -> Server {
+        Server::start(self.folder(), &self.path("volume"), &vhost_user(self.folder(), tag), more)
     }
 
     /// Serves the folder of data and the host's /usr to the guest of this name, which may not change them.

@@ -1,5 +1,7 @@
-//! `covey serve`: a volume, a published tree or a folder for guests, over unix, TCP and vsock sockets.
+//! `covey serve`: a volume, a published tree or a folder for guests, over unix, TCP and vsock sockets, and
+//! for virtual machines over vhost-user.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,6 +22,7 @@ use node::{limits, log, notify, signals};
 use serde::Serialize;
 use stream::address::Address;
 use stream::hello::Sharing;
+use virtio::server::Socket;
 
 use crate::args::{Accept, Reach};
 use crate::term::Term;
@@ -29,15 +32,18 @@ use crate::term::Term;
 #[command(after_help = "Examples:\n  covey serve /srv/volume --on unix:/run/covey.sock\n  \
     covey serve s3://bucket/models@latest --on vsock:5001      for all virtual machines of this host\n  \
     covey serve /srv/volume --on vsock:/run/vm1.sock:5001      for a machine of Firecracker\n  \
-    covey serve /srv/folder --many --on tcp:10.0.0.1:7200 --secret-file secret\n\n\
+    covey serve /srv/folder --many --on tcp:10.0.0.1:7200 --secret-file secret\n  \
+    covey serve /srv/volume --on vhost-user:/run/vm1.fs        for one machine of QEMU, over virtiofs\n\n\
     In the guest: covey attach vsock:5001 /mnt, or the small program covey-attach with the same words.\n\
+    Over virtiofs the guest needs nothing of Covey: mount -t virtiofs TAG /mnt, with the tag= of QEMU.\n\
     A volume is opened and locked, as by a mount. One that is mounted is served by its mountpoint, as a folder.\n\
     docs/GUESTS.md says what a guest may rely on.")]
 pub struct Args {
     /// A volume's folder, ORIGIN@NAME for a published tree, any other folder, or mem: for a volume in memory;
     /// postgres://USER@HOST/DATABASE?volume=NAME or etcd://HOST:2379/?volume=NAME for a shared volume
     source: PathBuf,
-    /// Where to listen: unix:PATH, tcp:HOST:PORT, vsock:PORT, or vsock:PATH:PORT for a unix socket PATH_PORT
+    /// Where to listen: unix:PATH, tcp:HOST:PORT, vsock:PORT, vsock:PATH:PORT for a unix socket PATH_PORT, or
+    /// vhost-user:PATH for a VMM
     #[arg(long, value_name = "ADDRESS", required = true, value_parser = NonEmptyStringValueParser::new())]
     on: Vec<String>,
     /// The secret that guests must know; needed with tcp. covey fleet secret FILE makes one
@@ -72,6 +78,12 @@ pub struct Args {
     /// How long a guest whose connection broke is remembered
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     linger: u64,
+    /// virtiofs: how long a guest's kernel keeps names and attributes [default: 1; a tree: for ever]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(0..=86_400))]
+    keep: Option<u64>,
+    /// virtiofs: the tag, for a VMM that asks for it, such as crosvm; QEMU has its own tag=
+    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
+    tag: Option<String>,
     #[command(flatten)]
     accept: Accept,
     #[command(flatten)]
@@ -91,8 +103,22 @@ enum Locked {
     Server,
 }
 
-#[derive(Serialize)]
+/// How long a guest's kernel may keep names and attributes over virtiofs, in seconds, if nothing else is
+/// said: as with virtiofsd.
+const KEEP_S: u64 = 1;
+/// The longest path of a unix socket, in bytes.
+const SOCKET_PATH_MAX: usize = 107;
+
+/// What runs.
 struct Serving {
+    server: Server,
+    sockets: Vec<Socket>,
+    /// Where.
+    bound: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct Served {
     source: String,
     addresses: Vec<String>,
     guests: &'static str,
@@ -105,18 +131,19 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     let addresses = addresses(args)?;
     let secret = args.secret_file.as_deref().map(Secret::from_file).transpose();
     let secret = secret.map_err(|error| Failure::usage(error.to_string()))?;
-    let on_tcp = addresses.iter().any(|address| matches!(address, Address::Tcp(_)));
+    let on_tcp = addresses.iter().any(|address| matches!(address, On::Stream(Address::Tcp(_))));
     if on_tcp && secret.is_none() {
         return Err(Failure::usage("a server on tcp needs a secret")
             .why("whatever reaches the port could read and change everything")
             .next("make one with: covey fleet secret FILE, give it to both ends, and name it: --secret-file FILE"));
     }
+    check_virtiofs(args, &addresses)?;
     signals::block();
     limits::check(limits::For::Daemon)?;
     limits::leave_no_core();
     let opened = signals::ending(&format!("opening {}", args.source.display()), || Opened::open(args))?;
     let served = start(args, &opened, secret, &addresses);
-    let ended = served.map(|(server, bound)| stay(server, &opened, &bound, term));
+    let ended = served.map(|serving| stay(serving, &opened, term));
     // Also after a failure, so that no volume stays locked and unclean.
     let closed = opened.close();
     ended?;
@@ -124,17 +151,75 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     Ok(0)
 }
 
-fn addresses(args: &Args) -> Result<Vec<Address>> {
+/// Where to listen.
+#[derive(Clone, Debug)]
+enum On {
+    /// For guests over a stream.
+    Stream(Address),
+    /// For a VMM.
+    VhostUser(PathBuf),
+}
+
+impl fmt::Display for On {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            On::Stream(address) => address.fmt(f),
+            On::VhostUser(path) => write!(f, "vhost-user:{}", path.display()),
+        }
+    }
+}
+
+impl On {
+    /// The path of the unix socket, if it is one.
+    fn unix_path(&self) -> Option<PathBuf> {
+        match self {
+            On::Stream(address) => address.unix_path(),
+            On::VhostUser(path) => Some(path.clone()),
+        }
+    }
+}
+
+fn addresses(args: &Args) -> Result<Vec<On>> {
     let parse = |text: &String| {
-        let address: Address = text.parse().map_err(|error| Failure::usage(format!("{error}")))?;
+        if let Some(path) = text.strip_prefix("vhost-user:").filter(|path| !path.is_empty()) {
+            return Ok(On::VhostUser(PathBuf::from(path)));
+        }
+        let address: Address =
+            text.parse().map_err(|error| Failure::usage(format!("{error}, or vhost-user:PATH")))?;
         match address {
             Address::Vsock { cid: Some(_), port } => Err(Failure::usage(format!("{text} names a guest"))
                 .why("a server listens for every guest of its host")
                 .next(format!("write --on vsock:{port}"))),
-            address => Ok(address),
+            address => Ok(On::Stream(address)),
         }
     };
     args.on.iter().map(parse).collect()
+}
+
+/// Options that would do nothing are refused.
+fn check_virtiofs(args: &Args, addresses: &[On]) -> Result<()> {
+    let any = |wanted: bool| addresses.iter().any(|on| matches!(on, On::VhostUser(_)) == wanted);
+    if !any(true) && (args.keep.is_some() || args.tag.is_some()) {
+        let option = if args.keep.is_some() { "--keep" } else { "--tag" };
+        return Err(Failure::usage(format!("{option} is for virtiofs"))
+            .next(format!("leave {option} out, or serve a VMM too: --on vhost-user:PATH")));
+    }
+    if !any(false) && args.secret_file.is_some() {
+        return Err(Failure::usage("a VMM cannot be asked for a secret")
+            .why("vhost-user has no greeting; the mode of the socket says which users may connect")
+            .next("leave --secret-file out"));
+    }
+    if any(true) && args.locks == Locked::Server {
+        return Err(Failure::usage("--locks server is for guests over a stream")
+            .why("the locks of a guest over virtiofs stay in its kernel")
+            .next("leave --locks out, or serve with --on vsock:PORT and covey-attach in the guests"));
+    }
+    let tag = args.tag.as_deref().unwrap_or_default();
+    if tag.len() > virtio::backend::TAG_MAX {
+        let (len, most) = (tag.len(), virtio::backend::TAG_MAX);
+        return Err(Failure::usage(format!("the tag has {len} bytes")).next(format!("take at most {most}")));
+    }
+    Ok(())
 }
 
 /// What is served.
@@ -200,12 +285,7 @@ impl Opened {
     }
 }
 
-fn start(
-    args: &Args,
-    opened: &Opened,
-    secret: Option<Secret>,
-    addresses: &[Address],
-) -> Result<(Server, Vec<String>)> {
+fn start(args: &Args, opened: &Opened, secret: Option<Secret>, addresses: &[On]) -> Result<Serving> {
     let mut options =
         Options::new(&opened.name, opened.identity.as_bytes(), Arc::new(|line: &str| log::line(line)));
     let many = args.many || (opened.mount.is_none() && !args.one);
@@ -234,12 +314,20 @@ fn start(
     }
     let failed = |error: std::io::Error| Failure::io(format!("cannot serve {}", opened.name), &error);
     let mut server = Server::start(Arc::clone(&opened.fs), options).map_err(failed)?;
-    let mut bound = Vec::new();
-    for address in addresses {
-        let on = server.listen(address).map_err(|error| not_listening(address, &error))?;
-        bound.push(on.to_string());
+    let (mut sockets, mut bound) = (Vec::new(), Vec::new());
+    for on in addresses {
+        let failed = |error: std::io::Error| not_listening(on, &error);
+        match on {
+            On::Stream(address) => bound.push(server.listen(address).map_err(failed)?.to_string()),
+            On::VhostUser(path) => {
+                let keep = Duration::from_secs(args.keep.unwrap_or(KEEP_S));
+                let options = virtio::server::Options { keep, tag: args.tag.clone() };
+                sockets.push(Socket::listen(server.door(), path, options).map_err(failed)?);
+                bound.push(on.to_string());
+            }
+        }
     }
-    Ok((server, bound))
+    Ok(Serving { server, sockets, bound })
 }
 
 /// Whether there is anything to lock against.
@@ -255,16 +343,34 @@ fn check_locks(opened: &Opened, many: bool) -> Result<()> {
     }
 }
 
-fn not_listening(address: &Address, error: &std::io::Error) -> Failure {
-    let failure = Failure::io(format!("cannot listen on {address}"), error);
-    match (address, error.raw_os_error()) {
+fn not_listening(on: &On, error: &std::io::Error) -> Failure {
+    let failure = Failure::io(format!("cannot listen on {on}"), error);
+    if let Some(path) = on.unix_path() {
+        let len = path.as_os_str().len();
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        match folder {
+            _ if len > SOCKET_PATH_MAX => {
+                let most = SOCKET_PATH_MAX;
+                return failure.next(format!("the path has {len} bytes, and a socket's may have {most}"));
+            }
+            Some(folder) if !folder.is_dir() => {
+                return failure.next(format!("there is no folder {}: make it", folder.display()));
+            }
+            _ if path.is_dir() || path.is_file() => {
+                return failure
+                    .next("something else than a socket is there: remove it, or choose another path");
+            }
+            _ => {}
+        }
+    }
+    match (on, error.raw_os_error()) {
         (_, Some(libc::EADDRINUSE)) => {
             failure.next("another server listens there: end it, or choose another")
         }
         (_, None) if error.kind() == std::io::ErrorKind::AlreadyExists => {
             failure.next("name another path, or remove what is there")
         }
-        (Address::Vsock { .. }, Some(libc::EAFNOSUPPORT | libc::ENODEV)) => failure.next(
+        (On::Stream(Address::Vsock { .. }), Some(libc::EAFNOSUPPORT | libc::ENODEV)) => failure.next(
             "this kernel has no vsock: load it with modprobe vhost_vsock, or use a unix socket: \
              --on vsock:PATH:PORT",
         ),
@@ -273,7 +379,8 @@ fn not_listening(address: &Address, error: &std::io::Error) -> Failure {
 }
 
 /// Serves until a signal arrives.
-fn stay(mut server: Server, opened: &Opened, addresses: &[String], term: Term) {
+fn stay(serving: Serving, opened: &Opened, term: Term) {
+    let Serving { mut server, sockets, bound: addresses } = serving;
     let guests = match server.sharing() {
         Sharing::Frozen => "any number, and nothing changes",
         Sharing::One => "one at a time",
@@ -286,14 +393,15 @@ fn stay(mut server: Server, opened: &Opened, addresses: &[String], term: Term) {
     let line = format!("serves {} to guests ({guests}{shown}) on {}", opened.name, addresses.join(", "));
     notify::ready(&line);
     if term.is_json() {
-        let (source, addresses) = (opened.name.clone(), addresses.to_vec());
-        let serving = Serving { source, addresses, guests, read_only: server.read_only(), locks };
-        term.result(&serving, String::new);
+        let source = opened.name.clone();
+        let served = Served { source, addresses, guests, read_only: server.read_only(), locks };
+        term.result(&served, String::new);
     } else {
         log::line(&format!("{line}; Ctrl-C ends it"));
     }
     let signal = signals::next();
     log::line(&format!("signal {signal}: ending"));
     notify::stopping();
+    sockets.iter().for_each(Socket::end);
     server.end();
 }

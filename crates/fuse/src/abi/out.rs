@@ -12,6 +12,8 @@ pub const FOREVER: u64 = u32::MAX as u64;
 
 /// Length of an entry, in bytes.
 pub const ENTRY: usize = 128;
+/// Where the mode is in attributes, in bytes.
+const MODE: usize = 60;
 /// Length of a directory entry before its name, in bytes.
 const DIRENT: usize = 24;
 /// The unit of statfs(2), in bytes.
@@ -70,6 +72,12 @@ pub fn keep(body: &mut [u8], at: usize, is_entry: bool, promise: &Promise) {
         put(0, &attributes.as_secs().to_ne_bytes());
         put(8, &attributes.subsec_nanos().to_ne_bytes());
     }
+}
+
+/// The mode in an entry, or in attributes, that stand at this place in a reply.
+pub fn mode(body: &[u8], at: usize, is_entry: bool) -> Option<u32> {
+    let at = at + if is_entry { 40 } else { 16 } + MODE;
+    body.get(at..at + 4)?.try_into().ok().map(u32::from_ne_bytes)
 }
 
 /// A missing name: an entry whose inode is 0. The kernel keeps it for ever, or not at all.

@@ -40,6 +40,7 @@ fn dispatcher_of(sink: &Arc<Kept>, shared: Option<Arc<SharedMount>>) -> Dispatch
         seeker: Pool::new("test", 1),
         unlockers: Pool::new("test", 1),
         shared,
+        untold: None,
         dirty: None,
         flushes: None,
         notifier: Notifier::start(Arc::clone(sink) as _).unwrap(),

@@ -7,4 +7,5 @@ mod broken;
 mod files;
 mod nested;
 mod suites;
+mod virtiofs;
 mod world;

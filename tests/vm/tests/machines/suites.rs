@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use covey_tests::{Need, requires, say};
 use vms::kit;
-use vms::machine::Machine;
+use vms::kit::Kit;
+use vms::machine::{Device, Machine};
 use vms::serve::Place;
 
 const CONFIG: &str = "[features]\nposix_fallocate = {}\nrename_ctime = {}\nutime_now = {}\nutimensat = {}\n\n\
@@ -16,14 +17,30 @@ const CONFIG: &str = "[features]\nposix_fallocate = {}\nrename_ctime = {}\nutime
 #[ignore = "minutes: make test-guests"]
 fn pjdfstest_finds_no_failure_in_a_guest() {
     requires!(Need::Env("PJDFSTEST"));
-    let kit = kit!();
+    pjdfstest(&kit!(), false);
+}
+
+/// The same over virtiofs.
+#[test]
+#[ignore = "minutes: make test-guests"]
+fn pjdfstest_finds_no_failure_over_virtiofs() {
+    requires!(Need::Env("PJDFSTEST"));
+    pjdfstest(&kit!(), true);
+}
+
+fn pjdfstest(kit: &Kit, over_virtiofs: bool) {
     let place = Place::new();
     std::fs::copy(std::env::var_os("PJDFSTEST").unwrap(), place.path("data/pjdfstest")).unwrap();
     std::fs::write(place.path("data/pjdfstest.toml"), CONFIG).unwrap();
-    let server = place.volume("vm", &[]);
+    let server = if over_virtiofs { place.virtiofs("fs", &[]) } else { place.volume("vm", &[]) };
+    let devices: &[Device<'_>] = if over_virtiofs { &[Device { tag: "fs", queues: 2 }] } else { &[] };
     let _programs = place.programs("vm");
-    let mut machine = Machine::boot(&kit, place.folder(), "vm", &[]);
-    machine.attach("vsock:5001 /mnt");
+    let mut machine = Machine::boot_with(kit, place.folder(), "vm", &[], devices);
+    if over_virtiofs {
+        machine.ok("mount -t virtiofs fs /mnt");
+    } else {
+        machine.attach("vsock:5001 /mnt");
+    }
     machine.attach("vsock:5002 /mnt2");
     machine.attach("vsock:5003 /usr");
     let begun = std::time::Instant::now();
@@ -39,5 +56,6 @@ fn pjdfstest_finds_no_failure_in_a_guest() {
     machine.ok("rm -rf /mnt/suite; umount /mnt");
     server.end();
     covey_tests::program::covey_ok(&["fsck", place.path("volume").to_str().unwrap()]);
-    say(format_args!("pjdfstest in the guest: {summary}, in {:.0} s", begun.elapsed().as_secs_f64()));
+    let how = if over_virtiofs { "over virtiofs" } else { "in the guest" };
+    say(format_args!("pjdfstest {how}: {summary}, in {:.0} s", begun.elapsed().as_secs_f64()));
 }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use covey_tests::program::covey_ok;
 use vms::kit::Kit;
-use vms::machine::{Machine, Peer, address};
+use vms::machine::{Device, Machine, Peer, address, vhost_user};
 use vms::serve::{Place, Server};
 
 use table::{Table, read_lines};
@@ -43,11 +43,13 @@ fn main() {
 }
 
 /// The places in the guest: name, and folder.
-const PLACES: [(&str, &str); 5] = [
+const PLACES: [(&str, &str); 7] = [
     ("covey", "/mnt"),
+    ("covey, virtiofs", "/fs"),
     ("covey, writeback", "/back"),
     ("virtiofsd, always", "/always"),
     ("covey, many", "/many"),
+    ("covey, virtiofs, many", "/fsmany"),
     ("virtiofsd, auto", "/auto"),
 ];
 
@@ -56,7 +58,7 @@ fn in_a_guest(kit: &Kit) {
         eprintln!("there is no virtiofsd to compare with: VIRTIOFSD=path of its program");
     }
     let place = Place::new();
-    for name in ["volume2", "volume3"] {
+    for name in ["volume2", "volume3", "volume4", "volume5"] {
         covey_ok(&["format", place.path(name).to_str().unwrap()]);
     }
     let folder = |name: &str| {
@@ -66,7 +68,12 @@ fn in_a_guest(kit: &Kit) {
     };
     let on = |port: u32| address(place.folder(), "vm", port);
     let serve = |source: &Path, port, more: &[&str]| Server::start(place.folder(), source, &on(port), more);
+    let over_virtiofs = |source: &Path, tag: &str, more: &[&str]| {
+        Server::start(place.folder(), source, &vhost_user(place.folder(), tag), more)
+    };
     let _servers = [
+        over_virtiofs(&place.path("volume4"), "fs", &[]),
+        over_virtiofs(&place.path("volume5"), "fsmany", &["--many"]),
         place.volume("vm", &[]),
         serve(&place.path("volume2"), 5002, &["--many"]),
         serve(&place.path("volume3"), 5003, &["--writeback"]),
@@ -76,12 +83,14 @@ fn in_a_guest(kit: &Kit) {
         .filter(|_| kit.virtiofsd.is_some())
         .map(|(tag, cache)| Peer { tag: tag.into(), folder: folder(tag), cache })
         .collect();
-    let mut machine = Machine::boot(kit, place.folder(), "vm", &peers);
+    let devices = ["fs", "fsmany"].map(|tag| Device { tag, queues: 1 });
+    let mut machine = Machine::boot_with(kit, place.folder(), "vm", &peers, &devices);
     machine.attach("vsock:5001 /mnt");
     machine.attach("vsock:5002 /many");
     machine.attach("vsock:5003 /back");
-    for peer in &peers {
-        machine.ok(&format!("mkdir -p /{0}; mount -t virtiofs {0} /{0}", peer.tag));
+    let tags = peers.iter().map(|peer| &*peer.tag).chain(devices.iter().map(|device| device.tag));
+    for tag in tags {
+        machine.ok(&format!("mkdir -p /{tag}; mount -t virtiofs {tag} /{tag}"));
     }
     let places: Vec<(&str, &str)> =
         PLACES.into_iter().filter(|(name, _)| kit.virtiofsd.is_some() || name.starts_with("covey")).collect();
@@ -99,14 +108,17 @@ fn operations(machine: &mut Machine, places: &[(&str, &str)]) {
         }
     }
     table.ratio("covey", "virtiofsd, always");
+    table.ratio("covey, virtiofs", "virtiofsd, always");
     table.ratio("covey, writeback", "virtiofsd, always");
     table.ratio("covey, many", "virtiofsd, auto");
+    table.ratio("covey, virtiofs, many", "virtiofsd, auto");
     table.print();
 }
 
 fn streams(machine: &mut Machine, places: &[(&str, &str)]) {
     let mut table = Table::new("Streams of 8 MiB each, MiB/s");
-    let compared = || places.iter().filter(|(name, _)| ["covey", "virtiofsd, always"].contains(name));
+    let compared =
+        || places.iter().filter(|(name, _)| ["covey", "covey, virtiofs", "virtiofsd, always"].contains(name));
     for (size, shown) in [(128 << 10, "128K"), (1 << 20, "1M")] {
         for count in [1, 4, 8] {
             for (name, folder) in compared() {
@@ -117,6 +129,7 @@ fn streams(machine: &mut Machine, places: &[(&str, &str)]) {
         }
     }
     table.ratio("covey", "virtiofsd, always");
+    table.ratio("covey, virtiofs", "virtiofsd, always");
     table.print();
 }
 
