@@ -330,7 +330,7 @@ fn regression_a_clone_that_failed_counts_for_no_quota() {
         v.put(v.file(deep, &format!("f{f}")), 0, &noise(f, 1000));
     }
     set(&v, limited, limits(None, 30));
-    let mut clone = |from| v.clone_tree(from, limited, b"copy", &mut |_| ControlFlow::Continue(()));
+    let clone = |from| v.clone_tree(from, limited, b"copy", &mut |_| ControlFlow::Continue(()));
     assert_eq!(clone(tree), Err(Errno::EDQUOT));
     assert_eq!(used(&v, limited), (0, 0));
     let file = v.resolve(b"tree/a/b/f7", true).unwrap().ino;

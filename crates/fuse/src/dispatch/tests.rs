@@ -200,7 +200,8 @@ fn a_shared_mount_does_what_its_tables_say() {
 fn a_mount_without_attributes_answers_no_request_for_one() {
     let attributes = [op::SETXATTR, op::GETXATTR, op::LISTXATTR, op::REMOVEXATTR];
     for line in OPCODES.iter().filter(|line| line.policy == Policy::Served && line.number != op::INIT) {
-        let header = Header { opcode: line.number, unique: 99, ino: Ino(2), caller: Caller::default() };
+        let header =
+            Header { opcode: line.number, unique: 99, ino: Ino(2), caller: fs::api::Caller::default() };
         let read = Op::read(&header, &arguments(line.number), &Agreed::default()).map(drop);
         let is_refused = read == Err(Errno(libc::ENOSYS));
         assert_eq!(is_refused, attributes.contains(&line.number), "{}", line.name);
