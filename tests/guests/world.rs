@@ -82,6 +82,17 @@ impl Process {
     fn signal(&self, signal: i32) {
         // SAFETY: the child is ours and has not been waited for, so its number is its own.
         unsafe { libc::kill(self.child.id() as i32, signal) };
+        if signal == libc::SIGSTOP {
+            // Threads that run go on until the kernel stops them one by one.
+            until("all threads are stopped", || self.is_stopped());
+        }
+    }
+
+    fn is_stopped(&self) -> bool {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
+        let state = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("stat"));
+        let mut states = tasks.filter_map(|task| state(task.unwrap()).ok());
+        states.all(|stat| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T')))
     }
 
     fn end(&mut self) -> i32 {

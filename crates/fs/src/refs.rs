@@ -187,7 +187,7 @@ mod tests {
         assert!(!refs.forget(Ino(7), 1), "reported once");
     }
 
-    /// The bytes for a million inodes with numbers so far from each other, before and after they are forgotten.
+    /// The bytes for a million inodes, each number so far from the next, before and after they are forgotten.
     fn room(step: u64) -> [usize; 2] {
         let (refs, inos) = (Refs::new(), (0..1_000_000).map(|n| Ino(n * step)));
         let room = || refs.shards.iter().map(|shard| shard.lock().bytes()).sum();

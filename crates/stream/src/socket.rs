@@ -432,15 +432,4 @@ mod tests {
         live.close();
         assert!(live.accept().is_err() && Listener::bind(&address).is_ok());
     }
-
-    /// A file refuses connections as a dead socket does. It was removed.
-    #[test]
-    fn regression_a_file_at_the_path_stays() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("f");
-        std::fs::write(&path, "precious").unwrap();
-        let refused = Listener::bind(&Address::Unix(path.clone())).unwrap_err();
-        assert_eq!(refused.kind(), ErrorKind::AddrInUse);
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
-    }
 }

@@ -56,9 +56,25 @@ pub(super) struct Asked {
     pub(super) name: String,
 }
 
+/// The kernel gives the device number of a mount that is gone to the next one. The program that had it may
+/// take so long to end.
+const ENDING: Duration = Duration::from_secs(5);
+
+fn bind(mount: &Path) -> io::Result<UnixListener> {
+    let began = base::time::monotonic();
+    loop {
+        match UnixListener::bind_addr(&address(mount)?) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && began.elapsed() < ENDING => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            done => break done,
+        }
+    }
+}
+
 /// Listens for commands, until the program ends.
 pub(super) fn open(mount: &Path, asked: Asked) -> io::Result<()> {
-    let listener = UnixListener::bind_addr(&address(mount)?)?;
+    let listener = bind(mount)?;
     let accept = move || {
         let busy = Arc::new(AtomicUsize::new(0));
         while let Ok((stream, _)) = listener.accept() {
