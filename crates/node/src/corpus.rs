@@ -79,9 +79,10 @@ fn refused(spec: Spec, error: &MakeError) -> Failure {
             ))
         }
         MakeError::Stopped => {
-            return Failure::new("stopped", format!("{spec} was not mounted"))
+            let failure = Failure::new("interrupted", format!("{spec} was not mounted"))
                 .why("it was stopped while its files were being derived")
                 .next("mount it again; fewer or smaller files are quicker");
+            return Failure { status: 130, ..failure };
         }
         other => Failure::new("no-memory", format!("{spec} cannot be made")).why(other.to_string()),
     };
