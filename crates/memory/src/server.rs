@@ -330,7 +330,8 @@ impl Shared {
         if *measures {
             // A clone that ended early has touched less than it would have.
             let whole = last && clone.end().is_none();
-            if !whole && touched.bytes() <= list.bytes() {
+            // If it has touched as much, the clock has learned it already, and it is not stored yet.
+            if !whole && touched.bytes() < list.bytes() {
                 return;
             }
             *list = Arc::new(touched);

@@ -200,3 +200,20 @@ fn ranges_that_a_list_has_are_not_added() {
     }
     assert_eq!(missing_of(&list, &touched), [Span { offset: 10, len: 11 }, Span { offset: 300, len: 1 }]);
 }
+
+/// What the clock had learned before a clone ended was not stored at its end, if the clone touched no more.
+#[test]
+fn regression_a_list_that_the_clock_has_learned_is_stored() {
+    if !may() {
+        return;
+    }
+    let kept = tempfile::tempdir().unwrap();
+    let file = ListFile { path: kept.path().join("list"), size: 4 * MIB, identity: "test".into() };
+    let mut world = World::new(|options| options.list = Some(file.clone()));
+    let (memory, _stream) = vmm::load(&world.socket(), 4 * MIB).unwrap();
+    assert!(memory.bytes() == world.bytes);
+    until("the clock has learned it", || world.server.list().1 == 4 * MIB);
+    assert!(!file.path.exists(), "it touches memory for a while");
+    world.server.end();
+    assert_eq!(file.load().unwrap().unwrap().bytes(), 4 * MIB);
+}
