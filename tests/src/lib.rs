@@ -19,6 +19,7 @@
 // Tests may unwrap, read the clock and start threads, and so may this library, which only they use.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods)]
 
+pub mod locking;
 pub mod loopfs;
 pub mod need;
 pub mod ops;

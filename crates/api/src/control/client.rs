@@ -233,7 +233,6 @@ mod tests {
         (ControlAddress::File(path), listener)
     }
 
-    /// A daemon that accepts and never answers, and a daemon that does not even accept.
     /// `covey status` and others said that the daemon might have died.
     #[test]
     fn regression_a_guests_mount_is_named_as_one() {
@@ -242,6 +241,7 @@ mod tests {
         assert!(failure.to_string().contains("where covey serve runs"), "{failure}");
     }
 
+    /// A daemon that accepts and never answers, and a daemon that does not even accept.
     #[test]
     fn regression_a_daemon_that_says_nothing_is_named_in_time() {
         let folder = tempfile::tempdir().unwrap();
