@@ -1,6 +1,7 @@
 //! Wrong words, secrets and versions: a clear error on both sides, and nothing is mounted.
 
 use std::fs;
+use std::net::TcpListener;
 
 use covey_tests::program::{Finished, covey, covey_run};
 use covey_tests::{Need, requires, run};
@@ -9,7 +10,7 @@ use stream::frame::{Head, Kind, PAYLOAD_MAX};
 use stream::hello::{Challenge, Hello, Refusal, VERSION, decode_refusal};
 use stream::socket::{Listener, Receiver, Socket};
 
-use crate::world::{Guest, PATIENCE, Place, until};
+use crate::world::{Attempt, Guest, PATIENCE, Place, until};
 
 fn attach(place: &Place, address: &str, more: &[&str]) -> Finished {
     let mountpoint = place.path("refused");
@@ -99,6 +100,21 @@ fn a_folder_that_others_change_allows_no_writeback_cache() {
     fs::create_dir(place.path("plain")).unwrap();
     let words = ["serve", &place.text("plain"), "--writeback", "--on", &place.unix("s")];
     refused(&covey_run(&words), 2, &["--writeback is for one guest", "--one"]);
+}
+
+/// A server that accepts and says nothing kept the command from ending for ten seconds after Ctrl-C.
+#[test]
+fn regression_ctrl_c_ends_an_attempt_at_a_silent_server() {
+    requires!(Need::Covey);
+    let place = Place::new();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("tcp:{}", listener.local_addr().unwrap());
+    let attempt = Attempt::start(&place, &address);
+    let (silent, _) = listener.accept().unwrap();
+    let (code, log) = attempt.interrupted();
+    // Otherwise it says that the server did not answer in time.
+    assert!(code == 130 && log.contains("was stopped before") && log.contains("nothing is mounted"), "{log}");
+    drop(silent);
 }
 
 #[test]
