@@ -3,7 +3,7 @@
 use std::fs;
 use std::net::TcpListener;
 
-use covey_tests::program::{Finished, covey, covey_run};
+use covey_tests::program::{Finished, covey, covey_ok, covey_run};
 use covey_tests::{Need, requires, run};
 use stream::address::Address;
 use stream::frame::{Head, Kind, PAYLOAD_MAX};
@@ -130,6 +130,35 @@ fn wrong_words_are_named() {
     refused(&covey_run(&["serve", &volume]), 2, &["--on"]);
     let both = ["serve", &volume, "--many", "--writeback", "--on", &place.unix("s")];
     refused(&covey_run(&both), 2, &["--writeback", "--many"]);
+}
+
+/// An option without an effect was accepted: a tree was served to any number of guests after `--one`.
+#[test]
+fn regression_what_would_be_ignored_is_refused() {
+    requires!(Need::Covey);
+    let place = Place::new();
+    covey_ok(&["publish", &place.text("volume"), "tree"]);
+    let tree = format!("file:{}@tree", place.text("volume/blobs"));
+    let (volume, vmm) = (place.text("volume"), format!("vhost-user:{}", place.text("v")));
+    let cases: [(&str, &[&str], &[&str]); 6] = [
+        (&tree, &["--one"], &["--one is for what can change", "any number of guests", "leave --one out"]),
+        (&volume, &["--guests", "7"], &["one guest at a time", "--many"]),
+        (&volume, &["--cache", "/x"], &["--cache has no effect on", "published trees"]),
+        ("mem:", &["--endpoint", "http://127.0.0.1:1"], &["--endpoint has no effect on mem:"]),
+        (&volume, &["--on", &vmm, "--linger", "7"], &["--linger is for guests over a stream"]),
+        (&volume, &["--on", &vmm, "--requests", "7"], &["--requests is for guests over a stream"]),
+    ];
+    for (source, more, words) in cases {
+        let on = place.unix("s");
+        let mut all = vec!["serve", source];
+        all.extend(more);
+        if !more.contains(&"--on") {
+            all.extend(["--on", &on]);
+        }
+        refused(&covey_run(&all), 2, words);
+    }
+    let mount = ["mount", "--accept-older", &volume, &place.text("volume")];
+    refused(&covey_run(&mount), 2, &["--accept-older has no effect on", "leave --accept-older out"]);
 }
 
 /// A volume that is mounted is refused with what to do, and a second server of a socket too.
