@@ -148,7 +148,7 @@ test-upload: build ## 100 rounds of kill -9 while uploads are under way to an S3
 .PHONY: test-shared
 test-shared: build ## Shared volumes: histories of names under faults, ROUNDS=300 of each kind, PARTITIONS=10; needs root; SEED=N
 	@scripts/bootstrap test
-	COVEY_ROUNDS="$(or $(ROUNDS),300)" $(if $(SEED),COVEY_SEED="$(SEED)") $(call at_length,shared guests)
+	COVEY_ROUNDS="$(or $(ROUNDS),300)" $(if $(SEED),COVEY_SEED="$(SEED)") $(call at_length,shared shared_ops guests)
 	COVEY_ROUNDS="$(or $(PARTITIONS),10)" $(if $(SEED),COVEY_SEED="$(SEED)") COVEY_BIN="$(CURDIR)/$(program)" \
 		$(CARGO) test --package covey-nets --test shared
 

@@ -3,12 +3,14 @@
 use std::fs;
 use std::time::Duration;
 
+use covey_tests::program::{covey, run_ok};
 use covey_tests::{Need, proc, requires};
 use csi::proto::Volume;
+use csi::proto::controller::CreateVolumeResponse;
 use csi::proto::identity::Empty;
 
 use crate::requires_server;
-use crate::rig::{Driver, shared_volume, texts};
+use crate::rig::{Driver, PATIENCE, shared_volume, texts};
 
 /// The calls of a pod, after which nothing is left.
 fn live(driver: &Driver, volume: &Volume) {
@@ -46,6 +48,63 @@ fn a_driver_that_is_killed_while_it_stages_goes_on() {
         live(&driver, &volume);
     }
     driver.delete(&volume.volume_id).unwrap();
+    driver.end();
+    assert_eq!(driver.mounts().len(), 0, "{}", driver.log());
+}
+
+/// What is in the folder of volumes.
+fn volumes(driver: &Driver) -> Vec<String> {
+    let entries = fs::read_dir(driver.path("volumes")).unwrap();
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+fn until(driver: &Driver, what: &str, mut holds: impl FnMut() -> bool) {
+    let end = std::time::Instant::now() + Duration::from_secs(60);
+    while !holds() {
+        assert!(std::time::Instant::now() < end, "{what}: {:?} {}", volumes(driver), driver.log());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// A driver that was killed while it made a volume left that for ever, and a call that made the volume again
+/// removed it below its mount.
+#[test]
+fn regression_what_a_killed_driver_was_making_is_removed_unless_it_is_in_use() {
+    requires!(Need::Root, Need::Covey);
+    let mut driver = Driver::new();
+    for pause_ms in [0, 150, 300, 600] {
+        let client = driver.client();
+        let call = driver.create_call("db", 1 << 30, &texts(&[("exclusive", "true")]));
+        let create = std::thread::spawn(move || {
+            client.call::<_, CreateVolumeResponse>("Controller/CreateVolume", call)
+        });
+        std::thread::sleep(Duration::from_millis(pause_ms));
+        driver.kill();
+        drop(create.join().unwrap());
+        driver.start();
+        until(&driver, "what was left is removed", || volumes(&driver).iter().all(|name| name == "db"));
+    }
+    // One that a process uses, which the driver has not started.
+    let (half, place) = (driver.path("volumes/.new-used"), driver.path("elsewhere"));
+    driver.end();
+    fs::create_dir(&place).unwrap();
+    run_ok(covey().arg("format").arg(&half), PATIENCE);
+    run_ok(covey().args(["mount", "-d"]).args([&half, &place]), PATIENCE);
+    run_ok(covey().arg("format").arg(driver.path("volumes/.new-left")), PATIENCE);
+    driver.start();
+    until(&driver, "what nothing uses is removed", || !driver.path("volumes/.new-left").exists());
+    let exclusive = texts(&[("exclusive", "true")]);
+    let refused = driver.create("used", 0, &exclusive).unwrap_err();
+    assert!(refused.message().contains("is used by the process"), "{refused}");
+    fs::write(place.join("file"), "1").unwrap();
+    assert!(half.join("covey.json").is_file());
+    run_ok(covey().arg("umount").arg(&place), PATIENCE);
+    let volume = driver.create("used", 0, &exclusive).unwrap();
+    assert!(!half.exists());
+    live(&driver, &volume);
     driver.end();
     assert_eq!(driver.mounts().len(), 0, "{}", driver.log());
 }

@@ -23,7 +23,7 @@ use tonic::{Code, Status};
 pub use server::Server;
 
 /// The longest time for a program to start or to end.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Texts by name.
 pub fn texts(pairs: &[(&str, &str)]) -> Texts {
@@ -144,7 +144,14 @@ impl Driver {
 
     /// Makes a volume.
     pub fn create(&self, name: &str, size: i64, parameters: &Texts) -> Result<Volume, Status> {
-        let call = CreateVolumeRequest {
+        let call = self.create_call(name, size, parameters);
+        let made: CreateVolumeResponse = self.call("Controller/CreateVolume", call)?;
+        Ok(made.volume.unwrap())
+    }
+
+    /// The call that makes one.
+    pub fn create_call(&self, name: &str, size: i64, parameters: &Texts) -> CreateVolumeRequest {
+        CreateVolumeRequest {
             name: name.to_owned(),
             capacity_range: (size > 0).then_some(CapacityRange { required_bytes: size, limit_bytes: 0 }),
             volume_capabilities: vec![match parameters.contains_key("tree") {
@@ -153,9 +160,7 @@ impl Driver {
             }],
             parameters: parameters.clone(),
             ..CreateVolumeRequest::default()
-        };
-        let made: CreateVolumeResponse = self.call("Controller/CreateVolume", call)?;
-        Ok(made.volume.unwrap())
+        }
     }
 
     /// Removes a volume.

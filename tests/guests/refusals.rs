@@ -1,15 +1,16 @@
 //! Wrong words, secrets and versions: a clear error on both sides, and nothing is mounted.
 
 use std::fs;
+use std::net::TcpListener;
 
-use covey_tests::program::{Finished, covey, covey_run};
+use covey_tests::program::{Finished, covey, covey_ok, covey_run};
 use covey_tests::{Need, requires, run};
 use stream::address::Address;
 use stream::frame::{Head, Kind, PAYLOAD_MAX};
 use stream::hello::{Challenge, Hello, Refusal, VERSION, decode_refusal};
 use stream::socket::{Listener, Receiver, Socket};
 
-use crate::world::{Guest, PATIENCE, Place, until};
+use crate::world::{Attempt, Guest, PATIENCE, Place, until};
 
 fn attach(place: &Place, address: &str, more: &[&str]) -> Finished {
     let mountpoint = place.path("refused");
@@ -101,6 +102,21 @@ fn a_folder_that_others_change_allows_no_writeback_cache() {
     refused(&covey_run(&words), 2, &["--writeback is for one guest", "--one"]);
 }
 
+/// A server that accepts and says nothing kept the command from ending for ten seconds after Ctrl-C.
+#[test]
+fn regression_ctrl_c_ends_an_attempt_at_a_silent_server() {
+    requires!(Need::Covey);
+    let place = Place::new();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("tcp:{}", listener.local_addr().unwrap());
+    let attempt = Attempt::start(&place, &address);
+    let (silent, _) = listener.accept().unwrap();
+    let (code, log) = attempt.interrupted();
+    // Otherwise it says that the server did not answer in time.
+    assert!(code == 130 && log.contains("was stopped before") && log.contains("nothing is mounted"), "{log}");
+    drop(silent);
+}
+
 #[test]
 fn wrong_words_are_named() {
     let place = Place::new();
@@ -114,6 +130,35 @@ fn wrong_words_are_named() {
     refused(&covey_run(&["serve", &volume]), 2, &["--on"]);
     let both = ["serve", &volume, "--many", "--writeback", "--on", &place.unix("s")];
     refused(&covey_run(&both), 2, &["--writeback", "--many"]);
+}
+
+/// An option without an effect was accepted: a tree was served to any number of guests after `--one`.
+#[test]
+fn regression_what_would_be_ignored_is_refused() {
+    requires!(Need::Covey);
+    let place = Place::new();
+    covey_ok(&["publish", &place.text("volume"), "tree"]);
+    let tree = format!("file:{}@tree", place.text("volume/blobs"));
+    let (volume, vmm) = (place.text("volume"), format!("vhost-user:{}", place.text("v")));
+    let cases: [(&str, &[&str], &[&str]); 6] = [
+        (&tree, &["--one"], &["--one is for what can change", "any number of guests", "leave --one out"]),
+        (&volume, &["--guests", "7"], &["one guest at a time", "--many"]),
+        (&volume, &["--cache", "/x"], &["--cache has no effect on", "published trees"]),
+        ("mem:", &["--endpoint", "http://127.0.0.1:1"], &["--endpoint has no effect on mem:"]),
+        (&volume, &["--on", &vmm, "--linger", "7"], &["--linger is for guests over a stream"]),
+        (&volume, &["--on", &vmm, "--requests", "7"], &["--requests is for guests over a stream"]),
+    ];
+    for (source, more, words) in cases {
+        let on = place.unix("s");
+        let mut all = vec!["serve", source];
+        all.extend(more);
+        if !more.contains(&"--on") {
+            all.extend(["--on", &on]);
+        }
+        refused(&covey_run(&all), 2, words);
+    }
+    let mount = ["mount", "--accept-older", &volume, &place.text("volume")];
+    refused(&covey_run(&mount), 2, &["--accept-older has no effect on", "leave --accept-older out"]);
 }
 
 /// A volume that is mounted is refused with what to do, and a second server of a socket too.

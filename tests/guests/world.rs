@@ -230,6 +230,34 @@ impl Guest {
     }
 }
 
+/// `covey attach` that has not mounted yet.
+pub struct Attempt {
+    process: Process,
+}
+
+impl Attempt {
+    pub fn start(place: &Place, address: &str) -> Attempt {
+        let mountpoint = place.path("attempt");
+        std::fs::create_dir_all(&mountpoint).unwrap();
+        let args = ["attach", address, mountpoint.to_str().unwrap()];
+        Attempt { process: Process::start(&args, place.path("attempt.log")) }
+    }
+
+    /// Ends it as Ctrl-C does. Returns its exit status and its log.
+    pub fn interrupted(mut self) -> (i32, String) {
+        self.process.signal(libc::SIGINT);
+        let status = wait(&mut self.process.child, PATIENCE);
+        (status.and_then(|status| status.code()).unwrap_or(-1), self.process.log())
+    }
+}
+
+impl Drop for Attempt {
+    fn drop(&mut self) {
+        let _ = self.process.child.kill();
+        let _ = self.process.child.wait();
+    }
+}
+
 impl Drop for Guest {
     fn drop(&mut self) {
         if !self.ended {

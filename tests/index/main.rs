@@ -5,12 +5,14 @@ mod lister;
 mod scale;
 
 use std::collections::BTreeSet;
+use std::fs::File;
+use std::net::TcpListener;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use covey_tests::program::{covey, covey_ok, covey_run, environment};
+use covey_tests::program::{covey, covey_ok, covey_run, environment, wait};
 use covey_tests::{Finished, Need, Rng, Volume, requires};
 use s3server::{BUCKET, Canned, Fault, Proxy, Rule, Server};
 
@@ -429,4 +431,41 @@ fn damage_in_the_cache_is_never_served() {
         assert!(std::fs::read(mounted.join("f")).unwrap() == bytes, "after damage to the {damage}");
         mounted.umount();
     }
+}
+
+/// With the store away, the first Ctrl-C was only noted: the listing did not look, and a second one was
+/// needed.
+#[test]
+fn regression_one_ctrl_c_ends_an_index_of_a_silent_store() {
+    requires!(Need::Covey);
+    environment(s3server::environment());
+    let folder = covey_tests::scratch();
+    let volume = Volume::below(folder.path(), &[]);
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", silent.local_addr().unwrap());
+    let log = folder.path().join("log");
+    let mut command = covey();
+    command.args([
+        "index",
+        "s3://bucket/set",
+        volume.source.to_str().unwrap(),
+        "data",
+        "--endpoint",
+        &endpoint,
+    ]);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(&log).unwrap());
+    let mut child = command.spawn().unwrap();
+    let held = silent.accept().unwrap();
+    // SAFETY: the child is ours and has not been waited for, so its number is its own.
+    unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
+    let status = wait(&mut child, Duration::from_secs(60));
+    let log = std::fs::read_to_string(log).unwrap();
+    let Some(status) = status else {
+        child.kill().unwrap();
+        panic!("one signal did not end it: {log}");
+    };
+    assert!(status.code() == Some(130) && log.contains("stopping"), "{status}: {log}");
+    drop(held);
+    // Its folder is free, and another index would publish.
+    assert_eq!(covey_ok(&["fsck", "--json", volume.source.to_str().unwrap()]).json()["sound"], true);
 }

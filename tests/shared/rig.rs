@@ -145,7 +145,10 @@ impl Node {
         let log = self.log_path();
         let mut command = covey();
         command.arg("mount").arg(&self.address).arg(&self.mountpoint);
-        command.arg("--cache").arg(&self.folder).args(more);
+        if self.address.contains("://") {
+            command.arg("--cache").arg(&self.folder);
+        }
+        command.args(more);
         let file = std::fs::OpenOptions::new().create(true).append(true).open(&log).unwrap();
         command.stdin(Stdio::null()).current_dir("/").stdout(file.try_clone().unwrap()).stderr(file);
         let mut daemon = command.spawn().unwrap();

@@ -3,6 +3,7 @@
 //! The nodes are real daemons with real mounts on this machine, and the databases are real servers. What a
 //! program may rely on is tested by `tests/shared`.
 
+mod away;
 mod checks;
 mod clones;
 mod collect;

@@ -4,6 +4,7 @@
 pub mod fleet;
 pub mod s3;
 pub mod ui;
+pub mod unused;
 
 use std::time::Duration;
 

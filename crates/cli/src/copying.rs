@@ -11,6 +11,9 @@ use node::signals;
 
 use crate::term::{Progress, Term, files_and_rates};
 
+/// How long work that is to stop may take to see it.
+const GRACE: Duration = Duration::from_secs(2);
+
 /// What a person sees of a transfer and can do to it meanwhile.
 #[derive(Clone, Copy, Debug)]
 pub struct Seen<'a> {
@@ -47,14 +50,29 @@ fn show(progress: &mut Progress, event: Event) {
 /// Takes the signals from now on: the first one asks the transfer to stop, the second one ends the program.
 /// Threads started before this are ended by signals as before.
 pub fn stop_by_signal(term: Term) -> Result<Stop> {
+    let said = "stopping: what has arrived is completed. Ctrl-C again ends it at once";
+    stopped_by_signal(term, said, None)
+}
+
+/// The same for work of which nothing is kept that is not complete. If a store does not answer, the work
+/// does not see that it is to stop. So the first signal ends the program too, after [`GRACE`]. What stays is
+/// what a kill leaves.
+pub fn stop_or_end_by_signal(term: Term) -> Result<Stop> {
+    let said = "stopping: a tree is published whole or not at all. Ctrl-C again ends it at once";
+    stopped_by_signal(term, said, Some(GRACE))
+}
+
+fn stopped_by_signal(term: Term, said: &'static str, grace: Option<Duration>) -> Result<Stop> {
     signals::block();
     let stop = Stop::default();
     let asked = stop.clone();
     let work = move || {
         signals::next();
         asked.ask();
-        term.say("stopping: what has arrived is completed. Ctrl-C again ends it at once");
-        signals::next();
+        term.say(said);
+        if !signals::next_within(grace) {
+            term.say("ended: the work did not stop, most likely because a store does not answer");
+        }
         std::process::exit(130);
     };
     base::thread::spawn("covey-signals", work)

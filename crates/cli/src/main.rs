@@ -191,6 +191,7 @@ fn perform(words: &[OsString], quiet: bool) -> u8 {
 /// Parses the command line, with the configuration files as defaults.
 fn read(words: &[OsString], typed: clap::ArgMatches) -> Result<Cli> {
     let wrong = |error: clap::Error| Failure::usage(error.to_string().trim_end().to_owned());
+    args::unused::check(&typed)?;
     let matches = match config::beneath(Cli::command(), words, &typed)? {
         Some(command) => command.try_get_matches_from(words).map_err(wrong)?,
         None => typed,

@@ -8,11 +8,12 @@ use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use api::control::ControlAddress;
+use api::control::{ControlAddress, Request};
 use api::error::{Failure, Result};
 use fuse::mount::{Life, Mounted};
-use node::mounts;
 use node::volume_dir::VolumeDir;
+use node::{control, mounts};
+use serde::de::IgnoredAny;
 
 /// What a path means.
 #[derive(Debug)]
@@ -47,6 +48,20 @@ impl Place {
     /// The control socket of its daemon.
     pub fn address(&self) -> ControlAddress {
         ControlAddress::of_source(Path::new(&self.mount.source))
+    }
+
+    /// A failure of a system call on the mount, with what the daemon says of its database. The kernel has
+    /// only a number for it.
+    pub fn explained(&self, failure: Failure) -> Failure {
+        if failure.code != "io" || !failure.why.iter().any(|why| why.starts_with("input/output error")) {
+            return failure;
+        }
+        match control::ask::<IgnoredAny>(&self.address(), &Request::Status, &mut |_| ()) {
+            Err(Failure { code, why, next, .. }) if code == "no-database" => {
+                Failure { code, why, next, ..failure }
+            }
+            _ => failure,
+        }
     }
 
     fn on(mount: Mounted, path: PathBuf) -> Result<Target> {

@@ -127,9 +127,14 @@ async fn ended(mut stopped: watch::Receiver<bool>) {
 }
 
 async fn sweep(driver: Arc<Driver>, stopped: watch::Receiver<bool>) {
-    while tokio::time::timeout(SWEEP, ended(stopped.clone())).await.is_err() {
-        let driver = driver.clone();
-        let _ = tokio::task::spawn_blocking(move || driver.mounts.sweep(false)).await;
+    loop {
+        let tidied = driver.clone();
+        let _ = tokio::task::spawn_blocking(move || tidied.tidy_up()).await;
+        if tokio::time::timeout(SWEEP, ended(stopped.clone())).await.is_ok() {
+            return;
+        }
+        let swept = driver.clone();
+        let _ = tokio::task::spawn_blocking(move || swept.mounts.sweep(false)).await;
     }
 }
 

@@ -193,12 +193,6 @@ impl Core {
         Ok(all)
     }
 
-    fn trash_rows(&self) -> Result<HashMap<Ino, TrashRow>, Error> {
-        let mut rows = HashMap::new();
-        self.each_in_trash(&mut |ino, row| _ = rows.insert(ino, row))?;
-        Ok(rows)
-    }
-
     fn list_trash(&self, each: &mut dyn FnMut(Trashed) -> ControlFlow<()>) -> Result<(), Error> {
         let mut order = Vec::new();
         self.each_in_trash(&mut |ino, row| order.push((row.at, ino)))?;
@@ -372,33 +366,22 @@ type NameIn = (Ino, Box<[u8]>);
 /// The paths of folders, those in the trash included.
 struct Paths<'a> {
     core: &'a Core,
-    /// All entries of the trash. None: they are looked up.
-    rows: Option<&'a HashMap<Ino, TrashRow>>,
     known: HashMap<Ino, Option<Vec<u8>>>,
 }
 
 impl<'a> Paths<'a> {
-    fn new(core: &'a Core, rows: &'a HashMap<Ino, TrashRow>) -> Paths<'a> {
-        Paths { rows: Some(rows), ..Paths::read(core) }
-    }
-
-    /// The same without the entries of the trash in memory.
     fn read(core: &'a Core) -> Paths<'a> {
-        Paths { core, rows: None, known: HashMap::from([(Ino::ROOT, Some(Vec::new()))]) }
+        Paths { core, known: HashMap::from([(Ino::ROOT, Some(Vec::new()))]) }
     }
 
     /// Where a folder was when it went to the trash.
     fn removed_from(&self, folder: Ino) -> Result<Option<NameIn>, Error> {
-        let of = |row: &TrashRow| (row.parent, row.name.clone());
-        match self.rows {
-            Some(rows) => Ok(rows.get(&folder).map(of)),
-            None => Ok(self.core.names.trash_row(folder)?.as_ref().map(of)),
-        }
+        Ok(self.core.names.trash_row(folder)?.map(|row| (row.parent, row.name)))
     }
 
     /// The path of a folder, without a `/` at its end. None if it is gone for good.
     fn of(&mut self, folder: Ino) -> Result<Option<Vec<u8>>, Error> {
-        if self.rows.is_none() && self.known.len() > KNOWN {
+        if self.known.len() > KNOWN {
             self.known = Paths::read(self.core).known;
         }
         let (mut way, mut at) = (Vec::new(), folder);

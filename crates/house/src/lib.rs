@@ -15,6 +15,7 @@
 //! - [`language`]: documents and comments use standard words, and short lines.
 //! - [`links`]: every relative link of the documents leads somewhere.
 //! - [`licences`]: every dependency's licence is in the list of `deny.toml`.
+//! - [`versions`]: all parts have the version of the changelog's top section.
 //!
 //! Rust is not parsed but [masked](source): comments and literals become blanks, and what is left is searched
 //! by line. That is exact enough for these rules and takes no compiler.
@@ -31,6 +32,7 @@ pub mod safety;
 pub mod source;
 pub mod threads;
 pub mod tree;
+pub mod versions;
 pub mod words;
 
 use std::fmt;

@@ -2,7 +2,8 @@
 
 use covey_house::tree::Tree;
 use covey_house::{
-    Finding, arrows, circles, essays, hygiene, language, lengths, licences, links, safety, threads, words,
+    Finding, arrows, circles, essays, hygiene, language, lengths, licences, links, safety, threads, versions,
+    words,
 };
 use std::process::Command;
 use std::sync::LazyLock;
@@ -54,6 +55,11 @@ fn production_code_uses_base_for_clocks_threads_and_random_numbers() {
 #[test]
 fn every_thread_is_in_the_table_of_architecture() {
     none(threads::check(&TREE.sources, &TREE.texts["ARCHITECTURE.md"]));
+}
+
+#[test]
+fn all_parts_have_the_version_of_the_changelog() {
+    none(versions::check(|path| TREE.texts.get(path).map(String::as_str)));
 }
 
 #[test]

@@ -7,6 +7,8 @@
 //! - **Bytes before names.** All nodes see a commit at once, and it survives a power cut of this node. So the
 //!   packs that it mentions for the first time are synced before it.
 
+pub mod outage;
+
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,6 +21,7 @@ use crate::key::{Key, KeyRange, tags};
 use crate::store::{
     Commit, CommitError, FreshData, Limit, Linked, Looked, MetaStore, Rows, Snapshot, StoreError, Value,
 };
+use outage::Outage;
 
 /// Until when a node's session lasts for certain, by this node's own clock.
 #[derive(Debug)]
@@ -102,12 +105,13 @@ pub struct SharedStore {
     packs: Arc<dyn PackStore>,
     term: Arc<Term>,
     named: Option<Arc<dyn Named>>,
+    outage: Arc<Outage>,
 }
 
 impl SharedStore {
     /// Puts the fence in front of an engine. `packs` are this node's own.
     pub fn new(engine: Arc<dyn MetaStore>, packs: Arc<dyn PackStore>, term: Arc<Term>) -> SharedStore {
-        SharedStore { engine, packs, term, named: None }
+        SharedStore { engine, packs, term, named: None, outage: Arc::default() }
     }
 
     /// Tells this which ranges are named. See [`Named`].
@@ -115,10 +119,17 @@ impl SharedStore {
         SharedStore { named, ..self }
     }
 
+    /// Notes there whether the engine answers.
+    pub fn noting(self, outage: Arc<Outage>) -> SharedStore {
+        SharedStore { outage, ..self }
+    }
+
     /// An answer counts only if the session lasted when it arrived.
-    fn fenced<T, E: From<StoreError>>(&self, ask: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+    fn fenced<T>(&self, ask: impl FnOnce() -> Result<T, StoreError>) -> Result<T, StoreError> {
         self.term.check()?;
-        let answer = ask()?;
+        let answer = ask();
+        self.outage.note(&answer);
+        let answer = answer?;
         self.term.check()?;
         Ok(answer)
     }
@@ -164,7 +175,9 @@ impl MetaStore for SharedStore {
             named.named(&commit.fresh);
         }
         // The engine itself refuses a session that has ended.
-        self.engine.commit(commit)
+        let done = self.engine.commit(commit);
+        self.outage.note_commit(&done);
+        done
     }
 
     fn commit_limit(&self) -> Limit {

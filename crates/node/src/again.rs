@@ -11,6 +11,7 @@ use api::answers::PublishSummary;
 use api::control::Tick;
 use api::error::{Failure, Result};
 use api::text::{bytes, count};
+use meta::shared::outage;
 
 use crate::log;
 use crate::mount::Mount;
@@ -26,7 +27,10 @@ const LAST: Duration = Duration::from_secs(5);
 pub fn for_caller(node: &Arc<Mount>, wanted: Wanted, tick: &mut dyn FnMut(Tick)) -> Result<PublishSummary> {
     let (say, hear) = mpsc::channel();
     let node = node.clone();
-    let work = move || node.node()?.publish(&wanted, &mut |now| say.send(now).is_ok());
+    let work = move || {
+        let done = node.node().and_then(|node| node.publish(&wanted, &mut |now| say.send(now).is_ok()));
+        (done, outage::changes())
+    };
     let work = base::thread::spawn("covey-publish", work)
         .map_err(|error| Failure::io("cannot start a thread", &error))?;
     let mut last = Tick::default();
@@ -40,7 +44,9 @@ pub fn for_caller(node: &Arc<Mount>, wanted: Wanted, tick: &mut dyn FnMut(Tick))
     }
     let broken =
         || Failure::new("io", "the publication ended by a panic").next("look at the log, and report it");
-    work.join().unwrap_or_else(|_| Err(broken()))
+    let (done, changes) = work.join().unwrap_or_else(|_| (Err(broken()), 1));
+    outage::add_changes(changes);
+    done
 }
 
 /// The settings of repeated publication.

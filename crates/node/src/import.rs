@@ -32,6 +32,7 @@ use archive::import::{Sink, Taken};
 use fs::volume::Volume;
 use fuse::Session;
 
+use crate::errno::errno_failure;
 use crate::kernel::Kernel;
 use crate::log;
 use crate::mount::Mount;
@@ -94,6 +95,10 @@ fn check(volume: &Volume, session: &Session, order: &ImportOrder, wire: &Wire<'_
     }
     let folder = PathBuf::from(order.folder.clone());
     let found = volume.resolve(std::os::unix::ffi::OsStrExt::as_bytes(folder.as_os_str()), false);
+    if found == Err(fs::Errno::EIO) {
+        // The mount cannot find it either.
+        return Err(errno_failure(format!("cannot import into /{}", folder.display()), fs::Errno::EIO));
+    }
     if !found.is_ok_and(|attr| attr.ino.0 == order.ino) {
         return Err(elsewhere("the daemon finds another folder at this path".into()));
     }

@@ -152,6 +152,13 @@ fn kind(mode: u32) -> &'static str {
 }
 
 fn store(error: StoreError) -> Failure {
-    let failure = Failure::new("damaged", "the volume's names cannot be read").why(error.to_string());
-    failure.next("check the volume: covey fsck VOLUME")
+    let what = "the volume's names cannot be read";
+    match error {
+        StoreError::Unavailable(_) | StoreError::Fenced(_) => {
+            Failure::new("io", what).why(error.to_string()).next("run the same command again")
+        }
+        error => {
+            Failure::new("damaged", what).why(error.to_string()).next("check the volume: covey fsck VOLUME")
+        }
+    }
 }

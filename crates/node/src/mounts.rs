@@ -16,12 +16,14 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
+use std::time::Duration;
 
-use api::control::ControlAddress;
+use api::control::{ControlAddress, Request};
 use api::error::{Context, Failure, Result};
 use base::Deadline;
-use fuse::mount::{ANSWER_WITHIN, Life, Mounted, find};
+use fuse::mount::{ANSWER_WITHIN, Life, Mounted, Room, find};
 use parking_lot::Mutex;
+use serde::de::IgnoredAny;
 
 use crate::control;
 use crate::trust;
@@ -105,6 +107,8 @@ pub fn on_the_whole(mount: Mounted, path: PathBuf) -> Result<(Mounted, PathBuf)>
     Ok((whole, place))
 }
 
+/// How long a daemon may take for a question that it answers from memory.
+const HEARS_WITHIN: Duration = Duration::from_secs(2);
 /// The largest number of symbolic links to follow, as in the kernel.
 const LINKS: usize = 40;
 
@@ -152,11 +156,29 @@ pub fn entered(path: &Path) -> Option<(Mounted, PathBuf)> {
 /// Whether a mount's daemon lives. No answer in time is a failure that says so.
 pub fn life(mount: &Mounted) -> Result<Life> {
     match mount.life(Deadline::current().within(ANSWER_WITHIN)) {
+        // Its requests wait for a database, and end with an error.
+        Life::Silent if is_of_shared(mount) && hears(mount) => Ok(Life::Lives(Room::default())),
         Life::Silent => {
             Err(control::silent(&ControlAddress::of_source(Path::new(&mount.source)), ANSWER_WITHIN))
         }
         life => Ok(life),
     }
+}
+
+/// Whether it is the mount of a shared volume: its folder names a database.
+fn is_of_shared(mount: &Mounted) -> bool {
+    let text = volume_of(mount).and_then(|folder| fs::read(folder.join("covey.json")).ok());
+    let format = text.and_then(|text| serde_json::from_slice::<serde_json::Value>(&text).ok());
+    format.is_some_and(|format| format["names"].is_string())
+}
+
+/// Whether its daemon answers a question for which it asks no other machine.
+fn hears(mount: &Mounted) -> bool {
+    let address = ControlAddress::of_source(Path::new(&mount.source));
+    let answer = Deadline::after(HEARS_WITHIN)
+        .scope(|| control::ask::<IgnoredAny>(&address, &Request::Peers, &mut |_| ()));
+    // A refusal is an answer, too.
+    !answer.is_err_and(|failure| matches!(&*failure.code, "silent" | "no-answer" | "not-permitted"))
 }
 
 /// Fails if the way to a path enters a Covey mount whose daemon does not answer. A system call on that path

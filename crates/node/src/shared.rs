@@ -12,6 +12,7 @@
 //! The names are in the database, with all that another node needs to know of the volume ([`making`]).
 //!
 //! - [`making`]: a new volume, and the folder of a node that mounts it for the first time.
+//! - [`away`]: what commands are told when the database cannot be reached.
 //! - [`checking`]: a check of the names, and the locks that nodes hold.
 //! - [`listed`]: what the database says of a volume, without joining it.
 //! - [`living`]: which sessions last.
@@ -22,6 +23,7 @@
 //! - [`resuming`]: what a killed process of this node had acknowledged is stored.
 //! - [`session`]: joins, renews in time, joins again, leaves.
 
+pub(crate) mod away;
 pub mod checking;
 mod keeping;
 pub mod listed;
@@ -55,6 +57,7 @@ use meta::MetaStore;
 use meta::engine::address::Address;
 use meta::engine::database::{Database, SetupError};
 use meta::lease::{Journal, Leases};
+use meta::shared::outage::Outage;
 use meta::shared::{Named, SharedStore, Term};
 use net::hello::Identity;
 use net::id::{NodeId, Role};
@@ -82,6 +85,7 @@ pub type IsPending = Arc<dyn Fn(&base::BlobId) -> bool + Send + Sync>;
 pub struct Shared {
     names: Arc<dyn Database>,
     term: Arc<Term>,
+    outage: Arc<Outage>,
     net: Net,
     server: Arc<PackServer>,
     peers: Arc<Peers>,
@@ -98,7 +102,7 @@ impl Shared {
     pub fn open(dir: &VolumeDir, fleet: &FleetOptions, options: &NodeOptions) -> Result<Shared> {
         let text = dir.format().names.as_deref().unwrap_or_default();
         let target = Address::parse(text).map_err(setup_failure)?;
-        let names = target.open().map_err(setup_failure)?;
+        let names = target.open().map_err(setup_failure_at(&target))?;
         check_id(dir, &target, &*names).map_err(|failure| resuming::with_left(failure, dir))?;
         let rows: Arc<dyn MetaStore> = names.clone();
         // With open files, the other nodes must hear of them first ([`Shared::complete`]).
@@ -112,7 +116,8 @@ impl Shared {
         let address = fleet.advertise.or(net.address());
         let address = address.map(|address| address.to_string()).unwrap_or_default();
         let term = Arc::new(Term::default());
-        let keeper = Arc::new(Keeper::new(names.clone(), term.clone(), node, address));
+        let outage: Arc<Outage> = Arc::default();
+        let keeper = Arc::new(Keeper::new(names.clone(), (term.clone(), outage.clone()), node, address));
         resuming::resume(dir, &names, &keeper, &term, node)?;
         let journal = Mutex::new(Some(resuming::journal(dir, node)?));
         // This process holds the folder's lock, so an earlier session of this node is a dead process's.
@@ -128,10 +133,11 @@ impl Shared {
         // When a node does not answer, there must be time to ask the origin.
         let wait = peers::WAIT.min(options.deadline / 3);
         let kept = keeping::open(dir, options)?;
-        let peers = Arc::new(Peers::new(net.clone(), names.clone(), wait, kept.clone()));
+        let asked = (names.clone(), outage.clone());
+        let peers = Arc::new(Peers::new(net.clone(), asked, wait, kept.clone()));
         let makes_copies = !options.read_only && matches!(options.remote_side.fsync(true), Fsync::Peer(_));
         let keeping = makes_copies.then(Arc::default);
-        Ok(Shared { names, term, net, server, peers, keeper, journal, number, kept, keeping })
+        Ok(Shared { names, term, outage, net, server, peers, keeper, journal, number, kept, keeping })
     }
 
     /// Completes a promotion, if this folder has to. Other nodes can mount the volume from then on.
@@ -146,7 +152,8 @@ impl Shared {
     /// The store for the volume.
     pub fn store(&self, packs: Arc<dyn PackStore>) -> Result<Arc<Leases>> {
         let named = self.keeping.clone().map(|keeping| keeping as Arc<dyn Named>);
-        let store = SharedStore::new(self.names.clone(), packs, self.term.clone()).telling(named);
+        let store = SharedStore::new(self.names.clone(), packs, self.term.clone());
+        let store = store.telling(named).noting(self.outage.clone());
         let (term, journal) = (self.term.clone(), self.journal.lock().take());
         let leases = Leases::with_journal(Arc::new(store), term, self.peers.clone(), journal)
             .map_err(|error| Failure::io("cannot start a thread", &error))?;
@@ -178,6 +185,11 @@ impl Shared {
             keeping: self.keeping.clone(),
             kept: Some(self.kept.clone()),
         }
+    }
+
+    /// Whether the database does not answer now.
+    pub(crate) fn is_away(&self) -> bool {
+        self.outage.seen(base::time::monotonic()).is_some_and(|away| !away.is_over)
     }
 
     /// The copies of packs that this node and the others keep of one another.
@@ -232,6 +244,17 @@ pub fn setup_failure(error: SetupError) -> Failure {
         SetupError::Store(error) => Failure::new("no-database", "the database cannot be used")
             .why(error.to_string())
             .next("covey doctor ADDRESS checks all of it"),
+    }
+}
+
+/// The same with the database's address, to look at it.
+pub(crate) fn setup_failure_at(address: &Address) -> impl Fn(SetupError) -> Failure {
+    let address = address.to_string();
+    move |error| match error {
+        SetupError::Store(error) => {
+            away::unreached("the database cannot be used", &address, error.to_string())
+        }
+        error => setup_failure(error),
     }
 }
 

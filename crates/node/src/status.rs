@@ -72,10 +72,14 @@ impl Node {
 
     /// The figures now.
     pub fn status(&self) -> Result<Status> {
+        let what = "the volume's figures cannot be read";
+        if self.shared().is_some_and(Shared::is_away) {
+            // An attempt may take as long as a command waits for the answer.
+            return Err(Failure::new("no-database", what).next("run the same command again"));
+        }
         let figures = match self.root() {
             Some(root) => Figures::of_tree(self.shown(), &root, self.tree_away()),
             None => Figures::of(&self.shown()).map_err(|why| {
-                let what = "the volume's figures cannot be read";
                 match self.dir().and_then(|dir| dir.format().names.as_ref()) {
                     Some(names) => Failure::new("no-database", what).why(why).next(format!(
                         "check the database: covey doctor '{names}'; the mount goes on when it answers"

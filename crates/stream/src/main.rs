@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use base::secret::Secret;
-use covey_stream::attach::{Options, command, device::Flags};
+use covey_stream::attach::{AttachError, Options, command, device::Flags};
 
 const HELP: &str = "\
 Mounts what `covey serve` serves on another machine or on the host of this one
@@ -25,7 +25,7 @@ Options:
   --trace N             say of every Nth request where its time went [env: COVEY_FUSE_TRACE_RATE]
   --version, --help
 
-Exit status: 0 done, 1 failed, 2 wrong usage.";
+Exit status: 0 done, 1 failed, 2 wrong usage, 130 ended by a signal before the server had answered.";
 
 fn main() -> ExitCode {
     command::block_signals();
@@ -57,7 +57,10 @@ fn main() -> ExitCode {
         },
         Err(error) => {
             eprintln!("error: {error}");
-            ExitCode::FAILURE
+            match error {
+                AttachError::Stopped(_) => ExitCode::from(command::INTERRUPTED),
+                _ => ExitCode::FAILURE,
+            }
         }
     }
 }

@@ -88,6 +88,10 @@ fn failure(error: AttachError) -> Failure {
         AttachError::Server { .. } => "no-server",
         AttachError::Mount(_) => "mount",
         AttachError::Thread(_) => "thread",
+        AttachError::Stopped(_) => {
+            let failure = Failure::new("interrupted", format!("cannot attach: {error}"));
+            return Failure { status: command::INTERRUPTED, ..failure };
+        }
     };
     Failure::new(kind, format!("cannot attach: {error}"))
 }

@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use api::error::{Failure, Result};
+use api::error::{Context, Failure, Result};
 use archive::export::inside::Inside;
 use archive::export::tar::Packing;
 use archive::export::{self, Out};
@@ -69,15 +69,17 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     }
     let summary = match resolve(&args.src)? {
         Target::Mounted(place) => {
-            if !place.path.is_dir() {
+            let about = place.path.metadata().at("open", &place.path);
+            if !about.map_err(|failure| place.explained(failure))?.is_dir() {
                 return Err(Failure::usage(format!("{} is not a folder", place.path.display()))
                     .next("copy a single file with cp"));
             }
             if !to_stdout {
                 export::check_not_on(&args.out, place.mount.dev)?;
             }
-            let source = Box::new(Folder::new(&place.path, None)?);
-            to_out(source, args, packing, term)?
+            let exported = Folder::new(&place.path, None)
+                .and_then(|source| to_out(Box::new(source), args, packing, term));
+            exported.map_err(|failure| place.explained(failure))?
         }
         Target::Closed { dir, inner } => {
             let node = Arc::new(Node::open(&dir, &NodeOptions::reading("export"))?);

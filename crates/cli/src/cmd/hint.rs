@@ -155,7 +155,7 @@ fn refused(errno: Errno, path: &Path, place: &Place) -> Failure {
         Errno::ACCESS | Errno::PERM => Failure::new("not-permitted", what)
             .why("only users who may write to it can do that")
             .next("run it as its owner, or as root"),
-        errno => Failure::io(what, &errno.into()),
+        errno => place.explained(Failure::io(what, &errno.into())),
     }
 }
 

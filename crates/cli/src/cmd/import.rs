@@ -119,6 +119,7 @@ fn into(
             let there = || Box::new(OnMount::new(&place.path)) as Box<dyn There>;
             let source = source(args, bucket, Some(place.mount.dev), &there)?;
             onto_mount(&place, source, args.overwrite, seen, through_mount)
+                .map_err(|failure| place.explained(failure))
         }
         Target::Closed { dir, inner } => {
             let node = Arc::new(Node::open(&dir, &NodeOptions::writing("import"))?);

@@ -69,9 +69,13 @@ pub struct Args {
 pub fn run(args: &Args, term: Term) -> Result<u8> {
     check_name(&args.name)?;
     // First: the threads of the store's client would otherwise take the signals.
-    let stop = copying::stop_by_signal(term)?;
+    let stop = copying::stop_or_end_by_signal(term)?;
     let from = Indexed::open(&args.bucket, &args.reach.reach())?;
-    let mut left_out = once(args, &from, &stop, term)?;
+    let interrupted = |failure: Failure| match stop.is_asked() {
+        true => Failure { status: 130, ..failure },
+        false => failure,
+    };
+    let mut left_out = once(args, &from, &stop, term).map_err(interrupted)?;
     loop {
         if !args.follow {
             return Ok(u8::from(left_out));
@@ -85,7 +89,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
         }
         match once(args, &from, &stop, term) {
             Ok(left) => left_out = left,
-            Err(failure) if stop.is_asked() => return Err(failure),
+            Err(failure) if stop.is_asked() => return Err(interrupted(failure)),
             // A store that is away comes back. What is published stays meanwhile.
             Err(failure) => term.say(format_args!("{}; trying again", failure.in_one_line())),
         }

@@ -66,18 +66,18 @@ pub struct Args {
     /// nodes of a shared volume, and of the host if it is a folder (server). Then each close(2) is a request
     #[arg(long, value_enum, default_value = "local")]
     locks: Locked,
-    /// The most guests at a time
-    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65_536))]
-    guests: u32,
+    /// The most guests at a time, where there may be several [default: 256]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    guests: Option<u32>,
     /// Threads for each connection [default: one per core, 2 to 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     threads: Option<u32>,
-    /// Requests that each guest may have in flight
-    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u16).range(1..=4096))]
-    requests: u16,
-    /// How long a guest whose connection broke is remembered
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
-    linger: u64,
+    /// Requests that each guest over a stream may have in flight [default: 128]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    requests: Option<u16>,
+    /// How long a guest whose connection broke is remembered [default: 60]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    linger: Option<u64>,
     /// virtiofs: how long a guest's kernel keeps names and attributes [default: 1; a tree: for ever]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(0..=86_400))]
     keep: Option<u64>,
@@ -209,6 +209,12 @@ fn check_virtiofs(args: &Args, addresses: &[On]) -> Result<()> {
             .why("vhost-user has no greeting; the mode of the socket says which users may connect")
             .next("leave --secret-file out"));
     }
+    let of_streams = [("--requests", args.requests.is_some()), ("--linger", args.linger.is_some())];
+    if let Some((option, _)) = of_streams.iter().find(|(_, given)| *given && !any(false)) {
+        return Err(Failure::usage(format!("{option} is for guests over a stream"))
+            .why("a VMM has queues of its own, and no connection that could break")
+            .next(format!("leave {option} out, or serve guests too: --on unix:PATH")));
+    }
     if any(true) && args.locks == Locked::Server {
         return Err(Failure::usage("--locks server is for guests over a stream")
             .why("the locks of a guest over virtiofs stay in its kernel")
@@ -295,15 +301,11 @@ fn start(args: &Args, opened: &Opened, secret: Option<Secret>, addresses: &[On])
     options.writeback = args.writeback;
     options.locks = args.locks == Locked::Server;
     options.about = concat!("covey ", env!("CARGO_PKG_VERSION")).to_owned();
-    options.slots = args.requests;
-    options.guests = args.guests as usize;
-    options.linger = Duration::from_secs(args.linger);
-    if let Some(threads) = args.threads {
-        options.threads = threads as usize;
-    }
-    if args.one && opened.fs.coherence() == Coherence::Shared && opened.mount.is_some() {
-        return Err(Failure::usage("other nodes change a shared volume too").next("leave --one out"));
-    }
+    options.slots = args.requests.unwrap_or(options.slots);
+    options.guests = args.guests.map_or(options.guests, |guests| guests as usize);
+    options.linger = args.linger.map_or(options.linger, Duration::from_secs);
+    options.threads = args.threads.map_or(options.threads, |threads| threads as usize);
+    check_one(args, opened, many)?;
     if args.writeback && (many || opened.fs.coherence() != Coherence::Exclusive) {
         return Err(Failure::usage("--writeback is for one guest that alone changes what is served")
             .why(format!("{} is served to any number of guests", opened.name))
@@ -328,6 +330,24 @@ fn start(args: &Args, opened: &Opened, secret: Option<Secret>, addresses: &[On])
         }
     }
     Ok(Serving { server, sockets, bound })
+}
+
+/// Whether what is served can be for one guest, or for several, as the options say.
+fn check_one(args: &Args, opened: &Opened, many: bool) -> Result<()> {
+    match opened.fs.coherence() {
+        Coherence::Shared if args.one && opened.mount.is_some() => {
+            Err(Failure::usage("other nodes change a shared volume too").next("leave --one out"))
+        }
+        Coherence::Frozen if args.one => Err(Failure::usage("--one is for what can change")
+            .why(format!("{} cannot, so it is served to any number of guests", opened.name))
+            .next("leave --one out")),
+        Coherence::Exclusive if !many && args.guests.is_some() => {
+            Err(Failure::usage("--guests is for any number of guests")
+                .why(format!("{} is served to one guest at a time", opened.name))
+                .next("add --many, or leave --guests out"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Whether there is anything to lock against.

@@ -1,4 +1,13 @@
 //! Volumes in a folder of this node: each is a whole volume of Covey's, with its blobs inside.
+//!
+//! ```text
+//!   FOLDER/NAME            a volume
+//!   FOLDER/.new-NAME       one that is being made; it gets its name when it is complete
+//!   FOLDER/.removed-HEX    one that is being removed
+//! ```
+//!
+//! A driver that was killed leaves what it was making, perhaps mounted. It is removed when the next driver
+//! starts, and before the same volume is made again; not while a process uses it.
 
 use std::fs::{self, Permissions};
 use std::io::ErrorKind;
@@ -6,16 +15,20 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Duration;
 
+use node::log;
 use node::volume_dir::VolumeDir;
+use tonic::Code;
 
 use super::capacity::{self, Size};
-use crate::Driver;
 use crate::mount::Source;
-use crate::names;
+use crate::names::{self, Id};
 use crate::program;
 use crate::refuse::{self, Answer};
 use crate::secrets::Secrets;
+use crate::{Driver, Services};
 
+/// How the name of a volume begins that is being made.
+const NEW: &str = ".new-";
 /// The longest time to make a volume.
 const FORMAT: Duration = Duration::from_secs(60);
 /// The longest time to copy one.
@@ -34,8 +47,8 @@ impl Driver {
         if is_volume(&folder) {
             return self.mounted(&folder, |place| capacity::limit_of(place, Path::new("")));
         }
-        let new = folder.with_file_name(format!(".new-{name}"));
-        take_away(&new)?;
+        let new = folder.with_file_name(format!("{NEW}{name}"));
+        self.take_half_made(&new)?;
         let made = self.make_at(&new, name, mode, size, from);
         // What a full disk has stopped would keep it full. A mount that does not end keeps its volume.
         if made.is_err() && node::mounts::of_volume(&new).is_none() {
@@ -45,6 +58,47 @@ impl Driver {
         fs::rename(&new, &folder)
             .map_err(|error| refuse::io(format!("cannot name the volume {name}"), &error))?;
         Ok(size.wanted())
+    }
+
+    /// Removes what earlier drivers were making when they were killed. What is in use stays until the next
+    /// time.
+    pub(crate) fn tidy_up(&self) {
+        if self.options.services == Services::Node {
+            // The driver that makes volumes is another process.
+            return;
+        }
+        let entries = self.options.folder.iter().filter_map(|folder| fs::read_dir(folder).ok());
+        for entry in entries.flatten().flatten() {
+            let name = entry.file_name().into_string().ok();
+            let Some(name) = name.as_deref().and_then(|name| name.strip_prefix(NEW)) else { continue };
+            let id = Id::Exclusive { name: name.to_owned(), node: self.options.node.clone() };
+            // A call of this driver may be making it.
+            let Some(_alone) = self.alone_at_once(&id.to_string()) else { continue };
+            match self.take_half_made(&entry.path()) {
+                Ok(()) => log::line(&format!(
+                    "removed {}, which a driver that was killed had left",
+                    entry.path().display()
+                )),
+                // It is in use.
+                Err(status) if status.code() == Code::FailedPrecondition => {}
+                Err(status) => log::warn(status.message()),
+            }
+        }
+    }
+
+    /// Removes a volume that is not complete, if it is there. Nothing but this driver may be making it.
+    fn take_half_made(&self, new: &Path) -> Answer<()> {
+        if !new.exists() {
+            return Ok(());
+        }
+        self.mounts.release(&Source::exclusive(new, "").key())?;
+        let holder = VolumeDir::open(new).ok().and_then(|dir| dir.holder().ok().flatten());
+        if holder.is_some() || node::mounts::of_volume(new).is_some() {
+            let by = holder.map_or_else(String::new, |holder| format!(" by the process {}", holder.pid));
+            let what = format!("{} is not complete, and is used{by}", new.display());
+            return Err(refuse::precondition(what, "end that process, or wait for its end"));
+        }
+        take_away(new)
     }
 
     /// Makes a volume in a folder that has not its name yet.

@@ -1,6 +1,7 @@
 //! The trash: what comes back, what is deleted, and that nothing else is different.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use base::dice::Dice;
 use base::time;
@@ -9,7 +10,10 @@ use super::*;
 use crate::api::RenameMode;
 use crate::fsck::{self, Callbacks, Depth};
 use crate::trash::{Picked, Place, RestoreError, Restored, Setting};
+use meta::key::KeyRange;
 use meta::quota::Limits;
+use meta::store::{CommitError, Rows, StoreError};
+use meta::{Commit, Key, MetaStore, Value};
 
 const DAY: Option<Duration> = Some(Duration::from_secs(86_400));
 
@@ -122,6 +126,63 @@ fn the_newest_version_comes_back_and_a_name_that_is_taken_is_an_error() {
     assert_eq!(restored(&v, "/file"), (1, 0));
     assert_eq!(v.get(v.find(Ino::ROOT, "file").unwrap().ino), b"version 2");
     v.close().unwrap();
+    check(&world);
+}
+
+/// Rows in memory, and how many of them were read in ranges.
+struct Read(meta::engine::Memory, AtomicU64);
+
+impl MetaStore for Read {
+    fn get(&self, key: &Key) -> Result<Option<Value>, StoreError> {
+        self.0.get(key)
+    }
+
+    fn is_at_hand(&self, key: &Key) -> bool {
+        self.0.is_at_hand(key)
+    }
+
+    fn get_many(&self, keys: &[Key]) -> Result<Vec<Option<Value>>, StoreError> {
+        self.0.get_many(keys)
+    }
+
+    fn scan(&self, range: &KeyRange, limit: usize) -> Result<Rows, StoreError> {
+        let rows = self.0.scan(range, limit)?;
+        self.1.fetch_add(rows.len() as u64, Ordering::SeqCst);
+        Ok(rows)
+    }
+
+    fn commit(&self, commit: Commit) -> Result<(), CommitError> {
+        self.0.commit(commit)
+    }
+
+    fn flush(&self) -> Result<(), StoreError> {
+        self.0.flush()
+    }
+}
+
+/// To restore one file read all that was in the trash, and held it in memory.
+#[test]
+fn regression_a_file_is_found_by_its_number_without_reading_the_rest() {
+    let mut world = World::new();
+    let rows = Arc::new(Read(meta::engine::Memory::new(), AtomicU64::new(0)));
+    world.parts.store = rows.clone();
+    Volume::format(&world.parts, &Default::default()).unwrap();
+    let v = keeping(&world);
+    let dir = v.dir(Ino::ROOT, "dir");
+    let sub = v.dir(dir, "sub");
+    let wanted = v.file(sub, "wanted");
+    (0..1000).for_each(|n| _ = v.file(dir, &format!("f{n}")));
+    remove_all(&v, Ino::ROOT, "dir");
+    assert_eq!(paths(&v).len(), 1003);
+    rows.1.store(0, Ordering::SeqCst);
+    let done = v.restore_trash(Picked::Ino(wanted), Place::Back, false, &(), &mut |_| ()).unwrap();
+    assert_eq!((done.path.as_slice(), done.files), (&b"/dir/sub/wanted"[..], 3));
+    let read = rows.1.load(Ordering::SeqCst);
+    assert!(read < 20, "{read} rows were read");
+    // One that is not there, beside some that are.
+    let none = v.restore_trash(Picked::Ino(wanted), Place::Back, false, &(), &mut |_| ());
+    assert_eq!(none, Err(RestoreError::NotThere));
+    assert_eq!(restored(&v, "/dir"), (1000, 0));
     check(&world);
 }
 

@@ -11,11 +11,11 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use base::{Ino, Timestamp, time};
-use hashbrown::{HashMap, HashSet};
+use hashbrown::HashSet;
 use meta::plan::{Op, Refusal};
 use meta::trash::TrashRow;
 
-use super::{Paths, joined};
+use super::{AT_ONCE, DEEPEST, Paths, joined};
 use crate::api::FileKind;
 use crate::errno::{Errno, Error};
 use crate::volume::{Core, Volume};
@@ -144,25 +144,22 @@ type Answer<T> = Result<Result<T, RestoreError>, Error>;
 
 impl Core {
     fn plan_restore(&self, picked: Picked<'_>, place: Place<'_>, all: bool) -> Answer<Steps> {
-        let rows = self.trash_rows()?;
-        let mut paths = Paths::new(self, &rows);
-        let picked = match picked {
-            Picked::Ino(ino) => rows.contains_key(&ino).then_some(ino),
-            Picked::Path(path) => newest_at(&mut paths, path)?,
-        }
-        .ok_or(picked);
-        let ino = match picked {
-            Ok(ino) => ino,
-            Err(Picked::Path(path)) if place == Place::Back => return self.plan_contents(&rows, path, all),
-            Err(_) => return Ok(Err(RestoreError::NotThere)),
+        let mut paths = Paths::read(self);
+        let found = match picked {
+            Picked::Ino(ino) => self.trashed(ino)?.map(|row| (ino, row)),
+            Picked::Path(path) => self.newest_at(&mut paths, path)?,
         };
-        let Some(row) = rows.get(&ino) else { return Ok(Err(RestoreError::NotThere)) };
+        let (ino, row) = match (found, picked) {
+            (Some(found), _) => found,
+            (None, Picked::Path(path)) if place == Place::Back => return self.plan_contents(path, all),
+            (None, _) => return Ok(Err(RestoreError::NotThere)),
+        };
         let folder = paths.of(row.parent)?;
         let path = joined(folder.as_deref().unwrap_or_default(), &row.name, folder.is_some());
         let mut steps = Steps { path, ..Steps::default() };
         let (parent, name) = match place {
             Place::At(parent, name) => (parent, name.unwrap_or(&row.name)),
-            Place::Back => match self.plan_way(&rows, row, &mut steps)? {
+            Place::Back => match self.plan_way(&row, &mut steps)? {
                 Ok(parent) => (parent, &*row.name),
                 Err(error) => return Ok(Err(error)),
             },
@@ -171,19 +168,48 @@ impl Core {
             let folder = paths.of(parent)?.unwrap_or_default();
             return Ok(Err(RestoreError::Taken(joined(&folder, name, true))));
         }
-        steps.first.push(Step::new(ino, row, parent, name));
+        steps.first.push(Step::new(ino, &row, parent, name));
         if row.dir.is_some() {
-            self.plan_below(&rows, (ino, false), (!all).then_some(row.at), &mut steps)?;
+            let inside = Inside::read(self)?;
+            self.plan_below(&inside, (ino, false), (!all).then_some(row.at), &mut steps)?;
         }
         Ok(Ok(steps))
     }
 
+    /// An inode's entry. Reads no other one.
+    fn trashed(&self, ino: Ino) -> Result<Option<TrashRow>, Error> {
+        let first = self.names.in_trash(ino, 1)?.pop();
+        Ok(first.filter(|(found, _)| *found == ino).map(|(_, row)| row))
+    }
+
+    /// The newest entry that was at a path. All entries are read, because they have no order of paths, and
+    /// one is held.
+    fn newest_at(&self, paths: &mut Paths<'_>, path: &[u8]) -> Result<Option<(Ino, TrashRow)>, Error> {
+        let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+        let mut named = Vec::new();
+        self.each_in_trash(&mut |ino, row| {
+            if *row.name == *name {
+                named.push((row.at, ino, row.parent));
+            }
+        })?;
+        named.sort_unstable_by(|a, b| b.cmp(a));
+        for (at, ino, parent) in named {
+            if paths.of(parent)?.is_some_and(|folder| joined(&folder, name, true) == path)
+                && let Some(row) = self.trashed(ino)?.filter(|row| row.at == at)
+            {
+                return Ok(Some((ino, row)));
+            }
+        }
+        Ok(None)
+    }
+
     /// Finds the folders on the way to an entry's place that come back too. Returns the folder it will be in.
-    fn plan_way(&self, rows: &HashMap<Ino, TrashRow>, row: &TrashRow, steps: &mut Steps) -> Answer<Ino> {
+    fn plan_way(&self, row: &TrashRow, steps: &mut Steps) -> Answer<Ino> {
         let (mut way, mut at) = (Vec::new(), row.parent);
-        while let Some(row) = rows.get(&at).filter(|_| way.len() <= rows.len()) {
+        while let Some(row) = self.trashed(at)?.filter(|_| way.len() < DEEPEST) {
+            let parent = row.parent;
             way.push((at, row));
-            at = row.parent;
+            at = parent;
         }
         if !self.names.inode(at)?.is_some_and(|record| record.is_dir() && record.nlink > 0) {
             return Ok(Err(RestoreError::NoFolder));
@@ -195,12 +221,11 @@ impl Core {
                 // A folder was made in its place.
                 Some(dentry) if dentry.is_dir() => at = dentry.ino,
                 Some(_) => {
-                    let rows = HashMap::new();
-                    let folder = Paths::new(self, &rows).of(at)?.unwrap_or_default();
+                    let folder = Paths::read(self).of(at)?.unwrap_or_default();
                     return Ok(Err(RestoreError::Taken(joined(&folder, &row.name, true))));
                 }
                 None => {
-                    steps.first.push(Step::new(ino, row, at, &row.name));
+                    steps.first.push(Step::new(ino, &row, at, &row.name));
                     (at, exists) = (ino, false);
                 }
             }
@@ -209,17 +234,18 @@ impl Core {
     }
 
     /// What was removed from a folder that exists.
-    fn plan_contents(&self, rows: &HashMap<Ino, TrashRow>, path: &[u8], all: bool) -> Answer<Steps> {
+    fn plan_contents(&self, path: &[u8], all: bool) -> Answer<Steps> {
         let found = match self.resolve(path, true) {
             Err(Error::Errno(Errno::ENOENT | Errno::ENOTDIR)) => return Ok(Err(RestoreError::NotThere)),
             found => found?,
         };
-        let inside = rows.values().filter(|row| row.parent == found.ino);
-        let Some(last) = inside.map(|row| row.at).max().filter(|_| found.kind == FileKind::Dir) else {
+        if found.kind != FileKind::Dir {
             return Ok(Err(RestoreError::NotThere));
-        };
+        }
+        let inside = Inside::read(self)?;
+        let Some(last) = inside.last_of(found.ino) else { return Ok(Err(RestoreError::NotThere)) };
         let mut steps = Steps { path: path.to_vec(), ..Steps::default() };
-        self.plan_below(rows, (found.ino, true), (!all).then_some(last), &mut steps)?;
+        self.plan_below(&inside, (found.ino, true), (!all).then_some(last), &mut steps)?;
         Ok(Ok(steps))
     }
 
@@ -227,18 +253,24 @@ impl Core {
     /// that belongs to it; none: all do.
     fn plan_below(
         &self,
-        rows: &HashMap<Ino, TrashRow>,
+        inside: &Inside,
         (top, exists): (Ino, bool),
         last: Option<Timestamp>,
         steps: &mut Steps,
     ) -> Result<(), Error> {
-        let mut inside: HashMap<Ino, Vec<(Ino, &TrashRow)>> = HashMap::new();
-        for (ino, row) in rows {
-            inside.entry(row.parent).or_default().push((*ino, row));
-        }
         let (mut found, mut todo) = (Vec::new(), VecDeque::from([top]));
+        let mut seen: HashSet<Ino> = HashSet::new();
         while let Some(dir) = todo.pop_front() {
-            let mut entries = inside.remove(&dir).unwrap_or_default();
+            // Damage: entries that are in one another.
+            if !seen.insert(dir) {
+                continue;
+            }
+            let mut entries = Vec::new();
+            for part in inside.of(dir).chunks(AT_ONCE) {
+                let inos: Vec<Ino> = part.iter().map(|entry| entry.ino).collect();
+                entries
+                    .extend(self.names.trash_rows(&inos)?.into_iter().filter(|(_, row)| row.parent == dir));
+            }
             steps.left += entries.len() as u64;
             // The newest of each name comes first.
             entries.sort_by(|a, b| (&a.1.name, b.1.at, b.0).cmp(&(&b.1.name, a.1.at, a.0)));
@@ -247,10 +279,10 @@ impl Core {
                 if exists && dir == top && self.names.lookup(top, &row.name)?.is_some() {
                     continue;
                 }
-                found.push((ino, row));
                 if row.dir.is_some() {
                     todo.push_back(ino);
                 }
+                found.push((ino, row));
             }
         }
         let since = last.map(|last| beginning(last, found.iter().map(|(_, row)| row.at).collect()));
@@ -258,7 +290,7 @@ impl Core {
         for (ino, row) in found {
             if since.is_none_or(|since| row.at >= since) && comes.contains(&row.parent) {
                 comes.insert(ino);
-                steps.below.push(Step::new(ino, row, row.parent, &row.name));
+                steps.below.push(Step::new(ino, &row, row.parent, &row.name));
             }
         }
         steps.left -= steps.below.len() as u64;
@@ -311,18 +343,37 @@ impl Core {
     }
 }
 
-/// The newest entry that was at a path.
-fn newest_at(paths: &mut Paths<'_>, path: &[u8]) -> Result<Option<Ino>, Error> {
-    let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
-    let mut newest: Option<(Timestamp, Ino)> = None;
-    let Some(rows) = paths.rows else { return Ok(None) };
-    for (ino, row) in rows.iter().filter(|(_, row)| *row.name == *name) {
-        let folder = paths.of(row.parent)?;
-        if folder.is_some_and(|folder| joined(&folder, name, true) == path) {
-            newest = newest.max(Some((row.at, *ino)));
-        }
+/// An entry of the trash, and the folder that it was in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct In {
+    parent: Ino,
+    ino: Ino,
+    at: Timestamp,
+}
+
+/// What is in the trash, by the folders that it was in. Only a folder needs it: of all entries, each is read
+/// once, and 32 bytes of it are held.
+struct Inside(Vec<In>);
+
+impl Inside {
+    fn read(core: &Core) -> Result<Inside, Error> {
+        let mut all = Vec::new();
+        core.each_in_trash(&mut |ino, row| all.push(In { parent: row.parent, ino, at: row.at }))?;
+        all.sort_unstable();
+        Ok(Inside(all))
     }
-    Ok(newest.map(|(_, ino)| ino))
+
+    /// What was in a folder.
+    fn of(&self, parent: Ino) -> &[In] {
+        let from = self.0.partition_point(|entry| entry.parent < parent);
+        let len = self.0.get(from..).map_or(0, |rest| rest.partition_point(|entry| entry.parent == parent));
+        self.0.get(from..from + len).unwrap_or_default()
+    }
+
+    /// When something was removed from a folder last.
+    fn last_of(&self, parent: Ino) -> Option<Timestamp> {
+        self.of(parent).iter().map(|entry| entry.at).max()
+    }
 }
 
 /// When the series of removals that ends with the last one began.

@@ -20,6 +20,7 @@ use super::state::{State, home_of};
 use super::{Core, PATIENCE};
 use crate::key::{Key, tags};
 use crate::record::InodeRecord;
+use crate::shared::outage::counted;
 use crate::store::{Commit, CommitError, Expect, StoreError, Value};
 
 fn number(key: &Key) -> Ino {
@@ -158,13 +159,13 @@ impl Core {
         let mut whole = commit.clone();
         let rows = leases.iter().map(|(unit, lease)| (unit, lease)).chain(&survey.contended);
         whole.checks.extend(rows.map(|(unit, row)| (Key::lease(*unit), Expect::Is(row.clone()))));
-        let patience = base::time::monotonic() + PATIENCE;
+        let send = |whole| counted(self.inner.commit(whole)).map(|()| true);
         let done = self
-            .drain(last, patience)
+            .drain(last, base::time::monotonic() + PATIENCE)
             .and_then(|()| self.let_go(survey, &direct.left))
             .and_then(|()| self.pin(&mut whole, &direct.unchecked))
             .map_err(CommitError::from)
-            .and_then(|is_sound| if is_sound { self.inner.commit(whole).map(|()| true) } else { Ok(false) });
+            .and_then(|is_sound| if is_sound { send(whole) } else { Ok(false) });
         let mut state = self.state.lock();
         for unit in &units {
             state.units.get_mut(unit).into_iter().for_each(|unit| unit.busy = false);

@@ -67,6 +67,7 @@ use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::key::{Key, KeyRange, tags};
 use crate::shared::Term;
+use crate::shared::outage::{add_changes, counted};
 use crate::store::{Commit, CommitError, Limit, Linked, MetaStore, Rows, Snapshot, StoreError, Value};
 use change::{conflict, is_covered, is_of_inode};
 pub use contend::Contention;
@@ -379,9 +380,10 @@ impl Core {
             // Under the lock: nothing that is remembered then is of another session.
             let me = self.nodes.me().ok_or_else(not_joined)?;
             let need = match self.decide(&mut state, commit, me) {
-                Ok(Decided::Done) => return Ok(()),
+                Ok(Decided::Done) => return counted(Ok(())),
                 Ok(Decided::Unsafe(batch)) => {
                     drop(state);
+                    add_changes(1);
                     return Ok(self.drain(batch, base::time::monotonic() + PATIENCE)?);
                 }
                 Ok(Decided::Refused(failed)) => return Err(conflict(failed)),
@@ -542,7 +544,7 @@ impl MetaStore for Leases {
     }
 
     fn commit(&self, commit: Commit) -> Result<(), CommitError> {
-        if is_covered(&commit) { self.core.commit(&commit) } else { self.core.inner.commit(commit) }
+        if is_covered(&commit) { self.core.commit(&commit) } else { counted(self.core.inner.commit(commit)) }
     }
 
     fn commit_limit(&self) -> Limit {

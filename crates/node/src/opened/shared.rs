@@ -21,6 +21,7 @@ use crate::options::NodeOptions;
 use crate::publisher::volume_id;
 use crate::refused::open_failure;
 use crate::remote_side::ORIGIN_ASKED;
+use crate::shared::away::Begun;
 use crate::shared::{Shared, unfinished};
 use crate::volume_dir::VolumeDir;
 
@@ -79,6 +80,16 @@ impl Node {
 }
 
 impl Node {
+    /// The failure of a request that began then, as a command is told of it: with the outage of the database
+    /// that it met, if this is a shared volume.
+    pub(crate) fn explained(&self, begun: Begun, failure: Failure) -> Failure {
+        let address = self.dir().and_then(|dir| dir.format().names.as_deref());
+        match self.shared().zip(address) {
+            Some((shared, address)) => begun.explain(shared, address, failure),
+            None => failure,
+        }
+    }
+
     /// Removes what a promotion left in the folder when it was interrupted. The mount does not depend on it.
     fn remove_remains(&self, dir: &VolumeDir) {
         if !unfinished::has_remains(dir) {

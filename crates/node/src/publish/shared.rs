@@ -78,7 +78,12 @@ impl Node {
         if !self.mode().writes() {
             return Err(read_only("unpublish"));
         }
-        Turn::take(&self.store(), shared, &mut |_| true)
+        // The words are those of a publication.
+        let renamed = |failure: Failure| match failure.what.as_str() {
+            "cannot publish" => Failure { what: "cannot unpublish".to_owned(), ..failure },
+            _ => failure,
+        };
+        Turn::take(&self.store(), shared, &mut |_| true).map_err(renamed)
     }
 
     /// Fails if another volume owns the origin by now. A published tree of this volume was restored then.

@@ -19,6 +19,7 @@ use crate::again;
 use crate::heat::Heating;
 use crate::mount::{Mount, Slot};
 use crate::publish::Wanted;
+use crate::shared::away::{self, Begun};
 use crate::watch;
 use crate::{import, log, metrics, trash};
 
@@ -78,10 +79,17 @@ impl Daemon {
         });
         Ok(status)
     }
-}
 
-impl Serve for Daemon {
-    fn serve(&self, request: Request, tick: &mut dyn FnMut(Tick)) -> Result<Value> {
+    /// The failure of a request, with what the node knows of it.
+    fn explained(&self, begun: Begun) -> impl Fn(Failure) -> Failure {
+        let node = self.node();
+        move |failure| match node.as_node() {
+            Some(node) => node.explained(begun, failure),
+            None => failure,
+        }
+    }
+
+    fn answer(&self, request: Request, tick: &mut dyn FnMut(Tick)) -> Result<Value> {
         let node = self.node();
         let value = match request {
             Request::Status => serde_json::to_value(self.status()?),
@@ -144,6 +152,13 @@ impl Serve for Daemon {
         };
         value.map_err(|error| Failure::new("io", "the answer cannot be written").why(error.to_string()))
     }
+}
+
+impl Serve for Daemon {
+    fn serve(&self, request: Request, tick: &mut dyn FnMut(Tick)) -> Result<Value> {
+        let explained = self.explained(Begun::now(away::may_change(&request)));
+        self.answer(request, tick).map_err(explained)
+    }
 
     fn asked_by_member(&self, user: u32, request: &Request) {
         match request {
@@ -158,17 +173,20 @@ impl Serve for Daemon {
     }
 
     fn watch(&self, wish: &Wish, wire: &Wire<'_>) -> Result<Value> {
-        watch::serve(&self.node(), &self.session, wish, wire)
+        let explained = self.explained(Begun::now(false));
+        watch::serve(&self.node(), &self.session, wish, wire).map_err(explained)
     }
 
     fn list_trash(&self, wire: &Wire<'_>) -> Result<Value> {
-        let kept = trash::list(&self.node(), wire)?;
+        let explained = self.explained(Begun::now(false));
+        let kept = trash::list(&self.node(), wire).map_err(explained)?;
         serde_json::to_value(kept)
             .map_err(|error| Failure::new("io", "the answer cannot be written").why(error.to_string()))
     }
 
     fn import(&self, order: &ImportOrder, wire: &Wire<'_>) -> Result<Value> {
-        let imported = import::serve(&self.node(), &self.session, order, wire)?;
+        let explained = self.explained(Begun::now(true));
+        let imported = import::serve(&self.node(), &self.session, order, wire).map_err(explained)?;
         serde_json::to_value(imported)
             .map_err(|error| Failure::new("io", "the answer cannot be written").why(error.to_string()))
     }

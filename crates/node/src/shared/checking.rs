@@ -18,7 +18,7 @@ use meta::store::StoreError;
 use meta::{Key, MetaStore, Names};
 use serde::Serialize;
 
-use super::setup_failure;
+use super::{setup_failure, setup_failure_at};
 use crate::refused::open_failure;
 
 /// How long paths are looked for, in total. Directories may be large.
@@ -53,8 +53,8 @@ pub struct LockRow {
     pub pid: u32,
 }
 
-fn open(address: &str) -> Result<Arc<dyn Database>> {
-    Address::parse(address).and_then(|address| address.open()).map_err(setup_failure)
+fn open(address: &Address) -> Result<Arc<dyn Database>> {
+    address.open().map_err(setup_failure_at(address))
 }
 
 /// Checks that the names of a volume agree with one another, as of one moment. Its nodes keep working.
@@ -62,8 +62,12 @@ fn open(address: &str) -> Result<Arc<dyn Database>> {
 /// # Errors
 /// The address is wrong, the database cannot be used, or it holds no volume of this format.
 pub fn check(address: &str, listener: &mut Listener<'_>) -> Result<Summary> {
-    let names = open(address)?;
-    let failed = |error: StoreError| open_failure(address.as_ref(), ::fs::OpenError::Store(error));
+    let target = Address::parse(address).map_err(setup_failure)?;
+    let (names, unreached) = (open(&target)?, setup_failure_at(&target));
+    let failed = |error: StoreError| match error {
+        error @ StoreError::Unavailable(_) => unreached(error.into()),
+        error => open_failure(address.as_ref(), ::fs::OpenError::Store(error)),
+    };
     let moment = names.snapshot().and_then(Moment::of).map_err(failed)?;
     Volume::probe(&moment).map_err(|error| open_failure(address.as_ref(), error))?;
     audit::audit(&moment, listener).map_err(failed)
@@ -74,8 +78,10 @@ pub fn check(address: &str, listener: &mut Listener<'_>) -> Result<Summary> {
 /// # Errors
 /// The address is wrong, or the database cannot be used.
 pub fn locks(address: &str) -> Result<Vec<LockRow>> {
-    let names = open(address)?;
-    let failed = |error: StoreError| setup_failure(error.into());
+    let address = Address::parse(address).map_err(setup_failure)?;
+    let names = open(&address)?;
+    let unreached = setup_failure_at(&address);
+    let failed = |error: StoreError| unreached(error.into());
     let mut found = Vec::new();
     let mut range = Key::kind(tags::LOCK);
     loop {

@@ -5,7 +5,7 @@ use meta::engine::address::Address;
 pub use meta::engine::database::{Checked, Level, Upgraded};
 use serde::Serialize;
 
-use super::setup_failure;
+use super::{setup_failure, setup_failure_at};
 
 /// A node of a shared volume.
 #[derive(Clone, Debug, Serialize)]
@@ -32,8 +32,10 @@ pub struct SessionRow {
 /// # Errors
 /// The address is wrong, or the database cannot be used.
 pub fn sessions(address: &str) -> Result<Vec<SessionRow>> {
-    let names = Address::parse(address).and_then(|address| address.open()).map_err(setup_failure)?;
-    let rows = names.sessions().map_err(|error| setup_failure(error.into()))?;
+    let address = Address::parse(address).map_err(setup_failure)?;
+    let failed = setup_failure_at(&address);
+    let names = address.open().map_err(&failed)?;
+    let rows = names.sessions().map_err(|error| failed(error.into()))?;
     let row = |row: meta::engine::database::SessionRow| SessionRow {
         number: row.number,
         host: row.host,
@@ -51,7 +53,8 @@ pub fn sessions(address: &str) -> Result<Vec<SessionRow>> {
 /// # Errors
 /// The address is wrong, the database cannot be used, or it is newer than this program.
 pub fn upgrade(address: &str) -> Result<Upgraded> {
-    Address::parse(address).and_then(|address| address.upgrade()).map_err(setup_failure)
+    let address = Address::parse(address).map_err(setup_failure)?;
+    address.upgrade().map_err(setup_failure_at(&address))
 }
 
 /// Checks a database and the volume in it.

@@ -16,7 +16,7 @@ use net::secret::Secret;
 use super::rows::{
     ROW_ENDPOINT, ROW_ORIGIN, ROW_PROMOTING, ROW_REGION, ROW_REMOVING, ROW_SECRET, place_rows,
 };
-use super::{setup_failure, unfinished};
+use super::{setup_failure, setup_failure_at, unfinished};
 use crate::opened::{format_request, memory_parts_over};
 use crate::origins::{Reach, address, origin_failure, spec_of};
 use crate::refused::open_failure;
@@ -122,7 +122,7 @@ pub(super) fn free(target: &Address, why: &str, own: Option<&str>) -> Result<()>
 /// it does not exist.
 pub fn node_folder(text: &Path, named: Option<&Path>) -> Result<VolumeDir> {
     let target = target_of(text)?;
-    let names = target.open().map_err(setup_failure)?;
+    let names = target.open().map_err(setup_failure_at(&target))?;
     let id = hex(&names.uuid());
     let path = named.map_or_else(|| default_folder(&id), Path::to_owned);
     let names: Arc<dyn MetaStore> = names;

@@ -14,6 +14,7 @@ use cache::KeptPacks;
 use meta::Key;
 use meta::engine::database::{Database, SessionRow};
 use meta::lease::{Holder, Leases, Loan, LoanAsk, Nodes};
+use meta::shared::outage::Outage;
 use meta::store::StoreError;
 use net::frame::{KeepAsk, LendAsk, LoanPart, PACK_MAX, PackAsk, PackPart, RecallAsk, Returned};
 use net::id::NodeId;
@@ -40,6 +41,7 @@ const KNOWN: Duration = Duration::from_secs(1);
 pub(super) struct Peers {
     pub(super) net: Net,
     pub(super) names: Arc<dyn Database>,
+    outage: Arc<Outage>,
     pub(super) wait: Duration,
     pub(super) kept: Arc<KeptPacks>,
     pub(super) keepers: Keepers,
@@ -57,9 +59,14 @@ pub(super) struct Known {
 }
 
 impl Peers {
-    pub(super) fn new(net: Net, names: Arc<dyn Database>, wait: Duration, kept: Arc<KeptPacks>) -> Peers {
+    pub(super) fn new(
+        net: Net,
+        (names, outage): (Arc<dyn Database>, Arc<Outage>),
+        wait: Duration,
+        kept: Arc<KeptPacks>,
+    ) -> Peers {
         let (known, living, keepers) = (Mutex::default(), Living::default(), Keepers::default());
-        Peers { net, names, wait, kept, keepers, known, living, sent: Sent::default() }
+        Peers { net, names, outage, wait, kept, keepers, known, living, sent: Sent::default() }
     }
 
     /// The nodes of all sessions, as they were a moment ago.
@@ -87,8 +94,9 @@ impl Peers {
     /// All sessions, and whether each may still last.
     fn sessions(&self) -> Result<Vec<(SessionRow, bool)>, StoreError> {
         let asked = base::time::monotonic();
-        let rows = self.names.sessions()?;
-        Ok(self.living.judge(rows, asked, base::time::monotonic()))
+        let rows = self.names.sessions();
+        self.outage.note(&rows);
+        Ok(self.living.judge(rows?, asked, base::time::monotonic()))
     }
 
     fn find(&self, node: u32) -> Result<(String, Peer), BlobError> {

@@ -15,6 +15,7 @@ use ::fs::volume::Volume;
 use meta::engine::database::{Database, Join, Session};
 use meta::lease::Leases;
 use meta::shared::Term;
+use meta::shared::outage::Outage;
 use meta::store::StoreError;
 use net::id::NodeId;
 use parking_lot::{Condvar, Mutex};
@@ -33,6 +34,7 @@ const FRESH: Duration = Duration::from_secs(LEASE.as_secs() / 2);
 pub(super) struct Keeper {
     names: Arc<dyn Database>,
     term: Arc<Term>,
+    outage: Arc<Outage>,
     node: NodeId,
     address: String,
     leases: Mutex<Option<Arc<Leases>>>,
@@ -41,9 +43,14 @@ pub(super) struct Keeper {
 }
 
 impl Keeper {
-    pub(super) fn new(names: Arc<dyn Database>, term: Arc<Term>, node: NodeId, address: String) -> Keeper {
+    pub(super) fn new(
+        names: Arc<dyn Database>,
+        (term, outage): (Arc<Term>, Arc<Outage>),
+        node: NodeId,
+        address: String,
+    ) -> Keeper {
         let (leases, stop, stopped) = (Mutex::new(None), Mutex::new(false), Condvar::new());
-        Keeper { names, term, node, address, leases, stop, stopped }
+        Keeper { names, term, outage, node, address, leases, stop, stopped }
     }
 
     /// The leases, which end with the session.
@@ -182,7 +189,9 @@ impl Keeper {
 
     fn renew_or_join(&self, volume: &Volume) -> Result<(), StoreError> {
         let began = base::time::monotonic();
-        match self.names.renew() {
+        let renewed = self.names.renew();
+        self.outage.note(&renewed);
+        match renewed {
             Ok(_) => {
                 self.extend(began);
                 Ok(())

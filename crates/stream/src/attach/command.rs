@@ -8,6 +8,9 @@ use super::{AttachError, Attached, Ended, Log, Options};
 /// The environment's name for the rate of tracing.
 pub const TRACE_RATE: &str = "COVEY_FUSE_TRACE_RATE";
 
+/// The exit status of a command that a signal ended before it had mounted anything.
+pub const INTERRUPTED: u8 = 130;
+
 /// How often it looks for signals.
 const LOOK: Duration = Duration::from_millis(200);
 
@@ -37,9 +40,9 @@ fn pending_signal() -> Option<i32> {
     (signal > 0).then_some(signal)
 }
 
-/// Attaches, and stays until the mount is gone. A first signal unmounts if no program uses the mount. A
-/// second one detaches it, and the mount ends with the last program. `ready` is called when the mount can be
-/// used, with what the server calls it.
+/// Attaches, and stays until the mount is gone. A signal before the mount can be used ends the attempt. After
+/// that, a first signal unmounts if no program uses the mount. A second one detaches it, and the mount ends
+/// with the last program. `ready` is called when the mount can be used, with what the server calls it.
 ///
 /// # Errors
 /// [`AttachError`]: nothing was mounted.
@@ -49,7 +52,7 @@ pub fn run(
     log: Log,
     ready: impl FnOnce(&str),
 ) -> Result<Ended, AttachError> {
-    let attached = Attached::attach(options, mountpoint, log)?;
+    let attached = Attached::attach(options, mountpoint, log, &|| pending_signal().is_some())?;
     ready(attached.name());
     let mut lazy = false;
     while !attached.wait_gone(LOOK) {

@@ -36,6 +36,7 @@ use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
 use base::secret::Secret;
@@ -58,6 +59,8 @@ use trace::Tracer;
 
 /// How long the server may take to make everything durable when the mount ends.
 const GOODBYE: Duration = Duration::from_secs(60);
+/// How often a thread that waits looks whether to give up.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// How to attach.
 #[derive(Clone, Debug)]
@@ -98,6 +101,9 @@ pub enum AttachError {
     /// No thread could be started.
     #[error("starting a thread: {0}")]
     Thread(std::io::Error),
+    /// The caller gave up.
+    #[error("it was stopped before {0} had answered; nothing is mounted")]
+    Stopped(Address),
 }
 
 /// What is known of the session with the server.
@@ -178,16 +184,20 @@ pub enum Ended {
 }
 
 impl Attached {
-    /// Connects to the server and mounts what it serves. Returns when the mount can be used.
+    /// Connects to the server and mounts what it serves. Returns when the mount can be used. `stops` says
+    /// whether to give up, and is asked several times a second.
     ///
     /// # Errors
     /// [`AttachError`]. Nothing is left mounted then.
-    pub fn attach(options: Options, mountpoint: &Path, log: Log) -> Result<Attached, AttachError> {
+    pub fn attach(
+        options: Options,
+        mountpoint: &Path,
+        log: Log,
+        stops: &dyn Fn() -> bool,
+    ) -> Result<Attached, AttachError> {
         let path = device::check(mountpoint)?;
         let keys = Keys::new(options.secret.as_ref());
-        let failed =
-            |trouble: Trouble| AttachError::Server { address: options.address.clone(), why: trouble.text };
-        let greeted = greet(&options.address, &keys, [0; 16], 0).map_err(failed)?;
+        let greeted = first_greeting(&options, stops)?;
         let welcome = &greeted.welcome;
         let mut flags = options.flags.clone();
         flags.read_only |= welcome.read_only;
@@ -199,10 +209,7 @@ impl Attached {
             0 => std::thread::available_parallelism().map_or(1, usize::from).min(8),
             readers => readers,
         };
-        let mut devices = vec![device];
-        while devices.len() < readers {
-            devices.push(devices[0].cloned().map_err(MountError::Io)?);
-        }
+        let devices = one_for_each(device, readers).map_err(MountError::Io)?;
         let session = Session { id: welcome.session, number: 1, source: welcome.source, boot: welcome.boot };
         let shared = Arc::new(Shared {
             keys,
@@ -242,7 +249,7 @@ impl Attached {
         }
         let attached = Attached { shared, path: path.clone(), name };
         attached.start(greeted.receiver, readers)?;
-        attached.shared.wait_for_init()?;
+        attached.shared.wait_for_init(stops)?;
         device::set_read_ahead(&path);
         let asked = ear::Asked { shared: Arc::clone(&attached.shared), name: attached.name.clone() };
         if let Err(error) = ear::open(&path, asked) {
@@ -321,6 +328,33 @@ impl Attached {
     }
 }
 
+/// Greets the server for the first time. A server that accepts and says nothing can make that long, so a
+/// thread does it, and this one looks whether to give up.
+fn first_greeting(options: &Options, stops: &dyn Fn() -> bool) -> Result<greet::Greeted, AttachError> {
+    let (tell, told) = sync_channel(1);
+    let (address, secret) = (options.address.clone(), options.secret.clone());
+    let work = move || drop(tell.send(greet(&address, &Keys::new(secret.as_ref()), [0; 16], 0)));
+    base::thread::spawn("attach-greet", work).map_err(AttachError::Thread)?;
+    let failed = |why: String| AttachError::Server { address: options.address.clone(), why };
+    loop {
+        match told.recv_timeout(LOOK) {
+            Ok(greeted) => return greeted.map_err(|trouble: Trouble| failed(trouble.text)),
+            Err(RecvTimeoutError::Timeout) if stops() => {
+                return Err(AttachError::Stopped(options.address.clone()));
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return Err(failed("the greeting failed".to_owned())),
+        }
+    }
+}
+
+/// The device, and clones of it for further readers.
+fn one_for_each(device: Device, readers: usize) -> std::io::Result<Vec<Device>> {
+    let mut devices = (1..readers).map(|_| device.cloned()).collect::<std::io::Result<Vec<Device>>>()?;
+    devices.insert(0, device);
+    Ok(devices)
+}
+
 /// Unmounts again if the setup fails.
 struct Detach<'a>(&'a Path);
 
@@ -347,11 +381,14 @@ impl Shared {
         sent
     }
 
-    fn wait_for_init(&self) -> Result<(), AttachError> {
+    fn wait_for_init(&self, stops: &dyn Fn() -> bool) -> Result<(), AttachError> {
         let mut state = self.state.lock();
         let until = base::Deadline::after(self.options.wait.max(Duration::from_secs(10)));
         while state.init.is_none() && !until.is_over() {
-            self.changed.wait_for(&mut state, until.left());
+            if stops() {
+                return Err(AttachError::Stopped(self.options.address.clone()));
+            }
+            self.changed.wait_for(&mut state, until.left().min(LOOK));
         }
         match state.init {
             Some(Ok(_)) => {
@@ -431,5 +468,41 @@ impl Shared {
         if asked.wants_reply() {
             let _ = self.reply(device, &request::error_reply(asked.unique, refused));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::socket::Listener;
+
+    #[test]
+    fn the_caller_can_give_up_while_a_server_is_silent() {
+        let folder = tempfile::tempdir().unwrap();
+        let address = Address::Unix(folder.path().join("s"));
+        let listener = Listener::bind(&address).unwrap();
+        let accepted = Arc::new(AtomicBool::new(false));
+        let told = accepted.clone();
+        let silent = base::thread::spawn("test", move || {
+            let socket = listener.accept().unwrap();
+            told.store(true, Ordering::Release);
+            socket
+        });
+        let options = Options {
+            address: address.clone(),
+            secret: None,
+            readers: 1,
+            connections: 1,
+            wait: Duration::from_secs(60),
+            flags: Flags::default(),
+            trace: 0,
+        };
+        let stops = || accepted.load(Ordering::Acquire);
+        match Attached::attach(options, folder.path(), |_| (), &stops) {
+            Err(AttachError::Stopped(at)) => assert_eq!(at, address),
+            Err(error) => panic!("{error}"),
+            Ok(_) => panic!("nothing has answered"),
+        }
+        drop(silent.unwrap().join());
     }
 }
