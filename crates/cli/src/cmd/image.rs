@@ -18,6 +18,7 @@ use serde::Serialize;
 use crate::cmd::umount::busy;
 use crate::images::made::{self, Made};
 use crate::images::overlay::{self, Overlay};
+use crate::images::patience::patiently;
 use crate::images::{images_at, rm, tree, with_place};
 use crate::reading::{Way, split};
 use crate::table::Table;
@@ -228,7 +229,7 @@ impl Drop for Undo {
 
 fn mount(args: &MountArgs, term: Term) -> Result<u8> {
     as_root()?;
-    let _lock = made::lock()?;
+    let _lock = made::lock(&|line| term.say(line))?;
     // A signal between two steps would leave what the first has made.
     signals::block();
     let mountpoint = mounts::absolute(&args.mountpoint)?;
@@ -302,7 +303,8 @@ fn stack(place: &Path, found: &Found, made: &Made) -> Result<()> {
     if made.made_mountpoint {
         fs::create_dir(&made.mountpoint).at("make", &made.mountpoint)?;
     }
-    Overlay { lower: &lower, upper: &upper, work: &work }.mount(&made.mountpoint)
+    let overlay = Overlay { lower: &lower, upper: &upper, work: &work, temporary: made.upper_is_ours };
+    overlay.mount(&made.mountpoint)
 }
 
 /// The folder of images on a mount. Mounts a published tree if that is needed, and then says where.
@@ -397,7 +399,8 @@ fn like(layer: &Path, top: &Path) -> Result<()> {
 
 fn umount(mountpoint: &Path, term: Term) -> Result<u8> {
     as_root()?;
-    let _lock = made::lock()?;
+    let say = |line: &str| term.say(line);
+    let _lock = made::lock(&say)?;
     signals::block();
     let mountpoint = mounts::absolute(mountpoint)?;
     let Some(made) = made::of(&mountpoint)? else {
@@ -406,13 +409,24 @@ fn umount(mountpoint: &Path, term: Term) -> Result<u8> {
     };
     let was_there = overlay::is_at(&mountpoint);
     if was_there {
-        overlay::end(&mountpoint).map_err(|error| match error.raw_os_error() {
-            Some(libc::EBUSY) => busy(&mountpoint),
-            _ => Failure::io(format!("cannot unmount {}", mountpoint.display()), &error),
+        let (at, shown) = (mountpoint.clone(), mountpoint.display());
+        let step = match made.upper_is_ours {
+            true => format!("unmounting {shown}"),
+            false => format!("unmounting {shown}, and writing out the disk of {}", made.upper.display()),
+        };
+        patiently(&say, &step, move || {
+            overlay::end(&at).map_err(|error| match error.raw_os_error() {
+                Some(libc::EBUSY) => busy(&at),
+                _ => Failure::io(format!("cannot unmount {}", at.display()), &error),
+            })
         })?;
     }
-    end_tree(made.tree.as_deref(), &mountpoint)?;
-    made.forget()?;
+    if let Some(tree) = made.tree.clone() {
+        let (step, at) = (format!("unmounting the tree at {}", tree.display()), mountpoint.clone());
+        patiently(&say, &step, move || end_tree(Some(&tree), &at))?;
+    }
+    let (step, left) = (format!("removing what belongs to {}", mountpoint.display()), made.clone());
+    patiently(&say, &step, move || left.forget())?;
     term.result(&made, || {
         let image = &made.image;
         let kept = match made.upper_is_ours {

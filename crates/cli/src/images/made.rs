@@ -9,10 +9,10 @@
 //!
 //! One command at a time changes this ([`lock`]).
 
-use std::fs::{self, File, OpenOptions};
-use std::io::ErrorKind;
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{ErrorKind, Read};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use api::error::{Context, Failure, Result};
@@ -72,13 +72,26 @@ pub fn upper_of(mountpoint: &Path) -> PathBuf {
     Path::new(UPPERS).join(hash(mountpoint))
 }
 
-/// Keeps other commands from changing the same. It ends with the file.
-pub fn lock() -> Result<File> {
+/// Keeps other commands from changing the same. It ends with the file. Says which process it waits for.
+pub fn lock(say: &dyn Fn(&str)) -> Result<File> {
     private_folder(Path::new(RUN))?;
     let path = Path::new(RUN).join("lock");
-    let options = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);
-    let file = options.at("open", &path)?;
-    file.lock().at("lock", &path)?;
+    let mut options = OpenOptions::new();
+    options.create(true).truncate(false).read(true).write(true).mode(0o600);
+    let mut file = options.open(&path).at("open", &path)?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            let mut pid = String::new();
+            let _ = file.read_to_string(&mut pid);
+            say(&format!("Waiting for process {}, which mounts or unmounts an image ...", pid.trim()));
+            file.lock().at("lock", &path)?;
+        }
+        Err(TryLockError::Error(error)) => return Err(error).at("lock", &path),
+    }
+    // For those that wait. The lock itself does not need it.
+    let _ =
+        file.set_len(0).and_then(|()| file.write_all_at(format!("{}\n", std::process::id()).as_bytes(), 0));
     Ok(file)
 }
 
