@@ -1,6 +1,7 @@
 //! How an image's mount ends: what that waits for, and what it says.
 
 use std::fs::{self, File};
+use std::net::TcpListener;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -79,4 +80,40 @@ fn an_unmount_that_waits_for_another_command_says_so() {
     let ended = wait(&mut child, PATIENCE);
     assert_eq!(ended.and_then(|status| status.code()), Some(1), "{ended:?}");
     assert!(fs::read_to_string(&said).unwrap().contains("no image is mounted at /nowhere"));
+}
+
+/// `covey image mount` kept all other commands of images out while it asked a store. One store that did not answer
+/// made every unmount wait, also of images of other volumes.
+#[test]
+fn regression_a_store_that_does_not_answer_holds_up_no_other_image() {
+    requires!(Need::Covey, Need::Root, Need::Mount);
+    let _one = one_at_a_time();
+    let folder = covey_tests::scratch();
+    let layout = Layout::new(&folder.path().join("app"));
+    layout.image("1", &here(), &[layer(&[(b'0', "f", b"1")])]);
+    let volume = Volume::below(folder.path(), &[]);
+    let mounted = volume.mount();
+    let images = mounted.join("images");
+    import(&layout.source("1"), &images, &[]);
+    let first = Image::mount("app:1", &folder.path().join("first"), &images, &[]);
+    let store = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", store.local_addr().unwrap());
+    let (cache, away) = (folder.path().join("cache"), folder.path().join("away"));
+    let mut command = covey();
+    command.args(["image", "mount", "a:1"]).arg(&away).args(["--volume", "s3://bucket/p@x", "--"]);
+    command.args(["--endpoint", &endpoint, "--cache"]).arg(&cache);
+    command.env("AWS_ACCESS_KEY_ID", "a").env("AWS_SECRET_ACCESS_KEY", "b");
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut waits = command.spawn().unwrap();
+    let asked = store.accept().unwrap();
+    first.umount();
+    Image::mount("app:1", &folder.path().join("second"), &images, &[]).umount();
+    assert!(waits.try_wait().unwrap().is_none(), "it still asks its store");
+    // SAFETY: the child has not been waited for, so its number is its own.
+    unsafe { libc::kill(waits.id() as i32, libc::SIGINT) };
+    let ended = wait(&mut waits, PATIENCE);
+    assert_eq!(ended.and_then(|status| status.code()), Some(130), "{ended:?}");
+    assert!(!away.exists());
+    drop(asked);
+    mounted.umount();
 }

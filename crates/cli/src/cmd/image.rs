@@ -229,19 +229,25 @@ impl Drop for Undo {
 
 fn mount(args: &MountArgs, term: Term) -> Result<u8> {
     as_root()?;
-    let _lock = made::lock(&|line| term.say(line))?;
+    let say = |line: &str| term.say(line);
     // A signal between two steps would leave what the first has made.
     signals::block();
     let mountpoint = mounts::absolute(&args.mountpoint)?;
     check_free(&mountpoint)?;
+    // What asks a store comes before the lock that all commands want.
+    let tree = split(&args.volume).map(|(name, _)| made::tree_at(Path::new(name)));
+    let _tree = tree.map(|at| made::lock_tree(&at, &say)).transpose()?;
+    let (place, tree) = folder_of(args)?;
+    // No record has it yet.
+    let give_back = |_: &Failure| drop(end_tree(tree.as_deref(), Path::new("")));
+    let found = find(&OnMount::new(&place), &args.image);
+    let found = found.and_then(|found| lower_of(&place, &found).map(|_| found)).inspect_err(give_back)?;
+    let _lock = made::lock(&say).inspect_err(give_back)?;
+    check_free(&mountpoint).inspect_err(give_back)?;
     let upper = match &args.upper {
         Some(folder) => mounts::absolute(folder)?,
         None => made::upper_of(&mountpoint),
     };
-    let (place, tree) = folder_of(args)?;
-    let found = find(&OnMount::new(&place), &args.image).inspect_err(|_| {
-        let _ = end_tree(tree.as_deref(), &mountpoint);
-    })?;
     let made = Made {
         version: 1,
         image: found.named.name.clone(),
@@ -400,9 +406,16 @@ fn like(layer: &Path, top: &Path) -> Result<()> {
 fn umount(mountpoint: &Path, term: Term) -> Result<u8> {
     as_root()?;
     let say = |line: &str| term.say(line);
-    let _lock = made::lock(&say)?;
     signals::block();
     let mountpoint = mounts::absolute(mountpoint)?;
+    let tree_of = || Ok::<_, Failure>(made::of(&mountpoint)?.and_then(|made| made.tree));
+    let tree = tree_of()?;
+    let _tree = tree.as_deref().map(|at| made::lock_tree(at, &say)).transpose()?;
+    let _lock = made::lock(&say)?;
+    if tree_of()? != tree {
+        return Err(Failure::new("busy", format!("{} was mounted anew meanwhile", mountpoint.display()))
+            .next("try again"));
+    }
     let Some(made) = made::of(&mountpoint)? else {
         return Err(Failure::new("not-mounted", format!("no image is mounted at {}", mountpoint.display()))
             .next("covey image ls lists those that are"));
