@@ -23,8 +23,8 @@ fn options_at(path: &Path) -> String {
 }
 
 /// The unmount of an overlay first writes out everything that the machine has not written to the disk of its
-/// upper folder, of whatever program. `covey image umount` once took more than two minutes by that, although it
-/// removes what was written. With `--upper`, what was written must be on the disk.
+/// upper folder, of whatever program. `covey image umount` once took more than two minutes by that, although
+/// it removes what was written. With `--upper`, what was written must be on the disk.
 #[test]
 fn regression_the_unmount_of_a_temporary_image_waits_for_no_disk() {
     requires!(Need::Covey, Need::Root, Need::Mount);
@@ -82,8 +82,8 @@ fn an_unmount_that_waits_for_another_command_says_so() {
     assert!(fs::read_to_string(&said).unwrap().contains("no image is mounted at /nowhere"));
 }
 
-/// `covey image mount` kept all other commands of images out while it asked a store. One store that did not answer
-/// made every unmount wait, also of images of other volumes.
+/// `covey image mount` kept all other commands of images out while it asked a store. One store that did not
+/// answer made every unmount wait, also of images of other volumes.
 #[test]
 fn regression_a_store_that_does_not_answer_holds_up_no_other_image() {
     requires!(Need::Covey, Need::Root, Need::Mount);

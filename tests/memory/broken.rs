@@ -102,8 +102,8 @@ fn a_clone_whose_bytes_are_lost_gets_sigbus_and_the_others_go_on() {
     server.end_well();
 }
 
-/// The end of a VMM was noticed only by a clock that looks at all clones in turn. A server whose clock was held up,
-/// as by a list that a disk does not take, kept the memory and the threads of clones that had ended.
+/// The end of a VMM was noticed only by a clock that looks at all clones in turn. A server whose clock was
+/// held up, as by a list that a disk does not take, kept the memory and the threads of clones that had ended.
 #[test]
 fn regression_the_end_of_a_clone_is_noticed_without_the_clock() {
     requires!(Need::Root);

@@ -36,8 +36,8 @@ pub fn is_fuse_mount(path: &std::path::Path) -> bool {
     })
 }
 
-/// Where each thread of a process stands: its state, the call that it makes, and, for root, where in the kernel it
-/// waits. For the message of a test that waited for it in vain.
+/// Where each thread of a process stands: its state, the call that it makes, and, for root, where in the
+/// kernel it waits. For the message of a test that waited for it in vain.
 pub fn stands(pid: u32) -> String {
     let mut text = format!("process {pid}:");
     let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { return format!("{text} is gone") };

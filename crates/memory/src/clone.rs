@@ -133,8 +133,8 @@ pub struct Counts {
 /// What only the thread that waits for the kernel needs.
 #[derive(Default)]
 struct Turn {
-    /// The process of the VMM, which becomes readable when it has ended. `None`: not known, or it has ended and
-    /// its memory lives on in another process.
+    /// The process of the VMM, which becomes readable when it has ended. `None`: not known, or it has ended
+    /// and its memory lives on in another process.
     process: Option<OwnedFd>,
 }
 

@@ -101,8 +101,9 @@ pub fn tell(mut socket: &UnixStream, why: &str) {
     let _ = socket.shutdown(std::net::Shutdown::Both);
 }
 
-/// The process at the other end, as pidfd_open(2) names it: the descriptor becomes readable when the process has
-/// ended. `None` if it has no number here: it is in another namespace, and the kernel is older than Linux 6.5.
+/// The process at the other end, as pidfd_open(2) names it: the descriptor becomes readable when the process
+/// has ended. `None` if it has no number here: it is in another namespace, and the kernel is older than Linux
+/// 6.5.
 pub fn process(socket: &UnixStream) -> Option<OwnedFd> {
     let mut fd: libc::c_int = -1;
     let mut len = size_of_val(&fd) as libc::socklen_t;

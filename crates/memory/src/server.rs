@@ -303,8 +303,8 @@ impl Shared {
         self.leave(clone, socket);
     }
 
-    /// Frees the place of a clone before its end is told: a log that stands still, as a full pipe or a disk that
-    /// hangs, must not keep new clones out.
+    /// Frees the place of a clone before its end is told: a log that stands still, as a full pipe or a disk
+    /// that hangs, must not keep new clones out.
     fn leave(&self, clone: &Clone, socket: &UnixStream) {
         self.leaving.fetch_add(1, Ordering::AcqRel);
         self.clones.lock().remove(&clone.number);

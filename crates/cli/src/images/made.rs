@@ -7,8 +7,8 @@
 //!                                          unless --upper names another folder
 //! ```
 //!
-//! One command at a time changes this ([`lock`]). While a store is asked for a tree, only those that want the same
-//! tree wait ([`lock_tree`], in the file `trees/HASH.lock`).
+//! One command at a time changes this ([`lock`]). While a store is asked for a tree, only those that want the
+//! same tree wait ([`lock_tree`], in the file `trees/HASH.lock`).
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{ErrorKind, Read};
@@ -86,8 +86,8 @@ pub fn lock(say: &dyn Fn(&str)) -> Result<File> {
     lock_file(&Path::new(RUN).join("lock"), say)
 }
 
-/// The same for one published tree, so that a store that does not answer holds up only those that want the same
-/// tree. Whatever takes both takes this one first.
+/// The same for one published tree, so that a store that does not answer holds up only those that want the
+/// same tree. Whatever takes both takes this one first.
 ///
 /// # Errors
 /// As [`lock`].

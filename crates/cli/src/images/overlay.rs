@@ -29,9 +29,9 @@ pub struct Overlay<'a> {
     pub upper: &'a Path,
     /// A folder that overlayfs needs on the same filesystem.
     pub work: &'a Path,
-    /// What is written need not be on the disk, ever: it is removed at the unmount, and after a crash. Without
-    /// this, an unmount first writes out everything that the machine has not written to the disk of `upper`, of
-    /// whatever program, which can take minutes.
+    /// What is written need not be on the disk, ever: it is removed at the unmount, and after a crash.
+    /// Without this, an unmount first writes out everything that the machine has not written to the disk of
+    /// `upper`, of whatever program, which can take minutes.
     pub temporary: bool,
 }
 

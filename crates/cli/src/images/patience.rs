@@ -9,8 +9,8 @@ use api::error::{Failure, Result};
 const FIRST: Duration = Duration::from_secs(5);
 const AGAIN: Duration = Duration::from_secs(30);
 
-/// Does a step on another thread, and says what it is, if it takes long. The step ends in any case before this
-/// returns: an unmount cannot be taken back.
+/// Does a step on another thread, and says what it is, if it takes long. The step ends in any case before
+/// this returns: an unmount cannot be taken back.
 pub fn patiently<T: Send + 'static>(
     say: &dyn Fn(&str),
     step: &str,

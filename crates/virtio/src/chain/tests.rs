@@ -63,8 +63,8 @@ fn bytes_are_gathered_and_scattered() {
     assert_eq!(chain.scatter([&[], &[]]), 0);
 }
 
-/// Only the bytes of requests were counted. A guest could have a thousand times as much kept of descriptors, for
-/// requests that wait: its bound of 32 MiB let it take all memory of the host.
+/// Only the bytes of requests were counted. A guest could have a thousand times as much kept of descriptors,
+/// for requests that wait: its bound of 32 MiB let it take all memory of the host.
 #[test]
 fn regression_the_descriptors_of_a_chain_count() {
     const INDIRECT: u16 = 4;
