@@ -42,15 +42,15 @@ pub enum BadRing {
     Ring(#[from] virtio_queue::Error),
 }
 
+/// The descriptors of a chain, not read yet.
+pub type Descriptors = DescriptorChain<Arc<Memory>>;
+
 /// Takes the next chain that the driver has made available, if there is one, and says whether there are more.
 /// What is made available from now on makes a kick, also while this chain is served.
 ///
 /// # Errors
 /// [`BadRing`]. A driver that works never makes such a ring.
-pub fn take(
-    queue: &mut Queue,
-    memory: &Arc<Memory>,
-) -> Result<(Option<DescriptorChain<Arc<Memory>>>, bool), BadRing> {
+pub fn take(queue: &mut Queue, memory: &Arc<Memory>) -> Result<(Option<Descriptors>, bool), BadRing> {
     let is_there = queue.avail_idx(&**memory, Ordering::Acquire)?.0 != queue.next_avail();
     let descriptors = queue.iter(Arc::clone(memory))?.next();
     if is_there && descriptors.is_none() {
@@ -80,10 +80,7 @@ impl Chain {
     ///
     /// # Errors
     /// [`BadChain`]. A driver that works never makes such a chain.
-    pub fn read(
-        mut descriptors: DescriptorChain<Arc<Memory>>,
-        memory: Arc<Memory>,
-    ) -> Result<Chain, BadChain> {
+    pub fn read(mut descriptors: Descriptors, memory: Arc<Memory>) -> Result<Chain, BadChain> {
         let (mut request, mut reply, mut ends) = (Vec::new(), Vec::new(), false);
         let head = descriptors.head_index();
         for descriptor in descriptors.by_ref() {
