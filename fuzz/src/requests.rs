@@ -272,7 +272,7 @@ fn request(opcode: u32, unique: u64, ino: u64, arguments: &[u8]) -> Vec<u8> {
 
 /// The INIT of a kernel that has everything.
 fn init() -> Vec<u8> {
-    let flags = u64::MAX & !flag::OVER_IO_URING;
+    let flags = !flag::OVER_IO_URING;
     let words = [7, 45, 131_072, flags as u32, (flags >> 32) as u32];
     let mut arguments: Vec<u8> = words.iter().flat_map(|word: &u32| word.to_ne_bytes()).collect();
     arguments.resize(64, 0);

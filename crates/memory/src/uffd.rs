@@ -122,8 +122,8 @@ impl Uffd {
     pub fn is_mapped(&self, address: u64, len: u64) -> bool {
         const MISSING: u64 = 1;
         let mut call = [address, len, MISSING, 0];
-        // SAFETY: `call` has the layout of uffdio_register, 32 bytes, and the kernel touches no other memory of
-        // this process.
+        // SAFETY: `call` has the layout of uffdio_register, 32 bytes, and the kernel touches no other memory
+        // of this process.
         unsafe { self.call(REGISTER, call.as_mut_ptr().cast()) == 0 }
     }
 

@@ -227,8 +227,8 @@ impl Clone {
             }
             Done::Gone => self.stop(End::Gone),
             Done::Failed(Errno::NOENT) => {
-                // Memory that was unmapped in between needs nothing. Not every VMM has that told, and one that
-                // ends unmaps its memory.
+                // Memory that was unmapped in between needs nothing. Not every VMM has that told, and one
+                // that ends unmaps its memory.
                 self.collect();
                 if self.removed.read().has(page) || self.was_unmapped(address, len) {
                     return Ok(len);

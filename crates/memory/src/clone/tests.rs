@@ -301,8 +301,8 @@ fn memory_that_was_not_registered_ends_the_clone() {
     thread.join().unwrap();
 }
 
-/// A VMM that ends may unmap its memory first. If something of it was still to be put there, the clone was given up
-/// with two errors in the log, that its memory was not registered.
+/// A VMM that ends may unmap its memory first. If something of it was still to be put there, the clone was
+/// given up with two errors in the log, that its memory was not registered.
 #[test]
 fn regression_memory_that_is_unmapped_is_no_failure() {
     let Some(memory) = memory(4 * MIB) else { return };
@@ -318,7 +318,8 @@ fn regression_memory_that_is_unmapped_is_no_failure() {
     assert!(memory.bytes()[..MIB] == expected && memory.bytes()[3 * MIB] == world.source.bytes[3 * MIB]);
 }
 
-/// The second half is mapped, but was never registered: what is there would be other bytes than the snapshot's.
+/// The second half is mapped, but was never registered: what is there would be other bytes than the
+/// snapshot's.
 #[test]
 fn a_half_that_was_not_registered_ends_the_clone() {
     let Some(memory) = memory(2 * MIB) else { return };
