@@ -19,7 +19,9 @@ use fs::api::{Lock, LockKind, LockRange, LockStyle};
 use fs::locks::row;
 use meta::journal::format;
 use meta::key::Key;
+use meta::quota::{Limits, QuotaRow, State};
 use meta::record;
+use meta::trash::{Setting, TrashRow};
 use net::frame::{self, ErrorKind, Get, HEADER, Header, ListAsk, Refusal, Texted, Type};
 use net::id::{Member, NodeId, Role, Seen, Zone};
 use net::message::{Answer, Ask, Group, Note, What};
@@ -32,6 +34,10 @@ use tree::root::{Owner, Root, Signer};
 mod datagrams;
 #[path = "guests.rs"]
 mod guests;
+#[path = "requests.rs"]
+mod requests;
+#[path = "rings.rs"]
+mod rings;
 #[path = "texts.rs"]
 mod texts;
 
@@ -65,6 +71,8 @@ pub const TARGETS: &[Target] = &[
     Target { name: "corpus", run: texts::corpus_spec, seeds: texts::corpus_seeds },
     Target { name: "index", run: index, seeds: index_seeds },
     Target { name: "guests", run: guests::stream, seeds: guests::stream_seeds },
+    Target { name: "virtio", run: rings::virtqueue, seeds: rings::virtqueue_seeds },
+    Target { name: "requests", run: requests::requests, seeds: requests::requests_seeds },
     Target { name: "chunks", run: texts::chunks, seeds: texts::chunks_seeds },
     Target { name: "s3_words", run: texts::s3_words, seeds: texts::s3_words_seeds },
     Target { name: "regions", run: texts::regions, seeds: texts::regions_seeds },
@@ -136,6 +144,9 @@ fn frames(data: &[u8]) {
     }
     if let Ok(returned) = frame::Returned::decode(payload) {
         assert_eq!(returned.encode(), payload);
+    }
+    if let Ok(ask) = frame::RecallAsk::decode(payload) {
+        assert_eq!(ask.encode()[..], *payload);
     }
     if let Ok(listed) = frame::decode_listed(payload) {
         assert!(payload.len() > SMALL || frame::encode_listed(&listed) == payload);
@@ -214,6 +225,7 @@ fn frames_seeds() -> Vec<Vec<u8>> {
         (Type::Kept, vec![9; 8]),
         (Type::Lend, lend.encode()),
         (Type::Loan, frame::LoanPart::encode(Some(&loan))),
+        (Type::Recall, frame::RecallAsk { unit: Ino(5), seq: 6 }.encode().to_vec()),
         (Type::Returned, frame::Returned { unit: Ino(5), from: 6, number: 7 }.encode()),
         (Type::Get, get.encode().to_vec()),
         (Type::Error, error.encode()),
@@ -371,6 +383,13 @@ fn rows(data: &[u8]) {
     let _ = (record::PackRow::decode(data), record::ForeignRow::decode(data));
     let _ = (record::ContentRow::decode(data), record::HeldRow::decode(data));
     let _ = (record::decode_i64(Some(data)), record::decode_u64(Some(data)));
+    let _ = (record::DoomedRow::decode(data), Setting::decode(Some(data)));
+    if let Ok(row) = QuotaRow::decode(data) {
+        assert!(QuotaRow::decode(&row.encode()).is_ok_and(|again| again == row));
+    }
+    if let Ok(row) = TrashRow::decode(data) {
+        assert!(TrashRow::decode(&row.encode()).is_ok_and(|again| again == row));
+    }
     if let Ok(page) = ExtentPage::decode(data) {
         let again = ExtentPage::decode(&page.encode());
         assert!(
@@ -393,6 +412,11 @@ fn rows_seeds() -> Vec<Vec<u8>> {
         [Key::inode(Ino(5)), Key::dentry(Ino(1), b"name"), Key::extents(Ino(5), 1), Key::pack(PackNo(3))];
     let mut seeds: Vec<Vec<u8>> = keys.iter().map(|key| key.as_bytes().to_vec()).collect();
     let moment = record::moment_to_u64(Timestamp(1));
+    let limits = Limits { bytes: Some(5), inodes: None };
+    let quota = QuotaRow { limits, state: State::Set, outer: Ino(7) };
+    let name: Box<[u8]> = (*b"name").into();
+    let lost = TrashRow { at: Timestamp(5), parent: Ino(1), name, kind: 0o100_000, size: 9, dir: None };
+    seeds.extend([quota.encode().to_vec(), lost.encode().to_vec()]);
     seeds.extend([page.encode(), record::encode_i64(-5).to_vec(), record::encode_u64(moment).to_vec()]);
     seeds
 }

@@ -4,6 +4,10 @@
 //! two processes share a socket and nothing else.
 
 mod broken;
+mod etcd;
+#[allow(dead_code, unused_imports, reason = "each test program uses its part")]
+#[path = "../shared/etcd_rig.rs"]
+mod etcd_rig;
 mod files;
 mod liars;
 mod locks;

@@ -5,6 +5,7 @@
 
 mod build;
 mod containerd;
+mod ending;
 mod mistakes;
 mod registry;
 mod removal;

@@ -1,11 +1,16 @@
 //! Clones and servers that are killed, and snapshots that cannot be read.
 
 use std::fs::File;
+use std::os::unix::net::UnixListener;
+use std::sync::Arc;
 use std::time::Duration;
 
-use covey_tests::{Need, requires};
+use covey_tests::{Need, requires, say};
+use memory::clone::{Clone, Common, End};
+use memory::receive;
+use memory::source::{Plain, Source};
 
-use crate::world::{MIB, Place, may, until};
+use crate::world::{MIB, PATIENCE, Place, may, until};
 
 #[test]
 fn a_clone_that_is_killed_costs_the_others_nothing() {
@@ -95,4 +100,45 @@ fn a_clone_whose_bytes_are_lost_gets_sigbus_and_the_others_go_on() {
     assert!(well.runs());
     well.kill();
     server.end_well();
+}
+
+/// The end of a VMM was noticed only by a clock that looks at all clones in turn. A server whose clock was
+/// held up, as by a list that a disk does not take, kept the memory and the threads of clones that had ended.
+#[test]
+fn regression_the_end_of_a_clone_is_noticed_without_the_clock() {
+    requires!(Need::Root);
+    if !may() {
+        return;
+    }
+    let place = Place::new();
+    place.snapshot(4 * MIB);
+    let listener = UnixListener::bind(place.path("s")).unwrap();
+    let mut vmm = place.vmm("half");
+    let (socket, _) = listener.accept().unwrap();
+    let source = Arc::new(Plain::open(&place.path("memory")).unwrap());
+    let (regions, uffd) = receive::receive(&socket, source.len(), PATIENCE).unwrap();
+    let common = Arc::new(Common {
+        source,
+        patience: PATIENCE,
+        log: Arc::new(|_, _: &str| ()),
+        buffers: Default::default(),
+    });
+    let process = receive::process(&socket);
+    if process.is_none() {
+        vmm.kill();
+        return say(format_args!("skipped: lacks a kernel that names the process at a socket"));
+    }
+    let clone = Arc::new(Clone::new(1, &regions, uffd, common).unwrap().with_process(process));
+    // Nothing calls `look`.
+    let threads: Vec<_> = (0..2)
+        .map(|_| {
+            let mine = Arc::clone(&clone);
+            std::thread::spawn(move || mine.work())
+        })
+        .collect();
+    vmm.at("half");
+    assert_eq!(clone.end(), None);
+    vmm.kill();
+    until("the threads of the clone end", || threads.iter().all(|thread| thread.is_finished()));
+    assert_eq!(clone.end(), Some(&End::Gone));
 }

@@ -15,7 +15,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use covey_tests::{Need, requires};
-use world::{MIB, Place, may, until};
+use world::{MIB, PATIENCE, Place, may, until};
 
 /// Not a test: the VMM, when a test starts this program as one.
 #[test]
@@ -40,17 +40,15 @@ fn every_byte_of_every_clone_is_the_snapshots() {
         vmms.into_iter().for_each(|vmm| vmm.must_succeed());
         covey_tests::say(format_args!("{count} clones of 8 MiB: {:.2?}", began.elapsed()));
     }
-    let of = |log: &str, how: &str| log.matches(how).count();
-    let end = Instant::now() + Duration::from_secs(20);
-    while of(&server.log(), "has ended") < 61 && Instant::now() < end {
+    let ends = || server.log().matches("has ended").count();
+    let end = Instant::now() + PATIENCE;
+    while ends() < 61 && Instant::now() < end {
         std::thread::sleep(Duration::from_millis(10));
     }
-    covey_tests::say(format_args!("{} ends were noticed", of(&server.log(), "has ended")));
-    let log = server.log_path().to_owned();
-    server.end_well();
-    let log = fs::read_to_string(log).unwrap();
-    assert_eq!(of(&log, "has ended") + of(&log, "is served no more"), 61, "{log}");
+    let (noticed, log) = (ends(), server.log());
+    assert_eq!(noticed, 61, "{}\n{log}", covey_tests::proc::stands(server.pid()));
     assert!(!log.contains("cannot go on"), "{log}");
+    server.end_well();
 }
 
 #[test]

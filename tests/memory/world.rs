@@ -1,7 +1,7 @@
 //! Servers and VMMs, with their clean-up.
 
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -100,10 +100,6 @@ pub struct Server {
 impl Server {
     pub fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
-    }
-
-    pub fn log_path(&self) -> &Path {
-        &self.log
     }
 
     pub fn pid(&self) -> u32 {

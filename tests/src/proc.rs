@@ -35,3 +35,18 @@ pub fn is_fuse_mount(path: &std::path::Path) -> bool {
         head.split(' ').nth(4) == Some(&*wanted) && tail.starts_with("fuse")
     })
 }
+
+/// Where each thread of a process stands: its state, the call that it makes, and, for root, where in the
+/// kernel it waits. For the message of a test that waited for it in vain.
+pub fn stands(pid: u32) -> String {
+    let mut text = format!("process {pid}:");
+    let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { return format!("{text} is gone") };
+    for task in tasks.flatten().map(|task| task.path()) {
+        let of = |name: &str| fs::read_to_string(task.join(name)).unwrap_or_default().trim().to_owned();
+        let status = of("status");
+        let state = status.lines().find_map(|line| line.strip_prefix("State:")).unwrap_or_default().trim();
+        text.push_str(&format!("\n  {}: {state}, call {}, {}", of("comm"), of("syscall"), of("wchan")));
+        of("stack").lines().for_each(|line| text.push_str(&format!("\n    {line}")));
+    }
+    text
+}

@@ -39,8 +39,9 @@ pub fn run(command: &mut Command, limit: Duration) -> Finished {
     let status = wait(&mut child, limit);
     let [stdout, stderr] = [text(&mut files[0]), text(&mut files[1])];
     let Some(status) = status else {
+        let stands = crate::proc::stands(child.id());
         child.kill().ok();
-        panic!("{command:?} did not end within {limit:?}\n{stdout}\n{stderr}");
+        panic!("{command:?} did not end within {limit:?}\n{stdout}\n{stderr}\n{stands}");
     };
     Finished { status, stdout, stderr }
 }

@@ -7,10 +7,12 @@
 //!   rm.rs        the removal of an image
 //!   users.rs     which overlays of this machine use a layer
 //!   made.rs      what a mount of an image consists of, so that its unmount undoes exactly that
+//!   patience.rs  says what a command waits for
 //! ```
 
 pub mod made;
 pub mod overlay;
+pub mod patience;
 pub mod rm;
 pub mod tree;
 pub mod users;

@@ -130,6 +130,14 @@ pub struct Counts {
     pub ahead: u64,
 }
 
+/// What only the thread that waits for the kernel needs.
+#[derive(Default)]
+struct Turn {
+    /// The process of the VMM, which becomes readable when it has ended. `None`: not known, or it has ended
+    /// and its memory lives on in another process.
+    process: Option<OwnedFd>,
+}
+
 #[derive(Default)]
 struct Counters {
     faults: AtomicU64,
@@ -153,7 +161,7 @@ pub struct Clone {
     /// Addresses of faults in blocks in flight. A block becomes done under this lock.
     late: Mutex<Vec<u64>>,
     /// Held by the thread that waits for the kernel.
-    turn: Mutex<()>,
+    turn: Mutex<Turn>,
     /// The reads of the snapshot that are under way: since when, and from which offset on.
     reading: Mutex<BTreeSet<(Instant, u64)>>,
     /// When a slow read was last reported.
@@ -194,6 +202,14 @@ impl Clone {
             began: monotonic(),
             counters: Counters::default(),
         })
+    }
+
+    /// The same of a VMM whose process is known, by a descriptor of pidfd_open(2). Its end is then noticed at
+    /// once, and not only when something calls [`Clone::look`].
+    #[must_use]
+    pub fn with_process(mut self, process: Option<OwnedFd>) -> Clone {
+        self.turn.get_mut().process = process;
+        self
     }
 
     /// The number of regions, and of bytes.
@@ -257,16 +273,24 @@ impl Clone {
 
     /// Waits for the kernel, in turn with the other threads.
     fn wait(&self) {
-        let _turn = self.turn.lock();
+        let mut turn = self.turn.lock();
         if self.is_over() || !self.pending.lock().is_empty() {
             return;
         }
-        let mut on =
-            [self.uffd.as_fd(), self.wake.as_fd()].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        let wake = self.wake.as_fd();
+        let process = turn.process.as_ref().map_or(wake, AsFd::as_fd);
+        let mut on = [self.uffd.as_fd(), wake, process].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         let _ = poll(&mut on, None);
+        let has_ended = turn.process.is_some() && !on[2].revents().is_empty();
         // At the end it stays set, for all threads.
         if !on[1].revents().is_empty() && !self.is_over() {
             let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+        }
+        if has_ended {
+            turn.process = None;
+            if self.uffd.is_gone() {
+                return self.stop(End::Gone);
+            }
         }
         self.collect();
     }

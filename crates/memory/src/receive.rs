@@ -2,7 +2,7 @@
 
 use std::io::{IoSliceMut, Write};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
@@ -99,6 +99,25 @@ pub fn tell(mut socket: &UnixStream, why: &str) {
     let _ = socket.set_nonblocking(true);
     let _ = socket.write_all(line.as_bytes());
     let _ = socket.shutdown(std::net::Shutdown::Both);
+}
+
+/// The process at the other end, as pidfd_open(2) names it: the descriptor becomes readable when the process
+/// has ended. `None` if it has no number here: it is in another namespace, and the kernel is older than Linux
+/// 6.5.
+pub fn process(socket: &UnixStream) -> Option<OwnedFd> {
+    let mut fd: libc::c_int = -1;
+    let mut len = size_of_val(&fd) as libc::socklen_t;
+    // SAFETY: the kernel writes an int of that length, which lives through the call.
+    let done = unsafe {
+        let (level, option) = (libc::SOL_SOCKET, libc::SO_PEERPIDFD);
+        libc::getsockopt(socket.as_raw_fd(), level, option, (&raw mut fd).cast(), &raw mut len)
+    };
+    if done == 0 && fd >= 0 {
+        // SAFETY: the kernel has just made this descriptor for the call, and nothing else has it.
+        return Some(unsafe { OwnedFd::from_raw_fd(fd) });
+    }
+    let pid = peer(socket).and_then(rustix::process::Pid::from_raw)?;
+    rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()
 }
 
 /// The number of the process at the other end. `None` if it has none here: it is in another namespace.

@@ -28,7 +28,7 @@ use parking_lot::Mutex;
 
 use crate::clone::{Clone, Common, End, Level, Log};
 use crate::list::{List, ListFile, Span};
-use crate::receive::{NoClone, peer, receive, tell};
+use crate::receive::{NoClone, peer, process, receive, tell};
 use crate::source::Source;
 
 /// How long a VMM may take to say which memory it has.
@@ -76,6 +76,8 @@ struct Shared {
     common: Arc<Common>,
     options: Options,
     clones: Mutex<BTreeMap<u64, Entry>>,
+    /// Clones that are over, and whose end is being told.
+    leaving: AtomicUsize,
     started: AtomicU64,
     strangers: AtomicUsize,
     list: Mutex<Arc<List>>,
@@ -116,6 +118,7 @@ impl Server {
             common,
             options,
             clones: Mutex::default(),
+            leaving: AtomicUsize::new(0),
             started: AtomicU64::new(0),
             strangers: AtomicUsize::new(0),
             list: Mutex::new(Arc::new(list.unwrap_or_default())),
@@ -176,7 +179,8 @@ impl Server {
         self.close();
         self.shared.entries().iter().for_each(|entry| entry.clone.stop(End::Stopped));
         let until = base::Deadline::after(Duration::from_secs(10));
-        while self.clones() > 0 && !until.is_over() {
+        let leaving = || self.shared.leaving.load(Ordering::Acquire);
+        while (self.clones() > 0 || leaving() > 0) && !until.is_over() {
             std::thread::sleep(Duration::from_millis(2));
         }
     }
@@ -262,7 +266,8 @@ impl Shared {
             return Err(NoClone::Io(io::Error::other("the server ends")));
         }
         let number = self.started.fetch_add(1, Ordering::AcqRel) + 1;
-        let clone = Arc::new(Clone::new(number, &regions, uffd, Arc::clone(&self.common))?);
+        let clone = Clone::new(number, &regions, uffd, Arc::clone(&self.common))?;
+        let clone = Arc::new(clone.with_process(process(socket)));
         let measures = self.list.lock().spans().is_empty() || number.is_multiple_of(MEASURED);
         let entry = Entry { clone, measures };
         clones.insert(number, entry.clone());
@@ -298,7 +303,16 @@ impl Shared {
         self.leave(clone, socket);
     }
 
+    /// Frees the place of a clone before its end is told: a log that stands still, as a full pipe or a disk
+    /// that hangs, must not keep new clones out.
     fn leave(&self, clone: &Clone, socket: &UnixStream) {
+        self.leaving.fetch_add(1, Ordering::AcqRel);
+        self.clones.lock().remove(&clone.number);
+        self.tell_end(clone, socket);
+        self.leaving.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    fn tell_end(&self, clone: &Clone, socket: &UnixStream) {
         let counts = clone.counts();
         let how = match clone.end() {
             Some(End::Failed(why)) => {
@@ -317,7 +331,6 @@ impl Shared {
             counts.ahead >> 20
         );
         self.log(Level::Info, &line);
-        self.clones.lock().remove(&clone.number);
     }
 
     /// Makes what a clone touched known to the next ones.

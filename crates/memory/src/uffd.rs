@@ -15,6 +15,7 @@ const fn request(read_only: bool, number: c_ulong, size: usize) -> c_ulong {
     (direction << 30) | ((size as c_ulong) << 16) | (0xAA << 8) | number
 }
 
+const REGISTER: c_ulong = request(false, 0, 32);
 const WAKE: c_ulong = request(true, 2, 16);
 const COPY: c_ulong = request(false, 3, 40);
 const ZEROPAGE: c_ulong = request(false, 4, 32);
@@ -114,6 +115,16 @@ impl Uffd {
         let mut call = [address, len];
         // SAFETY: `call` has the layout of uffdio_range, 16 bytes, and the kernel only reads it.
         let _ = unsafe { self.call(WAKE, call.as_mut_ptr().cast()) };
+    }
+
+    /// Whether the VMM has something mapped where these pages are that could be registered. If it was not
+    /// registered, it is from now on.
+    pub fn is_mapped(&self, address: u64, len: u64) -> bool {
+        const MISSING: u64 = 1;
+        let mut call = [address, len, MISSING, 0];
+        // SAFETY: `call` has the layout of uffdio_register, 32 bytes, and the kernel touches no other memory
+        // of this process.
+        unsafe { self.call(REGISTER, call.as_mut_ptr().cast()) == 0 }
     }
 
     /// Whether the VMM's memory is gone: the process has ended.

@@ -9,9 +9,10 @@
 //! request is copied once and then decoded from the copy, and what was written is never read again.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use fuse::abi::header::OUT_HEADER;
-use virtio_queue::DescriptorChain;
+use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT};
 use vm_memory::{GuestAddress, GuestMemory};
 
 use crate::memory::Memory;
@@ -28,6 +29,34 @@ pub enum BadChain {
     /// A buffer is not, or not whole, in the guest's memory.
     #[error("a descriptor is outside of the guest's memory")]
     Outside,
+}
+
+/// Why nothing can be taken from a ring.
+#[derive(Debug, thiserror::Error)]
+pub enum BadRing {
+    /// It names a chain where there is none.
+    #[error("{0}")]
+    Chain(#[from] BadChain),
+    /// The ring itself makes no sense.
+    #[error("{0}")]
+    Ring(#[from] virtio_queue::Error),
+}
+
+/// The descriptors of a chain, not read yet.
+pub type Descriptors = DescriptorChain<Arc<Memory>>;
+
+/// Takes the next chain that the driver has made available, if there is one, and says whether there are more.
+/// What is made available from now on makes a kick, also while this chain is served.
+///
+/// # Errors
+/// [`BadRing`]. A driver that works never makes such a ring.
+pub fn take(queue: &mut Queue, memory: &Arc<Memory>) -> Result<(Option<Descriptors>, bool), BadRing> {
+    let is_there = queue.avail_idx(&**memory, Ordering::Acquire)?.0 != queue.next_avail();
+    let descriptors = queue.iter(Arc::clone(memory))?.next();
+    if is_there && descriptors.is_none() {
+        return Err(BadChain::Outside.into());
+    }
+    Ok((descriptors, queue.enable_notification(&**memory)?))
 }
 
 /// A buffer in the guest's memory.
@@ -51,10 +80,7 @@ impl Chain {
     ///
     /// # Errors
     /// [`BadChain`]. A driver that works never makes such a chain.
-    pub fn read(
-        mut descriptors: DescriptorChain<Arc<Memory>>,
-        memory: Arc<Memory>,
-    ) -> Result<Chain, BadChain> {
+    pub fn read(mut descriptors: Descriptors, memory: Arc<Memory>) -> Result<Chain, BadChain> {
         let (mut request, mut reply, mut ends) = (Vec::new(), Vec::new(), false);
         let head = descriptors.head_index();
         for descriptor in descriptors.by_ref() {
@@ -82,6 +108,12 @@ impl Chain {
     /// Bytes of the request.
     pub fn asked(&self) -> usize {
         self.request.iter().map(|piece| piece.len).sum()
+    }
+
+    /// Bytes of this machine that the request takes until its reply: its copy, and what is kept of its
+    /// descriptors. A chain can have tens of thousands of descriptors with hardly a byte each.
+    pub fn cost(&self) -> usize {
+        self.asked() + (self.request.len() + self.reply.len()) * size_of::<Piece>()
     }
 
     /// Bytes that a reply may have, with its header.

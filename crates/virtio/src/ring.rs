@@ -29,11 +29,11 @@ use fuse::abi::header::{Header, OUT_HEADER, out_header};
 use fuse::buffer::{PageBuf, RequestBuf};
 use fuse::channel::Sink;
 use parking_lot::{Condvar, Mutex, RwLock};
-use virtio_queue::{Queue, QueueOwnedT, QueueT};
+use virtio_queue::{Queue, QueueT};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-use crate::chain::{BadChain, Chain};
+use crate::chain::{self, BadChain, BadRing, Chain};
 use crate::memory::Memory;
 use crate::session::Session;
 
@@ -68,7 +68,7 @@ enum Broken {
     #[error("{0}")]
     Chain(#[from] BadChain),
     #[error("{0}")]
-    Ring(#[from] virtio_queue::Error),
+    Ring(#[from] BadRing),
     #[error("more requests are in flight than it has descriptors")]
     Flood,
     #[error("waiting for its guest failed: {0}")]
@@ -260,13 +260,8 @@ impl Shared {
         let memory = Arc::clone(&self.memory.read());
         let (descriptors, more, size) = {
             let mut queue = self.queue.lock();
-            let is_there = queue.avail_idx(&*memory, Ordering::Acquire)?.0 != queue.next_avail();
-            let descriptors = queue.iter(Arc::clone(&memory))?.next();
-            if is_there && descriptors.is_none() {
-                return Err(BadChain::Outside.into());
-            }
-            // The next request makes a kick, also while this one is served.
-            (descriptors, queue.enable_notification(&*memory)?, queue.size())
+            let (descriptors, more) = chain::take(&mut queue, &memory)?;
+            (descriptors, more, queue.size())
         };
         let Some(descriptors) = descriptors else { return Ok((None, more)) };
         let chain = Chain::read(descriptors, memory)?;
@@ -276,7 +271,7 @@ impl Shared {
             return Err(Broken::Flood);
         }
         flight.requests += 1;
-        flight.bytes += chain.asked();
+        flight.bytes += chain.cost();
         Ok((Some(chain), more))
     }
 
@@ -296,7 +291,7 @@ impl Shared {
     /// Ends a request: its reply is copied to the guest, and the guest is notified.
     fn finish(&self, chain: &Chain, reply: [&[u8]; 2]) -> io::Result<()> {
         let open = self.open.read();
-        self.land(chain.asked());
+        self.land(chain.cost());
         if !*open {
             return Err(io::ErrorKind::NotConnected.into());
         }
@@ -311,7 +306,7 @@ impl Shared {
             Ok(true) => self.notify(),
             Ok(false) => {}
             Err(error) => {
-                self.give_up(&Broken::Ring(error));
+                self.give_up(&Broken::Ring(error.into()));
                 return Err(io::ErrorKind::NotConnected.into());
             }
         }

@@ -18,6 +18,7 @@ use serde::Serialize;
 use crate::cmd::umount::busy;
 use crate::images::made::{self, Made};
 use crate::images::overlay::{self, Overlay};
+use crate::images::patience::patiently;
 use crate::images::{images_at, rm, tree, with_place};
 use crate::reading::{Way, split};
 use crate::table::Table;
@@ -228,19 +229,25 @@ impl Drop for Undo {
 
 fn mount(args: &MountArgs, term: Term) -> Result<u8> {
     as_root()?;
-    let _lock = made::lock()?;
+    let say = |line: &str| term.say(line);
     // A signal between two steps would leave what the first has made.
     signals::block();
     let mountpoint = mounts::absolute(&args.mountpoint)?;
     check_free(&mountpoint)?;
+    // What asks a store comes before the lock that all commands want.
+    let tree = split(&args.volume).map(|(name, _)| made::tree_at(Path::new(name)));
+    let _tree = tree.map(|at| made::lock_tree(&at, &say)).transpose()?;
+    let (place, tree) = folder_of(args)?;
+    // No record has it yet.
+    let give_back = |_: &Failure| drop(end_tree(tree.as_deref(), Path::new("")));
+    let found = find(&OnMount::new(&place), &args.image);
+    let found = found.and_then(|found| lower_of(&place, &found).map(|_| found)).inspect_err(give_back)?;
+    let _lock = made::lock(&say).inspect_err(give_back)?;
+    check_free(&mountpoint).inspect_err(give_back)?;
     let upper = match &args.upper {
         Some(folder) => mounts::absolute(folder)?,
         None => made::upper_of(&mountpoint),
     };
-    let (place, tree) = folder_of(args)?;
-    let found = find(&OnMount::new(&place), &args.image).inspect_err(|_| {
-        let _ = end_tree(tree.as_deref(), &mountpoint);
-    })?;
     let made = Made {
         version: 1,
         image: found.named.name.clone(),
@@ -302,7 +309,8 @@ fn stack(place: &Path, found: &Found, made: &Made) -> Result<()> {
     if made.made_mountpoint {
         fs::create_dir(&made.mountpoint).at("make", &made.mountpoint)?;
     }
-    Overlay { lower: &lower, upper: &upper, work: &work }.mount(&made.mountpoint)
+    let overlay = Overlay { lower: &lower, upper: &upper, work: &work, temporary: made.upper_is_ours };
+    overlay.mount(&made.mountpoint)
 }
 
 /// The folder of images on a mount. Mounts a published tree if that is needed, and then says where.
@@ -397,22 +405,41 @@ fn like(layer: &Path, top: &Path) -> Result<()> {
 
 fn umount(mountpoint: &Path, term: Term) -> Result<u8> {
     as_root()?;
-    let _lock = made::lock()?;
+    let say = |line: &str| term.say(line);
     signals::block();
     let mountpoint = mounts::absolute(mountpoint)?;
+    let tree_of = || Ok::<_, Failure>(made::of(&mountpoint)?.and_then(|made| made.tree));
+    let tree = tree_of()?;
+    let _tree = tree.as_deref().map(|at| made::lock_tree(at, &say)).transpose()?;
+    let _lock = made::lock(&say)?;
+    if tree_of()? != tree {
+        return Err(Failure::new("busy", format!("{} was mounted anew meanwhile", mountpoint.display()))
+            .next("try again"));
+    }
     let Some(made) = made::of(&mountpoint)? else {
         return Err(Failure::new("not-mounted", format!("no image is mounted at {}", mountpoint.display()))
             .next("covey image ls lists those that are"));
     };
     let was_there = overlay::is_at(&mountpoint);
     if was_there {
-        overlay::end(&mountpoint).map_err(|error| match error.raw_os_error() {
-            Some(libc::EBUSY) => busy(&mountpoint),
-            _ => Failure::io(format!("cannot unmount {}", mountpoint.display()), &error),
+        let (at, shown) = (mountpoint.clone(), mountpoint.display());
+        let step = match made.upper_is_ours {
+            true => format!("unmounting {shown}"),
+            false => format!("unmounting {shown}, and writing out the disk of {}", made.upper.display()),
+        };
+        patiently(&say, &step, move || {
+            overlay::end(&at).map_err(|error| match error.raw_os_error() {
+                Some(libc::EBUSY) => busy(&at),
+                _ => Failure::io(format!("cannot unmount {}", at.display()), &error),
+            })
         })?;
     }
-    end_tree(made.tree.as_deref(), &mountpoint)?;
-    made.forget()?;
+    if let Some(tree) = made.tree.clone() {
+        let (step, at) = (format!("unmounting the tree at {}", tree.display()), mountpoint.clone());
+        patiently(&say, &step, move || end_tree(Some(&tree), &at))?;
+    }
+    let (step, left) = (format!("removing what belongs to {}", mountpoint.display()), made.clone());
+    patiently(&say, &step, move || left.forget())?;
     term.result(&made, || {
         let image = &made.image;
         let kept = match made.upper_is_ours {

@@ -177,7 +177,7 @@ fn check_overlay(root: &Path) -> Result<()> {
     [&lower, &upper, &work, &at]
         .into_iter()
         .try_for_each(|folder| fs::create_dir_all(folder).at("make", folder))?;
-    let overlay = Overlay { lower: &[lower], upper: &upper, work: &work };
+    let overlay = Overlay { lower: &[lower], upper: &upper, work: &work, temporary: true };
     let mounted = overlay.mount(&at).map_err(|failure| {
         Failure::new("unsupported", format!("no overlay can be written below {}", root.display()))
             .why(failure.in_one_line())

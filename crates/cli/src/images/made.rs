@@ -7,15 +7,18 @@
 //!                                          unless --upper names another folder
 //! ```
 //!
-//! One command at a time changes this ([`lock`]).
+//! One command at a time changes this ([`lock`]). While a store is asked for a tree, only those that want the
+//! same tree wait ([`lock_tree`], in the file `trees/HASH.lock`).
 
-use std::fs::{self, File, OpenOptions};
-use std::io::ErrorKind;
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{ErrorKind, Read};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use api::error::{Context, Failure, Result};
+use node::signals;
 use oci::digest::Digest;
 use serde::{Deserialize, Serialize};
 
@@ -24,6 +27,8 @@ use serde::{Deserialize, Serialize};
 const RUN: &str = "/run/covey-images";
 /// Where is written.
 const UPPERS: &str = "/var/lib/covey/images";
+/// How often a command that waits for another one looks again.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// One mount of an image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -72,13 +77,49 @@ pub fn upper_of(mountpoint: &Path) -> PathBuf {
     Path::new(UPPERS).join(hash(mountpoint))
 }
 
-/// Keeps other commands from changing the same. It ends with the file.
-pub fn lock() -> Result<File> {
+/// Keeps other commands from changing the same. It ends with the file. Says which process it waits for.
+///
+/// # Errors
+/// A signal came meanwhile, or the system's error.
+pub fn lock(say: &dyn Fn(&str)) -> Result<File> {
     private_folder(Path::new(RUN))?;
-    let path = Path::new(RUN).join("lock");
-    let options = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);
-    let file = options.at("open", &path)?;
-    file.lock().at("lock", &path)?;
+    lock_file(&Path::new(RUN).join("lock"), say)
+}
+
+/// The same for one published tree, so that a store that does not answer holds up only those that want the
+/// same tree. Whatever takes both takes this one first.
+///
+/// # Errors
+/// As [`lock`].
+pub fn lock_tree(at: &Path, say: &dyn Fn(&str)) -> Result<File> {
+    private_folder(&Path::new(RUN).join("trees"))?;
+    lock_file(&at.with_extension("lock"), say)
+}
+
+fn lock_file(path: &Path, say: &dyn Fn(&str)) -> Result<File> {
+    let mut options = OpenOptions::new();
+    options.create(true).truncate(false).read(true).write(true).mode(0o600);
+    let mut file = options.open(path).at("open", path)?;
+    let mut told = false;
+    loop {
+        match file.try_lock() {
+            Ok(()) => break,
+            Err(TryLockError::WouldBlock) => {}
+            Err(TryLockError::Error(error)) => return Err(error).at("lock", path),
+        }
+        if !std::mem::replace(&mut told, true) {
+            let mut pid = String::new();
+            let _ = file.read_to_string(&mut pid);
+            say(&format!("Waiting for process {}, which mounts or unmounts an image ...", pid.trim()));
+        }
+        if signals::next_within(Some(LOOK)) {
+            let failure = Failure::new("interrupted", "interrupted").why("nothing was changed");
+            return Err(Failure { status: 130, ..failure.next("start it again") });
+        }
+    }
+    // For those that wait. The lock itself does not need it.
+    let text = format!("{}\n", std::process::id());
+    let _ = file.set_len(0).and_then(|()| file.write_all_at(text.as_bytes(), 0));
     Ok(file)
 }
 

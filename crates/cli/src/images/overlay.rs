@@ -12,7 +12,7 @@ use api::error::{Failure, Result};
 use rustix::fd::OwnedFd;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, MoveMountFlags, UnmountFlags, fsconfig_create,
-    fsconfig_set_string, fsmount, fsopen, mount, move_mount, unmount,
+    fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, mount, move_mount, unmount,
 };
 
 /// The source that the table of mounts shows.
@@ -29,6 +29,10 @@ pub struct Overlay<'a> {
     pub upper: &'a Path,
     /// A folder that overlayfs needs on the same filesystem.
     pub work: &'a Path,
+    /// What is written need not be on the disk, ever: it is removed at the unmount, and after a crash.
+    /// Without this, an unmount first writes out everything that the machine has not written to the disk of
+    /// `upper`, of whatever program, which can take minutes.
+    pub temporary: bool,
 }
 
 impl Overlay<'_> {
@@ -59,6 +63,9 @@ impl Overlay<'_> {
         set("upperdir", self.upper.as_os_str().as_bytes()).map_err(failed)?;
         set("workdir", self.work.as_os_str().as_bytes()).map_err(failed)?;
         set("index", b"off").map_err(failed)?;
+        if self.temporary {
+            fsconfig_set_flag(&fs, "volatile").map_err(failed)?;
+        }
         fsconfig_create(&fs).map_err(failed)?;
         let made = fsmount(&fs, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty()).map_err(failed)?;
         move_mount(&made, "", rustix::fs::CWD, at, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).map_err(failed)
@@ -86,6 +93,9 @@ impl Overlay<'_> {
             text.extend(escaped(folder.as_os_str().as_bytes(), b"\\,"));
         }
         text.extend(b",index=off");
+        if self.temporary {
+            text.extend(b",volatile");
+        }
         text
     }
 }
@@ -142,11 +152,19 @@ mod tests {
     #[test]
     fn an_older_kernel_gets_one_text() {
         let lower = [PathBuf::from("/m/a:b,c"), PathBuf::from("/m/d\\e")];
-        let overlay = Overlay { lower: &lower, upper: Path::new("/u/p,q:r"), work: Path::new("/u/w") };
+        let overlay = Overlay {
+            lower: &lower,
+            upper: Path::new("/u/p,q:r"),
+            work: Path::new("/u/w"),
+            temporary: false,
+        };
         let text = String::from_utf8(overlay.options()).unwrap();
         assert_eq!(text, "lowerdir=/m/a\\:b\\,c:/m/d\\\\e,upperdir=/u/p\\,q:r,workdir=/u/w,index=off");
+        let temporary = String::from_utf8(Overlay { temporary: true, ..overlay }.options()).unwrap();
+        assert_eq!(temporary, format!("{text},volatile"));
         let many: Vec<PathBuf> = (0..100).map(|n| PathBuf::from(format!("/images/{n:064}"))).collect();
-        let overlay = Overlay { lower: &many, upper: Path::new("/u"), work: Path::new("/w") };
+        let overlay =
+            Overlay { lower: &many, upper: Path::new("/u"), work: Path::new("/w"), temporary: true };
         assert_eq!(overlay.at_once(Path::new("/nowhere")).unwrap_err().code, "unsupported");
     }
 }

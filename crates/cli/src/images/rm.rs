@@ -30,7 +30,7 @@ pub fn run(image: &str, volume: &Path, term: Term) -> Result<u8> {
             .next("remove the image from the volume that publishes it, and publish that again"));
     }
     let removal = match resolve(volume)? {
-        Target::Mounted(at) => on_mount(image, &images_at(&at.path))?,
+        Target::Mounted(at) => on_mount(image, &images_at(&at.path), term)?,
         Target::Closed { dir, inner } => {
             let node = Arc::new(Node::open(&dir, &NodeOptions::writing("remove an image"))?);
             let removed = closed(image, &node, &inner);
@@ -63,7 +63,7 @@ fn closed(image: &str, node: &Node, inner: &Path) -> Result<Removal> {
     remove(image, &InVolume::new(node.filesystem(), &inner.join(FOLDER)), |_| Ok(()))
 }
 
-fn on_mount(image: &str, at: &Path) -> Result<Removal> {
+fn on_mount(image: &str, at: &Path, term: Term) -> Result<Removal> {
     let place = OnMount::new(at);
     if !place.is_there(Path::new("names"))? {
         return Err(Failure::new("not-found", format!("{} is no folder of images", at.display()))
@@ -71,7 +71,7 @@ fn on_mount(image: &str, at: &Path) -> Result<Removal> {
     }
     // No image is imported or mounted meanwhile.
     let _import = place.lock()?;
-    let _mounts = made::lock()?;
+    let _mounts = made::lock(&|line| term.say(line))?;
     remove(image, &place, |removal| check_unused(removal, at))
 }
 

@@ -227,9 +227,10 @@ impl Clone {
             }
             Done::Gone => self.stop(End::Gone),
             Done::Failed(Errno::NOENT) => {
-                // Memory that was unmapped in between needs nothing.
+                // Memory that was unmapped in between needs nothing. Not every VMM has that told, and one
+                // that ends unmaps its memory.
                 self.collect();
-                if self.removed.read().has(page) {
+                if self.removed.read().has(page) || self.was_unmapped(address, len) {
                     return Ok(len);
                 }
                 self.fail(&format!("the memory at {address:#x}, which it named, is not registered by it"));
@@ -238,6 +239,13 @@ impl Clone {
             Done::Bytes(_) | Done::Exists => return Ok(0),
         }
         Err(Over)
+    }
+
+    /// Whether a page has nothing mapped any more. Its region was registered, because bytes were put there.
+    fn was_unmapped(&self, address: u64, len: u64) -> bool {
+        let Some(block) = self.layout.at(address) else { return false };
+        let is_done = |block: usize| self.states[block].load(Ordering::Acquire) == DONE;
+        self.layout.neighbours(block).any(is_done) && !self.uffd.is_mapped(address, len)
     }
 
     fn put_zeros(&self, address: u64, len: u64, page: u64) -> Done {

@@ -301,6 +301,45 @@ fn memory_that_was_not_registered_ends_the_clone() {
     thread.join().unwrap();
 }
 
+/// A VMM that ends may unmap its memory first. If something of it was still to be put there, the clone was
+/// given up with two errors in the log, that its memory was not registered.
+#[test]
+fn regression_memory_that_is_unmapped_is_no_failure() {
+    let Some(memory) = memory(4 * MIB) else { return };
+    let source = snapshot(4 * MIB);
+    let expected = source.bytes[..MIB].to_vec();
+    let world = clone_of(source, &[(&memory, 0)], &memory, LONG);
+    assert!(memory.bytes()[..MIB] == expected);
+    let begin = memory.bytes().as_ptr() as usize + MIB;
+    // SAFETY: nothing touches this part of the mapping any more.
+    assert_eq!(unsafe { libc::munmap(begin as *mut libc::c_void, MIB) }, 0);
+    assert!(world.clone.complete(), "{:?}", world.clone.end());
+    assert_eq!(world.clone.end(), None);
+    assert!(memory.bytes()[..MIB] == expected && memory.bytes()[3 * MIB] == world.source.bytes[3 * MIB]);
+}
+
+/// The second half is mapped, but was never registered: what is there would be other bytes than the
+/// snapshot's.
+#[test]
+fn a_half_that_was_not_registered_ends_the_clone() {
+    let Some(memory) = memory(2 * MIB) else { return };
+    let base = memory.bytes().as_ptr() as u64;
+    let begin = (base as usize + MIB) as *mut libc::c_void;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+    // SAFETY: it replaces a part of the mapping of the test, which nothing has touched.
+    let again = unsafe { libc::mmap(begin, MIB, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+    assert_eq!(again, begin);
+    let region = Region { base, size: 2 * MIB as u64, offset: 0, page: 4096 };
+    let (clone, thread) = one_thread(snapshot(2 * MIB), &[region], &memory);
+    clone.fill(&[Span { offset: 0, len: 2 * MIB as u64 }]);
+    assert!(
+        matches!(clone.end(), Some(End::Failed(why)) if why.contains("not registered")),
+        "{:?}",
+        clone.end()
+    );
+    thread.join().unwrap();
+}
+
 /// A clone of regions by their numbers, with one thread.
 fn one_thread(source: Bytes, regions: &[Region], uffd: &Memory) -> (Arc<Clone>, std::thread::JoinHandle<()>) {
     let regions = check(regions.to_vec(), source.len()).unwrap();

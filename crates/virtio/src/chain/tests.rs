@@ -1,5 +1,5 @@
 use virtio_queue::desc::split::Descriptor;
-use virtio_queue::{Queue, QueueOwnedT, QueueT};
+use virtio_queue::{Queue, QueueT};
 use vm_memory::Bytes;
 
 use super::*;
@@ -11,18 +11,30 @@ const LAST: u16 = 2;
 /// A chain of these descriptors (address, length, flags) in a memory of 64 KiB, of which each is followed by
 /// the next one.
 fn chain(descriptors: &[(u64, u32, u16)]) -> Result<Chain, BadChain> {
-    let memory = Arc::new(Memory::from_ranges(&[(GuestAddress(0), 0x10000)]).unwrap());
+    let memory = Memory::from_ranges(&[(GuestAddress(0), 0x10000)]).unwrap();
+    describe(&memory, 0x1000, descriptors);
+    read(memory)
+}
+
+/// Writes a table of descriptors.
+fn describe(memory: &Memory, table: u64, descriptors: &[(u64, u32, u16)]) {
     for (index, (at, len, flags)) in descriptors.iter().enumerate() {
         let descriptor = Descriptor::new(*at, *len, *flags, index as u16 + 1);
-        memory.write_obj(descriptor, GuestAddress(0x1000 + 16 * index as u64)).unwrap();
+        memory.write_obj(descriptor, GuestAddress(table + 16 * index as u64)).unwrap();
     }
+}
+
+/// The chain that begins with the first descriptor of the table at 0x1000.
+fn read(memory: Memory) -> Result<Chain, BadChain> {
+    let memory = Arc::new(memory);
     memory.write_obj(1_u16, GuestAddress(0x2002)).unwrap();
     let mut queue = Queue::new(8).unwrap();
     queue.try_set_desc_table_address(GuestAddress(0x1000)).unwrap();
     queue.try_set_avail_ring_address(GuestAddress(0x2000)).unwrap();
     queue.set_ready(true);
-    let descriptors = queue.iter(Arc::clone(&memory)).unwrap().next().unwrap();
-    Chain::read(descriptors, memory)
+    let (descriptors, more) = take(&mut queue, &memory).unwrap();
+    assert!(!more);
+    Chain::read(descriptors.unwrap(), memory)
 }
 
 #[test]
@@ -49,6 +61,22 @@ fn bytes_are_gathered_and_scattered() {
     assert_eq!(&written[..10], b"123456789\0");
     assert_eq!(chain.scatter([&[1; 16], &[2; 100]]), 22, "no more than there is room");
     assert_eq!(chain.scatter([&[], &[]]), 0);
+}
+
+/// Only the bytes of requests were counted. A guest could have a thousand times as much kept of descriptors,
+/// for requests that wait: its bound of 32 MiB let it take all memory of the host.
+#[test]
+fn regression_the_descriptors_of_a_chain_count() {
+    const INDIRECT: u16 = 4;
+    let memory = Memory::from_ranges(&[(GuestAddress(0), 0x10000)]).unwrap();
+    describe(&memory, 0x1000, &[(0x4000, 2000 * 16, INDIRECT)]);
+    let mut table = vec![(0xc000, 56, READS)];
+    table.resize(1999, (0xd000, 1, WRITES));
+    table.push((0xd000, 1, LAST));
+    describe(&memory, 0x4000, &table);
+    let chain = read(memory).unwrap();
+    assert_eq!((chain.asked(), chain.room()), (56, 1999));
+    assert!(chain.cost() >= 56 + 2000 * size_of::<Piece>(), "{}", chain.cost());
 }
 
 #[test]
