@@ -3,6 +3,8 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use covey_tests::{Need, Rng, requires, say};
 
@@ -57,6 +59,58 @@ fn names_that_a_kernel_keeps_are_seen_to_change() {
         assert!(fs::metadata(path(node, "old")).is_err(), "round {round}: the old name is there");
         assert!(fs::metadata(path(node, "new")).is_ok(), "round {round}: the new name is not there");
     }
+}
+
+/// A node's kernel learns of a new name by the reply to the program that makes it. Another node saw the name
+/// before, and other programs of the first node still found none, because their kernel kept its absence.
+#[test]
+fn regression_a_name_that_another_node_has_seen_is_there_on_the_first_one() {
+    const NAMES: u64 = 500;
+    requires!(Need::Covey);
+    let shared = Shared::new(requires_server!(), 2);
+    fs::create_dir(shared.path(0, "dir")).unwrap();
+    let path = |node: usize, n: u64| shared.path(node, &format!("dir/{n}"));
+    let is_there = |node: usize, n: u64| fs::symlink_metadata(path(node, n)).is_ok();
+    // The last name that the first node has found absent, and that the other node has seen.
+    let (absent, seen) = (AtomicU64::new(0), AtomicU64::new(0));
+    let kept = AtomicU64::new(0);
+    let begun = Instant::now();
+    let in_time = || assert!(begun.elapsed() < Duration::from_secs(60), "another thread failed");
+    let wait_for = |number: &AtomicU64, n: u64| {
+        while number.load(Ordering::SeqCst) < n {
+            in_time();
+            std::thread::yield_now();
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for n in 1..=NAMES {
+                wait_for(&absent, n);
+                fs::write(path(0, n), "").unwrap();
+            }
+        });
+        scope.spawn(|| {
+            for n in 1..=NAMES {
+                while !is_there(1, n) {
+                    in_time();
+                }
+                seen.store(n, Ordering::SeqCst);
+            }
+        });
+        for n in 1..=NAMES {
+            loop {
+                in_time();
+                let was_seen = seen.load(Ordering::SeqCst) >= n;
+                if is_there(0, n) {
+                    break;
+                }
+                kept.fetch_add(u64::from(was_seen), Ordering::SeqCst);
+                absent.store(n, Ordering::SeqCst);
+            }
+            wait_for(&seen, n);
+        }
+    });
+    assert_eq!(kept.into_inner(), 0, "looks that found no name after another node had seen it");
 }
 
 /// Both nodes have the file open. Whatever one has written, cut or chmodded, the other sees.

@@ -12,6 +12,9 @@
 //! - **A loan is no row.** A node that takes over the lease of a holder that is gone does not know of its
 //!   loans. So it changes nothing for as long as there could be one ([`LENT_END`]).
 //! - **No commit rests on a loan**, and the kernel keeps nothing of it.
+//! - **The holder's kernel keeps nothing of a lent unit either.** It learns of a change by the reply, and the
+//!   borrower may see the change before. So the holder waits until its kernel has the reply, or keeps nothing
+//!   from before ([`REPLIED`]), and permits nothing new while it lends the unit.
 //! - **A node that changes the unit too does not borrow it** ([`super::borrow`]).
 
 use std::time::{Duration, Instant};
@@ -36,6 +39,8 @@ pub(super) const LENT_END: Duration = Duration::from_millis(350);
 const RECENT: Duration = Duration::from_secs(1);
 /// How long a request for a loan waits at most.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// How long after a change the kernel has its reply, and the program that asked for it has run.
+const REPLIED: Duration = Duration::from_millis(100);
 /// When loans were given back for a change, the unit is not lent again before the change, for this long.
 const DUE: Duration = Duration::from_millis(10);
 /// For this long after loans were given back, the unit is not lent while it is changing.
@@ -78,6 +83,14 @@ impl State {
             false if called < BUSY && changed < QUIET => Lends::After(QUIET),
             false => Lends::Now,
         }
+    }
+
+    /// Whether this node lends a unit, or did a moment ago.
+    pub fn lends_now(&self, unit: Ino, now: Instant) -> bool {
+        self.lent.get(&unit).is_some_and(|lent| {
+            let lately = lent.last.is_some_and(|last| now.saturating_duration_since(last) < RECENT);
+            lately || lent.is_changing() || lent.is_lent()
+        })
     }
 
     /// Notes that units have changed. Returns whether another node is likely to ask for it at once.
@@ -192,7 +205,7 @@ impl Core {
             (batch, state.sessions)
         };
         // What another node has seen must not be lost with this one.
-        let stored = self.drain(batch, until);
+        let stored = self.drain(batch, until).and_then(|()| self.settle(unit));
         let mut state = self.state.lock();
         state.lent.entry(unit).or_default().lending -= 1;
         self.changed.notify_all();
@@ -218,6 +231,33 @@ impl Core {
         lent.last = Some(given);
         let version = lent.version;
         Ok(Some(Loan { seq, number, version, lasts, has_names, rows, fresh }))
+    }
+
+    /// Returns when the kernel keeps nothing of a unit that is older than its last change. The unit is being
+    /// lent, so it does not change, and the kernel may keep nothing new.
+    fn settle(&self, unit: Ino) -> Result<(), StoreError> {
+        // Replies that permit the kernel to keep something have been sent by now.
+        drop(self.replies.write());
+        let (told, names, changed) = {
+            let state = self.state.lock();
+            let Some(held) = state.units.get(&unit) else { return Ok(()) };
+            (held.told.clone(), held.names_until, held.changed)
+        };
+        if !self.kernel_forgets(&told) {
+            let why = "this node's kernel does not give up what it keeps yet";
+            return Err(StoreError::Unavailable(why.to_owned()));
+        }
+        if !told.is_empty()
+            && let Some(held) = self.state.lock().units.get_mut(&unit)
+        {
+            held.told.retain(|ino| !told.contains(ino));
+        }
+        if let (Some(names), Some(changed)) = (names, changed) {
+            std::thread::sleep(
+                names.min(changed + REPLIED).saturating_duration_since(base::time::monotonic()),
+            );
+        }
+        Ok(())
     }
 
     /// Returns when no loan of this unit is in use. New ones may have been given, unless the lease is being

@@ -12,6 +12,8 @@
 //! file's new end, unless it was told to drop the attributes since it asked. Then it would show zeros up to
 //! the old end.
 //!
+//! Of a unit that is lent the kernel keeps nothing: see [`super::lend`].
+//!
 //! **A reply and a recall.** A reply must not reach the kernel after the recall that forbids it. So the
 //! caller notes how many recalls there were before it reads ([`Leases::mark`]). The reply is sent under a
 //! lock, and permits nothing if there was a recall since ([`Leases::deliver`]). A recall takes the lock once
@@ -81,7 +83,7 @@ impl Leases {
         let now = base::time::monotonic();
         let state = self.core.state.lock();
         let keeps = |held: &Unit| !held.leaving && held.loan.is_none() && is_steady(held, now);
-        state.units.get(&dir).is_some_and(keeps)
+        state.units.get(&dir).is_some_and(keeps) && !state.lends_now(dir, now)
     }
 
     /// The kernel that must forget from now on.
@@ -104,6 +106,7 @@ impl Core {
         let now = base::time::monotonic();
         for promise in promises {
             let home = state.homes.get(&promise.ino).map(|home| home.unit);
+            let home = home.filter(|home| !state.lends_now(*home, now));
             let keeps = |held: &&mut Unit| !held.leaving && held.loan.is_none();
             if let Some(held) = home.and_then(|home| state.units.get_mut(&home)).filter(keeps) {
                 let row = held.rows.get(&Key::inode(promise.ino)).and_then(Option::as_deref);
@@ -115,7 +118,8 @@ impl Core {
                     promise.attributes = NAMES;
                 }
             }
-            let held = state.units.get_mut(&promise.parent).filter(keeps);
+            let parent = Some(promise.parent).filter(|parent| !state.lends_now(*parent, now));
+            let held = parent.and_then(|parent| state.units.get_mut(&parent)).filter(keeps);
             if let Some(held) = held.filter(|held| is_steady(held, now)) {
                 held.names_until = Some(now + NAMES_END);
                 promise.name = NAMES;

@@ -69,3 +69,48 @@ fn regression_names_of_a_directory_that_was_free_are_kept_at_once() {
     let taken = (std::time::Instant::now(), kept(&world, 0, Ino(2)));
     assert!(taken.1.is_zero() || begun.elapsed() > Duration::from_millis(400), "{:?}", taken.1);
 }
+
+/// The kernel of a holder learns of a change by the reply. A borrower saw it before that, while the holder's
+/// kernel still showed a former absence to other programs: what was there for one node was not there
+/// afterwards for another one.
+#[test]
+fn regression_the_holders_kernel_keeps_nothing_of_a_lent_directory() {
+    let world = World::formatted(2);
+    let kernel = Arc::new(Kernel::default());
+    world.leases[0].serve(kernel.clone());
+    make(&world.names(0), Ino::ROOT, "dir", 2, mode::S_IFDIR).unwrap();
+    world.leases[0].flush().unwrap();
+    let told = || {
+        let mut promises = [Promise::of(Ino(2), Ino::ROOT)];
+        world.leases[0].deliver(world.leases[0].mark(), &mut promises, |_| {});
+        promises[0].attributes
+    };
+    let mut lent = 0;
+    for round in 0..20 {
+        // Until it is lent no more.
+        std::thread::sleep(Duration::from_millis(1_050));
+        let promised = std::time::Instant::now();
+        let absence = kept(&world, 0, Ino(2));
+        let attributes = told();
+        let name = format!("{round}");
+        make(&world.names(0), Ino(2), &name, 10 + round, mode::S_IFREG).unwrap();
+        let ask = LoanAsk { unit: Ino(2), returns: false, keys: Vec::new() };
+        let asked = std::time::Instant::now();
+        let Some(loan) = world.leases[0].lend(1, &ask).unwrap() else { continue };
+        assert!(loan.rows.iter().any(|(key, _)| *key == Key::dentry(Ino(2), name.as_bytes())), "{round}");
+        assert!(absence > Duration::ZERO && !attributes.is_zero(), "{round}");
+        assert!(promised.elapsed() >= absence, "{round}: the absence is still kept");
+        assert_eq!(kernel.0.lock().last(), Some(&Ino(2)), "{round}: the attributes are still kept");
+        let now = (kept(&world, 0, Ino(2)), told());
+        if asked.elapsed() < Duration::from_secs(1) {
+            assert_eq!(now, (Duration::ZERO, Duration::ZERO), "{round}: it is lent");
+        }
+        make(&world.names(0), Ino(2), &format!("{round} again"), 100 + round, mode::S_IFREG).unwrap();
+        kernel.0.lock().clear();
+        lent += 1;
+        if lent == 2 {
+            return;
+        }
+    }
+    panic!("{lent} loans");
+}
