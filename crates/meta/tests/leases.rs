@@ -662,6 +662,32 @@ fn regression_a_batch_that_outlives_its_session_holds_up_nothing() {
     assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
 }
 
+/// What is lost counts as done, and the batch on its way was noted as lost only when its outcome was known. So
+/// what waited for it was told that it is stored, and so was fsync(2).
+#[test]
+fn regression_what_an_ended_session_leaves_is_not_called_stored() {
+    let world = World::formatted(1);
+    let names = world.names(0);
+    file(&names, "first", 2);
+    world.leases[0].flush().unwrap();
+    world.engine.delay.store(600_000, Ordering::SeqCst);
+    world.engine.away.store(true, Ordering::SeqCst);
+    file(&names, "lost", 3);
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| world.leases[0].flush());
+        // The batch is on its way by then.
+        std::thread::sleep(Duration::from_millis(150));
+        world.again(0);
+        let told = [Ino(3), Ino::ROOT].map(|ino| world.leases[0].take_lost(ino));
+        assert_eq!(told, [true, true], "fsync of them must fail");
+        assert!(matches!(waits.join().unwrap(), Err(StoreError::Fenced(_))));
+    });
+    world.engine.away.store(false, Ordering::SeqCst);
+    world.engine.delay.store(0, Ordering::SeqCst);
+    world.leases[0].flush().unwrap();
+    assert!(!is_there(&names, "lost") && is_there(&names, "first"));
+}
+
 /// What one node removes, the others restore or let expire: exactly one of them does. A removal takes as many
 /// round trips as without trash.
 #[test]

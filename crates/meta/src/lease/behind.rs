@@ -31,6 +31,20 @@ pub(super) fn is_late(queue: &Queue) -> bool {
     queue.rows() > ROWS_MAX || queue.oldest.is_some_and(|oldest| oldest.elapsed() > AGE_MAX)
 }
 
+/// A batch, of the session in which it has this number.
+#[derive(Clone, Copy)]
+pub(super) struct Upto {
+    pub batch: u64,
+    pub sessions: u64,
+}
+
+impl State {
+    /// The last batch that has changes.
+    pub fn last(&self) -> Upto {
+        Upto { batch: self.queue.last(), sessions: self.sessions }
+    }
+}
+
 /// What became of a batch.
 enum Sent {
     Done,
@@ -59,31 +73,36 @@ impl Core {
 
     /// Waits until all changes so far are in the engine.
     pub(super) fn drain_all(&self) -> Result<(), StoreError> {
-        let last = self.state.lock().queue.last();
+        let last = self.state.lock().last();
         self.drain(last, base::time::monotonic() + super::PATIENCE)
     }
 
     /// Waits until the batches up to this one are in the engine.
-    pub(super) fn drain(&self, batch: u64, until: Instant) -> Result<(), StoreError> {
+    ///
+    /// # Errors
+    /// `Fenced` if its session has ended: then it may be lost. Or they could not be stored in time.
+    pub(super) fn drain(&self, upto: Upto, until: Instant) -> Result<(), StoreError> {
         let mut state = self.state.lock();
-        let sessions = state.sessions;
-        while state.queue.done < batch {
-            if state.sessions != sessions {
+        loop {
+            // First: what is lost counts as done.
+            if state.sessions != upto.sessions {
                 return Err(StoreError::Fenced(
                     "the session ended before the changes were stored".to_owned(),
                 ));
+            }
+            if state.queue.done >= upto.batch {
+                return Ok(());
             }
             if state.stopping || base::time::monotonic() > until {
                 return Err(StoreError::Unavailable("the changes could not be stored in time".to_owned()));
             }
             // The next batch is not in a hurry because the one before it is on its way.
-            if !state.queue.is_taken(batch) {
+            if !state.queue.is_taken(upto.batch) {
                 state.queue.hurry = true;
                 self.work.notify_one();
             }
             self.changed.wait_for(&mut state, TURN);
         }
-        Ok(())
     }
 
     /// The thread that writes.
@@ -112,7 +131,7 @@ impl Core {
             };
             let sent = self.send(&batch, sessions, &mut written);
             let mut state = self.state.lock();
-            state.queue.flying = 0;
+            state.queue.flying = None;
             state.stored = written;
             match sent {
                 Some(Sent::Done) => {
@@ -129,7 +148,8 @@ impl Core {
                     self.lose(Some(&batch));
                     continue;
                 }
-                Some(Sent::Lost) => note_lost(&mut state.lost, &batch),
+                // What ended the session has noted it.
+                Some(Sent::Lost) => {}
                 None => return,
             }
             self.changed.notify_all();
@@ -186,6 +206,8 @@ impl Core {
     /// Forgets everything, and notes whose changes are lost.
     fn lose(&self, batch: Option<&Batch>) {
         let mut state = self.state.lock();
+        // It is not known yet what becomes of it. So fsync must not say that it is stored.
+        let flying = state.queue.flying.take();
         let waiting = state.queue.take_all();
         state.journal.iter_mut().for_each(Journal::restart);
         let before = state.lost.len();
@@ -193,6 +215,7 @@ impl Core {
             note_lost(&mut state.lost, batch);
         }
         let lost = state.lost.len() - before;
+        flying.iter().for_each(|batch| note_lost(&mut state.lost, batch));
         let told = state.units.values_mut().flat_map(|unit| std::mem::take(&mut unit.told)).collect();
         state.forget_all();
         self.changed.notify_all();

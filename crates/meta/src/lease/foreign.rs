@@ -152,7 +152,7 @@ impl Core {
         let Some(direct) = state.direct(commit, survey) else { return Ok(false) };
         let units: Vec<Ino> = survey.writes.union(&survey.reads).copied().collect();
         let leases = state.leases_of(&survey.writes);
-        let (sessions, last) = (state.sessions, state.queue.last());
+        let (sessions, last) = (state.sessions, state.last());
         units.iter().for_each(|unit| state.units.get_mut(unit).into_iter().for_each(|unit| unit.busy = true));
         survey.contended.keys().for_each(|unit| state.note_direct(*unit, commit));
         drop(state);

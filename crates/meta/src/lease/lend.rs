@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 use base::Ino;
 use base::time::BootTime;
 
+use super::behind::Upto;
 use super::change::Survey;
 use super::loan::{Lent, Loan, LoanAsk, Loaned};
 use super::row::Mode;
@@ -188,7 +189,7 @@ impl Core {
     pub(super) fn lend(&self, to: u32, ask: &LoanAsk) -> Result<Option<Loan>, StoreError> {
         let unit = ask.unit;
         let until = base::time::monotonic() + PATIENCE;
-        let (batch, sessions) = {
+        let upto = {
             let mut state = self.state.lock();
             loop {
                 self.term.check()?;
@@ -202,10 +203,10 @@ impl Core {
             }
             let batch = state.units.get(&unit).map_or(0, |held| held.batch);
             state.lent.entry(unit).or_default().lending += 1;
-            (batch, state.sessions)
+            Upto { batch, sessions: state.sessions }
         };
         // What another node has seen must not be lost with this one.
-        let stored = self.drain(batch, until).and_then(|()| self.settle(unit));
+        let stored = self.drain(upto, until).and_then(|()| self.settle(unit));
         let mut state = self.state.lock();
         state.lent.entry(unit).or_default().lending -= 1;
         self.changed.notify_all();
@@ -214,7 +215,8 @@ impl Core {
         // If the lease is being given back, its loans may have been called back already.
         let held =
             state.units.get(&unit).filter(|held| held.mode == Mode::Write && !held.leaving && !held.busy);
-        let Some(seq) = held.map(|held| held.seq).filter(|_| state.sessions == sessions && !lasts.is_zero())
+        let Some(seq) =
+            held.map(|held| held.seq).filter(|_| state.sessions == upto.sessions && !lasts.is_zero())
         else {
             return Ok(None);
         };

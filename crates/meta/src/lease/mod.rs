@@ -69,6 +69,7 @@ use crate::key::{Key, KeyRange, tags};
 use crate::shared::Term;
 use crate::shared::outage::{add_changes, counted};
 use crate::store::{Commit, CommitError, Limit, Linked, MetaStore, Rows, Snapshot, StoreError, Value};
+use behind::Upto;
 use change::{conflict, is_covered, is_of_inode};
 pub use contend::Contention;
 pub use journal::{Journal, Left};
@@ -255,7 +256,7 @@ impl Leases {
     /// # Errors
     /// Not everything could be written within `patience`.
     pub fn close(&self, patience: Duration) -> Result<(), StoreError> {
-        let last = self.core.state.lock().queue.last();
+        let last = self.core.state.lock().last();
         let done = self.core.drain(last, base::time::monotonic() + patience);
         self.stop();
         done
@@ -426,7 +427,8 @@ impl Core {
             state.queue.hurry = true;
             self.work.notify_one();
         }
-        Ok(if is_safe { Decided::Done } else { Decided::Unsafe(batch) })
+        let upto = Upto { batch, sessions: state.sessions };
+        Ok(if is_safe { Decided::Done } else { Decided::Unsafe(upto) })
     }
 }
 
@@ -437,7 +439,7 @@ type Marks = (u64, Vec<Option<(u64, u64)>>);
 enum Decided {
     Done,
     /// It is done, and not in the journal: it is acknowledged when the engine has this batch.
-    Unsafe(u64),
+    Unsafe(Upto),
     Refused(change::Failed),
     ByEngine(change::Survey),
 }

@@ -1,6 +1,7 @@
 //! Changes that are acknowledged and not yet in the engine, in one batch.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 use std::time::Instant;
 
 use base::Ino;
@@ -190,8 +191,8 @@ pub(super) struct Queue {
     pub current: u64,
     /// All batches up to this one are in the engine.
     pub done: u64,
-    /// How many rows are in the batch that is being committed.
-    pub flying: usize,
+    /// The batch that is being committed.
+    pub flying: Option<Arc<Batch>>,
     /// When the oldest change was made that is not in the engine.
     pub oldest: Option<Instant>,
     /// Something waits for the batch: do not let it grow.
@@ -214,7 +215,7 @@ impl Queue {
             full: VecDeque::new(),
             current: 1,
             done: 0,
-            flying: 0,
+            flying: None,
             oldest: None,
             hurry: false,
             limit,
@@ -259,7 +260,8 @@ impl Queue {
 
     /// How many rows are not in the engine.
     pub fn rows(&self) -> usize {
-        self.full.iter().map(Batch::rows).sum::<usize>() + self.filling.rows() + self.flying
+        let flying = self.flying.iter().map(|batch| batch.rows());
+        self.full.iter().map(Batch::rows).chain(flying).sum::<usize>() + self.filling.rows()
     }
 
     /// When the oldest change was made that waits to be committed.
@@ -268,7 +270,7 @@ impl Queue {
     }
 
     /// The batch to commit next, with its number.
-    pub fn take(&mut self) -> (u64, Batch) {
+    pub fn take(&mut self) -> (u64, Arc<Batch>) {
         let batches = self.full.len() as u64;
         let (number, batch) = match self.full.pop_front() {
             Some(batch) => (self.current - batches, batch),
@@ -277,18 +279,19 @@ impl Queue {
                 (self.current - 1, std::mem::take(&mut self.filling))
             }
         };
-        self.flying = batch.rows();
         // Those that wait say so again when this batch is done.
         self.hurry = false;
+        let batch = Arc::new(batch);
+        self.flying = Some(Arc::clone(&batch));
         (number, batch)
     }
 
-    /// All batches, which are not to be committed any more.
+    /// All batches, which are not to be committed any more, without the one that is being committed.
     pub fn take_all(&mut self) -> Vec<Batch> {
         let mut all: Vec<Batch> = self.full.drain(..).collect();
         all.push(std::mem::take(&mut self.filling));
         self.current += 1;
-        (self.flying, self.oldest, self.hurry) = (0, None, false);
+        (self.flying, self.oldest, self.hurry) = (None, None, false);
         self.done = self.current - 1;
         all
     }

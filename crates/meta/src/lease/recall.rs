@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use base::Ino;
 
+use super::behind::Upto;
 use super::row::{Holder, Row};
 use super::state::Unit;
 use super::{Core, TURN};
@@ -89,13 +90,13 @@ impl Core {
 
     /// Stops using a lease that is marked as leaving: writes back, and makes the kernel forget.
     fn stop_using(&self, unit: Ino, until: Instant) -> Result<(), StoreError> {
-        let (batch, names) = {
+        let (upto, names) = {
             let mut state = self.state.lock();
             state.recalls += 1;
             let Some(held) = state.units.get(&unit) else { return Ok(()) };
-            (held.batch, held.names_until)
+            (Upto { batch: held.batch, sessions: state.sessions }, held.names_until)
         };
-        let done = self.drain(batch, until).and_then(|()| {
+        let done = self.drain(upto, until).and_then(|()| {
             self.call_back_all(unit);
             // Replies that permit the kernel to keep something have been sent by now.
             drop(self.replies.write());
