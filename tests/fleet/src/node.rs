@@ -151,6 +151,8 @@ impl Node {
             Work::Mount => {
                 let tree = format!("{}@{NAME}", Store::origin(PREFIX));
                 command.arg("mount").arg(tree).arg(self.mnt());
+                // So it caches however full the machine's disk is.
+                command.args(["-o", "cache_floor=1M"]);
                 self.how.options.iter().for_each(|option| {
                     command.args(["-o", option]);
                 });
