@@ -89,8 +89,10 @@ impl State {
     /// Whether this node lends a unit, or did a moment ago.
     pub fn lends_now(&self, unit: Ino, now: Instant) -> bool {
         self.lent.get(&unit).is_some_and(|lent| {
+            // A loan is over before that. Those of a former holder do not count: until they are over, this
+            // node changes nothing.
             let lately = lent.last.is_some_and(|last| now.saturating_duration_since(last) < RECENT);
-            lately || lent.is_changing() || lent.is_lent()
+            lately || lent.is_changing()
         })
     }
 
