@@ -662,8 +662,8 @@ fn regression_a_batch_that_outlives_its_session_holds_up_nothing() {
     assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
 }
 
-/// What is lost counts as done, and the batch on its way was noted as lost only when its outcome was known. So
-/// what waited for it was told that it is stored, and so was fsync(2).
+/// What is lost counts as done, and the batch on its way was noted as lost only when its outcome was known.
+/// So what waited for it was told that it is stored, and so was fsync(2).
 #[test]
 fn regression_what_an_ended_session_leaves_is_not_called_stored() {
     let world = World::formatted(1);
