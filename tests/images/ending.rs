@@ -7,10 +7,9 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use covey_tests::program::{covey, wait};
-use covey_tests::{Need, Volume, requires};
+use covey_tests::{Need, requires};
 
-use crate::build::{Layout, here, layer};
-use crate::{Image, import, one_at_a_time};
+use crate::{Image, one_at_a_time, with_app};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -30,11 +29,7 @@ fn regression_the_unmount_of_a_temporary_image_waits_for_no_disk() {
     requires!(Need::Covey, Need::Root, Need::Mount);
     let _one = one_at_a_time();
     let folder = covey_tests::scratch();
-    let layout = Layout::new(&folder.path().join("app"));
-    layout.image("1", &here(), &[layer(&[(b'0', "f", b"1")])]);
-    let volume = Volume::below(folder.path(), &[]);
-    let mounted = volume.mount();
-    import(&layout.source("1"), &mounted.join("images"), &[]);
+    let (_volume, mounted) = with_app(folder.path());
     let (at, upper) = (folder.path().join("image"), folder.path().join("upper"));
     let images = mounted.join("images");
     for (more, temporary) in [(&[][..], true), (&["--upper", upper.to_str().unwrap()], false), (&[], true)] {
@@ -89,12 +84,8 @@ fn regression_a_store_that_does_not_answer_holds_up_no_other_image() {
     requires!(Need::Covey, Need::Root, Need::Mount);
     let _one = one_at_a_time();
     let folder = covey_tests::scratch();
-    let layout = Layout::new(&folder.path().join("app"));
-    layout.image("1", &here(), &[layer(&[(b'0', "f", b"1")])]);
-    let volume = Volume::below(folder.path(), &[]);
-    let mounted = volume.mount();
+    let (_volume, mounted) = with_app(folder.path());
     let images = mounted.join("images");
-    import(&layout.source("1"), &images, &[]);
     let first = Image::mount("app:1", &folder.path().join("first"), &images, &[]);
     let store = TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint = format!("http://{}", store.local_addr().unwrap());

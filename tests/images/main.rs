@@ -22,10 +22,20 @@ use std::time::Duration;
 
 use build::{Layout, here, layer};
 use covey_tests::program::{covey, covey_ok, covey_run};
-use covey_tests::{Finished, Need, Volume, requires, run_ok, tree};
+use covey_tests::{Finished, Mounted, Need, Volume, requires, run_ok, tree};
 
 /// Tests that mount images take turns, so that what is left over is one test's own.
 static ONE: Mutex<()> = Mutex::new(());
+
+/// A mounted volume whose folder `images` has the image `app:1`: a file `f` with `1`.
+fn with_app(folder: &Path) -> (Volume, Mounted) {
+    let layout = Layout::new(&folder.join("app"));
+    layout.image("1", &here(), &[layer(&[(b'0', "f", b"1")])]);
+    let volume = Volume::below(folder, &[]);
+    let mounted = volume.mount();
+    import(&layout.source("1"), &mounted.join("images"), &[]);
+    (volume, mounted)
+}
 
 /// Waits for other tests of images to end.
 pub fn one_at_a_time() -> MutexGuard<'static, ()> {

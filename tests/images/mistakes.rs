@@ -9,7 +9,7 @@ use covey_tests::program::{covey_ok, covey_run};
 use covey_tests::{Need, Volume, requires, run_ok};
 
 use crate::build::{Layout, here, layer};
-use crate::{Image, import, one_at_a_time};
+use crate::{Image, import, one_at_a_time, with_app};
 
 /// A damaged manifest was named, with the advice to import the image again with --overwrite. That import said
 /// that everything was there already, and the image stayed damaged.
@@ -47,12 +47,8 @@ fn regression_a_mount_that_fails_leaves_the_users_folder_as_it_was() {
     requires!(Need::Covey, Need::Root, Need::Mount);
     let _one = one_at_a_time();
     let folder = covey_tests::scratch();
-    let layout = Layout::new(&folder.path().join("app"));
-    layout.image("1", &here(), &[layer(&[(b'0', "f", b"1")])]);
-    let volume = Volume::below(folder.path(), &[]);
-    let mounted = volume.mount();
+    let (_volume, mounted) = with_app(folder.path());
     let images = mounted.join("images");
-    import(&layout.source("1"), &images, &[]);
     let small = Disk::new(&folder.path().join("small"));
     fs::write(small.0.join("fill"), vec![1; 1 << 20]).unwrap_err();
     let (at, upper) = (folder.path().join("image"), small.0.join("upper"));
