@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use base::time::monotonic;
 use base::{Ino, Must};
-use blob::{BlobError, BlobSource, Origin};
 use fs::api::{Caller, FileKind, Filesystem, NewNode, SetAttr, XattrMode};
 use fs::volume::{self, FormatRequest, Parts, Volume};
 use fuse::abi::header::{Header, IN_HEADER, OUT_HEADER};
@@ -47,25 +46,12 @@ impl How {
     }
 }
 
-/// An origin as the source of its own blobs.
-struct OriginSource(Arc<dyn Origin>);
-
-impl BlobSource for OriginSource {
-    fn read_at(&self, id: &base::BlobId, offset: u32, buf: &mut [u8]) -> Result<(), BlobError> {
-        self.0.read_at(id, offset, buf)
-    }
-
-    fn is_local(&self, id: &base::BlobId) -> bool {
-        self.0.is_local(id)
-    }
-}
-
 /// A volume with the file `a`, a folder `d` with the file `b` in it, and a link `l`.
 fn volume(how: How) -> Arc<Volume> {
-    let origin: Arc<dyn Origin> = Arc::new(origin::Memory::new());
-    let packs = Arc::new(cache::MemoryPacks::new(Arc::clone(&origin)));
+    let origin = Arc::new(origin::Memory::new());
+    let packs = Arc::new(cache::MemoryPacks::new(origin.clone()));
     let store = Arc::new(meta::engine::memory::Memory::new());
-    let parts = Parts { store, packs, source: Arc::new(OriginSource(Arc::clone(&origin))), origin };
+    let parts = Parts { store, packs, source: origin.clone(), origin };
     Volume::format(&parts, &FormatRequest::default()).must("an empty volume in memory is made");
     let options = volume::Options {
         own_locks: how.has(How::LOCKS),

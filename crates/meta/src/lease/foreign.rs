@@ -233,14 +233,7 @@ impl Core {
                 units.iter().filter_map(|unit| state.units.get(unit)?.names_until).max();
             (told, names)
         };
-        if !self.kernel_forgets(&told) {
-            let why = "this node's kernel does not give up what it keeps yet";
-            return Err(StoreError::Unavailable(why.to_owned()));
-        }
-        if let Some(left) = names.map(|names| names.saturating_duration_since(base::time::monotonic())) {
-            std::thread::sleep(left);
-        }
-        Ok(())
+        self.kernel_lets_go(&told, names)
     }
 
     /// Makes a commit check the records of these inodes, which say what units they belong to. False: look

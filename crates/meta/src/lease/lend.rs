@@ -247,19 +247,12 @@ impl Core {
             let Some(held) = state.units.get(&unit) else { return Ok(()) };
             (held.told.clone(), held.names_until, held.changed)
         };
-        if !self.kernel_forgets(&told) {
-            let why = "this node's kernel does not give up what it keeps yet";
-            return Err(StoreError::Unavailable(why.to_owned()));
-        }
+        let names = names.zip(changed).map(|(names, changed)| names.min(changed + REPLIED));
+        self.kernel_lets_go(&told, names)?;
         if !told.is_empty()
             && let Some(held) = self.state.lock().units.get_mut(&unit)
         {
             held.told.retain(|ino| !told.contains(ino));
-        }
-        if let (Some(names), Some(changed)) = (names, changed) {
-            std::thread::sleep(
-                names.min(changed + REPLIED).saturating_duration_since(base::time::monotonic()),
-            );
         }
         Ok(())
     }

@@ -29,6 +29,7 @@ use super::state::Unit;
 use super::{Core, Leases};
 use crate::key::Key;
 use crate::record::InodeRecord;
+use crate::store::StoreError;
 
 /// How long the kernel keeps names.
 const NAMES: Duration = Duration::from_millis(100);
@@ -125,6 +126,22 @@ impl Core {
                 promise.name = NAMES;
             }
         }
+    }
+
+    /// Returns when the kernel keeps nothing of these inodes, and no name that it was to keep until then.
+    pub(super) fn kernel_lets_go(
+        &self,
+        told: &HashSet<Ino>,
+        names: Option<Instant>,
+    ) -> Result<(), StoreError> {
+        if !self.kernel_forgets(told) {
+            let why = "this node's kernel does not give up what it keeps yet";
+            return Err(StoreError::Unavailable(why.to_owned()));
+        }
+        if let Some(names) = names {
+            std::thread::sleep(names.saturating_duration_since(base::time::monotonic()));
+        }
+        Ok(())
     }
 
     /// Makes the kernel forget. False: it could not be done in time.

@@ -101,21 +101,15 @@ impl Core {
             // Replies that permit the kernel to keep something have been sent by now.
             drop(self.replies.write());
             let told = self.state.lock().units.get(&unit).map(|held| held.told.clone());
-            let why = "this node's kernel does not give up the lease yet";
-            let forgets = self.kernel_forgets(&told.unwrap_or_default());
-            forgets.then_some(()).ok_or_else(|| StoreError::Unavailable(why.to_owned()))
+            self.kernel_lets_go(&told.unwrap_or_default(), names)
         });
         if done.is_err() {
             // It is used again.
             let mut state = self.state.lock();
             state.units.get_mut(&unit).into_iter().for_each(|held| held.leaving = false);
             self.changed.notify_all();
-            return done;
         }
-        if let Some(left) = names.map(|names| names.saturating_duration_since(base::time::monotonic())) {
-            std::thread::sleep(left);
-        }
-        Ok(())
+        done
     }
 
     fn forget(&self, unit: Ino) {
