@@ -34,6 +34,8 @@ use tree::root::{Owner, Root, Signer};
 mod datagrams;
 #[path = "guests.rs"]
 mod guests;
+#[path = "images.rs"]
+mod images;
 #[path = "requests.rs"]
 mod requests;
 #[path = "rings.rs"]
@@ -73,6 +75,10 @@ pub const TARGETS: &[Target] = &[
     Target { name: "guests", run: guests::stream, seeds: guests::stream_seeds },
     Target { name: "virtio", run: rings::virtqueue, seeds: rings::virtqueue_seeds },
     Target { name: "requests", run: requests::requests, seeds: requests::requests_seeds },
+    Target { name: "image", run: images::image, seeds: images::image_seeds },
+    Target { name: "layer", run: images::layer, seeds: images::layer_seeds },
+    Target { name: "registry", run: images::registry, seeds: images::registry_seeds },
+    Target { name: "orchestrators", run: images::orchestrators, seeds: images::orchestrators_seeds },
     Target { name: "chunks", run: texts::chunks, seeds: texts::chunks_seeds },
     Target { name: "s3_words", run: texts::s3_words, seeds: texts::s3_words_seeds },
     Target { name: "regions", run: texts::regions, seeds: texts::regions_seeds },

@@ -23,7 +23,7 @@ mod controller;
 mod identity;
 mod metrics;
 mod mount;
-mod names;
+pub mod names;
 mod node_side;
 mod places;
 mod program;

@@ -24,7 +24,7 @@
 //!   layers      which layer of the folder of images has a chain id
 //! ```
 
-mod filter;
+pub mod filter;
 pub mod layers;
 mod mounts;
 pub mod proto;

@@ -121,6 +121,7 @@ impl Row {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     #[test]
     fn a_row_is_read_as_it_was_written() {
@@ -134,6 +135,19 @@ mod tests {
         }
         let cut = Row { mode: Mode::Read, seq: 1, holders }.encode();
         assert_eq!(Row::decode(&cut[..cut.len() - 1]), None);
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_comes_is_refused_or_has_one_form(
+            head in (0..3u8, 0..5u8),
+            rest in proptest::collection::vec(any::<u8>(), 0..60),
+        ) {
+            let bytes = [&[head.0, head.1][..], &rest].concat();
+            if let Some(row) = Row::decode(&bytes) {
+                prop_assert_eq!(&row.encode()[..], &bytes[..]);
+            }
+        }
     }
 
     #[test]

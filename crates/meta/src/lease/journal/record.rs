@@ -240,9 +240,9 @@ fn get_value(fields: &mut Fields<'_>) -> Option<Value> {
 mod tests {
     use super::*;
     use crate::journal::format::{Found, RECORD_HEADER, find};
+    use proptest::prelude::*;
 
-    #[test]
-    fn a_change_is_read_as_it_was_written() {
+    fn change() -> Change {
         let value: Value = vec![7; 300].into();
         let (one, two) = (Key::subdirs(Ino(4)), Key::dentry(Ino(1), b"name"));
         let commit = Commit {
@@ -253,25 +253,54 @@ mod tests {
             fresh: vec![FreshData { pack: PackNo(1 << 41), offset: 3, len: 9, crc: 77 }],
             ..Commit::default()
         };
-        let change = Change {
+        Change {
             holder: Holder { node: 7, epoch: 1 << 40 },
             batch: 12,
             commit,
             leases: vec![(Ino(1), value.clone())],
             made: vec![(Ino(9), value.clone()), (Ino(10), Value::from(&[1][..]))],
             checks: vec![(one.clone(), Expect::Is(value)), (two, Expect::Absent), (one, Expect::Exists)],
-        };
-        let place = Place { segment: 3, seq: 8, key: 5 };
+        }
+    }
+
+    const PLACE: Place = Place { segment: 3, seq: 8, key: 5 };
+
+    fn record_of(change: &Change) -> Vec<u8> {
         let mut buf = Vec::new();
         let basis = Basis { leases: &change.leases, made: &change.made, checks: &change.checks };
         put_change(&mut buf, change.holder, &change.commit, &basis);
-        seal(&mut buf, change.batch, place);
-        let Found::Record(Kind::Commit, payload) = find(&buf, place) else { panic!("no record") };
+        seal(&mut buf, change.batch, PLACE);
+        buf
+    }
+
+    #[test]
+    fn a_change_is_read_as_it_was_written() {
+        let change = change();
+        let buf = record_of(&change);
+        let Found::Record(Kind::Commit, payload) = find(&buf, PLACE) else { panic!("no record") };
         assert_eq!(get_change(payload), Some(change));
         for cut in 0..buf.len() {
-            assert!(!matches!(find(&buf[..cut], place), Found::Record(..)), "cut at {cut}");
+            assert!(!matches!(find(&buf[..cut], PLACE), Found::Record(..)), "cut at {cut}");
             let payload = buf.get(RECORD_HEADER..cut).unwrap_or_default();
             assert_eq!(get_change(payload), None, "cut at {cut}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_comes_is_refused_or_read_as_it_is_written(
+            changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
+        ) {
+            let mut payload = record_of(&change()).split_off(RECORD_HEADER);
+            for (at, byte) in changes {
+                let at = at.index(payload.len());
+                payload[at] = byte;
+            }
+            if let Some(change) = get_change(&payload) {
+                let again = record_of(&change);
+                let Found::Record(Kind::Commit, payload) = find(&again, PLACE) else { panic!("no record") };
+                prop_assert_eq!(get_change(payload), Some(change));
+            }
         }
     }
 
