@@ -131,11 +131,8 @@ pub fn layer(data: &[u8]) {
     let (files, below) = (Vec::new(), BELOW.into());
     let source = Send { blobs, layers, files, below, implied: Implied::default() };
     // A compressed layer fails at its end, because its archive has another digest.
-    let _ = transfer::run(
-        Box::new(source),
-        &mut Checked::default(),
-        Watch { stop: None, event: &mut |_| () },
-    );
+    let _ =
+        transfer::run(Box::new(source), &mut Checked::default(), Watch { stop: None, event: &mut |_| () });
 }
 
 pub fn layer_seeds() -> Vec<Vec<u8>> {
