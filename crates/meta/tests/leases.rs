@@ -312,6 +312,34 @@ fn a_directory_that_one_node_uses_costs_no_round_trips() {
 }
 
 #[test]
+fn regression_a_snapshot_after_all_nodes_wrote_back_lacks_nothing() {
+    let world = World::formatted(3);
+    let write = |node: usize, ino: u64| {
+        file(&world.names(node), &format!("file {ino}"), ino);
+        let engine = Names::new(world.engine.clone());
+        move || is_there(&engine, &format!("file {ino}"))
+    };
+    let [by_one, by_two] = [write(1, 2), write(2, 3)];
+    world.leases[0].flush_everywhere().unwrap();
+    assert!(by_one() && by_two(), "what nodes have acknowledged is in the engine");
+    // A node that does not answer is waited for, as long as its session lasts.
+    let by_silent = write(1, 4);
+    world.fleet.deaf.lock().push(1);
+    let (recalls, leases) = (world.fleet.recalls.load(Ordering::SeqCst), world.leases[0].clone());
+    let waiting = std::thread::spawn(move || leases.flush_everywhere());
+    while world.fleet.recalls.load(Ordering::SeqCst) < recalls + 3 {
+        std::thread::yield_now();
+    }
+    assert!(!waiting.is_finished());
+    world.fleet.deaf.lock().clear();
+    waiting.join().unwrap().unwrap();
+    assert!(by_silent());
+    // With its session ends what it has acknowledged and not stored.
+    world.end(2);
+    world.leases[0].flush_everywhere().unwrap();
+}
+
+#[test]
 fn readers_share_a_lease() {
     let world = World::formatted(3);
     file(&world.names(0), "a", 2);

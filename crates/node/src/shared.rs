@@ -59,6 +59,7 @@ use meta::engine::database::{Database, SetupError};
 use meta::lease::{Journal, Leases};
 use meta::shared::outage::Outage;
 use meta::shared::{Named, SharedStore, Term};
+use meta::store::StoreError;
 use net::hello::Identity;
 use net::id::{NodeId, Role};
 use net::secret::Secret;
@@ -160,6 +161,14 @@ impl Shared {
         self.keeper.guard(leases.clone());
         self.server.lend(&leases);
         Ok(leases)
+    }
+
+    /// Waits until what all nodes have acknowledged is in the database.
+    ///
+    /// # Errors
+    /// A node does not answer, and its session lasts. Or this node's changes could not be stored in time.
+    pub(crate) fn flush_everywhere(&self) -> std::result::Result<(), StoreError> {
+        self.keeper.leases().map_or(Ok(()), |leases| leases.flush_everywhere())
     }
 
     /// Where bytes of other nodes' packs are read, and which sessions last.

@@ -27,6 +27,8 @@
 //!   while the units wait ([`foreign`]).
 //! - **A unit that several nodes change all the time is contended** ([`contend`]). No node has a lease of it:
 //!   its rows are read from the engine, and each change is a commit of its own ([`direct`], [`foreign`]).
+//! - **A snapshot of the engine lacks what is in no batch yet.** Before one that must lack nothing, every node
+//!   writes back ([`everywhere`]).
 //! - **What is acknowledged is in a journal on this node's disk before** ([`journal`]), so a process that is
 //!   killed loses nothing: the next one stores it first ([`replay`]). The journal is not synced. So a power
 //!   cut loses what is in no batch yet. [`MetaStore::flush`] waits until all of it is in the engine. What the
@@ -43,6 +45,7 @@ mod borrow;
 mod change;
 mod contend;
 mod direct;
+mod everywhere;
 mod fetch;
 mod foreign;
 mod free;
@@ -209,13 +212,25 @@ impl Leases {
         Ok(Arc::new(Leases { core, thread: Mutex::new(threads) }))
     }
 
+    /// Waits until what all nodes have acknowledged before this call is in the engine.
+    ///
+    /// # Errors
+    /// A node does not answer, and its session lasts. Or the changes of this one could not be stored in time.
+    pub fn flush_everywhere(&self) -> Result<(), StoreError> {
+        self.core.flush_everywhere()
+    }
+
     /// Gives a lease back to another node, which saw the lease row with this `seq`. Returns when this node
-    /// uses the lease no longer.
+    /// uses the lease no longer. If the unit has the number 0, nothing is given back: it returns when what
+    /// this node has acknowledged is in the engine.
     ///
     /// # Errors
     /// Its changes could not be written back in time. Nothing is given back then.
     pub fn recall(&self, unit: Ino, seq: u64) -> Result<(), StoreError> {
-        self.core.recall(unit, seq)
+        match unit {
+            everywhere::EVERYTHING => self.core.drain_all(),
+            unit => self.core.recall(unit, seq),
+        }
     }
 
     /// Lends a unit to the node `to`. It is up to that node to give it back when it is asked to

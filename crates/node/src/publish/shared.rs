@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   turn       a row in the database: one publication at a time, on all nodes
+//!   flush      every node stores what it has acknowledged
 //!   snapshot   the rows of this moment; all nodes keep writing
 //!   packs      each becomes a blob in the origin (packs.rs)
 //!   hold, tree, root   as for every volume
@@ -107,8 +108,9 @@ impl Node {
         tick: &mut dyn FnMut(Tick) -> bool,
     ) -> std::result::Result<(Moment, Vec<Pack>), TreeError> {
         for _ in 0..SNAPSHOTS {
+            say(tick, 0, "waiting until every node has stored its changes".to_owned());
+            shared.flush_everywhere()?;
             say(tick, 0, "sealing what is open".to_owned());
-            store.flush()?;
             let mut rows = Moment::of(store.snapshot()?)?;
             self.volume().seal_now(PATIENCE).map_err(tree_error)?;
             match packs::in_origin(self.volume(), shared, &rows, tree) {

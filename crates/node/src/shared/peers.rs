@@ -305,8 +305,9 @@ impl Service for PackServer {
 
     fn recall(&self, ask: RecallAsk) -> Result<(), String> {
         let leases = self.leases.read().as_ref().and_then(Weak::upgrade);
-        // Without leases there is nothing to give back.
-        leases.map_or(Ok(()), |leases| leases.recall(ask.unit, ask.seq).map_err(|error| error.to_string()))
+        // Until it is open, what an earlier process has acknowledged may be in the journal only.
+        let leases = leases.ok_or("the volume is not open yet, or is being closed")?;
+        leases.recall(ask.unit, ask.seq).map_err(|error| error.to_string())
     }
 
     fn lend(&self, ask: LendAsk) -> Result<Option<LoanPart>, String> {

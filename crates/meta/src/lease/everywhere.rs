@@ -1,0 +1,51 @@
+//! Waits until the engine has what all nodes have acknowledged. A snapshot of the engine holds it then.
+//!
+//! A node is asked by a recall of [`EVERYTHING`], which is the number of no unit. It gives nothing back: it
+//! writes back what it has acknowledged, and answers. What a node has acknowledged that does not answer is in
+//! the engine, or lost, when its session has ended. So that is waited for.
+
+use std::time::Duration;
+
+use base::Ino;
+
+use super::row::Holder;
+use super::{Core, PATIENCE, not_joined};
+use crate::store::StoreError;
+
+/// What is recalled of a node that only has to write back.
+pub(super) const EVERYTHING: Ino = Ino(0);
+/// How long this node waits before it asks again.
+const AGAIN: Duration = Duration::from_millis(200);
+
+impl Core {
+    /// See [`super::Leases::flush_everywhere`].
+    pub(super) fn flush_everywhere(&self) -> Result<(), StoreError> {
+        self.drain_all()?;
+        let until = base::time::monotonic() + PATIENCE;
+        let me = self.nodes.me().ok_or_else(not_joined)?;
+        let mut left: Vec<Holder> = self.nodes.alive()?;
+        left.retain(|holder| holder.node != me.node);
+        loop {
+            let mut silent = None;
+            left.retain(|holder| match self.nodes.recall(holder.node, EVERYTHING, 0) {
+                Ok(()) => false,
+                Err(why) => {
+                    silent = Some((holder.node, why));
+                    true
+                }
+            });
+            let Some((node, why)) = silent else { return Ok(()) };
+            self.term.check()?;
+            let alive = self.nodes.alive()?;
+            left.retain(|holder| alive.contains(holder));
+            if base::time::monotonic() > until {
+                return Err(StoreError::Unavailable(format!(
+                    "the node {node} may have changes that are not in the database, and does not say so: {why}"
+                )));
+            }
+            if !left.is_empty() {
+                std::thread::sleep(AGAIN);
+            }
+        }
+    }
+}
