@@ -234,6 +234,7 @@ fn bytes_of_a_dead_node_are_named() {
     fs::write(shared.path(0, "file"), "1").unwrap();
     publish(&shared.path(0, ""), "nightly");
     fs::write(shared.path(1, "lost"), vec![3; 40_000]).unwrap();
+    assert!(shared.path(0, "lost").exists(), "its name is in the database");
     shared.nodes[1].kill();
     let done = run(covey().arg("publish").arg(shared.path(0, "")).arg("nightly"), LIMIT);
     if done.status.success() {

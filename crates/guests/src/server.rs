@@ -424,7 +424,7 @@ impl Shared {
             return Err(Some(refuse(receiver.socket(), Refusal::Secret, say)));
         }
         if self.options.locks && hello.features & LOCKS == 0 {
-            let say = "it knows no locks of the server, and its programs would exclude nobody else's: bring both \
+            let say = "it knows no locks of the server, and its programs would exclude no others: bring both \
                        ends to one release, or serve with --locks local";
             return Err(Some(refuse(receiver.socket(), Refusal::Version, say)));
         }
