@@ -36,8 +36,8 @@ impl Blobs for Memory {
     }
 }
 
-/// Documents between NUL bytes. `"@N"` in one of them stands for the descriptor of the document N, which comes
-/// later: a fuzzer cannot find digests that match. The first one is what the image's name leads to.
+/// Documents between NUL bytes. `"@N"` in one of them stands for the descriptor of the document N, which
+/// comes later: a fuzzer cannot find digests that match. The first one is what the image's name leads to.
 pub fn image(data: &[u8]) {
     let parts: Vec<&[u8]> = data.split(|&byte| byte == 0).take(6).collect();
     let mut blobs = Memory::default();

@@ -69,7 +69,7 @@ pub fn is_linearizable<M: Model>(model: &M, first: M::State, history: &[Event<M:
 struct Tried<S> {
     /// The operations whose result is unknown.
     unknown: u128,
-    /// By the others that are done, and the state: sets of unknown ones that are done. None holds another one.
+    /// By the others that are done, and the state: sets of unknown ones that are done. None holds another.
     sets: HashMap<(u128, S), Vec<u128>>,
 }
 

@@ -27,8 +27,8 @@
 //!   while the units wait ([`foreign`]).
 //! - **A unit that several nodes change all the time is contended** ([`contend`]). No node has a lease of it:
 //!   its rows are read from the engine, and each change is a commit of its own ([`direct`], [`foreign`]).
-//! - **A snapshot of the engine lacks what is in no batch yet.** Before one that must lack nothing, every node
-//!   writes back ([`everywhere`]).
+//! - **A snapshot of the engine lacks what is in no batch yet.** Before one that must lack nothing, every
+//!   node writes back ([`everywhere`]).
 //! - **What is acknowledged is in a journal on this node's disk before** ([`journal`]), so a process that is
 //!   killed loses nothing: the next one stores it first ([`replay`]). The journal is not synced. So a power
 //!   cut loses what is in no batch yet. [`MetaStore::flush`] waits until all of it is in the engine. What the
