@@ -350,3 +350,17 @@ impl Service for PackServer {
         Listed::default()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the process before has acknowledged is in its journal, and stored before the volume is open.
+    #[test]
+    fn regression_a_node_that_is_not_open_yet_gives_no_lease_back() {
+        let server = PackServer::default();
+        for unit in [Ino(0), Ino::ROOT] {
+            assert!(server.recall(RecallAsk { unit, seq: 1 }).is_err(), "{unit:?}");
+        }
+    }
+}
