@@ -195,7 +195,7 @@ pub fn registry_seeds() -> Vec<Vec<u8>> {
     let digest = Digest::of(b"x").to_string();
     [
         "localhost:5000/a/b:tag",
-        &format!("ghcr.io/x/y@{digest}"),
+        &format!("registry.example/x/y@{digest}"),
         &digest,
         "linux/arm/v7",
         r#"Bearer realm="https://auth.example/token",service="registry",scope=x"#,
