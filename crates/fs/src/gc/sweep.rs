@@ -98,8 +98,16 @@ impl Core {
         }
         let mut touched = self.garbage.take_touched();
         while let Some(pack) = touched.last() {
-            // An open pack is judged when it is sealed, which touches it again.
-            let judged = if self.packs.has(*pack) { Ok(()) } else { self.judge(*pack) };
+            let judged = if self.packs.is_sealing(*pack) {
+                // Some of it may have died after the sealer counted its live bytes.
+                self.garbage.touch(&[*pack]);
+                Ok(())
+            } else if self.packs.has(*pack) {
+                // It will be judged when it is sealed: the sealer touches it.
+                Ok(())
+            } else {
+                self.judge(*pack)
+            };
             if judged.is_err() {
                 self.garbage.touch(&touched);
                 return judged;

@@ -72,6 +72,12 @@ impl Sweep {
         self.round.lock()
     }
 
+    /// While the guard is held, the sealer waits at the end of the pack that it seals.
+    #[cfg(test)]
+    pub(crate) fn hold_up_sealer(&self) -> impl Drop + '_ {
+        self.waiting.lock()
+    }
+
     /// Whether anything waits for a flush.
     pub(crate) fn has_waiting(&self) -> bool {
         !self.waiting.lock().is_empty()

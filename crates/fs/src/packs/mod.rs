@@ -410,6 +410,11 @@ impl Packs {
             || state.sealing.contains(&no)
     }
 
+    /// Whether the pack is being sealed.
+    pub(crate) fn is_sealing(&self, no: PackNo) -> bool {
+        self.0.state.lock().sealing.contains(&no)
+    }
+
     /// The number of packs that are open or closed but not sealed, and the bytes they hold.
     pub(crate) fn open_count(&self) -> (u64, u64) {
         let state = self.0.state.lock();

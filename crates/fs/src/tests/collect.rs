@@ -45,6 +45,26 @@ fn removing_a_file_frees_its_space() {
     assert_eq!(*world.lines.lock(), [""; 0]);
 }
 
+/// What died between the count of a pack's live bytes and the end of its sealing was never judged: its blob
+/// stayed until the volume was opened again.
+#[test]
+fn regression_what_dies_while_its_pack_is_being_sealed_frees_its_space() {
+    let world = World::new();
+    let v = world.open();
+    let f = write_file(&v, "f", 1, 1);
+    let sealer = v.core.sweep.hold_up_sealer();
+    v.core.packs.close_all();
+    eventually("its live bytes are counted", || v.core.garbage.totals().stored_bytes == MIB);
+    v.unlink(Ino::ROOT, b"f").unwrap();
+    v.forget(f, 1);
+    eventually("it is reaped", || v.getattr(f) == Err(Errno::ENOENT));
+    // A round of the sweeper.
+    v.core.judge_touched().unwrap();
+    drop(sealer);
+    eventually("its blob is gone", || world.origin.bytes() == 0);
+    v.close().unwrap();
+}
+
 #[test]
 fn random_overwrites_store_at_most_twice_what_is_live() {
     let world = World::new();
