@@ -10,6 +10,8 @@ mod kernel;
 mod listing;
 #[path = "leases/loans.rs"]
 mod loans;
+#[path = "leases/stale.rs"]
+mod stale;
 mod support;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -44,6 +46,11 @@ struct Far {
     commits: AtomicU64,
     /// Is done before the next commit that changes a lease row.
     before_lease: Mutex<Option<Work>>,
+    /// Is done after rows of extended attributes were read, before the answer is there.
+    after_read: Mutex<Option<Work>>,
+    /// The next commit that is none of a batch is kept back, and its answer is lost.
+    keeps_back: AtomicBool,
+    kept_back: Mutex<Option<Commit>>,
     /// Each round trip takes so many microseconds.
     delay: AtomicU64,
     /// How large a batch should be.
@@ -74,7 +81,12 @@ impl MetaStore for Far {
     }
 
     fn get_many(&self, keys: &[Key]) -> Result<Vec<Option<Value>>, StoreError> {
-        self.one()?.get_many(keys)
+        let rows = self.one()?.get_many(keys)?;
+        if keys.iter().any(|key| key.tag() == tags::XATTR) {
+            let work = self.after_read.lock().take();
+            work.into_iter().for_each(|work| work());
+        }
+        Ok(rows)
     }
 
     fn get_linked(&self, from: &Key, also: &[Key], tags: &[u8]) -> Result<Linked, StoreError> {
@@ -97,6 +109,10 @@ impl MetaStore for Far {
         if commit.puts.iter().any(|(key, _)| key.tag() == tags::LEASE) {
             let work = self.before_lease.lock().take();
             work.into_iter().for_each(|work| work());
+        }
+        if !is_batch && self.keeps_back.swap(false, Ordering::SeqCst) {
+            *self.kept_back.lock() = Some(commit);
+            return Err(unavailable().into());
         }
         self.one()?.commit(commit)?;
         let number = self.commits.fetch_add(1, Ordering::SeqCst);

@@ -116,7 +116,7 @@ impl Core {
             held.was_free = got.was_free;
             state.units.insert(unit, held);
             state.note_taken(unit);
-            loaded.install(&mut state, unit);
+            loaded.install(&mut state, unit, None);
         } else if let Some(held) = state.units.get_mut(&unit) {
             (held.mode, held.seq, held.lease) = (got.mode, got.seq, got.lease);
             (held.since, held.used, held.was_free) = (base::time::monotonic(), false, false);
@@ -189,7 +189,7 @@ impl Core {
         let (key, mode, mut shared) = (Key::lease(unit), how.mode, false);
         let mut crowd = Crowd::new(how.alone, lease.is_none() && how.quiet.is_none());
         // What is seen before the lease is taken is still so afterwards, if no node had a lease that forbids
-        // this one.
+        // this one, nor a commit of this node is on its way.
         let mut seen = match lease {
             Some(_) => None,
             None => self.look_at_one(unit)?,
@@ -219,6 +219,9 @@ impl Core {
             }
             if row.as_ref().is_some_and(|row| row.is_of_former(me)) {
                 self.state.lock().note_former(unit, self.former_end());
+            }
+            if row.as_ref().is_some_and(|row| row.may_change(me)) {
+                seen = None;
             }
             // Where this node has just taken a lease for reading from another node, both want to read.
             let is_free = row.as_ref().is_none_or(|row| row.is_free(me));

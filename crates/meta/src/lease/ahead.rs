@@ -164,7 +164,7 @@ impl Core {
             let marks: Vec<_> = dirs.iter().map(|dir| self.marks(&mut state, &[*dir])).collect();
             (dirs, marks)
         };
-        let _reading = self.reading(&dirs);
+        let reading = self.reading(&dirs);
         let loaded = self.load_names(&dirs, most);
         let mut state = self.state.lock();
         coming.iter().for_each(|dir| _ = state.ahead.coming.remove(dir));
@@ -174,7 +174,7 @@ impl Core {
                 continue;
             }
             let fits = loaded.fits;
-            loaded.install(&mut state, dir);
+            loaded.install(&mut state, dir, Some(reading.read()));
             if (fits || most == NAMES_MAX)
                 && let Some(held) = state.units.get_mut(&dir)
             {

@@ -128,7 +128,7 @@ impl Core {
             self.returns.notify_one();
         }
         state.units.insert(unit, held);
-        Loaded::new(loan.rows, loan.has_names).install(&mut state, unit);
+        Loaded::new(loan.rows, loan.has_names).install(&mut state, unit, None);
         true
     }
 

@@ -4,6 +4,7 @@ use base::Ino;
 use hashbrown::HashMap;
 
 use super::Core;
+use super::moves::Read;
 use super::state::{Home, State, home_of};
 use crate::key::{Key, KeyRange, tags};
 use crate::record::{Dentry, InodeRecord};
@@ -58,8 +59,8 @@ impl Loaded {
         Loaded { rows, has_names, fits: true }
     }
 
-    /// Remembers it.
-    pub fn install(self, state: &mut State, unit: Ino) {
+    /// Remembers it. `read`: other operations could change the unit meanwhile.
+    pub fn install(self, state: &mut State, unit: Ino, read: Option<Read>) {
         let is_dir = |value: &Value| Dentry::decode(value).is_ok_and(|dentry| dentry.is_dir());
         let names = self.rows.iter().filter(|(key, _)| key.tag() == tags::DENTRY);
         let has_dirs = names.filter_map(|(_, value)| value.as_ref()).any(is_dir);
@@ -67,7 +68,10 @@ impl Loaded {
             if let (tags::DENTRY, Some(value)) = (key.tag(), &value) {
                 state.hint_name(unit, value);
             }
-            state.install(unit, key, value);
+            match read {
+                Some(read) => state.install_read(unit, key, value, read),
+                None => state.install(unit, key, value),
+            }
         }
         if let Some(held) = state.units.get_mut(&unit) {
             held.has_names |= self.has_names;
@@ -80,11 +84,18 @@ impl Loaded {
 /// Rows of units are being read from the engine, for an operation that uses them under the leases. Until this
 /// is dropped, and the rows are used, the leases are not given back: otherwise nodes that take turns could
 /// take them from one another forever, before any of them has read what it needs ([`super::recall`]).
-pub(super) struct Reading<'a>(&'a Core, &'a [Ino]);
+pub(super) struct Reading<'a>(&'a Core, &'a [Ino], Read);
+
+impl Reading<'_> {
+    /// Which read it is.
+    pub fn read(&self) -> Read {
+        self.2
+    }
+}
 
 impl Drop for Reading<'_> {
     fn drop(&mut self) {
-        self.0.state.lock().end_reading(self.1);
+        self.0.state.lock().end_reading(self.1, self.2);
         self.0.changed.notify_all();
     }
 }
@@ -92,8 +103,8 @@ impl Drop for Reading<'_> {
 impl Core {
     /// Notes that rows of these units are being read.
     pub(super) fn reading<'a>(&'a self, units: &'a [Ino]) -> Reading<'a> {
-        self.state.lock().begin_reading(units);
-        Reading(self, units)
+        let read = self.state.lock().begin_reading(units);
+        Reading(self, units, read)
     }
 
     /// Looks at the lease row of each unit, and at its own rows.
@@ -147,12 +158,13 @@ impl Core {
     /// Reads rows of a unit.
     pub(super) fn fetch(&self, unit: Ino, keys: Vec<Key>) -> Result<(), StoreError> {
         let units = [unit];
-        let _reading = self.reading(&units);
+        let reading = self.reading(&units);
         let mark = self.marks(&mut self.state.lock(), &units);
         let values = self.inner.get_many(&keys)?;
         let mut state = self.state.lock();
         if self.marks(&mut state, &[unit]) == mark {
-            keys.into_iter().zip(values).for_each(|(key, value)| state.install(unit, key, value));
+            let rows = keys.into_iter().zip(values);
+            rows.for_each(|(key, value)| state.install_read(unit, key, value, reading.read()));
         }
         Ok(())
     }
@@ -160,7 +172,7 @@ impl Core {
     /// Reads all rows of an inode that belongs to a unit.
     pub(super) fn fetch_whole(&self, unit: Ino, ino: Ino) -> Result<(), StoreError> {
         let units = [unit];
-        let _reading = self.reading(&units);
+        let reading = self.reading(&units);
         let mark = self.marks(&mut self.state.lock(), &units);
         let pages = self.inner.scan(&Key::extents_from(ino, 0), PAGES_MAX + 1)?;
         let large = pages.len() > PAGES_MAX;
@@ -170,7 +182,7 @@ impl Core {
         let values = self.inner.get_many(&single)?;
         let xattrs: Rows = self.inner.scan(&Key::xattrs(ino), usize::MAX)?;
         let mut state = self.state.lock();
-        if self.marks(&mut state, &[unit]) != mark {
+        if self.marks(&mut state, &[unit]) != mark || state.moves.since(reading.read(), ino) {
             return Ok(());
         }
         if !large {

@@ -111,6 +111,7 @@ impl State {
                 self.dead.push(*ino);
             }
         }
+        self.note_moved(survey, 0);
         self.note_changes(local, &inside, base::time::monotonic());
     }
 

@@ -52,6 +52,7 @@ mod free;
 mod journal;
 mod lend;
 mod loan;
+mod moves;
 mod prefetch;
 mod promise;
 mod queue;
@@ -430,6 +431,7 @@ impl Core {
         let now = base::time::monotonic();
         let is_safe = state.enqueue(commit, (leases, made, checks), me, now);
         let batch = state.queue.current;
+        state.note_moved(&survey, batch);
         let is_wanted = state.note_changes(commit, &survey, now);
         for unit in survey.writes.iter().chain(&survey.reads).chain(survey.born.values()) {
             state.units.get_mut(unit).into_iter().for_each(|unit| (unit.batch, unit.last) = (batch, now));

@@ -76,7 +76,7 @@ impl Core {
                 state.note_leased(dir);
             }
         }
-        loaded.into_iter().for_each(|(dir, loaded)| loaded.install(&mut state, dir));
+        loaded.into_iter().for_each(|(dir, loaded)| loaded.install(&mut state, dir, None));
         Ok(())
     }
 
@@ -89,10 +89,13 @@ impl Core {
         let is_held = rows.iter().any(|(row, _)| row.as_ref().is_some_and(|row| !row.is_free(me)));
         let alive = if is_held { self.nodes.alive()? } else { Vec::new() };
         for (dir, (mut row, seen)) in dirs.iter().zip(rows) {
+            // Of a lease for writing that ends only now, the last change may have come after the look.
+            let mut is_sure = row.as_ref().is_none_or(|row| !row.may_change(me));
             if let Some(row) = &mut row {
                 let holders = row.holders.len();
                 row.holders.retain(|holder| holder.node == me.node || alive.contains(holder));
                 if row.holders.len() < holders && row.mode == Mode::Write {
+                    is_sure = false;
                     // See [`Core::take_back_all`].
                     self.state.lock().note_former(*dir, base::time::boot().plus(LENT_END));
                 }
@@ -109,7 +112,7 @@ impl Core {
             commit.checks.push((Key::lease(*dir), seen.lease().map_or(Expect::Absent, Expect::Is)));
             commit.puts.push((Key::lease(*dir), lease.clone()));
             let (mode, seq, was_free) = (next.mode, next.seq, next.is_free(me));
-            got.push((*dir, Got { mode, seq, lease, was_free, seen: Some(seen) }));
+            got.push((*dir, Got { mode, seq, lease, was_free, seen: is_sure.then_some(seen) }));
         }
         match self.inner.commit(commit) {
             Ok(()) => {

@@ -77,6 +77,11 @@ impl Row {
         self.mode == Mode::Write && self.holders.iter().any(is_former)
     }
 
+    /// Whether a commit of this session may still come in under the lease: one whose answer was lost.
+    pub fn may_change(&self, me: Holder) -> bool {
+        self.mode == Mode::Write && self.holders.contains(&me)
+    }
+
     /// Whether a lease row says that the unit is contended.
     pub fn is_contended(bytes: &[u8]) -> bool {
         Row::decode(bytes).is_some_and(|row| row.mode == Mode::Contended)

@@ -15,6 +15,7 @@ use super::ahead::Ahead;
 use super::contend::Contended;
 use super::journal::Journal;
 use super::loan::{Borrowed, Borrowing, Lent};
+use super::moves::{Moves, Read};
 use super::queue::Queue;
 use super::row::{Holder, Mode};
 use crate::key::{Key, KeyRange, tags};
@@ -172,6 +173,8 @@ pub(super) struct State {
     pub wanted: HashMap<Ino, Wanted>,
     /// How many operations read rows of a unit from the engine just now, to use them under its lease.
     pub reading: HashMap<Ino, u32>,
+    /// Inodes that have moved since such a read began.
+    pub moves: Moves,
     /// Directories that had too many names to be remembered, and when that was seen.
     large: HashMap<Ino, Instant>,
     /// What this node has lent. It stays when the lease is forgotten.
@@ -406,14 +409,24 @@ impl State {
         held.rows.entry(key).or_insert(value);
     }
 
+    /// The same for a row of a read that other operations went on beside.
+    pub fn install_read(&mut self, unit: Ino, key: Key, value: Option<Value>, read: Read) {
+        let is_name = key.tag() == tags::DENTRY;
+        if is_name || !self.moves.since(read, Ino(key.number().unwrap_or_default())) {
+            self.install(unit, key, value);
+        }
+    }
+
     /// An operation reads rows of these units. Until it has them and has used them, the leases are not given
     /// back ([`super::recall`]).
-    pub fn begin_reading(&mut self, units: &[Ino]) {
+    pub fn begin_reading(&mut self, units: &[Ino]) -> Read {
         units.iter().for_each(|unit| *self.reading.entry(*unit).or_default() += 1);
+        self.moves.begin(self.queue.done)
     }
 
     /// It has them.
-    pub fn end_reading(&mut self, units: &[Ino]) {
+    pub fn end_reading(&mut self, units: &[Ino], read: Read) {
+        self.moves.end(read);
         let now = base::time::monotonic();
         for unit in units {
             if let Some(count) = self.reading.get_mut(unit) {
