@@ -33,8 +33,8 @@ impl Core {
         }
         let caller = caller.before(&record);
         let set = SetAttrs { unprivileged: Some(caller.gid), ..SetAttrs::default() };
-        self.run_as(&caller, time::now(), &Op::SetAttr { ino, set })?;
-        Ok(self.file(ino)?.mode & SET_IDS != record.mode & SET_IDS)
+        let change = self.run_as(&caller, time::now(), &Op::SetAttr { ino, set })?;
+        Ok(self.outcome(&change)?.1.mode & SET_IDS != record.mode & SET_IDS)
     }
 }
 

@@ -37,7 +37,7 @@ impl Core {
     pub(crate) fn write(&self, ino: Ino, offset: u64, data: &[u8], how: How) -> Result<bool, Error> {
         let before = if how.unprivileged.is_some() { self.file(ino)?.mode & SET_IDS } else { 0 };
         self.write_bytes(ino, offset, data, how)?;
-        Ok(before != 0 && self.file(ino)?.mode & SET_IDS != before)
+        Ok(before != 0 && !self.still_has(ino, before))
     }
 
     /// Writes at the end of the file, wherever that is. Returns true if that cleared set-id bits.
@@ -50,7 +50,13 @@ impl Core {
                 done => break done?,
             }
         }
-        Ok(before != 0 && self.file(ino)?.mode & SET_IDS != before)
+        Ok(before != 0 && !self.still_has(ino, before))
+    }
+
+    /// Whether the file has these set-id bits after a write, which is done. So an error, or a lease that must be
+    /// waited for, is no reason to fail: the request would be done again.
+    fn still_has(&self, ino: Ino, bits: u32) -> bool {
+        self.file(ino).is_ok_and(|file| file.mode & SET_IDS == bits)
     }
 
     fn try_append(&self, ino: Ino, data: &[u8], mut how: How) -> Result<(), Error> {

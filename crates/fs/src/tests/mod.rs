@@ -8,6 +8,7 @@ mod faults;
 mod hints;
 mod locks;
 mod model;
+mod once;
 mod pieces;
 mod prefetch;
 mod quota;
