@@ -1,8 +1,8 @@
 //! Mounting and unmounting: mount(2) as root, `fusermount3` for all other users.
 //!
 //! `default_permissions` is always set. Without it, a mount that also opens files without asking the daemon
-//! lets any user read any file. A mount is identified by its device number, so that nothing else is ever
-//! unmounted by mistake.
+//! lets any user read any file. A mount is identified by its device number and, from Linux 6.8 on, by the
+//! number that no other mount ever gets, so that nothing else is unmounted by mistake.
 
 mod elsewhere;
 mod helper;
@@ -13,6 +13,7 @@ mod table;
 use std::ffi::CString;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use base::Deadline;
@@ -150,7 +151,11 @@ pub enum UnmountError {
 pub struct Mount {
     path: PathBuf,
     dev: u64,
+    /// Its number. `None`: the kernel has none that is given once only.
+    number: Option<u64>,
     by_helper: bool,
+    /// It is gone. The kernel gives its device number to the next mount, which may be at the same path.
+    is_over: AtomicBool,
 }
 
 impl Mount {
@@ -166,7 +171,24 @@ impl Mount {
 
     /// Whether it is still at its mountpoint, and not covered by another mount.
     pub fn is_there(&self) -> bool {
-        dev_of(&self.path).is_ok_and(|dev| dev == self.dev)
+        // Bound over itself, it has another number there.
+        let is_it = |(dev, number): (u64, Option<u64>)| {
+            dev == self.dev && (number == self.number || table::count(&self.path, dev) > 1)
+        };
+        !self.is_over.load(Ordering::Acquire) && numbers_of(&self.path).is_ok_and(is_it)
+    }
+
+    /// Removes it if it is still there, without a daemon. From then on nothing is unmounted. Call it when no
+    /// thread serves it any more. Returns whether it was there.
+    pub(crate) fn end(&self) -> bool {
+        // A mount that answers is a later one with the same device number.
+        let is_dead = |mounted: Mounted| mounted.life(Deadline::after(ANSWER_WITHIN)) == Life::Dead;
+        let was_there = self.is_there() && find(&self.path).is_some_and(is_dead);
+        if was_there {
+            let _ = self.unmount(Unmount::Lazy);
+        }
+        self.is_over.store(true, Ordering::Release);
+        was_there
     }
 
     /// Unmounts it. If it is already gone, that is success.
@@ -176,7 +198,10 @@ impl Mount {
     /// the system's error.
     pub fn unmount(&self, how: Unmount) -> Result<(), UnmountError> {
         if !self.is_there() {
-            let covered = table::holds(&self.path, self.dev);
+            // A later mount with the same device number covers nothing.
+            let covered = !self.is_over.load(Ordering::Acquire)
+                && table::count(&self.path, self.dev) > 0
+                && dev_of(&self.path).is_ok_and(|dev| dev != self.dev);
             return if covered { Err(UnmountError::Busy(self.path.clone())) } else { Ok(()) };
         }
         match detach(&self.path, how, self.by_helper) {
@@ -268,14 +293,14 @@ pub(crate) fn mount(path: &Path, flags: &MountFlags, root_mode: u32) -> Result<(
     }
     let by_helper = !is_root();
     let device = if by_helper { helper::mount(path, flags)? } else { direct(path, flags, root_mode)? };
-    let dev = match dev_of(path) {
-        Ok(dev) => dev,
+    let (dev, number) = match numbers_of(path) {
+        Ok(numbers) => numbers,
         Err(error) => {
             let _ = detach(path, Unmount::Lazy, by_helper);
             return Err(MountError::Io { doing: "looking at the new mount", source: error });
         }
     };
-    Ok((device, Mount { path: path.to_owned(), dev, by_helper }))
+    Ok((device, Mount { path: path.to_owned(), dev, number, by_helper, is_over: AtomicBool::new(false) }))
 }
 
 fn direct(path: &Path, flags: &MountFlags, root_mode: u32) -> Result<Device, MountError> {
@@ -326,9 +351,18 @@ fn detach(path: &Path, how: Unmount, by_helper: bool) -> Result<(), UnmountError
 
 /// The device number of the filesystem at a path, without a request to that filesystem.
 pub(crate) fn dev_of(path: &Path) -> io::Result<u64> {
+    numbers_of(path).map(|(dev, _)| dev)
+}
+
+/// The same, and the number of the mount if the kernel has numbers that are given once only.
+fn numbers_of(path: &Path) -> io::Result<(u64, Option<u64>)> {
+    /// `STATX_MNT_ID_UNIQUE`, since Linux 6.8.
+    const ONCE: StatxFlags = StatxFlags::from_bits_retain(0x4000);
     let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
-    let found = statx(CWD, path, flags, StatxFlags::empty())?;
-    Ok(libc::makedev(found.stx_dev_major, found.stx_dev_minor))
+    let found = statx(CWD, path, flags, ONCE)?;
+    let has_number = found.stx_mask & ONCE.bits() != 0;
+    let number = has_number.then_some(found.stx_mnt_id);
+    Ok((libc::makedev(found.stx_dev_major, found.stx_dev_minor), number))
 }
 
 #[cfg(test)]

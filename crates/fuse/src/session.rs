@@ -576,10 +576,7 @@ impl Shared {
         self.flushes.iter().for_each(|flushes| flushes.close());
         self.notifier.close();
         // After an abort the dead mount is still in its place.
-        let dead = self.mount.is_there();
-        if dead {
-            let _ = self.mount.unmount(Unmount::Lazy);
-        }
+        let dead = self.mount.end();
         // While the filesystem is being replaced, nothing is served, and all was made durable before.
         let synced = match self.fs.is_paused() {
             true => Ok(()),

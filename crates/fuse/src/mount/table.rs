@@ -36,9 +36,9 @@ pub fn find(path: &Path) -> Option<Mounted> {
     all().into_iter().rev().find(|mounted| mounted.path == path)
 }
 
-/// Whether a mount with this device number is at this path, covered or not.
-pub(super) fn holds(path: &Path, dev: u64) -> bool {
-    all().iter().any(|mounted| mounted.path == path && mounted.dev == dev)
+/// How many mounts with this device number are at this path, covered or not.
+pub(super) fn count(path: &Path, dev: u64) -> usize {
+    all().iter().filter(|mounted| mounted.path == path && mounted.dev == dev).count()
 }
 
 /// All mounts, oldest first.

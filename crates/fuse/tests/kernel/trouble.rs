@@ -474,3 +474,46 @@ fn drop_pages(path: &Path) {
     // SAFETY: the descriptor is open.
     unsafe { libc::posix_fadvise(std::os::fd::AsRawFd::as_raw_fd(&file), 0, 0, libc::POSIX_FADV_DONTNEED) };
 }
+
+/// The daemon of a mount that was removed ended late. It took the next mount at the same place for its own,
+/// because the kernel had given that one the same device number, and unmounted it.
+#[test]
+fn regression_a_session_that_ends_late_leaves_the_next_mount_alone() {
+    if let Some(lack) = lacking() {
+        println!("no {lack}: skipped");
+        return;
+    }
+    for _ in 0..100 {
+        let Some(first) = rig() else { return };
+        let dev = std::os::unix::fs::MetadataExt::dev(&std::fs::metadata(first.root()).unwrap());
+        fuse::unmount(first.root(), Unmount::Polite).unwrap();
+        let second = Session::mount(Arc::new(Memory::new()), first.root(), options()).unwrap();
+        let again = std::os::unix::fs::MetadataExt::dev(&std::fs::metadata(first.root()).unwrap());
+        std::fs::write(first.path("file"), b"x").unwrap();
+        assert!(first.session.unmount(Unmount::Polite).is_ok(), "its own mount is gone");
+        first.session.wait_for(SOON).unwrap();
+        assert!(first.session.unmount(Unmount::Polite).is_ok(), "its own mount is gone");
+        assert_eq!(std::fs::read(first.path("file")).unwrap(), b"x", "the next mount is gone");
+        drop(second);
+        // Another test may have got the number.
+        if dev == again {
+            return;
+        }
+    }
+    panic!("the kernel never gave the number again");
+}
+
+/// `mount --bind /mnt /mnt` is common before mounts are shared. The same filesystem has two mounts then.
+#[test]
+fn a_mount_that_is_bound_over_itself_is_unmounted() {
+    let Some(rig) = rig() else { return };
+    let bound = Command::new("mount").arg("--bind").args([rig.root(), rig.root()]).status().unwrap();
+    assert!(bound.success());
+    let there = || fuse::mount::all().iter().filter(|mounted| mounted.path == rig.root()).count();
+    assert_eq!(there(), 2);
+    rig.session.unmount(Unmount::Polite).unwrap();
+    assert_eq!(there(), 1);
+    rig.session.unmount(Unmount::Polite).unwrap();
+    assert_eq!(there(), 0);
+    assert!(!rig.session.wait_for(SOON).unwrap().aborted);
+}
