@@ -6,6 +6,7 @@
 use std::time::{Duration, Instant};
 
 use super::journal::Journal;
+use super::promise::KeptByKernel;
 use super::queue::{Batch, Queue};
 use super::row::Holder;
 use super::state::State;
@@ -216,8 +217,9 @@ impl Core {
         }
         let lost = state.lost.len() - before;
         flying.iter().for_each(|batch| note_lost(&mut state.lost, batch));
-        let told = state.units.values_mut().flat_map(|unit| std::mem::take(&mut unit.told)).collect();
+        let kept = KeptByKernel::of(state.units.values());
         state.forget_all();
+        state.letting_go += 1;
         self.changed.notify_all();
         drop(state);
         if lost > 0 {
@@ -225,8 +227,7 @@ impl Core {
                 "the last changes of {lost} files and folders are lost: the session ended before they were stored"
             ));
         }
-        // If that fails, the kernel forgets by itself: what it keeps has a time that ends with the session.
-        self.kernel_forgets(&told);
+        self.kernel_lets_go_of_the_forgotten(&kept);
     }
 }
 

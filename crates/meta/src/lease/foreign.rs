@@ -15,8 +15,9 @@ use base::Ino;
 use parking_lot::MutexGuard;
 
 use super::change::{Survey, is_of_inode};
+use super::promise::KeptByKernel;
 use super::row::Holder;
-use super::state::{State, home_of};
+use super::state::{State, Unit, home_of};
 use super::{Core, PATIENCE};
 use crate::key::{Key, tags};
 use crate::record::InodeRecord;
@@ -204,11 +205,11 @@ impl Core {
             }
             Err(error) => {
                 // It is unknown whether it was applied.
-                let left = units.iter().filter_map(|unit| state.forget(*unit));
-                let told = left.flat_map(|unit| unit.told).collect();
+                let left: Vec<Unit> = units.iter().filter_map(|unit| state.forget(*unit)).collect();
                 state.recalls += 1;
+                state.letting_go += 1;
                 drop(state);
-                self.kernel_forgets(&told);
+                self.kernel_lets_go_of_the_forgotten(&KeptByKernel::of(&left));
                 Err(error)
             }
         }

@@ -11,7 +11,7 @@ use super::Core;
 use super::acquire::Got;
 use super::fetch::Seen;
 use super::lend::LENT_END;
-use super::row::{Mode, Row};
+use super::row::{Holder, Mode, Row};
 use super::state::{Unit, Wanted};
 use crate::key::{Key, tags};
 use crate::record::Dentry;
@@ -80,22 +80,36 @@ impl Core {
         Ok(())
     }
 
+    /// The holders in these rows whose sessions have ended.
+    fn gone_holders(&self, rows: &[Seen], me: Holder) -> Result<Vec<Holder>, StoreError> {
+        let rows = rows.iter().filter_map(|seen| Row::decode(&seen.lease()?));
+        let mut others: Vec<Holder> = rows.flat_map(|row| row.holders).collect();
+        others.retain(|holder| holder.node != me.node);
+        if !others.is_empty() {
+            let alive = self.nodes.alive()?;
+            others.retain(|holder| !alive.contains(holder));
+        }
+        Ok(others)
+    }
+
     /// Takes the leases that no other node must give back.
     fn take_free(&self, dirs: &[Ino]) -> Result<Vec<(Ino, Got)>, StoreError> {
         let me = self.nodes.me().ok_or_else(super::not_joined)?;
         let (mut commit, mut got) = (Commit::default(), Vec::new());
-        let row = |seen: Seen| (seen.lease().as_deref().and_then(Row::decode), seen);
-        let rows: Vec<(Option<Row>, Seen)> = self.look_at_rows(dirs)?.into_iter().map(row).collect();
-        let is_held = rows.iter().any(|(row, _)| row.as_ref().is_some_and(|row| !row.is_free(me)));
-        let alive = if is_held { self.nodes.alive()? } else { Vec::new() };
-        for (dir, (mut row, seen)) in dirs.iter().zip(rows) {
-            // Of a lease for writing that ends only now, the last change may have come after the look.
-            let mut is_sure = row.as_ref().is_none_or(|row| !row.may_change(me));
+        let mut rows = self.look_at_rows(dirs)?;
+        let gone = self.gone_holders(&rows, me)?;
+        if !gone.is_empty() {
+            // They may have changed something after the look.
+            rows = self.look_at_rows(dirs)?;
+        }
+        for (dir, seen) in dirs.iter().zip(rows) {
+            let mut row = seen.lease().as_deref().and_then(Row::decode);
+            // A change of this node whose answer was lost may come in after the look.
+            let is_sure = row.as_ref().is_none_or(|row| !row.may_change(me));
             if let Some(row) = &mut row {
                 let holders = row.holders.len();
-                row.holders.retain(|holder| holder.node == me.node || alive.contains(holder));
+                row.holders.retain(|holder| !gone.contains(holder));
                 if row.holders.len() < holders && row.mode == Mode::Write {
-                    is_sure = false;
                     // See [`Core::take_back_all`].
                     self.state.lock().note_former(*dir, base::time::boot().plus(LENT_END));
                 }

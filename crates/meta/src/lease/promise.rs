@@ -93,6 +93,24 @@ impl Leases {
     }
 }
 
+/// What the kernel may keep under some leases.
+pub(super) struct KeptByKernel {
+    told: HashSet<Ino>,
+    names: Option<Instant>,
+}
+
+impl KeptByKernel {
+    /// What it may keep of these units.
+    pub fn of<'a>(units: impl IntoIterator<Item = &'a Unit>) -> KeptByKernel {
+        let mut kept = KeptByKernel { told: HashSet::new(), names: None };
+        for unit in units {
+            kept.told.extend(&unit.told);
+            kept.names = kept.names.max(unit.names_until);
+        }
+        kept
+    }
+}
+
 fn is_steady(held: &Unit, now: Instant) -> bool {
     held.was_free || now.saturating_duration_since(held.since) > STEADY
 }
@@ -142,6 +160,17 @@ impl Core {
             std::thread::sleep(names.saturating_duration_since(base::time::monotonic()));
         }
         Ok(())
+    }
+
+    /// Makes the kernel let go of units that were forgotten already. Until it has, recalls of them wait.
+    /// Call it after `letting_go` and `recalls` have grown.
+    pub(super) fn kernel_lets_go_of_the_forgotten(&self, kept: &KeptByKernel) {
+        // Replies that permit the kernel to keep something have been sent by now.
+        drop(self.replies.write());
+        // If that fails, the kernel forgets by itself: what it keeps has a time that ends with the session.
+        let _ = self.kernel_lets_go(&kept.told, kept.names);
+        self.state.lock().letting_go -= 1;
+        self.changed.notify_all();
     }
 
     /// Makes the kernel forget. False: it could not be done in time.

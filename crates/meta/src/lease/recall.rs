@@ -53,9 +53,12 @@ impl Core {
                 wanted.into_iter().for_each(|wanted| wanted.recalled = wanted.recalled.max(seq));
             }
             let is_read = state.reading.contains_key(&unit);
+            let is_kept = state.letting_go > 0;
             let pause = match state.units.get_mut(&unit) {
                 _ if is_new => TURN,
                 _ if is_coming => COMING,
+                // The kernel may keep something of it.
+                None if is_kept => TURN,
                 None => break false,
                 // The other node has seen an older row, and will see that.
                 Some(held) if held.seq > seq => return Ok(()),

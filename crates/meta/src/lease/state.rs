@@ -196,6 +196,8 @@ pub(super) struct State {
     pub sessions: u64,
     /// How many leases were recalled.
     pub recalls: u64,
+    /// So many threads have forgotten units of which the kernel may still keep something.
+    pub letting_go: u32,
     /// Inodes whose acknowledged changes were lost with a session.
     pub lost: HashSet<Ino>,
     pub stopping: bool,

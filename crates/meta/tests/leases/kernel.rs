@@ -114,3 +114,23 @@ fn regression_the_holders_kernel_keeps_nothing_of_a_lent_directory() {
     }
     panic!("{lent} loans");
 }
+
+/// A session that ended early, by the database's clock: this node said that it has no lease before its kernel
+/// had let go of names.
+#[test]
+fn regression_the_kernel_lets_go_before_a_lost_lease_is_given_back() {
+    let world = World::formatted(2);
+    let names = Names::new(world.engine.clone());
+    make(&names, Ino::ROOT, "a", 2, mode::S_IFDIR).unwrap();
+    world.names(0).readdir(Ino::ROOT, 0, 9).unwrap();
+    let begun = std::time::Instant::now();
+    let absence = kept(&world, 0, Ino::ROOT);
+    assert!(absence > Duration::ZERO);
+    std::thread::scope(|scope| {
+        scope.spawn(|| world.leases[0].session_ended());
+        world.leases[0].recall(Ino::ROOT, u64::MAX).unwrap();
+        assert!(begun.elapsed() >= absence, "{:?}: the absence is still kept", begun.elapsed());
+    });
+    world.again(0);
+    file(&world.names(1), "b", 3);
+}

@@ -72,7 +72,8 @@ fn regression_a_tree_of_a_node_that_is_gone_is_listed_in_few_round_trips() {
     let (names, before, began) = (world.names(0), trips(&world), std::time::Instant::now());
     assert_eq!(list(&names), (DIRS * FILES) as usize);
     let cold = trips(&world) - before;
-    assert!(cold <= 3 + 2 + 2 + 2 * 8, "{cold} round trips for {DIRS} directories");
+    // One more than before: when it is known that the holder is gone, the rows are read again.
+    assert!(cold <= 3 + 3 + 2 + 2 * 8, "{cold} round trips for {DIRS} directories");
     // What it has lent may be in use for a moment.
     make(&names, Ino(5_000), "new", 9, mode::S_IFREG).unwrap();
     assert!(began.elapsed() > Duration::from_millis(340), "{:?}", began.elapsed());
