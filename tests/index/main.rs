@@ -390,6 +390,23 @@ fn mistakes_are_said() {
     assert!(gone.code() != 0 && gone.stderr.contains("cannot use the bucket"), "{gone:?}");
 }
 
+/// The files of a cache that hold bytes, or those with the sums of these bytes.
+fn cached(cache: &Path, sums: bool) -> Vec<PathBuf> {
+    let (mut found, mut todo) = (Vec::new(), vec![cache.to_owned()]);
+    while let Some(folder) = todo.pop() {
+        for entry in std::fs::read_dir(folder).unwrap().map(Result::unwrap) {
+            let (path, name) = (entry.path(), entry.file_name().into_string().unwrap());
+            let is_one = name.trim_end_matches(".sums").len() == 64 && name.ends_with(".sums") == sums;
+            if path.is_dir() {
+                todo.push(path);
+            } else if is_one {
+                found.push(path);
+            }
+        }
+    }
+    found
+}
+
 /// A flipped bit in the cache, in the bytes or in the sums beside them, is never read: the copy is dropped
 /// and the range is fetched again.
 #[test]
@@ -402,31 +419,22 @@ fn damage_in_the_cache_is_never_served() {
     for damage in ["bytes", "sums", "short"] {
         let mounted = world.mount("one", &[]);
         assert!(std::fs::read(mounted.join("f")).unwrap() == bytes);
+        // The cache is written behind the reads.
+        let end = Instant::now() + Duration::from_secs(60);
+        while [false, true].iter().any(|sums| cached(&world.cache("one"), *sums).len() < 4) {
+            assert!(Instant::now() < end, "the bytes are not in the cache");
+            std::thread::sleep(Duration::from_millis(20));
+        }
         mounted.umount();
-        let mut damaged = 0;
-        let mut todo = vec![world.cache("one")];
-        while let Some(folder) = todo.pop() {
-            for entry in std::fs::read_dir(folder).unwrap().map(Result::unwrap) {
-                let (path, name) = (entry.path(), entry.file_name().into_string().unwrap());
-                if path.is_dir() {
-                    todo.push(path);
-                    continue;
-                }
-                let is_sums = name.ends_with(".sums");
-                if name.trim_end_matches(".sums").len() != 64 || is_sums != (damage == "sums") {
-                    continue;
-                }
-                let file = std::fs::File::options().read(true).write(true).open(&path).unwrap();
-                let mut byte = [0];
-                file.read_exact_at(&mut byte, 20).unwrap();
-                match damage {
-                    "short" => file.set_len(21).unwrap(),
-                    _ => file.write_all_at(&[byte[0] ^ 1], 20).unwrap(),
-                }
-                damaged += 1;
+        for path in cached(&world.cache("one"), damage == "sums") {
+            let file = std::fs::File::options().read(true).write(true).open(&path).unwrap();
+            let mut byte = [0];
+            file.read_exact_at(&mut byte, 20).unwrap();
+            match damage {
+                "short" => file.set_len(21).unwrap(),
+                _ => file.write_all_at(&[byte[0] ^ 1], 20).unwrap(),
             }
         }
-        assert!(damaged >= 4, "{damaged} files");
         let mounted = world.mount("one", &[]);
         assert!(std::fs::read(mounted.join("f")).unwrap() == bytes, "after damage to the {damage}");
         mounted.umount();
