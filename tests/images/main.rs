@@ -362,6 +362,9 @@ fn the_tree_is_the_one_that_umoci_unpacks() {
         cd ../..; umoci repack --image app:2 two
         umoci unpack --image app:2 unpacked
         skopeo copy -q oci:app:2 docker-archive:app.tar:host/app:two
+        mkdir saved; tar -xf app.tar -C saved
+        for layer in $(find saved -name '*.tar' -type f); do gzip -n $layer; mv $layer.gz $layer; done
+        tar -cf packed.tar -C saved .
     "#;
     run_ok(Command::new("sh").args(["-c", script]).current_dir(folder.path()), Duration::from_secs(120));
     let volume = Volume::below(folder.path(), &[]);
@@ -375,6 +378,9 @@ fn the_tree_is_the_one_that_umoci_unpacks() {
         (&"docker.io/host/app:two".into(), &0.into()),
         "the same layers"
     );
+    // `docker save` may leave the layers as the registry had them.
+    let packed = import(&source("docker-archive", "packed.tar"), &mounted.join("packed"), &[]).json();
+    assert_eq!((&packed["name"], &packed["new_layers"]), (&"docker.io/host/app:two".into(), &2.into()));
     let mut unpacked = tree::read(&folder.path().join("unpacked/rootfs"));
     for name in ["app:2", "docker.io/host/app:two"] {
         let image = Image::mount(name, &folder.path().join("image"), &images, &[]);

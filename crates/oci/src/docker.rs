@@ -5,14 +5,16 @@
 //! ```
 //!
 //! The archive has no manifest in the sense of registries, so one is made here: it names the config and the
-//! layers as they are in the archive. Archives of newer releases hold an OCI layout too, which is not needed.
+//! layers as they are in the archive. Layers may be compressed, as a registry had them; then their digests are
+//! computed. Archives of newer releases hold an OCI layout too, which is not needed.
 
 use std::collections::BTreeMap;
+use std::io::Read;
 
 use api::error::{Failure, Result};
 use serde::Deserialize;
 
-use crate::digest::Digest;
+use crate::digest::{Checked, Digest};
 use crate::manifest::{Config, Descriptor, MANIFEST_MAX, MANIFESTS, Manifest, parse};
 use crate::members::Members;
 use crate::{Blobs, Bytes};
@@ -68,8 +70,12 @@ impl Archive {
                 Failure::new("damaged", format!("{shown} lacks the layer {member}"))
                     .next("save the image again")
             })?;
-            blobs.push(Descriptor::new(LAYER, diff_id, size));
-            layers.insert(diff_id, member);
+            let (kind, digest) = match compression(&members, &member)? {
+                None => (LAYER.to_owned(), diff_id),
+                Some(by) => (format!("{LAYER}.{by}"), digest_of(&members, &member)?),
+            };
+            blobs.push(Descriptor::new(&kind, digest, size));
+            layers.insert(digest, member);
         }
         let config = Descriptor::of(CONFIG, &bytes);
         let manifest = Manifest {
@@ -84,6 +90,24 @@ impl Archive {
         let small = BTreeMap::from([(config.digest, bytes), (manifest.digest, made)]);
         Ok((Archive { members, small, layers }, manifest, name))
     }
+}
+
+/// How a member is compressed.
+fn compression(members: &Members, member: &str) -> Result<Option<&'static str>> {
+    let mut first = Vec::new();
+    let read = members.open(member)?.take(4).read_to_end(&mut first);
+    read.map_err(|error| Failure::io(&format!("cannot read {member}"), &error))?;
+    Ok(match &first[..] {
+        [0x1F, 0x8B, ..] => Some("gzip"),
+        [0x28, 0xB5, 0x2F, 0xFD] => Some("zstd"),
+        _ => None,
+    })
+}
+
+fn digest_of(members: &Members, member: &str) -> Result<Digest> {
+    let all = Checked::new(members.open(member)?, u64::MAX, None);
+    let done = all.finish().map_err(|error| Failure::io(&format!("cannot read {member}"), &error))?;
+    Ok(done.0)
 }
 
 fn find(all: Vec<Saved>, shown: &str, tag: Option<&str>) -> Result<(Saved, String)> {

@@ -251,7 +251,13 @@ fn is_index(blob: &Descriptor, bytes: &[u8]) -> Result<bool> {
 
 fn of_platform<'a>(index: &'a Index, wanted: &Platform) -> Result<&'a Descriptor> {
     let known = |blob: &&Descriptor| blob.platform.as_ref().is_some_and(|platform| platform.fits(wanted));
-    if let Some(found) = index.manifests.iter().find(known) {
+    // What is asked for, then the one without a variant, which runs everywhere, then the lowest: amd64/v3 needs
+    // a newer processor.
+    let rank = |blob: &&Descriptor| {
+        let variant = blob.platform.as_ref().and_then(|platform| platform.variant.clone());
+        (variant != wanted.variant, variant)
+    };
+    if let Some(found) = index.manifests.iter().filter(known).min_by_key(rank) {
         return Ok(found);
     }
     if let [only] = &index.manifests[..]
@@ -367,6 +373,32 @@ mod tests {
         let refused = choose(&blobs, &outer, &Platform::parse("linux/s390x").unwrap()).unwrap_err();
         assert_eq!(refused.code, "other-platform");
         assert!(refused.why[0].contains("linux/arm64, linux/amd64"), "{refused}");
+    }
+
+    /// The first one was taken, also if it needs a newer processor.
+    #[test]
+    fn regression_the_image_that_runs_everywhere_is_preferred() {
+        let image = |platform: &str, n: u8| {
+            let mut blob = Descriptor::of(MANIFESTS[0], &[n]);
+            blob.platform = Platform::parse(platform);
+            blob
+        };
+        let chosen = |platforms: [&str; 3], wanted: &str| {
+            let manifests: Vec<_> = (0..).zip(platforms).map(|(n, platform)| image(platform, n)).collect();
+            let index: Index =
+                parse(json!({ "schemaVersion": 2, "manifests": manifests }).to_string().as_bytes(), "it")
+                    .unwrap();
+            of_platform(&index, &Platform::parse(wanted).unwrap())
+                .unwrap()
+                .platform
+                .clone()
+                .unwrap()
+                .to_string()
+        };
+        let of_amd64 = ["linux/amd64/v3", "linux/amd64", "linux/amd64/v2"];
+        assert_eq!(chosen(of_amd64, "linux/amd64"), "linux/amd64");
+        assert_eq!(chosen(of_amd64, "linux/amd64/v3"), "linux/amd64/v3");
+        assert_eq!(chosen(["linux/arm/v7", "linux/arm/v6", "linux/arm64"], "linux/arm"), "linux/arm/v6");
     }
 
     #[test]

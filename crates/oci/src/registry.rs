@@ -5,7 +5,8 @@
 //!   GET /v2/NAME/blobs/DIGEST                 a blob; with Range after an interruption
 //! ```
 //!
-//! A registry that wants a token says where it is had ([`auth`]). Requests use https, and http only to this
+//! A registry that wants a token says where it is had ([`auth`]). Only the registry itself is believed that, and
+//! no host to which it redirects: the user's password goes there. Requests use https, and http only to this
 //! machine itself. Every request has a limit of time and of tries: a request that the registry refuses is not
 //! repeated; one that got no answer, an answer of a proxy (5xx) or "too many requests" is.
 //!
@@ -104,7 +105,7 @@ impl Registry {
             .max_blocking_threads(4)
             .build()
             .map_err(|error| Failure::io("cannot prepare requests to the registry", &error))?;
-        let keys = Keys::of(&reference.host)?;
+        let keys = Keys::of(reference)?;
         let reference = reference.clone();
         Ok(Registry(Arc::new(Inner { runtime, client, reference, keys, token: Mutex::new(None) })))
     }
@@ -179,6 +180,11 @@ impl Registry {
     async fn send(&self, url: &Url, from: u64) -> std::result::Result<Response, Fault> {
         let had_token = self.0.token.lock().clone();
         let response = self.once(url, from, had_token.as_deref()).await?;
+        if response.status() == StatusCode::UNAUTHORIZED && response.url().origin() != url.origin() {
+            let other = response.url().host_str().unwrap_or_default();
+            let said = format!("it redirects to {other}, which wants credentials; they are not sent there");
+            return Err(Fault::Final(self.refused(Some(said))));
+        }
         let response = if response.status() == StatusCode::UNAUTHORIZED {
             let challenge = response.headers().get_all(WWW_AUTHENTICATE).iter();
             let challenge = challenge.filter_map(|value| Challenge::parse(value.to_str().ok()?)).next();

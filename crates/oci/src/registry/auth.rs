@@ -139,11 +139,11 @@ struct Login {
 }
 
 impl Keys {
-    /// Looks for credentials for a host.
+    /// Looks for credentials for a repository.
     ///
     /// # Errors
     /// A file of credentials cannot be understood.
-    pub fn of(host: &str) -> Result<Keys> {
+    pub fn of(reference: &Reference) -> Result<Keys> {
         let get = |key: &str| std::env::var(key).ok().filter(|value| !value.is_empty());
         let pair = get("COVEY_REGISTRY_USER").zip(get("COVEY_REGISTRY_PASSWORD"));
         if let Some((user, password)) = pair {
@@ -159,9 +159,9 @@ impl Keys {
                     .next("correct it, or log in again")
             })?;
             let shown = path.display();
-            match find(&logins, host) {
+            match find(&logins, reference) {
                 Some(auth) => return Ok(Keys { encoded: Some(auth), from: format!("with {shown}") }),
-                None if logins.store.is_some() || logins.helpers.contains_key(host) => {
+                None if logins.store.is_some() || logins.helpers.contains_key(&reference.host) => {
                     keys.from = format!(
                         "without credentials: {shown} keeps them in another program, which is not run"
                     );
@@ -198,13 +198,24 @@ fn files(get: &dyn Fn(&str) -> Option<String>) -> Vec<PathBuf> {
     .collect()
 }
 
-/// The entry of a host. Docker writes its own registry as an address.
-fn find(logins: &Logins, host: &str) -> Option<String> {
-    let is_ours = |key: &str| {
-        let bare = key.trim_start_matches("https://").split('/').next().unwrap_or("");
-        bare == host || host == "docker.io" && bare == "index.docker.io"
+/// The entry of a repository: of the longest part of its path that has one, or of its host. Docker writes
+/// registries as addresses, and has an own name for its own one.
+fn find(logins: &Logins, reference: &Reference) -> Option<String> {
+    let Reference { host, repository, .. } = reference;
+    let fits = |key: &str| {
+        let is_address = key.contains("://");
+        let bare = key.trim_start_matches("https://").trim_end_matches('/');
+        let (of, below) = bare.split_once('/').unwrap_or((bare, ""));
+        if of != host && (host != "docker.io" || of != "index.docker.io") {
+            return None;
+        }
+        // The path of an address is that of the interface, as in https://index.docker.io/v1/.
+        let below = if is_address { "" } else { below };
+        let rest = repository.strip_prefix(below)?;
+        (below.is_empty() || rest.is_empty() || rest.starts_with('/')).then_some(below.len())
     };
-    let found = logins.auths.iter().filter(|(key, _)| is_ours(key)).find_map(|(_, login)| login.auth.clone());
+    let logins = logins.auths.iter().filter_map(|(key, login)| Some((fits(key)?, login.auth.as_ref()?)));
+    let found = logins.max_by_key(|(length, _)| *length).map(|(_, auth)| auth.clone());
     // Only text that can stand in a header.
     found.filter(|auth| {
         !auth.is_empty() && auth.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+/=".contains(&byte))
@@ -251,8 +262,23 @@ mod tests {
             "bad.example":{"auth":"x\r\ny"},"none.example":{}},"credsStore":"desktop"}"#;
         let logins: Logins = serde_json::from_str(text).unwrap();
         let hosts = ["docker.io", "ghcr.io", "bad.example", "none.example", "index"];
-        let found = hosts.map(|host| find(&logins, host));
+        let found = hosts.map(|host| {
+            let reference = Reference { host: host.to_owned(), ..Reference::parse("a").unwrap() };
+            find(&logins, &reference)
+        });
         assert_eq!(found.map(|auth| auth.unwrap_or_default()), ["YTpi", "Yzpk", "", "", ""]);
+    }
+
+    /// The first entry of the host was taken, whatever its path.
+    #[test]
+    fn regression_a_login_of_a_namespace_is_for_that_namespace() {
+        let text = r#"{"auths":{"quay.io/a":{"auth":"YQ=="},"quay.io/b":{"auth":"Yg=="},
+            "quay.io/b/deep":{"auth":"Yw=="},"other.io":{"auth":"ZA=="},"other.io/x":{}}}"#;
+        let logins: Logins = serde_json::from_str(text).unwrap();
+        let names = ["quay.io/a/app", "quay.io/b/app", "quay.io/b/deep", "quay.io/bb/app", "quay.io/c/app"];
+        let found = |name: &str| find(&logins, &Reference::parse(name).unwrap()).unwrap_or_default();
+        assert_eq!(names.map(found), ["YQ==", "Yg==", "Yw==", "", ""]);
+        assert_eq!(["other.io/x", "other.io/y/z"].map(found), ["ZA==", "ZA=="]);
     }
 
     #[test]

@@ -127,6 +127,23 @@ fn a_registry_that_is_not_there_is_one_clear_line() {
     assert!(failure.why[0].to_lowercase().contains("refused"), "{failure}");
 }
 
+/// A host to which the registry redirects could say where the user's password is to be sent.
+#[test]
+fn regression_a_password_goes_to_no_place_that_another_host_names() {
+    let (thief, stolen) = server(|_, _, stream| reply(stream, "200 OK", "", br#"{"token":"abc"}"#));
+    let (other, asked) = server(move |_, _, stream| {
+        let wants = format!("WWW-Authenticate: Bearer realm=\"http://{thief}/token\"\r\n");
+        reply(stream, "401 Unauthorized", &wants, b"");
+    });
+    let (host, _) = server(move |_, asked, stream| {
+        let path = asked.line.split(' ').nth(1).unwrap();
+        reply(stream, "307 Temporary Redirect", &format!("Location: http://{other}{path}\r\n"), b"");
+    });
+    let failure = registry(&host).named().unwrap_err();
+    assert!(failure.in_one_line().contains("redirects to 127.0.0.1"), "{failure}");
+    assert_eq!((asked.lock().unwrap().len(), stolen.lock().unwrap().len()), (1, 0));
+}
+
 /// A token is had where the registry says, and used for what follows.
 #[test]
 fn a_token_is_fetched_once() {
