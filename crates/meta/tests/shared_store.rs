@@ -47,7 +47,7 @@ impl MetaStore for Ending {
 
 fn lasting() -> Arc<Term> {
     let term = Arc::new(Term::default());
-    term.extend(base::time::monotonic(), Duration::from_secs(3600));
+    term.extend(base::time::boot(), Duration::from_secs(3600));
     term
 }
 

@@ -298,11 +298,11 @@ impl Database for Etcd {
     fn renew(&self) -> Result<Renewed, StoreError> {
         let place = self.joined()?;
         let done = self.pool.take()?.attempts(|taken| {
-            let began = base::time::monotonic();
+            let began = base::time::boot();
             self.keep(taken, &place)?;
             Ok(began)
         });
-        let remaining = place.ttl.saturating_sub(done?.elapsed());
+        let remaining = place.ttl.saturating_sub(base::time::boot().since(done?));
         Ok(Renewed { remaining, server_time: None })
     }
 
