@@ -1,7 +1,8 @@
 //! The names of a shared volume, as one of its nodes sees them: an engine that all nodes use, behind a fence.
 //!
 //! - **A node whose session may have ended answers nothing**, neither from the engine nor from anything that
-//!   it remembers ([`Term`]). The engine refuses the commits of such a session too, by its epoch.
+//!   it remembers ([`Term`]). The engine refuses the commits of such a session too, by its epoch. A commit
+//!   belongs to the session in which it was begun, even if the node joins again before the engine gets it.
 //! - **Totals are spread over several rows.** Every new file adds to the volume's totals. A row that all
 //!   commits add to would let only one of them proceed at a time, until it is on the database's disk.
 //! - **Bytes before names.** All nodes see a commit at once, and it survives a power cut of this node. So the
@@ -20,7 +21,8 @@ use blob::{BlobError, PackStore};
 
 use crate::key::{Key, KeyRange, tags};
 use crate::store::{
-    Commit, CommitError, FreshData, Limit, Linked, Looked, MetaStore, Rows, Snapshot, StoreError, Value,
+    Commit, CommitError, FreshData, Limit, Linked, Looked, MetaStore, Rows, Session, Snapshot, StoreError,
+    Value,
 };
 use outage::Outage;
 
@@ -168,6 +170,8 @@ impl MetaStore for SharedStore {
     }
 
     fn commit(&self, mut commit: Commit) -> Result<(), CommitError> {
+        // Before the check, and before all that waits.
+        commit.session = commit.session.or_else(|| self.engine.current_session());
         self.term.check()?;
         spread(&mut commit);
         let packs: BTreeSet<PackNo> = commit.fresh.iter().map(|fresh| fresh.pack).collect();
@@ -185,6 +189,10 @@ impl MetaStore for SharedStore {
         let done = self.engine.commit(commit);
         self.outage.note_commit(&done);
         done
+    }
+
+    fn current_session(&self) -> Option<Session> {
+        self.engine.current_session()
     }
 
     fn commit_limit(&self) -> Limit {
