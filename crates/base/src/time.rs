@@ -120,6 +120,42 @@ pub fn boot() -> BootTime {
     BootTime(Duration::new(now.tv_sec.unsigned_abs(), u32::try_from(now.tv_nsec).unwrap_or(0)))
 }
 
+/// Notices that the machine was asleep: then [`boot`] goes on, and [`monotonic`] does not.
+#[derive(Debug)]
+pub struct Sleeps {
+    running: Instant,
+    boot: BootTime,
+    /// How long the machine has slept, as far as it was told.
+    told: Duration,
+}
+
+impl Sleeps {
+    /// A shorter sleep is told with the next one.
+    const LEAST: Duration = Duration::from_millis(50);
+
+    /// From now on.
+    pub fn from_now() -> Sleeps {
+        // In this order, and in the other one below: what passes in between must not count as a sleep.
+        Sleeps { running: monotonic(), boot: boot(), told: Duration::ZERO }
+    }
+
+    /// Whether the machine was asleep since this was asked last.
+    pub fn happened(&mut self) -> bool {
+        let now = boot();
+        self.happened_by(now, monotonic())
+    }
+
+    fn happened_by(&mut self, boot: BootTime, running: Instant) -> bool {
+        let awake = running.saturating_duration_since(self.running);
+        let slept = boot.since(self.boot).saturating_sub(awake);
+        let happened = slept.saturating_sub(self.told) >= Sleeps::LEAST;
+        if happened {
+            self.told = slept;
+        }
+        happened
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -132,6 +168,17 @@ mod tests {
         assert!(
             BootTime::NEVER.plus(Duration::MAX) == BootTime::NEVER && before.since(BootTime::NEVER).is_zero()
         );
+    }
+
+    #[test]
+    fn a_sleep_is_noticed_once() {
+        let (mut sleeps, second) = (Sleeps::from_now(), Duration::from_secs(1));
+        assert!(!sleeps.happened());
+        let (boot, running) = (sleeps.boot, sleeps.running);
+        assert!(!sleeps.happened_by(boot.plus(60 * second), running + 60 * second), "nothing slept");
+        assert!(sleeps.happened_by(boot.plus(62 * second), running + 61 * second));
+        assert!(!sleeps.happened_by(boot.plus(63 * second), running + 62 * second), "it was told");
+        assert!(sleeps.happened_by(boot.plus(99 * second), running + 62 * second));
     }
 
     #[test]

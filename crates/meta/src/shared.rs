@@ -1,7 +1,8 @@
 //! The names of a shared volume, as one of its nodes sees them: an engine that all nodes use, behind a fence.
 //!
 //! - **A node whose session may have ended answers nothing**, neither from the engine nor from anything that
-//!   it remembers ([`Term`]). The engine refuses the commits of such a session too, by its epoch.
+//!   it remembers ([`Term`]). The engine refuses the commits of such a session too, by its epoch. A commit
+//!   belongs to the session in which it was begun, even if the node joins again before the engine gets it.
 //! - **Totals are spread over several rows.** Every new file adds to the volume's totals. A row that all
 //!   commits add to would let only one of them proceed at a time, until it is on the database's disk.
 //! - **Bytes before names.** All nodes see a commit at once, and it survives a power cut of this node. So the
@@ -12,21 +13,25 @@ pub mod outage;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use base::PackNo;
+use base::time::BootTime;
 use blob::{BlobError, PackStore};
 
 use crate::key::{Key, KeyRange, tags};
 use crate::store::{
-    Commit, CommitError, FreshData, Limit, Linked, Looked, MetaStore, Rows, Snapshot, StoreError, Value,
+    Commit, CommitError, FreshData, Limit, Linked, Looked, MetaStore, Rows, Session, Snapshot, StoreError,
+    Value,
 };
 use outage::Outage;
 
-/// Until when a node's session lasts for certain, by this node's own clock.
+/// Until when a node's session lasts for certain, by this node's own clock. That clock goes on while the
+/// machine sleeps, because other nodes go on too: they may have ended the session and changed its files.
 #[derive(Debug)]
 pub struct Term {
-    start: Instant,
+    clock: fn() -> BootTime,
+    start: BootTime,
     /// Microseconds after `start`. 0: it has ended.
     until: AtomicU64,
 }
@@ -34,14 +39,19 @@ pub struct Term {
 impl Default for Term {
     /// A term that has not begun.
     fn default() -> Term {
-        Term { start: base::time::monotonic(), until: AtomicU64::new(0) }
+        Term::by(base::time::boot)
     }
 }
 
 impl Term {
+    /// The same, by another clock.
+    fn by(clock: fn() -> BootTime) -> Term {
+        Term { clock, start: clock(), until: AtomicU64::new(0) }
+    }
+
     /// The session lasts for `time` from `from` on.
-    pub fn extend(&self, from: Instant, time: Duration) {
-        let until = from.saturating_duration_since(self.start) + time;
+    pub fn extend(&self, from: BootTime, time: Duration) {
+        let until = from.since(self.start) + time;
         self.until.store(until.as_micros().try_into().unwrap_or(u64::MAX), Ordering::Release);
     }
 
@@ -52,13 +62,12 @@ impl Term {
 
     /// Whether the session lasts.
     pub fn lasts(&self) -> bool {
-        let now = base::time::monotonic().saturating_duration_since(self.start).as_micros();
-        now < u128::from(self.until.load(Ordering::Acquire))
+        (self.clock)().since(self.start).as_micros() < u128::from(self.until.load(Ordering::Acquire))
     }
 
     /// How long the session lasts for certain.
     pub fn left(&self) -> Duration {
-        let now = base::time::monotonic().saturating_duration_since(self.start);
+        let now = (self.clock)().since(self.start);
         Duration::from_micros(self.until.load(Ordering::Acquire)).saturating_sub(now)
     }
 
@@ -161,6 +170,8 @@ impl MetaStore for SharedStore {
     }
 
     fn commit(&self, mut commit: Commit) -> Result<(), CommitError> {
+        // Before the check, and before all that waits.
+        commit.session = commit.session.or_else(|| self.engine.current_session());
         self.term.check()?;
         spread(&mut commit);
         let packs: BTreeSet<PackNo> = commit.fresh.iter().map(|fresh| fresh.pack).collect();
@@ -178,6 +189,10 @@ impl MetaStore for SharedStore {
         let done = self.engine.commit(commit);
         self.outage.note_commit(&done);
         done
+    }
+
+    fn current_session(&self) -> Option<Session> {
+        self.engine.current_session()
     }
 
     fn commit_limit(&self) -> Limit {
@@ -201,13 +216,28 @@ mod tests {
     fn a_term_ends_by_itself() {
         let term = Term::default();
         assert!(!term.lasts(), "it has not begun");
-        let now = base::time::monotonic();
+        let now = base::time::boot();
         term.extend(now, Duration::from_secs(3600));
         assert!(term.lasts() && term.check().is_ok());
         term.end();
         assert!(matches!(term.check(), Err(StoreError::Fenced(_))));
-        let before = now.checked_sub(Duration::from_secs(5)).unwrap_or(now);
-        term.extend(before, Duration::ZERO);
+        term.extend(now, Duration::ZERO);
         assert!(!term.lasts(), "it ended before now");
+    }
+
+    /// The monotonic clock stops during a suspend. So a node that slept for minutes answered from leases that
+    /// others had taken meanwhile.
+    #[test]
+    fn regression_a_term_goes_on_while_the_machine_sleeps() {
+        static SLEPT: AtomicU64 = AtomicU64::new(0);
+        let clock = || base::time::boot().plus(Duration::from_secs(SLEPT.load(Ordering::SeqCst)));
+        let term = Term::by(clock);
+        term.extend(clock(), Duration::from_secs(60));
+        assert!(term.lasts() && term.left() > Duration::from_secs(50));
+        SLEPT.store(61, Ordering::SeqCst);
+        assert!(!term.lasts() && term.left().is_zero());
+        assert!(matches!(term.check(), Err(StoreError::Fenced(_))));
+        term.extend(clock(), Duration::from_secs(60));
+        assert!(term.lasts(), "it was renewed");
     }
 }

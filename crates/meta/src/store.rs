@@ -47,6 +47,15 @@ pub struct FreshData {
     pub crc: u32,
 }
 
+/// A place in a shared volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Session {
+    /// The node's number in the volume, from 1.
+    pub number: i64,
+    /// How often the node has joined.
+    pub epoch: i64,
+}
+
 /// A change: applied if every check holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Commit {
@@ -64,6 +73,9 @@ pub struct Commit {
     pub maxs: Vec<(Key, u64)>,
     /// Bytes that the rows mention for the first time.
     pub fresh: Vec<FreshData>,
+    /// The session in which it was decided: a store that has another one by now refuses it. `None`: the one
+    /// that the store has when it gets the commit. An engine of one node has no sessions.
+    pub session: Option<Session>,
 }
 
 impl Commit {
@@ -270,6 +282,11 @@ pub trait MetaStore: Send + Sync {
     /// # Errors
     /// `Conflict` if one does not; see [`CommitError`].
     fn commit(&self, commit: Commit) -> Result<(), CommitError>;
+
+    /// The session of this node, if the store is shared and has joined.
+    fn current_session(&self) -> Option<Session> {
+        None
+    }
 
     /// How large a commit that joins several changes should be.
     fn commit_limit(&self) -> Limit {

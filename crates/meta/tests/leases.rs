@@ -208,7 +208,7 @@ impl World {
         let (mut leases, mut terms) = (Vec::new(), Vec::new());
         for node in 0..nodes {
             let term = Arc::new(Term::default());
-            term.extend(base::time::monotonic(), LONG);
+            term.extend(base::time::boot(), LONG);
             fleet.epochs.lock().push(1);
             fleet.alive.lock().push(Holder { node, epoch: 1 });
             let place = Arc::new(Place(fleet.clone(), node));
@@ -257,7 +257,7 @@ impl World {
         let epoch = self.fleet.epochs.lock()[node as usize];
         self.fleet.alive.lock().push(Holder { node, epoch });
         self.fleet.deaf.lock().retain(|other| *other != node);
-        self.terms[node as usize].extend(base::time::monotonic(), LONG);
+        self.terms[node as usize].extend(base::time::boot(), LONG);
     }
 }
 

@@ -9,10 +9,13 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use meta::engine::Memory;
+use meta::engine::database::{Database, Join};
 use meta::key::KeyRange;
-use meta::shared::{SharedStore, Term};
-use meta::store::{CommitError, Rows, StoreError};
+use meta::shared::{Named, SharedStore, Term};
+use meta::store::{CommitError, FreshData, Rows, StoreError};
 use meta::{Commit, Key, MetaStore, Value};
+use support::cluster::Cluster;
+use support::server::Server;
 use support::{SimPacks, key, put, value};
 
 /// Answers, and ends the session while it does so.
@@ -47,7 +50,7 @@ impl MetaStore for Ending {
 
 fn lasting() -> Arc<Term> {
     let term = Arc::new(Term::default());
-    term.extend(base::time::monotonic(), Duration::from_secs(3600));
+    term.extend(base::time::boot(), Duration::from_secs(3600));
     term
 }
 
@@ -98,4 +101,70 @@ fn totals_are_exact_though_they_are_spread() {
     assert_eq!((totals.inodes, totals.bytes), (201, (0..200).map(|n| n - 50).sum::<i64>() as u64));
     let rows = engine.scan(&Key::kind(meta::key::tags::VOLUME), usize::MAX).unwrap();
     assert!(rows.len() > 10, "{} rows", rows.len());
+}
+
+fn joins(names: &dyn Database) {
+    let join = Join {
+        node: [7; 16],
+        host: "host",
+        address: "",
+        ttl: Duration::from_secs(60),
+        take_over: false,
+        program: "test",
+    };
+    names.join(&join).unwrap();
+}
+
+/// Ends the session and joins again, once the bytes of a commit are durable.
+struct Rejoining(Arc<dyn Database>);
+
+impl Named for Rejoining {
+    fn named(&self, _: &[FreshData]) {
+        self.0.leave().unwrap();
+        joins(&*self.0);
+    }
+}
+
+fn is_fenced(done: Result<(), CommitError>) -> bool {
+    matches!(done, Err(CommitError::Store(StoreError::Fenced(_))))
+}
+
+fn each_database(test: impl Fn(Arc<dyn Database>)) {
+    if let Some(server) = Server::shared() {
+        test(Arc::new(server.store()));
+    }
+    if let Some(cluster) = Cluster::shared() {
+        test(Arc::new(cluster.store()));
+    }
+}
+
+/// A commit waited until its bytes were durable. Meanwhile the session ended and the node joined again. Then
+/// the commit was applied in the new session, though its changes had been reported as lost.
+#[test]
+fn regression_a_commit_that_waits_is_not_applied_in_the_next_session() {
+    each_database(|names| {
+        joins(&*names);
+        let (packs, rejoining) = (Arc::new(SimPacks::default()), Arc::new(Rejoining(names.clone())));
+        let fresh = vec![packs.fresh(1, b"bytes")];
+        let store = SharedStore::new(names.clone(), packs, lasting()).telling(Some(rejoining));
+        assert!(is_fenced(store.commit(Commit { fresh, ..put("a", "1") })));
+        assert_eq!(names.get(&key("a")).unwrap(), None, "nothing was changed");
+        store.commit(put("b", "2")).unwrap();
+        assert_eq!(names.get(&key("b")).unwrap(), Some(value("2")), "the new session goes on");
+    });
+}
+
+#[test]
+fn a_commit_of_another_session_is_refused() {
+    each_database(|names| {
+        joins(&*names);
+        let session = names.session();
+        names.commit(Commit { session, ..put("a", "1") }).unwrap();
+        Rejoining(names.clone()).named(&[]);
+        assert!(is_fenced(names.commit(Commit { session, ..put("a", "2") })));
+        assert_eq!(names.get(&key("a")).unwrap(), Some(value("1")));
+        names.commit(Commit { session: names.session(), ..put("a", "3") }).unwrap();
+        names.commit(put("a", "4")).unwrap();
+        assert_eq!(names.get(&key("a")).unwrap(), Some(value("4")));
+    });
 }

@@ -126,7 +126,7 @@ impl Shared {
         // The threads in the background do nothing in the time of the test.
         let lease = Duration::from_secs(3600);
         let term = Arc::new(Term::default());
-        term.extend(base::time::monotonic(), lease);
+        term.extend(base::time::boot(), lease);
         let rules = Contention { quiet: lease, ..Contention::default() };
         let leases = Leases::with_rules(store.clone(), term, Arc::new(Nobody), None, rules).unwrap();
         let leases = (kind != Kind::Plain).then_some(leases);

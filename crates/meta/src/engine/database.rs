@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use base::Timestamp;
 
-use crate::store::{MetaStore, StoreError};
+use crate::store::{Commit, MetaStore, StoreError};
+
+pub use crate::store::Session;
 
 /// Why a volume in a database cannot be created, opened or checked.
 #[derive(Debug, thiserror::Error)]
@@ -29,6 +31,17 @@ pub enum SetupError {
     Store(#[from] StoreError),
 }
 
+/// # Errors
+/// `Fenced` if the commit was decided in another session than the one that the store has now.
+pub(super) fn check_session(commit: &Commit, now: Option<Session>) -> Result<(), StoreError> {
+    match commit.session {
+        Some(session) if now != Some(session) => Err(StoreError::Fenced(
+            "the session in which this change was made ended before it was stored".to_owned(),
+        )),
+        _ => Ok(()),
+    }
+}
+
 /// A node that wants a place.
 #[derive(Clone, Debug)]
 pub struct Join<'a> {
@@ -45,15 +58,6 @@ pub struct Join<'a> {
     pub take_over: bool,
     /// The version of this program, for `covey sessions`.
     pub program: &'a str,
-}
-
-/// A place in a volume.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Session {
-    /// The node's number in the volume, from 1.
-    pub number: i64,
-    /// How often the node has joined.
-    pub epoch: i64,
 }
 
 /// The answer to a renewal.
@@ -146,9 +150,9 @@ pub trait Database: MetaStore {
     /// The volume's id, as given to [`super::address::Address::create`].
     fn uuid(&self) -> [u8; 16];
 
-    /// Takes a place in the volume. From now on every commit of this store carries it. A node id that joined
+    /// Takes a place in the volume. Every commit that begins from now on carries it. A node id that joined
     /// before gets its number again, with the next epoch. When this returns, no commit of an earlier session
-    /// of the node takes effect any more.
+    /// of the node takes effect any more, not even one that waits in this store: it is refused with `Fenced`.
     ///
     /// # Errors
     /// `Unavailable` if the node id has an unexpired session: the message names its machine and says when it

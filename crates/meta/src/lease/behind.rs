@@ -161,7 +161,7 @@ impl Core {
     fn send(&self, batch: &Batch, sessions: u64, written: &mut Option<(Holder, u64)>) -> Option<Sent> {
         let mut told = false;
         loop {
-            {
+            let me = {
                 let state = self.state.lock();
                 if state.sessions != sessions {
                     return Some(Sent::Lost);
@@ -169,8 +169,11 @@ impl Core {
                 if state.stopping {
                     return None;
                 }
-            }
-            let Some(me) = self.nodes.me() else { return Some(Sent::Lost) };
+                // Under the lock: the end of a session is noted before the node joins again. So this is still
+                // the session in which the batch was made.
+                self.nodes.me()
+            };
+            let Some(me) = me else { return Some(Sent::Lost) };
             let last = written.filter(|(holder, _)| *holder == me).map_or(0, |(_, last)| last);
             let (key, commit) = (Key::batch(me.node, me.epoch), batch.numbered(me, last));
             match self.inner.commit(commit) {

@@ -158,7 +158,7 @@ impl Core {
         units.iter().for_each(|unit| state.units.get_mut(unit).into_iter().for_each(|unit| unit.busy = true));
         survey.contended.keys().for_each(|unit| state.note_direct(*unit, commit));
         drop(state);
-        let mut whole = commit.clone();
+        let mut whole = Commit { session: Some(me.into()), ..commit.clone() };
         let rows = leases.iter().map(|(unit, lease)| (unit, lease)).chain(&survey.contended);
         whole.checks.extend(rows.map(|(unit, row)| (Key::lease(*unit), Expect::Is(row.clone()))));
         let send = |whole| counted(self.inner.commit(whole)).map(|()| true);

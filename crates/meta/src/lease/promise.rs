@@ -2,7 +2,8 @@
 //!
 //! The kernel keeps the attributes of a directory or link as long as this node's session lasts for certain.
 //! When the lease is given back, it is told to drop them. That call takes no lock which a program could hold
-//! while it waits for this process.
+//! while it waits for this process. The kernel's clock stops while the machine sleeps, and the session's does
+//! not. So after a sleep the kernel is told to drop all of them ([`Leases::kernel_forgets`]).
 //!
 //! The kernel keeps names for a moment only ([`NAMES`]), and giving a lease back waits until the moment is
 //! over. To drop a name the kernel needs the lock of its directory. If a program holds that lock while it
@@ -85,6 +86,19 @@ impl Leases {
         let state = self.core.state.lock();
         let keeps = |held: &Unit| !held.leaving && held.loan.is_none() && is_steady(held, now);
         state.units.get(&dir).is_some_and(keeps) && !state.lends_now(dir, now)
+    }
+
+    /// Makes the kernel drop all attributes that it was permitted to keep until now. False: it could not be
+    /// done in time.
+    pub fn kernel_forgets(&self) -> bool {
+        // Replies that permit the kernel to keep something have been sent by now.
+        drop(self.core.replies.write());
+        let told = {
+            let state = self.core.state.lock();
+            state.units.values().flat_map(|unit| unit.told.iter().copied()).collect()
+        };
+        // It may have been told the same again meanwhile. So the notes stay.
+        self.core.kernel_forgets(&told)
     }
 
     /// The kernel that must forget from now on.

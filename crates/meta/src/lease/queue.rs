@@ -177,6 +177,7 @@ impl Batch {
         let before = if last == 0 { Expect::Absent } else { Expect::Is(encode_u64(last)) };
         commit.checks.push((key.clone(), before));
         commit.puts.push((key, encode_u64(last + 1)));
+        commit.session = Some(me.into());
         commit
     }
 }

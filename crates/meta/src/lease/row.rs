@@ -7,7 +7,7 @@
 //! `seq` differs in any two rows that a directory or file ever had. So a node that replaces the row that it
 //! has read replaces no later one.
 
-use crate::store::Value;
+use crate::store::{Session, Value};
 
 /// What a lease permits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -28,6 +28,12 @@ pub struct Holder {
     pub node: u32,
     /// The epoch of its session.
     pub epoch: u64,
+}
+
+impl From<Holder> for Session {
+    fn from(holder: Holder) -> Session {
+        Session { number: holder.node.into(), epoch: i64::try_from(holder.epoch).unwrap_or(i64::MAX) }
+    }
 }
 
 /// A lease row.

@@ -36,6 +36,25 @@ fn the_kernel_forgets_before_another_node_changes() {
     assert_eq!(told(world.leases[0].mark()), Duration::ZERO, "the other node has the lease");
 }
 
+/// The kernel's clock stops while the machine sleeps, so it kept attributes for longer than the session
+/// lasted.
+#[test]
+fn regression_the_kernel_is_made_to_forget_after_a_sleep() {
+    let world = World::formatted(1);
+    let kernel = Arc::new(Kernel::default());
+    world.leases[0].serve(kernel.clone());
+    make(&world.names(0), Ino::ROOT, "a", 2, mode::S_IFDIR).unwrap();
+    assert!(is_there(&world.names(0), "a"));
+    assert!(world.leases[0].kernel_forgets() && kernel.0.lock().is_empty(), "it keeps nothing yet");
+    let mut promises = [Promise::of(Ino(2), Ino::ROOT)];
+    world.leases[0].deliver(world.leases[0].mark(), &mut promises, |_| {});
+    assert!(promises[0].attributes > Duration::from_secs(1));
+    assert!(world.leases[0].kernel_forgets());
+    assert_eq!(*kernel.0.lock(), [Ino(2)]);
+    world.leases[0].session_ended();
+    assert_eq!(*kernel.0.lock(), [Ino(2); 2], "it may have been told the same again");
+}
+
 /// How long the kernel may keep a name of a directory.
 fn kept(world: &World, node: usize, parent: Ino) -> Duration {
     let mut promises = [Promise::of(Ino(0), parent)];

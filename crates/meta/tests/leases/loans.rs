@@ -150,7 +150,7 @@ fn a_loan_of_an_earlier_process_is_over_before_the_next_change() {
         world.terms[0] = Arc::new(Term::default());
         world.fleet.epochs.lock()[0] += 1;
         world.fleet.alive.lock().push(Holder { node: 0, epoch: 2 });
-        world.terms[0].extend(base::time::monotonic(), LONG);
+        world.terms[0].extend(base::time::boot(), LONG);
         let place = Arc::new(Place(world.fleet.clone(), 0));
         world.leases[0] = Leases::start(world.engine.clone(), world.terms[0].clone(), place).unwrap();
         world.fleet.leases.lock()[0] = Arc::downgrade(&world.leases[0]);

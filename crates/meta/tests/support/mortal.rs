@@ -185,7 +185,7 @@ impl Mortal {
     pub fn start(&self) {
         let wire = self.wire();
         let term = Arc::new(Term::default());
-        term.extend(base::time::monotonic(), LONG);
+        term.extend(base::time::boot(), LONG);
         let journal = Journal::open(self.dir(), NODE).unwrap();
         let nodes = Arc::new(Alone(wire.epoch.clone()));
         *self.epoch.lock() = wire.epoch.clone();

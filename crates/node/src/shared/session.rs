@@ -4,14 +4,18 @@
 //! from *before* it asked for the renewal, and a fifth less. So it stops answering before the others may
 //! consider it gone, whatever its clock says.
 //!
+//! It counts by a clock that goes on while the machine sleeps. After a sleep, the session is renewed at once.
+//! The kernel's clock did not go on, so the kernel is told to drop what it was to keep until the session ends.
+//!
 //! After an outage, or after the process was stopped for long, the session may have ended. What was not
 //! committed until then is lost, and fsync(2) of the files says so. Nothing of it is remembered, so the node
 //! just joins again.
 
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ::fs::volume::Volume;
+use base::time::{BootTime, Sleeps, boot};
 use meta::engine::database::{Database, Join, Session};
 use meta::lease::Leases;
 use meta::shared::Term;
@@ -30,6 +34,17 @@ const MARGIN: Duration = Duration::from_secs(LEASE.as_secs() / 5);
 /// What has to be said before a renewal must not be older than this.
 const FRESH: Duration = Duration::from_secs(LEASE.as_secs() / 2);
 
+/// How often it is looked whether the machine was asleep.
+const LOOK: Duration = Duration::from_millis(250);
+
+/// What the threads of a keeper are to do.
+#[derive(Default)]
+struct Orders {
+    stop: bool,
+    /// Renew the session now.
+    renew: bool,
+}
+
 /// Keeps the session of a node.
 pub(super) struct Keeper {
     names: Arc<dyn Database>,
@@ -38,8 +53,8 @@ pub(super) struct Keeper {
     node: NodeId,
     address: String,
     leases: Mutex<Option<Arc<Leases>>>,
-    stop: Mutex<bool>,
-    stopped: Condvar,
+    orders: Mutex<Orders>,
+    ordered: Condvar,
 }
 
 impl Keeper {
@@ -49,8 +64,8 @@ impl Keeper {
         node: NodeId,
         address: String,
     ) -> Keeper {
-        let (leases, stop, stopped) = (Mutex::new(None), Mutex::new(false), Condvar::new());
-        Keeper { names, term, outage, node, address, leases, stop, stopped }
+        let (leases, orders, ordered) = (Mutex::default(), Mutex::default(), Condvar::new());
+        Keeper { names, term, outage, node, address, leases, orders, ordered }
     }
 
     /// The leases, which end with the session.
@@ -66,7 +81,7 @@ impl Keeper {
     /// Joins the volume.
     pub(super) fn join(&self, take_over: bool) -> Result<Session, StoreError> {
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-        let began = base::time::monotonic();
+        let began = boot();
         let join = Join {
             node: self.node.0,
             host: host.trim(),
@@ -86,7 +101,7 @@ impl Keeper {
 
     /// Continues the session of an earlier process of this node.
     pub(super) fn resume(&self, session: Session) -> Result<(), StoreError> {
-        let began = base::time::monotonic();
+        let began = boot();
         self.names.resume(&self.node.0, session, LEASE)?;
         self.term.extend(began, LEASE - MARGIN);
         Ok(())
@@ -97,33 +112,26 @@ impl Keeper {
         if self.term.left() > LEASE - MARGIN - EVERY {
             return Ok(());
         }
-        let began = base::time::monotonic();
+        let began = boot();
         self.names.renew()?;
         self.term.extend(began, LEASE - MARGIN);
         Ok(())
     }
 
-    /// Starts the thread that renews, and one that looks at the other nodes. That one may wait for the
-    /// database, and a renewal must not wait behind it.
+    /// Starts the thread that renews, one that looks at the other nodes, and one that notices when the
+    /// machine was asleep. The first two may wait for the database, and the others must not wait behind them.
     pub(super) fn start(self: &Arc<Keeper>, volume: Weak<Volume>) -> std::io::Result<()> {
-        let (keeper, looker, looked_at) = (self.clone(), self.clone(), volume.clone());
+        let (keeper, looker, waker) = (self.clone(), self.clone(), self.clone());
+        let looked_at = volume.clone();
         base::thread::spawn("covey-others", move || looker.look(&looked_at))?;
+        base::thread::spawn("covey-sleeps", move || waker.notice_sleeps(Sleeps::from_now()))?;
         base::thread::spawn("covey-session", move || keeper.run(&volume)).map(drop)
     }
 
     /// Looks at what the other nodes use of quotas, how long the trash is kept, and at which of them renew
     /// their sessions. Without an answer, what was known before stays.
     fn look(&self, volume: &Weak<Volume>) {
-        loop {
-            {
-                let mut stop = self.stop.lock();
-                if !*stop {
-                    self.stopped.wait_for(&mut stop, EVERY);
-                }
-                if *stop {
-                    return;
-                }
-            }
+        while self.goes_on(EVERY, |_| false) {
             let Some(volume) = volume.upgrade() else { return };
             if self.term.lasts() {
                 let _ = volume.look_at_others();
@@ -133,32 +141,52 @@ impl Keeper {
         }
     }
 
-    /// Ends the thread, and the term: from now on nothing is answered.
+    /// Waits for so long, or until `is_due`. False: this keeper has ended.
+    fn goes_on(&self, pause: Duration, is_due: impl Fn(&Orders) -> bool) -> bool {
+        let mut orders = self.orders.lock();
+        self.ordered.wait_while_for(&mut orders, |orders| !orders.stop && !is_due(orders), pause);
+        !orders.stop
+    }
+
+    /// After a sleep of the machine: has the session renewed, and makes the kernel forget.
+    fn notice_sleeps(&self, mut sleeps: Sleeps) {
+        let mut keeps = false;
+        while self.goes_on(LOOK, |_| false) {
+            if sleeps.happened() {
+                self.orders.lock().renew = true;
+                self.ordered.notify_all();
+                keeps = true;
+            }
+            keeps = keeps && !self.kernel_forgets();
+        }
+    }
+
+    /// Makes the kernel drop what it was to keep until the session ends. False: it could not be done in time.
+    fn kernel_forgets(&self) -> bool {
+        self.leases().is_none_or(|leases| leases.kernel_forgets())
+    }
+
+    /// Ends the threads, and the term: from now on nothing is answered.
     pub(super) fn stop(&self) {
-        *self.stop.lock() = true;
-        self.stopped.notify_all();
+        self.orders.lock().stop = true;
+        self.ordered.notify_all();
         self.term.end();
     }
 
     fn run(&self, volume: &Weak<Volume>) {
-        let mut trouble: Option<Instant> = None;
+        let mut trouble: Option<BootTime> = None;
         loop {
-            {
-                let mut stop = self.stop.lock();
-                if !*stop {
-                    let pause = if trouble.is_some() { EVERY / 3 } else { EVERY };
-                    self.stopped.wait_for(&mut stop, pause);
-                }
-                if *stop {
-                    return;
-                }
+            let pause = if trouble.is_some() { EVERY / 3 } else { EVERY };
+            if !self.goes_on(pause, |orders| orders.renew) {
+                return;
             }
+            self.orders.lock().renew = false;
             let Some(volume) = volume.upgrade() else { return };
-            let now = base::time::monotonic();
+            let now = boot();
             match self.renew(&volume) {
                 Ok(()) => {
                     if let Some(since) = trouble.take() {
-                        let seconds = now.saturating_duration_since(since).as_secs();
+                        let seconds = now.since(since).as_secs();
                         log::line(&format!("the session is kept again, after {seconds} s"));
                     }
                 }
@@ -179,16 +207,16 @@ impl Keeper {
             // Nothing can be said before a new session, and this one may last no longer.
             return self.renew_or_join(volume);
         }
-        let began = base::time::monotonic();
+        let began = boot();
         volume.note_held_orphans()?;
-        if base::time::monotonic().saturating_duration_since(began) > FRESH {
+        if boot().since(began) > FRESH {
             return Err(StoreError::Unavailable("the database answers too slowly".to_owned()));
         }
         self.renew_or_join(volume)
     }
 
     fn renew_or_join(&self, volume: &Volume) -> Result<(), StoreError> {
-        let began = base::time::monotonic();
+        let began = boot();
         let renewed = self.names.renew();
         self.outage.note(&renewed);
         match renewed {
@@ -198,6 +226,11 @@ impl Keeper {
             }
             Err(StoreError::Fenced(_)) => {
                 self.term.end();
+                // After a sleep, the kernel does not forget by itself in time.
+                if !self.kernel_forgets() {
+                    let why = "this node's kernel does not give up what it keeps yet";
+                    return Err(StoreError::Unavailable(why.to_owned()));
+                }
                 // Nothing that was remembered may be used in the next session.
                 self.leases().iter().for_each(|leases| leases.session_ended());
                 self.join(false)?;
@@ -209,8 +242,8 @@ impl Keeper {
         }
     }
 
-    fn extend(&self, began: Instant) {
-        if !*self.stop.lock() {
+    fn extend(&self, began: BootTime) {
+        if !self.orders.lock().stop {
             self.term.extend(began, LEASE - MARGIN);
         }
     }

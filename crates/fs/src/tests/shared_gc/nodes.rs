@@ -103,7 +103,7 @@ impl Cluster {
         let mut places = self.places.lock();
         let node = places.len() as u32 + 1;
         let (term, faults, folder) = (Arc::new(Term::default()), Faults::new(), tempfile::tempdir().unwrap());
-        term.extend(base::time::monotonic(), LONG);
+        term.extend(base::time::boot(), LONG);
         self.sessions.lock().push(SessionId { node, epoch: 1 });
         let place = Arc::new(Place {
             cluster: self.clone(),
@@ -209,7 +209,7 @@ impl Node {
         self._leases.session_ended();
         let epoch = self.place.epoch.fetch_add(1, Ordering::SeqCst) + 1;
         self.place.cluster.sessions.lock().push(SessionId { node: self.place.node, epoch });
-        self.place.term.extend(base::time::monotonic(), LONG);
+        self.place.term.extend(base::time::boot(), LONG);
         self.joined_again();
     }
 

@@ -13,7 +13,9 @@ use etcd_client::{Compare, CompareOp, KeyValue, PutOptions, Txn, TxnOp, TxnRespo
 use super::errors::Failure;
 use super::pool::{Record, Taken};
 use super::request::{Ask, absent, empty, exists, found, is, levels, look_with, packed, single};
+use super::session::Place;
 use super::{Etcd, gone};
+use crate::engine::database::check_session;
 use crate::engine::{Final, resolve};
 use crate::key::{Key, KeyRange};
 use crate::record::encode_u64;
@@ -77,6 +79,8 @@ pub(super) struct Owner {
 /// A commit over all its attempts.
 pub(super) struct Run<'a> {
     pub(super) commit: &'a Commit,
+    /// The session that the store had when the commit was begun.
+    place: Option<Place>,
     /// The number of the operation, once it has one.
     op: Option<u64>,
     /// It is unknown whether an earlier attempt was, or will be, applied.
@@ -146,8 +150,11 @@ impl Lane {
 impl Etcd {
     pub(super) fn apply(&self, commit: &Commit) -> Result<(), CommitError> {
         check_keys(commit)?;
+        // Before all that waits.
+        let place = *self.place.read();
+        check_session(commit, place.map(|place| place.session()))?;
         let mut taken = self.pool.take()?;
-        let mut run = Run { commit, op: None, is_lost: false, is_settling: false, token: None };
+        let mut run = Run { commit, place, op: None, is_lost: false, is_settling: false, token: None };
         let outcome = taken.attempts(|taken| self.attempt(taken, &mut run))?;
         match outcome {
             Outcome::Applied => Ok(()),
@@ -156,7 +163,7 @@ impl Etcd {
     }
 
     fn attempt(&self, taken: &mut Taken<'_>, run: &mut Run<'_>) -> Result<Outcome, Failure> {
-        let owner = self.owner(taken)?;
+        let owner = self.owner(taken, run)?;
         let mut lane = self.lane(taken, &owner, run)?;
         if run.is_settling {
             // Whether it was given up is not known. If it was, it goes on as a new operation.
@@ -182,9 +189,13 @@ impl Etcd {
         }
     }
 
-    /// The owner of the lanes: the session, or the store itself.
-    fn owner(&self, taken: &mut Taken<'_>) -> Result<Owner, Failure> {
-        if let Some(place) = *self.place.read() {
+    /// The owner of the lanes: the session in which the commit was begun, or the store itself.
+    fn owner(&self, taken: &mut Taken<'_>, run: &Run<'_>) -> Result<Owner, Failure> {
+        if let Some(place) = run.place {
+            if *self.place.read() != run.place {
+                // The node has joined again. What etcd knew of this session's operations may be gone.
+                return Err(if run.is_lost { unknown() } else { Failure::Store(fenced()) });
+            }
             let guard =
                 Guard::Session { alive: self.layout.alive(place.number), epoch: place.epoch.to_string() };
             let process = place.resumed.map_or_else(String::new, |number| format!(".{number:016x}"));

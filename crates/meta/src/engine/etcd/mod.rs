@@ -40,6 +40,7 @@ use std::time::Duration;
 use etcd_client::KeyValue;
 use parking_lot::{Mutex, RwLock};
 
+use crate::engine::database::Database;
 use crate::key::{Key, KeyRange};
 use crate::store::{
     Commit, CommitError, Limit, Linked, Looked, MetaStore, Rows, Snapshot, StoreError, Value, linked_keys,
@@ -201,6 +202,10 @@ impl MetaStore for Etcd {
         let rows = keys.iter().map(|_| single(&next()).map(|row| row.value().into())).collect();
         let of = |range: &KeyRange| if is_asked(&range) { self.rows_of(next()) } else { Rows::new() };
         Ok(Looked { rows, ranges: ranges.iter().map(of).collect() })
+    }
+
+    fn current_session(&self) -> Option<Session> {
+        Database::session(self)
     }
 
     fn commit(&self, commit: Commit) -> Result<(), CommitError> {

@@ -26,7 +26,7 @@ use crate::store::StoreError;
 const TTL_MAX: u64 = 86_400;
 
 /// A session with its length.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) number: i64,
     pub(super) epoch: i64,
@@ -35,6 +35,12 @@ pub(super) struct Place {
     /// Set if another process of the node began it: a random number. What etcd remembers of that process's
     /// operations says nothing of this one's.
     pub(super) resumed: Option<u64>,
+}
+
+impl Place {
+    pub(super) fn session(&self) -> Session {
+        Session { number: self.number, epoch: self.epoch }
+    }
 }
 
 /// The value of a node's key.
@@ -273,7 +279,7 @@ impl Database for Etcd {
         let mut lease = None;
         let place = self.pool.take()?.attempts(|taken| self.try_join(taken, join, &token, &mut lease))?;
         *self.place.write() = Some(place);
-        Ok(Session { number: place.number, epoch: place.epoch })
+        Ok(place.session())
     }
 
     fn resume(&self, node: &[u8; 16], session: Session, ttl: Duration) -> Result<(), StoreError> {
@@ -298,11 +304,11 @@ impl Database for Etcd {
     fn renew(&self) -> Result<Renewed, StoreError> {
         let place = self.joined()?;
         let done = self.pool.take()?.attempts(|taken| {
-            let began = base::time::monotonic();
+            let began = base::time::boot();
             self.keep(taken, &place)?;
             Ok(began)
         });
-        let remaining = place.ttl.saturating_sub(done?.elapsed());
+        let remaining = place.ttl.saturating_sub(base::time::boot().since(done?));
         Ok(Renewed { remaining, server_time: None })
     }
 
@@ -323,7 +329,7 @@ impl Database for Etcd {
     }
 
     fn session(&self) -> Option<Session> {
-        self.place.read().map(|place| Session { number: place.number, epoch: place.epoch })
+        self.place.read().map(|place| place.session())
     }
 
     fn sessions(&self) -> Result<Vec<SessionRow>, StoreError> {

@@ -65,6 +65,7 @@ use std::time::Duration;
 use parking_lot::RwLock;
 use tokio_postgres::types::{ToSql, Type};
 
+use crate::engine::database::check_session;
 use crate::key::{Key, KeyRange};
 use crate::store::{
     Commit, CommitError, Linked, Looked, MetaStore, Rows, Snapshot, StoreError, Value, linked_keys,
@@ -241,14 +242,20 @@ impl MetaStore for Postgres {
         Ok(Looked { rows: keys.iter().map(|key| singles.get(key).cloned()).collect(), ranges: found })
     }
 
+    fn current_session(&self) -> Option<Session> {
+        self.session()
+    }
+
     fn commit(&self, commit: Commit) -> Result<(), CommitError> {
         if commit.is_empty() && commit.checks.is_empty() && commit.empty.is_empty() {
             return Ok(());
         }
+        // Before all that waits. The server refuses it if the node joins again meanwhile.
+        let place = *self.place.read();
+        check_session(&commit, place.map(|place| place.session()))?;
         let mut request = Request::new(&commit, false)?;
         let mut taken = self.pool.take()?;
         let (lane, op) = taken.next_op();
-        let place = *self.place.read();
         let owner = place.filter(|place| !place.is_resumed).map_or(self.own, |place| place.number);
         let row = taken.attempts(|taken, attempt| {
             let id = Id { volume: self.volume, place, owner, lane, op, attempt };

@@ -49,12 +49,18 @@ pub(super) struct Place {
     pub(super) is_resumed: bool,
 }
 
+impl Place {
+    pub(super) fn session(&self) -> Session {
+        Session { number: self.number, epoch: self.epoch }
+    }
+}
+
 fn millis(time: Duration) -> i64 {
     i64::try_from(time.as_millis()).unwrap_or(i64::MAX).clamp(1, 86_400_000)
 }
 
 impl Postgres {
-    /// Takes a place in the volume. From now on every commit of this store carries it. A node id that joined
+    /// Takes a place in the volume. Every commit that begins from now on carries it. A node id that joined
     /// before gets its number again, with the next epoch.
     ///
     /// # Errors
@@ -99,7 +105,7 @@ impl Postgres {
         if before.is_some_and(|before| before.is_resumed) {
             super::admin::forget(&self.pool, self.volume, self.own);
         }
-        Ok(Session { number: place.number, epoch: place.epoch })
+        Ok(place.session())
     }
 
     /// Continues the session of a process of this node that is dead.
@@ -224,7 +230,7 @@ impl Postgres {
 
     /// The session, if the store has joined.
     pub fn session(&self) -> Option<Session> {
-        self.place.read().map(|place| Session { number: place.number, epoch: place.epoch })
+        self.place.read().map(|place| place.session())
     }
 
     fn joined(&self) -> Result<Place, StoreError> {

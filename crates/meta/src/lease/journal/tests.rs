@@ -90,7 +90,7 @@ fn without_a_journal_the_engine_has_what_is_acknowledged() {
     let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
     let good = std::mem::replace(&mut journal.files[0], full);
     let (engine, term) = (Arc::new(Memory::new()), Arc::new(Term::default()));
-    term.extend(base::time::monotonic(), Duration::from_secs(3600));
+    term.extend(base::time::boot(), Duration::from_secs(3600));
     let leases = Leases::with_journal(engine.clone(), term, Arc::new(Alone), Some(journal)).unwrap();
     let names = Names::leased(leases.clone());
     let ctx = Ctx { now: base::Timestamp(1), uid: 0, gid: 0 };
