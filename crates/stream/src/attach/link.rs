@@ -281,11 +281,13 @@ impl Shared {
             if entry.sent == before {
                 entry.resent = before.is_some();
                 entry.sent = Some(up.sent);
+                entry.attempt = entry.attempt.wrapping_add(u8::from(entry.resent));
                 mine = Some(entry.clone());
             }
         });
         let Some(entry) = mine else { return };
         let in_this_session = before.is_some_and(|before| before.session == up.sent.session);
+        let frame = |kind| Head::of_slot(kind, slot, seq).again(entry.attempt);
         let in_another = before.is_some() && !in_this_session;
         let head = match entry {
             // Another server has no locks of its holder.
@@ -298,10 +300,11 @@ impl Shared {
                 self.in_doubt(&entry);
                 return;
             }
-            _ if entry.given_up => Head::of_slot(Kind::Cancel, slot, seq),
+            _ if entry.given_up => frame(Kind::Cancel),
             _ => {
                 let traced = times && self.tracer.sends(slot, seq);
-                Head { flags: if traced { TRACED } else { 0 }, ..Head::of_slot(Kind::Request, slot, seq) }
+                let frame = frame(Kind::Request);
+                Head { flags: frame.flags | if traced { TRACED } else { 0 }, ..frame }
             }
         };
         if !entry.asked.is_repeatable() {
