@@ -398,13 +398,23 @@ impl Guest {
 
     /// Ends it: its connections are cut, and what it holds is given back.
     pub fn end(&self) {
+        self.cut();
+        self.fs.release();
+    }
+
+    /// Ends it because the server ends: what it holds is left to the next run of the server.
+    pub fn end_with_server(&self) {
+        self.cut();
+        self.fs.leave_held();
+    }
+
+    fn cut(&self) {
         self.ended.store(true, Ordering::Release);
         self.noted.notify_all();
         self.links.lock().iter().for_each(|link| link.cut());
         if let Some(served) = self.served.get() {
             served.end();
         }
-        self.fs.release();
     }
 
     /// Tells it why the server ends.

@@ -49,6 +49,9 @@ const LINKS_MOST: usize = 1024;
 /// How long requests may go on when the server ends.
 const ENDING: Duration = Duration::from_secs(10);
 
+/// How long a guest without a connection is remembered, if nothing else is said.
+pub const LINGER: Duration = Duration::from_secs(60);
+
 /// How to serve.
 #[derive(Clone)]
 pub struct Options {
@@ -107,7 +110,7 @@ impl Options {
             guests: 256,
             workers: 32,
             deadline: Duration::from_secs(60),
-            linger: Duration::from_secs(60),
+            linger: LINGER,
             source: id_of("covey guest stream source", source),
             name: name.to_owned(),
             log,
@@ -229,8 +232,9 @@ impl Server {
             while guest.running() > 0 && !until.is_over() {
                 std::thread::sleep(Duration::from_millis(5));
             }
+            let said_goodbye = guest.has_ended();
             guest.say(&Head::plain(Kind::Refuse), &why);
-            guest.end();
+            if said_goodbye { guest.end() } else { guest.end_with_server() }
         }
         while self.shared.links.load(Ordering::Acquire) > 0 && !until.is_over() {
             std::thread::sleep(Duration::from_millis(5));
