@@ -42,6 +42,8 @@ pub use visit::{Door, Visit};
 const GREETING: Duration = Duration::from_secs(10);
 /// How long a guest may take to read, when it has been sent something.
 const SEND_PATIENCE: Duration = Duration::from_secs(30);
+/// How long a guest's machine may answer nothing over TCP.
+const SILENCE: Duration = Duration::from_secs(30);
 /// How often sessions without connections are looked at.
 const TICK: Duration = Duration::from_millis(200);
 /// The most connections of all guests and strangers together.
@@ -84,6 +86,8 @@ pub struct Options {
     pub deadline: Duration,
     /// How long a guest without a connection is remembered.
     pub linger: Duration,
+    /// How long a guest's machine may answer nothing over TCP until its connection counts as broken.
+    pub silence: Duration,
     /// What is served: the same bytes for the same volume, tree or folder.
     pub source: Id,
     /// Its name, for people.
@@ -111,6 +115,7 @@ impl Options {
             workers: 32,
             deadline: Duration::from_secs(60),
             linger: LINGER,
+            silence: SILENCE,
             source: id_of("covey guest stream source", source),
             name: name.to_owned(),
             log,
@@ -435,6 +440,7 @@ impl Shared {
         let (guest, found) =
             self.find(&hello).map_err(|(why, say)| Some(refuse(receiver.socket(), why, &say)))?;
         receiver.socket().limit(None, Some(SEND_PATIENCE)).map_err(io)?;
+        receiver.socket().notice_silence(self.options.silence);
         let most = 2 * self.options.bytes as usize + (8 << 20);
         let outbox = Arc::new(Outbox::new(receiver.socket().cloned().map_err(io)?, most));
         if !guest.join(&outbox) {
