@@ -420,3 +420,32 @@ fn regression_a_file_without_a_name_outlives_its_server() {
         server.end();
     }
 }
+
+/// A lookup was given up because no server answered, and its reply came later. The server held the inode
+/// until the guest ended: a served folder kept a removed file open, with all its bytes.
+#[test]
+fn regression_the_late_reply_of_a_lookup_holds_nothing() {
+    requires!(Need::Root, Need::Covey);
+    let place = Place::new();
+    let folder = place.path("folder");
+    fs::create_dir(&folder).unwrap();
+    fs::write(folder.join("late"), "x").unwrap();
+    let server = crate::world::Server::start(&place, &place.text("folder"), &[]);
+    let proxy = Proxy::start(&place);
+    let guest = Guest::attach(&place, "mnt", proxy.address(), &["--wait", "1"]);
+    let open = || {
+        let all = fs::read_dir(format!("/proc/{}/fd", server.pid())).unwrap();
+        let links = all.filter_map(|line| fs::read_link(line.ok()?.path()).ok());
+        links.filter(|link| link.to_string_lossy().contains("folder/late")).count()
+    };
+    proxy.lose_replies();
+    let late = guest.join("late");
+    let asks = std::thread::spawn(move || fs::metadata(late));
+    until("the server has looked it up", || open() > 0);
+    proxy.cut();
+    assert_eq!(asks.join().unwrap().unwrap_err().raw_os_error(), Some(libc::EIO));
+    proxy.heal();
+    until("the server lets the file go", || open() == 0);
+    guest.end();
+    server.end();
+}

@@ -402,6 +402,9 @@ impl Shared {
             self.notes.push(Note::Doubts(request::doubts(asked, &entry.request)));
             self.flight.end(entry.slot, entry.seq);
             return Ok(());
+            if request::is_reply(asked.unique, reply) {
+                self.give_back(&request::references(asked, reply));
+            }
         }
         if !asked.wants_reply() {
             if !reply.is_empty() {
@@ -434,14 +437,26 @@ impl Shared {
         {
             // The caller was killed, and the kernel took no reference.
             self.notes.push(Note::Doubts(request::doubts(asked, &entry.request)));
-            let pairs: Vec<(u64, u64)> = found.iter().map(|node| (*node, 1)).collect();
-            self.held.lock().owe(&pairs);
+            self.held.lock().owe_each(&found);
             self.pay();
         }
         Ok(())
     }
 
     fn init_answered(&self, reply: &[u8]) {
+    /// The server has counted references that the kernel will never have.
+    fn give_back(&self, found: &[u64]) {
+        if found.is_empty() {
+            return;
+        }
+        {
+            let mut held = self.held.lock();
+            held.take(found);
+            held.owe_each(found);
+        }
+        self.pay();
+    }
+
         let error = reply.get(4..8).and_then(<[u8]>::first_chunk).map_or(0, |four| i32::from_ne_bytes(*four));
         let init = match request::agreed(reply) {
             Some(agreed) if error == 0 => Ok(agreed),
