@@ -183,6 +183,7 @@ impl Shared {
             }
             let _ = self.tell_kernel(&request::drop_all_names());
         }
+        self.notes.begin_anew();
         let held = self.held.lock().settle();
         restore(receiver, agreed, held)?;
         let lost = self.locks.lock().lose();
@@ -280,14 +281,14 @@ impl Shared {
         self.flight.change(slot, seq, |entry| {
             if entry.sent == before {
                 entry.resent = before.is_some();
-                entry.sent = Some(up.sent);
                 entry.attempt = entry.attempt.wrapping_add(u8::from(entry.resent));
+                entry.sent = Some(up.sent);
                 mine = Some(entry.clone());
             }
         });
         let Some(entry) = mine else { return };
-        let in_this_session = before.is_some_and(|before| before.session == up.sent.session);
         let frame = |kind| Head::of_slot(kind, slot, seq).again(entry.attempt);
+        let in_this_session = before.is_some_and(|before| before.session == up.sent.session);
         let in_another = before.is_some() && !in_this_session;
         let head = match entry {
             // Another server has no locks of its holder.
@@ -401,10 +402,10 @@ impl Shared {
             self.release(asked, &entry.request);
             self.notes.push(Note::Doubts(request::doubts(asked, &entry.request)));
             self.flight.end(entry.slot, entry.seq);
-            return Ok(());
             if request::is_reply(asked.unique, reply) {
                 self.give_back(&request::references(asked, reply));
             }
+            return Ok(());
         }
         if !asked.wants_reply() {
             if !reply.is_empty() {
@@ -443,7 +444,6 @@ impl Shared {
         Ok(())
     }
 
-    fn init_answered(&self, reply: &[u8]) {
     /// The server has counted references that the kernel will never have.
     fn give_back(&self, found: &[u64]) {
         if found.is_empty() {
@@ -457,6 +457,7 @@ impl Shared {
         self.pay();
     }
 
+    fn init_answered(&self, reply: &[u8]) {
         let error = reply.get(4..8).and_then(<[u8]>::first_chunk).map_or(0, |four| i32::from_ne_bytes(*four));
         let init = match request::agreed(reply) {
             Some(agreed) if error == 0 => Ok(agreed),
