@@ -40,7 +40,9 @@ fn one(head: &Head, payload: &[u8], slots: &mut Slots) {
             let waits = request::waits_for_lock(&asked, payload);
             assert!(!waits || request::lock_asked(&asked, payload).is_some_and(|lock| !lock.unlocks));
             assert!(request::lock_ended(&asked, payload).is_none() || !waits);
-            if slots.arrive(head.slot, head.seq, cost) == Ok(Arrival::Execute) && head.flags & 1 == 0 {
+            if slots.arrive(head.slot, head.seq, head.attempt(), cost) == Ok(Arrival::Execute)
+                && head.flags & 1 == 0
+            {
                 assert!(slots.done(head.slot, head.seq, asked.is_kept().then(|| payload[..8].to_vec())));
             }
         }
@@ -50,7 +52,7 @@ fn one(head: &Head, payload: &[u8], slots: &mut Slots) {
             request::agreed(payload);
         }
         Kind::Times => same(Times::decode(payload), payload, |it| it.encode().to_vec()),
-        Kind::Cancel => drop(slots.cancel(head.slot, head.seq, &[])),
+        Kind::Cancel => drop(slots.cancel(head.slot, head.seq, head.attempt(), &[])),
         Kind::Notify => drop((request::is_notification(payload), request::is_quick(payload))),
         _ => {}
     }

@@ -371,13 +371,81 @@ fn what_was_forgotten_is_not_held_by_the_next_server() {
     server.kill();
     until("requests fail", || guest.log().contains("requests fail with EIO until one answers"));
     drop(file);
-    let server = place.serve(&["--many"]);
+    let server = place.serve(&["--many", "--linger", "1"]);
     until("it is followed", || guest.log().contains("takes over"));
     let used = || {
         let room = rustix::fs::statvfs(guest.path()).unwrap();
         room.f_files - room.f_ffree
     };
     until("nothing is left of the file", || used() == 1);
+    guest.end();
+    server.end();
+}
+
+/// A file that a guest had open, and that had no name, was deleted by the next run of the server, and by the
+/// end of the run before. It lives until the guest lets it go.
+#[test]
+fn regression_a_file_without_a_name_outlives_its_server() {
+    requires!(Need::Root, Need::Covey);
+    for (sharing, kills) in [(&["--many"][..], true), (&[], true), (&[], false)] {
+        let place = Place::new();
+        let server = place.serve(sharing);
+        let guest = Guest::attach(&place, "mnt", &place.unix("s"), &["--wait", "120"]);
+        fs::write(guest.join("f"), "0123456789").unwrap();
+        let mut open = fs::File::options().read(true).write(true).open(guest.join("f")).unwrap();
+        fs::remove_file(guest.join("f")).unwrap();
+        if kills {
+            server.kill()
+        } else {
+            server.end()
+        }
+        let server = place.serve(sharing);
+        until("the guest follows", || guest.log().contains("takes over"));
+        open.write_all(b"after").unwrap();
+        open.seek(SeekFrom::Start(0)).unwrap();
+        let mut text = String::new();
+        open.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "after56789");
+        drop(open);
+        guest.end();
+        server.end();
+        covey_ok(&["fsck", &place.text("volume")]);
+        let server = place.serve(&["--linger", "1"]);
+        let guest = Guest::attach(&place, "mnt", &place.unix("s"), &[]);
+        until("nothing is left of the file", || {
+            let room = rustix::fs::statvfs(guest.path()).unwrap();
+            room.f_files - room.f_ffree == 1
+        });
+        guest.end();
+        server.end();
+    }
+}
+
+/// A lookup was given up because no server answered, and its reply came later. The server held the inode
+/// until the guest ended: a served folder kept a removed file open, with all its bytes.
+#[test]
+fn regression_the_late_reply_of_a_lookup_holds_nothing() {
+    requires!(Need::Root, Need::Covey);
+    let place = Place::new();
+    let folder = place.path("folder");
+    fs::create_dir(&folder).unwrap();
+    fs::write(folder.join("late"), "x").unwrap();
+    let server = crate::world::Server::start(&place, &place.text("folder"), &[]);
+    let proxy = Proxy::start(&place);
+    let guest = Guest::attach(&place, "mnt", proxy.address(), &["--wait", "1"]);
+    let open = || {
+        let all = fs::read_dir(format!("/proc/{}/fd", server.pid())).unwrap();
+        let links = all.filter_map(|line| fs::read_link(line.ok()?.path()).ok());
+        links.filter(|link| link.to_string_lossy().contains("folder/late")).count()
+    };
+    proxy.lose_replies();
+    let late = guest.join("late");
+    let asks = std::thread::spawn(move || fs::metadata(late));
+    until("the server has looked it up", || open() > 0);
+    proxy.cut();
+    assert_eq!(asks.join().unwrap().unwrap_err().raw_os_error(), Some(libc::EIO));
+    proxy.heal();
+    until("the server lets the file go", || open() == 0);
     guest.end();
     server.end();
 }

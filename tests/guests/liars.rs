@@ -1,6 +1,7 @@
 //! Guests that break the rules: each is cut off with a reason, costs little, and disturbs no other.
 
 use std::fs;
+use std::path::Path;
 use std::time::Duration;
 
 use covey_tests::{Need, proc, requires};
@@ -216,4 +217,35 @@ fn silent_strangers_are_no_guests() {
     assert_eq!(fs::read_to_string(second.join("f")).unwrap(), "x");
     second.end();
     guest.end();
+}
+
+/// A guest's machine that lost its power, over TCP, was never missed: its locks stayed, and with one guest at
+/// a time no other could attach.
+#[test]
+fn regression_a_guest_that_vanishes_without_a_word_is_missed() {
+    requires!(Need::Root, Need::Covey);
+    let place = Place::new();
+    let secret = place.secret("secret");
+    let server = place.serve(&["--linger", "1", "--on", "tcp:127.0.0.1:0", "--secret-file", &secret]);
+    let address: Address = server.tcp().parse().unwrap();
+    let keys = Keys::new(Some(&base::secret::Secret::from_file(Path::new(&secret)).unwrap()));
+    let greeted = greet(&address, &keys, [0; 16], 0).unwrap_or_else(|trouble| panic!("{}", trouble.text));
+    assert!(server.log().contains("guest 1 attached"), "{}", server.log());
+    vanish(greeted.receiver.socket());
+    drop(greeted);
+    until("the server misses it", || server.log().contains("is forgotten"));
+    server.end();
+}
+
+/// From now on the machine says nothing of this connection, also not that it ends.
+fn vanish(socket: &stream::socket::Socket) {
+    let (on, len) = (1_i32, size_of::<i32>() as libc::socklen_t);
+    let stream = socket.cloned().unwrap().into_stream();
+    // SAFETY: the descriptor is open, and the kernel reads `len` bytes of a number that lives through the
+    // call.
+    let done = unsafe {
+        let fd = std::os::fd::AsRawFd::as_raw_fd(&stream);
+        libc::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_REPAIR, (&raw const on).cast(), len)
+    };
+    assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
 }

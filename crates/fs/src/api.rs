@@ -397,6 +397,12 @@ pub trait Filesystem: Send + Sync {
     /// Finds a name. `ENOENT` where there is none.
     fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Entry>;
 
+    /// Counts one more reference to an inode that a kernel held before this filesystem was opened again.
+    /// `ENOENT` if it is gone. One without a name is there as long as something holds it.
+    fn hold_again(&self, ino: Ino) -> Result<()> {
+        self.lookup(ino, b".").map(drop)
+    }
+
     /// Drops `count` references that the kernel held. It must not wait: it is called on the thread that
     /// receives requests.
     fn forget(&self, ino: Ino, count: u64);

@@ -49,6 +49,11 @@ impl Finding<'_> {
         let count = shard.get(ino).saturating_add(1);
         shard.set(ino, count);
     }
+
+    /// Whether anything holds an inode.
+    pub(crate) fn is_held(&self, ino: Ino) -> bool {
+        self.refs.shard(ino).lock().get(ino) > 0
+    }
 }
 
 impl Refs {

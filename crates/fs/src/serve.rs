@@ -110,6 +110,10 @@ impl Filesystem for Volume {
         self.ask("lookup", parent, self.core.lookup(parent, name))
     }
 
+    fn hold_again(&self, ino: Ino) -> Result<()> {
+        self.ask("lookup", ino, self.core.hold_again(ino))
+    }
+
     fn forget(&self, ino: Ino, count: u64) {
         self.core.forget(ino, count);
     }
@@ -295,7 +299,6 @@ impl Filesystem for Volume {
 
     fn unmounted(&self) {
         self.core.release_all_locks();
-        let nameless = self.core.refs.clear();
-        self.core.reaper.push(&nameless);
+        self.core.let_all_go();
     }
 }

@@ -147,6 +147,9 @@ pub struct Options {
     pub held: Held,
     /// Inodes without a name are deleted. If not, they wait for the next open of the volume.
     pub reaps: bool,
+    /// Kernels that held inodes without a name may come back for so long after the opening, and hold them
+    /// again. What is held at the close stays for the next opening. Not of a shared volume.
+    pub orphans_stay: Duration,
     /// Locks reach the filesystem, although no other node writes to the volume.
     pub own_locks: bool,
     /// Several kernels see the volume, as guests of this node. They find out by its times that a file has
@@ -174,6 +177,7 @@ impl Default for Options {
             shared: None,
             held: Held::default(),
             reaps: true,
+            orphans_stay: Duration::ZERO,
             own_locks: false,
             many_kernels: false,
             may_delete: None,
@@ -396,8 +400,7 @@ impl Volume {
             self.stop();
             return Ok(());
         }
-        let nameless = self.core.refs.clear();
-        self.core.reaper.push(&nameless);
+        self.core.let_all_go();
         let began = time::monotonic();
         while !self.core.is_shared()
             && !self.core.reaper.is_idle()

@@ -258,7 +258,12 @@ fn on_open_file(
         }
         Op::Setlk { lock: ref request, .. } => {
             let lock = locks()?.lock(ino, request)?;
-            fs.set_lock(ino, &lock)?;
+            let done = fs.set_lock(ino, &lock);
+            if !locks()?.has(ino, request, lock.owner) {
+                // The file was closed meanwhile, and nothing will end the lock of an owner that has ended.
+                fs.release_locks(ino, lock.owner, lock.style)?;
+            }
+            done?;
             return Ok(Some(lock));
         }
         _ => return Err(Errno::ENOSYS),

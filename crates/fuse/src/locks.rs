@@ -4,7 +4,8 @@
 //! locks) or an open file (flock, OFD locks). RELEASE, which ends the locks of an open file, arrives after
 //! close(2) has returned. By then the same number may lock the same file for its next owner. So the
 //! filesystem sees numbers of our own, which are never used twice. A number ends when FLUSH or RELEASE
-//! arrives, before the locks are released.
+//! arrives, before the locks are released. If it ends while a request of it is served, the request ends what
+//! it got itself.
 //!
 //! - POSIX locks end with FLUSH: with the first descriptor of the file that their process closes.
 //! - flock and OFD locks end with RELEASE. The request for an OFD lock looks like that for a POSIX lock, so
@@ -267,7 +268,12 @@ impl LockRequests {
         owners.known.get(&(ino, Key::of(request))).map(|(owner, _)| with_owner(request, *owner))
     }
 
-    /// The same, for a question.
+    /// Whether an owner has not ended since it got its number.
+    pub(crate) fn has(&self, ino: Ino, request: &LockRequest, owner: LockOwner) -> bool {
+        self.known(ino, request).is_some_and(|lock| lock.owner == owner)
+    }
+
+    /// As [`LockRequests::known`], for a question.
     pub(crate) fn question(&self, ino: Ino, request: &LockRequest) -> Lock {
         self.known(ino, request).unwrap_or_else(|| with_owner(request, LockOwner::NOBODY))
     }

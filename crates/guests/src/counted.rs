@@ -91,7 +91,7 @@ impl Counted {
 
     /// The guest's kernel holds an inode from before. Returns false if the inode is gone.
     pub fn hold(&self, ino: Ino, count: u64) -> bool {
-        if count == 0 || self.inner.lookup(ino, b".").is_err() {
+        if count == 0 || self.inner.hold_again(ino).is_err() {
             return false;
         }
         let before = self.held.lock().insert(ino, count);
@@ -106,6 +106,13 @@ impl Counted {
         self.locks.iter().for_each(GuestLocks::end);
         let held = std::mem::take(&mut *self.held.lock());
         held.into_keys().for_each(|ino| self.inner.forget(ino, 1));
+    }
+
+    /// The server ends, and the guest goes on: it will hold the same in the next run. So nothing of it is
+    /// given back, or files without a name would be deleted.
+    pub fn leave_held(&self) {
+        self.locks.iter().for_each(GuestLocks::end);
+        self.held.lock().clear();
     }
 
     /// How many inodes the guest holds.

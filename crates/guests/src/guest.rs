@@ -5,8 +5,9 @@
 //!                 └─ seen before: the kept reply                        from which the request came last
 //! ```
 //!
-//! A reply goes to the connection on which its request arrived last. If that one is gone, the reply stays in
-//! its slot until the guest comes back and asks again.
+//! A reply goes to the connection on which the guest sent its request last. If that one is gone, the reply
+//! stays in its slot until the guest comes back and asks again. A copy of a request that the guest had sent
+//! before on another connection, and that is read only now, changes nothing.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -199,14 +200,13 @@ impl Guest {
             Kind::Cancel => {
                 let (arrival, unique) = {
                     let mut table = self.table.lock();
-                    let arrival = table.slots.cancel(head.slot, head.seq, &[])?;
-                    (
-                        arrival,
-                        table.place(head.slot).map_or(0, |place| {
-                            place.route = Some(Arc::clone(link));
-                            place.unique
-                        }),
-                    )
+                    let arrival = table.slots.cancel(head.slot, head.seq, head.attempt(), &[])?;
+                    let place = table.place(head.slot).filter(|_| arrival != Arrival::Stale);
+                    let unique = place.map_or(0, |place| {
+                        place.route = Some(Arc::clone(link));
+                        place.unique
+                    });
+                    (arrival, unique)
                 };
                 // A request that waits for a lock would wait, and then hold it, for no program.
                 if let (Arrival::Running, Some(served)) = (&arrival, self.served.get()) {
@@ -299,7 +299,10 @@ impl Guest {
         let cost = if waits { 0 } else { request::cost(&asked, message) };
         let arrival = {
             let mut table = self.table.lock();
-            let arrival = table.slots.arrive(head.slot, head.seq, cost)?;
+            let arrival = table.slots.arrive(head.slot, head.seq, head.attempt(), cost)?;
+            if arrival == Arrival::Stale {
+                return Ok(());
+            }
             let place = table.place(head.slot).ok_or(Cut::WaitSlot)?;
             place.route = Some(Arc::clone(link));
             if arrival == Arrival::Execute {
@@ -395,13 +398,23 @@ impl Guest {
 
     /// Ends it: its connections are cut, and what it holds is given back.
     pub fn end(&self) {
+        self.cut();
+        self.fs.release();
+    }
+
+    /// Ends it because the server ends: what it holds is left to the next run of the server.
+    pub fn end_with_server(&self) {
+        self.cut();
+        self.fs.leave_held();
+    }
+
+    fn cut(&self) {
         self.ended.store(true, Ordering::Release);
         self.noted.notify_all();
         self.links.lock().iter().for_each(|link| link.cut());
         if let Some(served) = self.served.get() {
             served.end();
         }
-        self.fs.release();
     }
 
     /// Tells it why the server ends.
@@ -467,3 +480,6 @@ impl Sink for Notifying {
         guest.notify(message(code, parts))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -14,3 +14,5 @@ pub mod guest;
 pub mod locks;
 pub mod outbox;
 pub mod server;
+#[cfg(test)]
+mod testing;

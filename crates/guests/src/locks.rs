@@ -8,7 +8,7 @@
 //!
 //! Each guest's kernel numbers its owners and its waiting requests from 1 on. The filesystem sees numbers
 //! that no two guests have in common. What a guest holds is known here, so that it ends with the guest: a
-//! call that is under way when the guest ends undoes itself.
+//! call that is under way when the guest or its owner ends undoes itself.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -74,13 +74,17 @@ impl GuestLocks {
         Ok(owner)
     }
 
-    /// A call on an owner's locks is over. If the guest has ended meanwhile, the owner must hold nothing.
-    fn called(&self, ino: Ino, owner: LockOwner, style: LockStyle) -> Result<()> {
-        if !self.state.lock().gone {
-            return Ok(());
+    /// A call on an owner's locks is over. If the owner or the guest has ended meanwhile, it must hold
+    /// nothing.
+    fn called(&self, ino: Ino, lock: &Lock, owner: LockOwner) -> Result<()> {
+        let (gone, has) = {
+            let state = self.state.lock();
+            (state.gone, state.owners.get(&(ino, lock.owner, lock.style)) == Some(&owner))
+        };
+        if !has {
+            let _ = self.fs.release_locks(ino, owner, lock.style);
         }
-        let _ = self.fs.release_locks(ino, owner, style);
-        Err(Errno::EIO)
+        if gone { Err(Errno::EIO) } else { Ok(()) }
     }
 
     /// As [`Filesystem::test_lock`]. Processes of other guests have no number here.
@@ -104,7 +108,7 @@ impl GuestLocks {
     pub fn set(&self, ino: Ino, lock: &Lock) -> Result<()> {
         let owner = self.owner(ino, lock)?;
         let done = self.fs.set_lock(ino, &lock.owned_by(owner));
-        self.called(ino, owner, lock.style).and(done)
+        self.called(ino, lock, owner).and(done)
     }
 
     /// As [`Filesystem::wait_lock`].
@@ -122,7 +126,7 @@ impl GuestLocks {
         };
         self.fs.wait_lock(ino, &lock.owned_by(owner), number, Box::new(answer));
         // It releases the lock, and withdraws the request.
-        let _ = self.called(ino, owner, lock.style);
+        let _ = self.called(ino, lock, owner);
     }
 
     /// As [`Filesystem::cancel_lock`].

@@ -42,12 +42,17 @@ pub use visit::{Door, Visit};
 const GREETING: Duration = Duration::from_secs(10);
 /// How long a guest may take to read, when it has been sent something.
 const SEND_PATIENCE: Duration = Duration::from_secs(30);
+/// How long a guest's machine may answer nothing over TCP.
+const SILENCE: Duration = Duration::from_secs(30);
 /// How often sessions without connections are looked at.
 const TICK: Duration = Duration::from_millis(200);
 /// The most connections of all guests and strangers together.
 const LINKS_MOST: usize = 1024;
 /// How long requests may go on when the server ends.
 const ENDING: Duration = Duration::from_secs(10);
+
+/// How long a guest without a connection is remembered, if nothing else is said.
+pub const LINGER: Duration = Duration::from_secs(60);
 
 /// How to serve.
 #[derive(Clone)]
@@ -81,6 +86,8 @@ pub struct Options {
     pub deadline: Duration,
     /// How long a guest without a connection is remembered.
     pub linger: Duration,
+    /// How long a guest's machine may answer nothing over TCP until its connection counts as broken.
+    pub silence: Duration,
     /// What is served: the same bytes for the same volume, tree or folder.
     pub source: Id,
     /// Its name, for people.
@@ -107,7 +114,8 @@ impl Options {
             guests: 256,
             workers: 32,
             deadline: Duration::from_secs(60),
-            linger: Duration::from_secs(60),
+            linger: LINGER,
+            silence: SILENCE,
             source: id_of("covey guest stream source", source),
             name: name.to_owned(),
             log,
@@ -229,8 +237,9 @@ impl Server {
             while guest.running() > 0 && !until.is_over() {
                 std::thread::sleep(Duration::from_millis(5));
             }
+            let said_goodbye = guest.has_ended();
             guest.say(&Head::plain(Kind::Refuse), &why);
-            guest.end();
+            if said_goodbye { guest.end() } else { guest.end_with_server() }
         }
         while self.shared.links.load(Ordering::Acquire) > 0 && !until.is_over() {
             std::thread::sleep(Duration::from_millis(5));
@@ -431,6 +440,7 @@ impl Shared {
         let (guest, found) =
             self.find(&hello).map_err(|(why, say)| Some(refuse(receiver.socket(), why, &say)))?;
         receiver.socket().limit(None, Some(SEND_PATIENCE)).map_err(io)?;
+        receiver.socket().notice_silence(self.options.silence);
         let most = 2 * self.options.bytes as usize + (8 << 20);
         let outbox = Arc::new(Outbox::new(receiver.socket().cloned().map_err(io)?, most));
         if !guest.join(&outbox) {

@@ -460,6 +460,7 @@ fn volume_options(options: &NodeOptions) -> Options {
         access: options.access.clone(),
         held: options.handed.as_ref().map(|handed| handed.held()).unwrap_or_default(),
         many_kernels: options.many_kernels,
+        orphans_stay: options.orphans_stay,
         report: log::sink(),
         ..Options::default()
     }

@@ -144,6 +144,8 @@ pub struct NodeOptions {
     pub promotable: bool,
     /// Several kernels see the volume, as guests of this node.
     pub many_kernels: bool,
+    /// Kernels that held inodes without a name may come back for so long, and find them.
+    pub orphans_stay: Duration,
     /// What the volume that was open here before has left, and the kernel still uses.
     pub handed: Option<Arc<Handed>>,
 }
@@ -173,6 +175,7 @@ impl NodeOptions {
             beside: false,
             promotable: false,
             many_kernels: false,
+            orphans_stay: Duration::ZERO,
             handed: None,
         }
     }

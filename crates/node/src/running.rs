@@ -373,6 +373,7 @@ fn node_options(plan: &Plan, mountpoint: &Path) -> NodeOptions {
         deadline: options.deadline,
         locks: options.locks,
         many_kernels: false,
+        orphans_stay: Duration::ZERO,
         gc_delay: options.gc_delay,
         access: options.access.clone(),
         remote_side: options.remote_side.clone(),

@@ -73,6 +73,15 @@ pub enum Kind {
 
 /// The flag of a REQUEST that is traced: the server answers with TIMES in front of the reply.
 pub const TRACED: u8 = 1;
+/// The other bits of a REQUEST's and a CANCEL's flags say how often the request was sent before, modulo this.
+/// A guest that does not count sends zeros.
+const ATTEMPTS: u8 = 128;
+
+/// Whether a copy of a request was sent before the newest one that is known.
+pub fn is_older(attempt: u8, newest: u8) -> bool {
+    let behind = newest.wrapping_sub(attempt) % ATTEMPTS;
+    (1..ATTEMPTS / 2).contains(&behind)
+}
 
 impl Kind {
     /// All kinds. The number of a kind on the wire is its position here, counted from 1.
@@ -142,6 +151,16 @@ impl Head {
     /// A frame about a slot.
     pub fn of_slot(kind: Kind, slot: u16, seq: u64) -> Head {
         Head { slot, seq, ..Head::plain(kind) }
+    }
+
+    /// The same of a request that was sent so often before.
+    pub fn again(self, attempt: u8) -> Head {
+        Head { flags: self.flags & TRACED | attempt << 1, ..self }
+    }
+
+    /// How often the request of a REQUEST or CANCEL was sent before.
+    pub fn attempt(&self) -> u8 {
+        self.flags >> 1
     }
 }
 

@@ -73,6 +73,29 @@ impl Socket {
         self.0.set_write_timeout(send)
     }
 
+    /// Over TCP: counts the connection as dead when the other machine has answered nothing for so long, at
+    /// least some seconds. Without this, a machine that loses its power or its network is never missed. The
+    /// kernels of both ends do it, so a program that is slow or stopped is not taken for dead. Other families
+    /// are told when their peer is gone.
+    pub fn notice_silence(&self, time: Duration) {
+        const PROBES: u32 = 3;
+        // After this time without anything, and then as often, the kernel asks.
+        let seconds = (time.as_secs() as u32 / (PROBES + 1)).max(1);
+        for (level, name, value) in [
+            (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, seconds),
+            (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, seconds),
+            (libc::IPPROTO_TCP, libc::TCP_KEEPCNT, PROBES),
+            // The same for what was sent and is not acknowledged.
+            (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, time.as_millis() as u32),
+            (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1),
+        ] {
+            let (at, len) = ((&raw const value).cast(), size_of::<u32>() as libc::socklen_t);
+            // SAFETY: the descriptor is open, and the kernel reads `len` bytes of a number that lives through
+            // the call. A failure is harmless: it is not TCP.
+            unsafe { libc::setsockopt(self.0.as_raw_fd(), level, name, at, len) };
+        }
+    }
+
     /// Ends the connection for both ends. Threads that send or receive return.
     pub fn cut(&self) {
         let _ = self.0.shutdown(std::net::Shutdown::Both);

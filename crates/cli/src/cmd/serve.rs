@@ -11,7 +11,7 @@ use base::secret::Secret;
 use clap::builder::NonEmptyStringValueParser;
 use folder::Folder;
 use fs::api::{Coherence, Filesystem, Locks};
-use guests::server::{Options, Server};
+use guests::server::{LINGER, Options, Server};
 use node::fleet::options::FleetOptions;
 use node::mount::Mount;
 use node::opened::Source;
@@ -255,8 +255,15 @@ impl Opened {
             },
         };
         let locks = if args.locks == Locked::Server { Locks::Fleet } else { Locks::Local };
-        let many_kernels = args.many;
-        let options = NodeOptions { locks, many_kernels, ..NodeOptions::writing("serve to guests") };
+        // Guests over a stream outlive this program. A virtual machine with virtiofs does not find it again.
+        let streams = args.on.iter().any(|on| !on.starts_with("vhost-user:"));
+        let orphans_stay = if streams { linger(args) } else { Duration::ZERO };
+        let options = NodeOptions {
+            locks,
+            many_kernels: args.many,
+            orphans_stay,
+            ..NodeOptions::writing("serve to guests")
+        };
         let mount = Mount::open(&source, &options)?;
         let name = mount.name();
         let identity = match (source.dir(), mount.as_node().and_then(|node| node.root())) {
@@ -291,6 +298,10 @@ impl Opened {
     }
 }
 
+fn linger(args: &Args) -> Duration {
+    args.linger.map_or(LINGER, Duration::from_secs)
+}
+
 fn start(args: &Args, opened: &Opened, secret: Option<Secret>, addresses: &[On]) -> Result<Serving> {
     let mut options =
         Options::new(&opened.name, opened.identity.as_bytes(), Arc::new(|line: &str| log::line(line)));
@@ -303,7 +314,7 @@ fn start(args: &Args, opened: &Opened, secret: Option<Secret>, addresses: &[On])
     options.about = concat!("covey ", env!("CARGO_PKG_VERSION")).to_owned();
     options.slots = args.requests.unwrap_or(options.slots);
     options.guests = args.guests.map_or(options.guests, |guests| guests as usize);
-    options.linger = args.linger.map_or(options.linger, Duration::from_secs);
+    options.linger = linger(args);
     options.threads = args.threads.map_or(options.threads, |threads| threads as usize);
     check_one(args, opened, many)?;
     if args.writeback && (many || opened.fs.coherence() != Coherence::Exclusive) {

@@ -8,6 +8,7 @@ use std::time::Duration;
 use base::Ino;
 use meta::Key;
 use meta::plan::{Op, Refusal};
+use meta::store::StoreError;
 
 use crate::errno::Error;
 use crate::volume::Core;
@@ -56,15 +57,44 @@ impl Core {
 
     /// Queues the inodes without a name that a crash or a kill left.
     fn queue_orphans(&self) -> Result<(), Error> {
+        self.each_orphans(&mut |found| self.reaper.push(found)).map_err(Error::Store)
+    }
+
+    fn each_orphans(&self, each: &mut dyn FnMut(&[Ino])) -> Result<(), StoreError> {
         let mut from = Ino(0);
-        loop {
+        while !self.stopping() {
             let found = self.names.orphans(from, 4096)?;
-            let Some(last) = found.last() else { return Ok(()) };
+            let Some(last) = found.last() else { break };
             from = Ino(last.0 + 1);
-            self.reaper.push(&found);
-            if self.stopping() {
-                return Ok(());
-            }
+            each(&found);
+        }
+        Ok(())
+    }
+
+    /// Holds all inodes without a name for the kernels that may come back. Call it before the reaper starts.
+    pub(crate) fn hold_orphans(&self) -> Result<Vec<Ino>, StoreError> {
+        let (finding, mut held) = (self.refs.finding(), Vec::new());
+        self.each_orphans(&mut |found| held.extend_from_slice(found))?;
+        held.iter().for_each(|ino| finding.hold(*ino));
+        Ok(held)
+    }
+
+    /// Lets these go after a while. At the close they stay for the next opening, as all that is held.
+    pub(crate) fn let_orphans_go(&self, orphans: &[Ino]) {
+        let until = base::Deadline::after(self.options.orphans_stay);
+        while !self.stopping() && !until.is_over() {
+            self.sweep.pause(until.left());
+        }
+        if !self.stopping() {
+            orphans.iter().for_each(|ino| self.forget(*ino, 1));
+        }
+    }
+
+    /// No kernel refers to anything any more.
+    pub(crate) fn let_all_go(&self) {
+        let nameless = self.refs.clear();
+        if self.options.orphans_stay.is_zero() || self.is_shared() {
+            self.reaper.push(&nameless);
         }
     }
 

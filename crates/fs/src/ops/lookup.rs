@@ -56,6 +56,17 @@ impl Core {
         self.lookup_in(&finding, parent, name)
     }
 
+    /// Counts one more reference to an inode of which only the number is known. One without a name counts as
+    /// deleted unless something holds it: the reaper may be at work on it.
+    pub(crate) fn hold_again(&self, ino: Ino) -> Result<(), Error> {
+        let finding = self.refs.finding();
+        if self.attr(ino)?.nlink == 0 && !finding.is_held(ino) {
+            return Err(Errno::ENOENT.into());
+        }
+        finding.hold(ino);
+        Ok(())
+    }
+
     /// The inode that a name refers to, `.` and `..` included. It is not counted as held.
     pub(crate) fn find(&self, parent: Ino, name: &[u8]) -> Result<Option<(Ino, InodeRecord)>, Error> {
         if name == b"." || name == b".." {

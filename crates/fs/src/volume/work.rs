@@ -20,6 +20,7 @@ impl Volume {
             self.start("covey-seal", Core::sealer)?;
             self.start("covey-sweep", Core::sweeper)?;
             if core.options.reaps {
+                self.keep_orphans()?;
                 self.start("covey-reap", Core::reaper)?;
             }
             if !core.is_shared() {
@@ -30,6 +31,20 @@ impl Volume {
             // Not joined: it may be waiting for a network.
             let core = core.clone();
             base::thread::spawn("covey-prefetch", move || core.prefetcher()).map_err(OpenError::Thread)?;
+        }
+        Ok(())
+    }
+
+    /// See [`super::Options::orphans_stay`].
+    fn keep_orphans(&self) -> Result<(), OpenError> {
+        if self.core.options.orphans_stay.is_zero() || self.core.is_shared() {
+            return Ok(());
+        }
+        let (core, orphans) = (self.core.clone(), self.core.hold_orphans().map_err(OpenError::Store)?);
+        if !orphans.is_empty() {
+            let linger = move || core.let_orphans_go(&orphans);
+            let thread = base::thread::spawn("covey-linger", linger).map_err(OpenError::Thread)?;
+            self.threads.lock().push(thread);
         }
         Ok(())
     }

@@ -124,9 +124,9 @@ impl Dispatcher {
         self.0.workers.push(pending, Box::new(begin));
     }
 
-    fn begin_wait(&self, unique: u64, id: LockWait, ino: Ino, lock: &LockRequest) {
+    fn begin_wait(&self, unique: u64, id: LockWait, ino: Ino, request: &LockRequest) {
         let Some(locks) = self.locks().filter(|locks| locks.waits.begin(unique, id)) else { return };
-        let lock = match locks.lock(ino, lock) {
+        let lock = match locks.lock(ino, request) {
             Ok(lock) => lock,
             Err(error) => return self.end_wait(unique, id, Err(error)),
         };
@@ -139,6 +139,11 @@ impl Dispatcher {
         }
         if locks.waits.begun(unique, id) {
             self.cancel(id);
+        }
+        if !locks.has(ino, request, lock.owner) {
+            // The file was closed meanwhile. This releases the lock, and withdraws the request.
+            let release = || self.0.fs.now().release_locks(ino, lock.owner, lock.style);
+            let _ = catch_unwind(AssertUnwindSafe(release));
         }
     }
 

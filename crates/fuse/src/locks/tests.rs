@@ -24,6 +24,19 @@ fn a_posix_owner_ends_at_the_first_flush_and_gets_a_new_number() {
     assert_eq!(locks.released(2), [Ended { owner: second, ..ended }]);
 }
 
+/// A close between the number and the lock left a lock that nothing released.
+#[test]
+fn regression_an_owner_that_ends_while_it_locks_is_noticed() {
+    let locks = LockRequests::default();
+    let (posix, flock) = (request(LockStyle::Range, 50, 1), request(LockStyle::Flock, 60, 2));
+    let (one, two) = (locks.lock(FILE, &posix).unwrap().owner, locks.lock(FILE, &flock).unwrap().owner);
+    assert!(locks.has(FILE, &posix, one) && locks.has(FILE, &flock, two));
+    assert_eq!((locks.flushed(FILE, 50).len(), locks.released(2).len()), (1, 1));
+    assert!(!locks.has(FILE, &posix, one) && !locks.has(FILE, &flock, two));
+    let next = locks.lock(FILE, &posix).unwrap().owner;
+    assert!(!locks.has(FILE, &posix, one) && locks.has(FILE, &posix, next), "its number was given on");
+}
+
 #[test]
 fn an_open_file_that_is_gone_ends_its_flock_and_its_ofd_locks() {
     let locks = LockRequests::default();

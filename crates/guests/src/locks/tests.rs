@@ -84,7 +84,20 @@ fn a_call_that_outlives_its_guest_undoes_itself() {
     one.end();
     // The other thread's call reaches the filesystem after the end.
     let _ = world.fs.set_lock(world.ino, &lock(1).owned_by(owner));
-    assert_eq!(one.called(world.ino, owner, LockStyle::Range), Err(Errno::EIO));
+    assert_eq!(one.called(world.ino, &lock(1), owner), Err(Errno::EIO));
+    assert_eq!(two.set(world.ino, &lock(1)), Ok(()));
+}
+
+/// A close between the number and the lock left a lock that nothing released.
+#[test]
+fn regression_a_call_that_outlives_its_owner_undoes_itself() {
+    let world = World::new();
+    let (one, two) = (world.guest(), world.guest());
+    let owner = one.owner(world.ino, &lock(1)).unwrap();
+    one.release(world.ino, LockOwner(1), LockStyle::Range).unwrap();
+    // The other thread's call reaches the filesystem after the end.
+    world.fs.set_lock(world.ino, &lock(1).owned_by(owner)).unwrap();
+    assert_eq!(one.called(world.ino, &lock(1), owner), Ok(()));
     assert_eq!(two.set(world.ino, &lock(1)), Ok(()));
 }
 

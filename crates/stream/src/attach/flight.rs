@@ -40,6 +40,8 @@ pub struct Entry {
     pub request: Arc<Kept>,
     /// Where it was sent last. `None`: nowhere.
     pub sent: Option<Sent>,
+    /// How often it was sent before the last time.
+    pub attempt: u8,
     /// It was sent more than once.
     pub resent: bool,
     /// A signal reached the caller.
@@ -113,6 +115,7 @@ impl State {
             device: new.device,
             request: Arc::clone(new.request),
             sent: None,
+            attempt: 0,
             resent: false,
             signalled: false,
             killed: None,

@@ -48,6 +48,11 @@ impl Held {
         pairs.iter().for_each(|(node, count)| *self.owed.entry(*node).or_default() += count);
     }
 
+    /// The same, one reference to each of these.
+    pub fn owe_each(&mut self, nodes: &[u64]) {
+        nodes.iter().for_each(|node| *self.owed.entry(*node).or_default() += 1);
+    }
+
     /// A message that pays some of the debt. `None`: there is no debt.
     pub fn pay(&mut self) -> Option<Vec<u8>> {
         let some: Vec<u64> = self.owed.keys().take(PAY_MOST).copied().collect();

@@ -183,6 +183,7 @@ impl Shared {
             }
             let _ = self.tell_kernel(&request::drop_all_names());
         }
+        self.notes.begin_anew();
         let held = self.held.lock().settle();
         restore(receiver, agreed, held)?;
         let lost = self.locks.lock().lose();
@@ -280,11 +281,13 @@ impl Shared {
         self.flight.change(slot, seq, |entry| {
             if entry.sent == before {
                 entry.resent = before.is_some();
+                entry.attempt = entry.attempt.wrapping_add(u8::from(entry.resent));
                 entry.sent = Some(up.sent);
                 mine = Some(entry.clone());
             }
         });
         let Some(entry) = mine else { return };
+        let frame = |kind| Head::of_slot(kind, slot, seq).again(entry.attempt);
         let in_this_session = before.is_some_and(|before| before.session == up.sent.session);
         let in_another = before.is_some() && !in_this_session;
         let head = match entry {
@@ -298,10 +301,11 @@ impl Shared {
                 self.in_doubt(&entry);
                 return;
             }
-            _ if entry.given_up => Head::of_slot(Kind::Cancel, slot, seq),
+            _ if entry.given_up => frame(Kind::Cancel),
             _ => {
                 let traced = times && self.tracer.sends(slot, seq);
-                Head { flags: if traced { TRACED } else { 0 }, ..Head::of_slot(Kind::Request, slot, seq) }
+                let frame = frame(Kind::Request);
+                Head { flags: frame.flags | if traced { TRACED } else { 0 }, ..frame }
             }
         };
         if !entry.asked.is_repeatable() {
@@ -398,6 +402,9 @@ impl Shared {
             self.release(asked, &entry.request);
             self.notes.push(Note::Doubts(request::doubts(asked, &entry.request)));
             self.flight.end(entry.slot, entry.seq);
+            if request::is_reply(asked.unique, reply) {
+                self.give_back(&request::references(asked, reply));
+            }
             return Ok(());
         }
         if !asked.wants_reply() {
@@ -431,11 +438,23 @@ impl Shared {
         {
             // The caller was killed, and the kernel took no reference.
             self.notes.push(Note::Doubts(request::doubts(asked, &entry.request)));
-            let pairs: Vec<(u64, u64)> = found.iter().map(|node| (*node, 1)).collect();
-            self.held.lock().owe(&pairs);
+            self.held.lock().owe_each(&found);
             self.pay();
         }
         Ok(())
+    }
+
+    /// The server has counted references that the kernel will never have.
+    fn give_back(&self, found: &[u64]) {
+        if found.is_empty() {
+            return;
+        }
+        {
+            let mut held = self.held.lock();
+            held.take(found);
+            held.owe_each(found);
+        }
+        self.pay();
     }
 
     fn init_answered(&self, reply: &[u8]) {
