@@ -5,7 +5,7 @@
 //! consider it gone, whatever its clock says.
 //!
 //! It counts by a clock that goes on while the machine sleeps. After a sleep, the session is renewed at once.
-//! The kernel's clock did not go on, so the kernel is told to drop what it was to keep until the session ends.
+//! The kernel's clock did not go on, so the kernel is told to drop what it keeps until the session ends.
 //!
 //! After an outage, or after the process was stopped for long, the session may have ended. What was not
 //! committed until then is lost, and fsync(2) of the files says so. Nothing of it is remembered, so the node
