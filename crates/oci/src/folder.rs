@@ -11,6 +11,9 @@
 //! An import fills `.new-HEX`, and gives everything its name at the end: first layers, then blobs, then the
 //! image's name. So what has a name is whole, and a name leads only to what is there.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
@@ -134,16 +137,24 @@ impl Plan {
     }
 
     /// Gives folders that a layer leaves out the owner, mode and times that the layers below it give them.
+    /// What an opaque folder hides gives nothing.
     fn complete(&self, place: &dyn Place, image: &Image, implied: &[(Digest, PathBuf)]) -> Result<()> {
         for (diff_id, path) in implied {
+            // An opaque folder hides what is in it, and is itself the one of the layers below.
+            let parent = path.parent().unwrap_or(Path::new(""));
+            if place.is_opaque(&self.at(diff_id), parent)? {
+                continue;
+            }
             let lower = image.layers.iter().take_while(|other| other.diff_id != *diff_id);
             for other in lower.collect::<Vec<_>>().into_iter().rev() {
-                match place.look(&self.at(&other.diff_id), path)? {
+                let other = self.at(&other.diff_id);
+                match place.look(&other, path)? {
                     Seen::Folder(look) => {
                         place.dress(&self.at(diff_id).join(path), look)?;
                         break;
                     }
                     Seen::Other => break,
+                    Seen::Nothing if place.is_opaque(&other, path)? => break,
                     Seen::Nothing => {}
                 }
             }

@@ -16,6 +16,8 @@ use api::error::{Context, Failure, Result};
 use archive::sys::metadata;
 use base::{Ino, Timestamp};
 
+use crate::layer::OPAQUE;
+
 /// The caller is root.
 const ROOT: Caller = Caller { uid: 0, gid: 0, pid: 0 };
 
@@ -62,6 +64,13 @@ pub trait Place {
     /// # Errors
     /// It cannot be seen.
     fn look(&self, layer: &Path, path: &Path) -> Result<Seen>;
+
+    /// Whether a layer at `layer` has an opaque folder at `path` or on the way there. It hides
+    /// what lower layers have in it.
+    ///
+    /// # Errors
+    /// It cannot be seen.
+    fn is_opaque(&self, layer: &Path, path: &Path) -> Result<bool>;
 
     /// Gives a folder this owner, mode and times.
     ///
@@ -234,6 +243,22 @@ impl Place for OnMount {
             });
         }
         Ok(seen)
+    }
+
+    fn is_opaque(&self, layer: &Path, path: &Path) -> Result<bool> {
+        let mut at = self.root.join(layer);
+        for name in path {
+            at.push(name);
+            let about = if_there(at.symlink_metadata()).at("look at", &at)?;
+            if !about.is_some_and(|about| about.is_dir()) {
+                return Ok(false);
+            }
+            let folder = File::open(&at).at("open", &at)?;
+            if metadata::xattr(&folder, OPAQUE).at("look at", &at)?.as_deref() == Some(b"y") {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     fn dress(&self, path: &Path, look: Look) -> Result<()> {
@@ -421,6 +446,26 @@ impl Place for InVolume {
             seen = Seen::Folder(Look { perm, uid, gid, atime: attr.atime, mtime: attr.mtime });
         }
         Ok(seen)
+    }
+
+    fn is_opaque(&self, layer: &Path, path: &Path) -> Result<bool> {
+        let mut at = layer.to_owned();
+        for name in path {
+            at.push(name);
+            let Some(attr) = self.find(&at)? else { return Ok(false) };
+            let value = match attr.kind {
+                FileKind::Dir => self.volume.getxattr(attr.ino, OPAQUE),
+                _ => Err(Errno::ENOTDIR),
+            };
+            self.forget(attr.ino);
+            match value {
+                Ok(value) if value == b"y" => return Ok(true),
+                Ok(_) | Err(Errno::ENODATA) => {}
+                Err(Errno::ENOTDIR) => return Ok(false),
+                Err(errno) => return Err(self.failed("look at", &at, errno)),
+            }
+        }
+        Ok(false)
     }
 
     fn dress(&self, path: &Path, look: Look) -> Result<()> {

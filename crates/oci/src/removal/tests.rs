@@ -167,6 +167,9 @@ impl Place for Failing {
     fn look(&self, layer: &Path, path: &Path) -> Result<Seen> {
         self.place.look(layer, path)
     }
+    fn is_opaque(&self, layer: &Path, path: &Path) -> Result<bool> {
+        self.place.is_opaque(layer, path)
+    }
     fn dress(&self, path: &Path, look: Look) -> Result<()> {
         self.place.dress(path, look)
     }
