@@ -175,7 +175,7 @@ fn what_ended_with_the_driver_is_mounted_again() {
 }
 
 /// Kills the daemon that has a mount below the state folder in its arguments.
-fn kill_daemon(driver: &Driver) {
+pub fn kill_daemon(driver: &Driver) {
     let state = driver.path("state/mounts").display().to_string();
     let mut killed = 0;
     for entry in fs::read_dir("/proc").unwrap().flatten() {

@@ -10,6 +10,9 @@
 //! kernel's mount table. It ends when no record of a staged volume names its source, and the controller has
 //! not used it for [`IDLE`]. A daemon that died is replaced the next time that its source is used.
 //!
+//! The mount of a shared volume ends only when everything that was written there is in the origin. Other
+//! nodes could not read the rest: it would be on the disk of a node that has left.
+//!
 //! Each source has a lock. It guards the mount, from looking at it until it is as it should be.
 
 use std::collections::BTreeMap;
@@ -23,9 +26,10 @@ use std::time::{Duration, Instant};
 use base::{Deadline, Must};
 use fuse::mount::Life;
 use node::log;
+use node::volume_dir::VolumeDir;
 use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
-use tonic::Status;
+use tonic::{Code, Status};
 
 use crate::class::TreeOf;
 use crate::names;
@@ -39,6 +43,10 @@ use crate::secrets::{Safe, Secrets};
 pub const IDLE: Duration = Duration::from_secs(60);
 /// The longest time for one `covey mount` or `covey umount`.
 const COMMAND: Duration = Duration::from_secs(90);
+/// How long a call waits until what was written is in the origin. The orchestrator waits two minutes.
+const FLUSH: Duration = Duration::from_secs(30);
+/// The same while calls for the source wait.
+const FLUSH_REST: Duration = Duration::from_secs(10);
 /// How long to wait for an earlier daemon of the source to end.
 const EARLIER: Duration = Duration::from_secs(20);
 /// How long a call waits while another one mounts the same source.
@@ -177,7 +185,7 @@ impl Mounts {
             }
             let passes = matches!(failed.code.as_str(), "in-use" | "busy" | "mountpoint-in-use");
             if !passes || deadline.is_over() {
-                if self.is_unused(key)? {
+                if self.is_unused(key, None)? {
                     places::remove(&place)?;
                     self.safe.forget(key);
                 }
@@ -207,17 +215,41 @@ impl Mounts {
         args
     }
 
-    /// Whether no record of a staged volume names the source.
-    fn is_unused(&self, key: &str) -> Answer<bool> {
-        Ok(!self.staged.all::<Staged>()?.iter().any(|(_, staged)| staged.source.key() == key))
+    /// Whether no record of a staged volume names the source, other than that of `except`.
+    fn is_unused(&self, key: &str, except: Option<&str>) -> Answer<bool> {
+        let uses = |staged: &Staged| staged.source.key() == key && except != Some(&*staged.id);
+        Ok(!self.staged.all::<Staged>()?.iter().any(|(_, staged)| uses(staged)))
     }
 
     /// Ends the mount of a source, unless it is used.
     pub fn release(&self, key: &str) -> Answer<()> {
         let using = self.using(key);
         let using = turn(&using)?;
+        self.end_unless_used(&using, key, None)
+    }
+
+    /// Removes the record of a volume. Before that, the mount of its source ends, unless something else uses
+    /// it. If that fails, record and secrets stay, and the same call goes on from there.
+    pub fn leave(self: &Arc<Self>, staged: &Staged) -> Answer<()> {
+        let (key, id) = (staged.source.key(), Some(&*staged.id));
+        if self.is_unused(&key, id)? && self.has_uploads(&key) {
+            // A daemon that died is started again for this. Other calls may use the mount meanwhile.
+            match self.hold(&staged.source, &Secrets::default()) {
+                Ok(held) => flush(held.place(), FLUSH)?,
+                // The shared volume was removed, and nothing of it is to be kept.
+                Err(status) if status.code() == Code::NotFound => {}
+                Err(status) => return Err(status),
+            }
+        }
+        let using = self.using(&key);
+        let using = turn(&using)?;
+        self.end_unless_used(&using, &key, id)?;
+        self.staged.remove(&staged.id)
+    }
+
+    fn end_unless_used(&self, using: &Using, key: &str, except: Option<&str>) -> Answer<()> {
         let is_idle = using.used.is_none_or(|used| base::time::monotonic() - used >= IDLE);
-        match is_idle && using.calls == 0 && self.is_unused(key)? {
+        match is_idle && using.calls == 0 && self.is_unused(key, except)? {
             true => self.end(key),
             false => Ok(()),
         }
@@ -230,7 +262,10 @@ impl Mounts {
             let Some(using) = using.try_lock() else { continue };
             let idle = base::time::monotonic() - using.used.unwrap_or(self.started);
             let ended = match (at_once || idle >= IDLE) && using.calls == 0 {
-                true => self.is_unused(&key).and_then(|unused| if unused { self.end(&key) } else { Ok(()) }),
+                true => self.is_unused(&key, None).and_then(|unused| match unused {
+                    true => self.end(&key),
+                    false => Ok(()),
+                }),
                 false => Ok(()),
             };
             if let Err(status) = ended {
@@ -242,12 +277,19 @@ impl Mounts {
     fn end(&self, key: &str) -> Answer<()> {
         let place = self.place(key);
         if places::at(&place).is_some() {
-            let args = ["umount".as_ref(), place.as_os_str()];
-            program::run(&args, &Secrets::default(), COMMAND).map_err(|failed| failed.status)?;
+            if self.has_uploads(key) && places::life(&place) != Some(Life::Dead) {
+                flush(&place, FLUSH_REST)?;
+            }
+            unmount(&place)?;
         }
         places::remove(&place)?;
         self.safe.forget(key);
         Ok(())
+    }
+
+    /// Whether the source is a shared volume: bytes may wait in its folder until they are uploaded.
+    fn has_uploads(&self, key: &str) -> bool {
+        VolumeDir::open(&self.caches.join(key)).is_ok()
     }
 
     /// The keys of all mounts that are there.
@@ -270,6 +312,25 @@ fn turn(using: &Mutex<Using>) -> Answer<MutexGuard<'_, Using>> {
     using.try_lock_for(TURN).ok_or_else(|| refuse::aborted("another call mounts or unmounts the same source"))
 }
 
+fn unmount(place: &Path) -> Answer<()> {
+    let args = ["umount".as_ref(), place.as_os_str()];
+    program::run(&args, &Secrets::default(), COMMAND).map(drop).map_err(|failed| failed.status)
+}
+
+/// Waits until everything that was written on a mount is in the origin.
+fn flush(place: &Path, limit: Duration) -> Answer<()> {
+    let seconds = limit.as_secs().to_string();
+    let args = ["flush".as_ref(), "--timeout".as_ref(), seconds.as_ref(), "--".as_ref(), place.as_os_str()];
+    program::run(&args, &Secrets::default(), COMMAND).map(drop).map_err(|failed| {
+        Status::unavailable(format!(
+            "the mount at {} stays, because only this node has what was written there last: {}; \
+             then send the call again",
+            place.display(),
+            failed.status.message()
+        ))
+    })
+}
+
 /// Whether a living mount is there. A dead one is taken away.
 fn is_mounted(place: &Path) -> Answer<bool> {
     let Some(there) = places::at(place) else { return Ok(false) };
@@ -282,8 +343,7 @@ fn is_mounted(place: &Path) -> Answer<bool> {
         Some(Life::Lives(_)) => Ok(true),
         Some(Life::Dead) => {
             log::warn(&format!("the daemon of the mount at {} is gone; mounting again", place.display()));
-            let args = ["umount".as_ref(), place.as_os_str()];
-            program::run(&args, &Secrets::default(), COMMAND).map_err(|failed| failed.status)?;
+            unmount(place)?;
             Ok(false)
         }
         Some(Life::Silent) => {

@@ -187,8 +187,7 @@ impl Driver {
             places::clear(&staging)?;
         }
         if let Some(staged) = record {
-            self.staged.remove(&staged.id)?;
-            self.mounts.release(&staged.source.key())?;
+            self.mounts.leave(&staged)?;
         }
         Ok(Empty {})
     }
