@@ -8,7 +8,8 @@
 //!
 //! A mount belongs to no driver process: it stays when the driver ends, and the next driver finds it in the
 //! kernel's mount table. It ends when no record of a staged volume names its source, and the controller has
-//! not used it for [`IDLE`]. A daemon that died is replaced the next time that its source is used.
+//! not used it for [`IDLE`]. A daemon that died is replaced the next time that its source is used, or when
+//! the driver looks at it (`recover.rs`).
 //!
 //! The mount of a shared volume ends only when everything that was written there is in the origin. Other
 //! nodes could not read the rest: it would be on the disk of a node that has left.
@@ -299,6 +300,11 @@ impl Mounts {
             .filter_map(|entry| entry.file_name().into_string().ok())
             .filter(|key| names::is_part(key))
             .collect()
+    }
+
+    /// Whether the mount of a source is not there, or its daemon is dead. A silent daemon is not.
+    pub fn is_lost(&self, key: &str) -> bool {
+        matches!(places::life(&self.place(key)), None | Some(Life::Dead))
     }
 
     /// How many sources are mounted.
