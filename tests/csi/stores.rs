@@ -1,18 +1,20 @@
-//! Volumes whose bytes are in an object store: what waits for upload when the last pod ends.
+//! Volumes whose bytes are in an object store: what waits for upload when the last pod ends, and what is
+//! cached of trees.
 
 use std::fs;
 
 use covey_tests::program::covey;
 use covey_tests::{Need, requires, run_ok};
+use csi::proto::controller::{CreateVolumeRequest, CreateVolumeResponse};
 use csi::proto::identity::Empty;
 use csi::proto::node::StageRequest;
-use csi::proto::{Texts, Volume};
+use csi::proto::{Texts, Volume, mode};
 use s3server::{Fault, Method, Proxy, Rule, Server as Store};
 use tonic::Code;
 
 use crate::kills::kill_daemon;
 use crate::requires_server;
-use crate::rig::{Driver, PATIENCE, Server, texts};
+use crate::rig::{Driver, PATIENCE, Server, capability, texts};
 
 fn keys() -> Texts {
     texts(&[("AWS_ACCESS_KEY_ID", s3server::KEY), ("AWS_SECRET_ACCESS_KEY", s3server::SECRET)])
@@ -118,4 +120,46 @@ fn what_a_dead_daemon_has_left_is_uploaded_before_the_end() {
     driver.unstage(&volume).unwrap();
     assert_eq!((driver.mounts().len(), driver.state("staged").len()), (0, 0));
     is_read_elsewhere(&volume, &data);
+}
+
+/// Each class of a tree had a cache of its own, which stayed on the disk for ever.
+#[test]
+fn regression_classes_of_one_tree_have_one_cache() {
+    requires!(Need::Root, Need::Covey);
+    let store = Store::start();
+    let endpoint = format!("http://{}", store.address());
+    let mut driver = Driver::new();
+    let text = |name: &str| driver.path(name).display().to_string();
+    run_with_keys(&["format", &text("v"), "--origin", &origin(), "--endpoint", &endpoint]);
+    fs::create_dir(driver.path("m")).unwrap();
+    run_with_keys(&["mount", "-d", &text("v"), &text("m")]);
+    let data = random(16);
+    fs::write(driver.path("m/file"), &data).unwrap();
+    run_with_keys(&["publish", &text("m"), "latest"]);
+    run_with_keys(&["umount", &text("m")]);
+
+    let tree = format!("{}@latest", origin());
+    let class = [("tree", &*tree), ("endpoint", &*endpoint), ("region", "us-east-1")];
+    let follows = [class[0], class[1], class[2], ("follow", "3600")];
+    for (name, parameters) in [("t1", &class[..]), ("t2", &follows[..])] {
+        store.forget();
+        let call = CreateVolumeRequest {
+            name: name.to_owned(),
+            volume_capabilities: vec![capability(mode::MULTI_NODE_READER_ONLY)],
+            parameters: texts(parameters),
+            ..CreateVolumeRequest::default()
+        };
+        let made: CreateVolumeResponse = driver.call("Controller/CreateVolume", call).unwrap();
+        let volume = made.volume.unwrap();
+        stage(&driver, &volume);
+        driver.publish(&volume, "pod", false).unwrap();
+        assert!(fs::read(driver.path("pod/file")).unwrap() == data);
+        driver.unpublish(&volume, "pod").unwrap();
+        driver.unstage(&volume).unwrap();
+        assert_eq!(driver.mounts().len(), 0);
+        let fetched: u64 = store.got().values().map(|got| got.bytes).sum();
+        assert_eq!(fetched >= 16 << 20, name == "t1", "{name}: {:?}", store.got());
+    }
+    assert_eq!(driver.state("cache"), [driver.path("state/cache/trees")]);
+    driver.end();
 }

@@ -13,12 +13,14 @@
 //! - [`class`](mod@class): the kinds of volumes, and what a class or a volume may say. [`names`]: their ids.
 //! - `records`: what is known after a restart. `recover`: volumes come back after their daemon died.
 //!   `secrets`: what appears nowhere else.
+//! - `caches`: what is cached of trees is removed when nothing has used it for long.
 //! - `refuse`: codes of gRPC, with what to do next. `metrics`: counts of calls.
 //!
 //! Always true: a call that was repeated, or cut off at any point and repeated, ends as one call does. The
 //! driver may be killed at any time. What it has made is found in the state folder and in the kernel's mount
 //! table. Mounts are processes of their own and go on without a driver.
 
+mod caches;
 mod class;
 mod controller;
 mod identity;

@@ -26,12 +26,14 @@ use std::time::{Duration, Instant};
 
 use base::{Deadline, Must};
 use fuse::mount::Life;
+use meta::engine::address::Address;
 use node::log;
 use node::volume_dir::VolumeDir;
 use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 use tonic::{Code, Status};
 
+use crate::caches;
 use crate::class::TreeOf;
 use crate::names;
 use crate::places;
@@ -44,12 +46,19 @@ use crate::secrets::{Safe, Secrets};
 pub const IDLE: Duration = Duration::from_secs(60);
 /// The longest time for one `covey mount` or `covey umount`.
 const COMMAND: Duration = Duration::from_secs(90);
+/// The folder in that of the caches for what is read of trees.
+const TREES: &str = "trees";
+/// The part of the disk that trees leave free: a sixth. The kubelet removes images above 85 %, and pods above
+/// 90 %.
+const FLOOR: u64 = 6;
 /// How long a call waits until what was written is in the origin. The orchestrator waits two minutes.
 const FLUSH: Duration = Duration::from_secs(30);
 /// The same while calls for the source wait.
 const FLUSH_REST: Duration = Duration::from_secs(10);
 /// How long to wait for an earlier daemon of the source to end.
 const EARLIER: Duration = Duration::from_secs(20);
+/// How long a driver runs before it removes caches.
+const SETTLED: Duration = Duration::from_secs(3600);
 /// How long a call waits while another one mounts the same source.
 const TURN: Duration = Duration::from_secs(30);
 
@@ -85,6 +94,11 @@ impl Source {
     pub fn exclusive(folder: &Path, options: &str) -> Source {
         let (what, options) = (folder.to_string_lossy().into_owned(), options.to_owned());
         Source { what, args: Vec::new(), options, keeps: false, in_fleet: false }
+    }
+
+    /// Whether it is a published tree.
+    fn is_tree(&self) -> bool {
+        self.keeps && Address::parse(&self.what).is_err()
     }
 
     /// The name of its mount.
@@ -200,10 +214,13 @@ impl Mounts {
         let text = |path: &Path| path.to_string_lossy().into_owned();
         let mut args = vec!["mount".to_owned(), "-d".to_owned()];
         if source.keeps {
-            args.extend(["--cache".to_owned(), text(&self.caches.join(key))]);
+            // Trees of one volume find the same blobs there, whatever their classes say.
+            let name = if source.is_tree() { TREES } else { key };
+            args.extend(["--cache".to_owned(), text(&self.caches.join(name))]);
         }
-        if !source.options.is_empty() {
-            args.extend(["-o".to_owned(), source.options.clone()]);
+        let options = self.options(source);
+        if !options.is_empty() {
+            args.extend(["-o".to_owned(), options]);
         }
         if source.in_fleet {
             args.extend(["--secret-file".to_owned(), text(&self.safe.fleet_file(key))]);
@@ -214,6 +231,19 @@ impl Mounts {
         args.extend(source.args.iter().cloned());
         args.extend(["--".to_owned(), source.what.clone(), text(place)]);
         args
+    }
+
+    /// The options of a mount. What is cached of trees leaves more room than the kubelet wants, which removes
+    /// images and then pods when the disk is full.
+    fn options(&self, source: &Source) -> String {
+        let is_said = source.options.split(',').any(|option| option.starts_with("cache_floor="));
+        let floor = match source.is_tree() && !is_said {
+            true => rustix::fs::statvfs(&self.caches).ok().map(|disk| disk.f_frsize * disk.f_blocks / FLOOR),
+            false => None,
+        };
+        let floor = floor.map(|bytes| format!("cache_floor={}", bytes.max(base::size::GIB)));
+        let said = Some(source.options.clone()).filter(|options| !options.is_empty());
+        said.into_iter().chain(floor).collect::<Vec<_>>().join(",")
     }
 
     /// Whether no record of a staged volume names the source, other than that of `except`.
@@ -272,6 +302,15 @@ impl Mounts {
             if let Err(status) = ended {
                 log::warn(&format!("a mount that is not used any more stays: {}", status.message()));
             }
+        }
+    }
+
+    /// Removes what is cached of trees that nothing has used for long. What comes back after a restart, or
+    /// after a daemon has died, finds it before that.
+    pub fn tidy_caches(&self) {
+        let is_settled = base::time::monotonic() - self.started >= SETTLED;
+        if is_settled && !self.keys().iter().any(|key| self.is_lost(key)) {
+            caches::tidy(&self.caches.join(TREES), caches::UNUSED);
         }
     }
 

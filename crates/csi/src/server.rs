@@ -139,6 +139,7 @@ async fn sweep(driver: Arc<Driver>, stopped: watch::Receiver<bool>) {
                 swept.recover_lost();
             }
             swept.mounts.sweep(false);
+            swept.mounts.tidy_caches();
         };
         let _ = tokio::task::spawn_blocking(work).await;
     }
