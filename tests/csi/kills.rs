@@ -10,7 +10,7 @@ use csi::proto::controller::CreateVolumeResponse;
 use csi::proto::identity::Empty;
 
 use crate::requires_server;
-use crate::rig::{Driver, PATIENCE, shared_volume, texts};
+use crate::rig::{Driver, PATIENCE, published_tree, shared_volume, texts};
 
 /// The calls of a pod, after which nothing is left.
 fn live(driver: &Driver, volume: &Volume) {
@@ -147,16 +147,7 @@ fn what_ended_with_the_driver_is_mounted_again() {
     // The kernel still has what was read; what changes something needs the daemon.
     assert!(fs::write(driver.path("pod/b"), b"two").is_err(), "the daemon is dead");
     driver.start();
-    let end = std::time::Instant::now() + Duration::from_secs(30);
-    // statvfs(2) always asks the daemon. Between the dead mount and the new one, the place is a plain folder.
-    let lives = |name: &str| {
-        let place = driver.path(name);
-        proc::is_fuse_mount(&place) && rustix::fs::statvfs(&place).is_ok()
-    };
-    while !(lives("pod") && lives("reader")) {
-        assert!(std::time::Instant::now() < end, "{}", driver.log());
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    until_all_live(&driver, &["pod", "reader"]);
     assert_eq!(fs::read(driver.path("pod/a")).unwrap(), b"one");
     fs::write(driver.path("pod/b"), b"two").unwrap();
     assert!(driver.path("reader/b").exists());
@@ -165,6 +156,8 @@ fn what_ended_with_the_driver_is_mounted_again() {
     kill_daemon(&driver);
     driver.publish(&volume, "another", false).unwrap();
     assert_eq!(fs::read(driver.path("another/a")).unwrap(), b"one");
+    until_all_live(&driver, &["pod", "reader"]);
+    fs::write(driver.path("pod/c"), b"three").unwrap();
     for target in ["pod", "reader", "another"] {
         driver.unpublish(&volume, target).unwrap();
     }
@@ -174,8 +167,46 @@ fn what_ended_with_the_driver_is_mounted_again() {
     driver.end();
 }
 
+/// Only the volume and the place of the next call came back, and nothing without a call.
+#[test]
+fn regression_all_volumes_of_a_daemon_that_died_come_back() {
+    requires!(Need::Root, Need::Covey);
+    let mut driver = Driver::new();
+    let class = published_tree(&driver);
+    let [one, two] = ["t1", "t2"].map(|name| driver.create(name, 0, &class).unwrap());
+    for (volume, targets) in [(&one, &["pod1", "pod2"][..]), (&two, &["pod3"])] {
+        driver.stage(volume).unwrap();
+        targets.iter().for_each(|target| _ = driver.publish(volume, target, false).unwrap());
+    }
+    kill_daemon(&driver);
+    driver.publish(&one, "pod4", false).unwrap();
+    until_all_live(&driver, &["pod1", "pod2", "pod3", "pod4"]);
+    // Without any call.
+    kill_daemon(&driver);
+    until_all_live(&driver, &["pod1", "pod2", "pod3", "pod4"]);
+    for (volume, targets) in [(&one, &["pod1", "pod2", "pod4"][..]), (&two, &["pod3"])] {
+        for target in targets {
+            assert_eq!(fs::read(driver.path(target).join("a")).unwrap(), b"one");
+            driver.unpublish(volume, target).unwrap();
+        }
+        assert!(rustix::fs::statvfs(driver.staging(volume)).is_ok());
+        driver.unstage(volume).unwrap();
+    }
+    assert_eq!(driver.mounts().len(), 0);
+    driver.end();
+}
+
+fn until_all_live(driver: &Driver, names: &[&str]) {
+    // statvfs(2) always asks the daemon. Between the dead mount and the new one, the place is a plain folder.
+    let lives = |name: &&str| {
+        let place = driver.path(name);
+        proc::is_fuse_mount(&place) && rustix::fs::statvfs(&place).is_ok()
+    };
+    until(driver, "all places live", || names.iter().all(lives));
+}
+
 /// Kills the daemon that has a mount below the state folder in its arguments.
-fn kill_daemon(driver: &Driver) {
+pub fn kill_daemon(driver: &Driver) {
     let state = driver.path("state/mounts").display().to_string();
     let mut killed = 0;
     for entry in fs::read_dir("/proc").unwrap().flatten() {

@@ -3,7 +3,6 @@
 use std::fs;
 use std::io::ErrorKind;
 
-use covey_tests::program::covey_ok;
 use covey_tests::{Need, requires};
 use csi::proto::controller::{ExpandRequest, ExpandResponse, ListVolumesRequest, ListVolumesResponse};
 use csi::proto::node::{NodeExpandRequest, NodeExpandResponse, StatsRequest, StatsResponse};
@@ -11,7 +10,7 @@ use csi::proto::{CapacityRange, Texts, VolumeContentSource, VolumeSource};
 use tonic::Code;
 
 use crate::requires_server;
-use crate::rig::{Driver, capability, shared_volume, texts};
+use crate::rig::{Driver, capability, published_tree, shared_volume, texts};
 
 const MIB: i64 = 1 << 20;
 
@@ -130,16 +129,7 @@ fn clone(driver: &Driver, name: &str, from: &str, class: &Texts) -> csi::proto::
 fn a_published_tree_is_read() {
     requires!(Need::Root, Need::Covey);
     let mut driver = Driver::new();
-    let (volume, mountpoint) = (driver.path("v"), driver.path("m"));
-    fs::create_dir(&mountpoint).unwrap();
-    let text = |path: &std::path::Path| path.display().to_string();
-    covey_ok(&["format", &text(&volume)]);
-    covey_ok(&["mount", "-d", &text(&volume), &text(&mountpoint)]);
-    fs::write(mountpoint.join("a"), b"one").unwrap();
-    covey_ok(&["publish", &text(&mountpoint), "latest"]);
-    covey_ok(&["umount", &text(&mountpoint)]);
-
-    let class = texts(&[("tree", &format!("file:{}/blobs@latest", volume.display()))]);
+    let class = published_tree(&driver);
     let volumes = ["t1", "t2"].map(|name| driver.create(name, 0, &class).unwrap());
     for (index, volume) in volumes.iter().enumerate() {
         driver.stage(volume).unwrap();

@@ -11,3 +11,4 @@ mod refusals;
 mod rig;
 mod sanity;
 mod secrets;
+mod stores;

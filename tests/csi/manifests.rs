@@ -76,6 +76,23 @@ fn the_chart_renders_manifests_of_the_kubernetes_api() {
     say(format_args!("helm lint, and three renderings of the chart decoded"));
 }
 
+/// The driver was process 1 of its container, and every daemon that had ended stayed there as a zombie.
+#[test]
+fn regression_the_image_has_an_init() {
+    let text = std::fs::read_to_string(deploy("Dockerfile")).unwrap();
+    assert!(text.contains("\nENTRYPOINT [\"/usr/bin/tini\", \"--\", \"/usr/bin/covey\"]\n"), "{text}");
+    assert!(text.contains("ca-certificates tini "), "{text}");
+    // The manifests leave it in place: they name arguments, and no program.
+    for folder in ["kubernetes", "helm/covey/templates"].map(deploy) {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            let text = std::fs::read_to_string(&path).unwrap();
+            let ours = text.split("- name: covey\n").nth(1).unwrap_or_default();
+            assert!(!ours.contains("          command:"), "{}", path.display());
+        }
+    }
+}
+
 /// The arguments that manifests and chart give to the driver are known to it.
 #[test]
 fn the_driver_knows_the_arguments_of_the_manifests() {

@@ -54,6 +54,19 @@ pub fn shared_volume(server: &Server, user: &str, folder: &Path) -> String {
     address
 }
 
+/// Publishes a tree with the file `a`; the parameters of a class for it.
+pub fn published_tree(driver: &Driver) -> Texts {
+    let (volume, mountpoint) = (driver.path("v"), driver.path("m"));
+    std::fs::create_dir(&mountpoint).unwrap();
+    let run = |args: &[&str], places: &[&Path]| run_ok(covey().args(args).args(places), PATIENCE);
+    run(&["format"], &[&volume]);
+    run(&["mount", "-d"], &[&volume, &mountpoint]);
+    std::fs::write(mountpoint.join("a"), b"one").unwrap();
+    run_ok(covey().arg("publish").arg(&mountpoint).arg("latest"), PATIENCE);
+    run(&["umount"], &[&mountpoint]);
+    texts(&[("tree", &format!("file:{}/blobs@latest", volume.display()))])
+}
+
 /// The password of the user `locked`.
 pub const PASSWORD: &str = "right-s3cret";
 

@@ -11,13 +11,16 @@
 //! ```
 //!
 //! - [`class`](mod@class): the kinds of volumes, and what a class or a volume may say. [`names`]: their ids.
-//! - `records`: what is known after a restart. `secrets`: what appears nowhere else.
+//! - `records`: what is known after a restart. `recover`: volumes come back after their daemon died.
+//!   `secrets`: what appears nowhere else.
+//! - `caches`: what is cached of trees is removed when nothing has used it for long.
 //! - `refuse`: codes of gRPC, with what to do next. `metrics`: counts of calls.
 //!
 //! Always true: a call that was repeated, or cut off at any point and repeated, ends as one call does. The
 //! driver may be killed at any time. What it has made is found in the state folder and in the kernel's mount
 //! table. Mounts are processes of their own and go on without a driver.
 
+mod caches;
 mod class;
 mod controller;
 mod identity;
@@ -29,6 +32,7 @@ mod places;
 mod program;
 pub mod proto;
 mod records;
+mod recover;
 mod refuse;
 mod rpc;
 mod secrets;
@@ -99,6 +103,7 @@ pub struct Driver {
     busy: Mutex<BTreeSet<String>>,
     freed: Condvar,
     metrics: Metrics,
+    pauses: Mutex<recover::Pauses>,
     /// Held as long as the driver lives.
     _lock: File,
 }
@@ -135,8 +140,9 @@ impl Driver {
         let mounts = Arc::new(Mounts::new(&state, &cache, staged.clone(), options.address));
         let made = Records::new(state.join("volumes"));
         let (busy, freed, metrics) = (Mutex::default(), Condvar::default(), Metrics::default());
+        let pauses = Mutex::default();
         let options = Options { state, folder, cache: Some(cache), ..options };
-        Ok(Driver { options, mounts, staged, made, busy, freed, metrics, _lock: lock })
+        Ok(Driver { options, mounts, staged, made, busy, freed, metrics, pauses, _lock: lock })
     }
 
     /// The name of the segment that says which node an exclusive volume is on.

@@ -8,7 +8,11 @@
 //!
 //! A mount belongs to no driver process: it stays when the driver ends, and the next driver finds it in the
 //! kernel's mount table. It ends when no record of a staged volume names its source, and the controller has
-//! not used it for [`IDLE`]. A daemon that died is replaced the next time that its source is used.
+//! not used it for [`IDLE`]. A daemon that died is replaced the next time that its source is used, or when
+//! the driver looks at it (`recover.rs`).
+//!
+//! The mount of a shared volume ends only when everything that was written there is in the origin. Other
+//! nodes could not read the rest: it would be on the disk of a node that has left.
 //!
 //! Each source has a lock. It guards the mount, from looking at it until it is as it should be.
 
@@ -22,11 +26,14 @@ use std::time::{Duration, Instant};
 
 use base::{Deadline, Must};
 use fuse::mount::Life;
+use meta::engine::address::Address;
 use node::log;
+use node::volume_dir::VolumeDir;
 use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
-use tonic::Status;
+use tonic::{Code, Status};
 
+use crate::caches;
 use crate::class::TreeOf;
 use crate::names;
 use crate::places;
@@ -39,8 +46,19 @@ use crate::secrets::{Safe, Secrets};
 pub const IDLE: Duration = Duration::from_secs(60);
 /// The longest time for one `covey mount` or `covey umount`.
 const COMMAND: Duration = Duration::from_secs(90);
+/// The folder in that of the caches for what is read of trees.
+const TREES: &str = "trees";
+/// The part of the disk that trees leave free: a sixth. The kubelet removes images above 85 %, and pods above
+/// 90 %.
+const FLOOR: u64 = 6;
+/// How long a call waits until what was written is in the origin. The orchestrator waits two minutes.
+const FLUSH: Duration = Duration::from_secs(30);
+/// The same while calls for the source wait.
+const FLUSH_REST: Duration = Duration::from_secs(10);
 /// How long to wait for an earlier daemon of the source to end.
 const EARLIER: Duration = Duration::from_secs(20);
+/// How long a driver runs before it removes caches.
+const SETTLED: Duration = Duration::from_secs(3600);
 /// How long a call waits while another one mounts the same source.
 const TURN: Duration = Duration::from_secs(30);
 
@@ -76,6 +94,11 @@ impl Source {
     pub fn exclusive(folder: &Path, options: &str) -> Source {
         let (what, options) = (folder.to_string_lossy().into_owned(), options.to_owned());
         Source { what, args: Vec::new(), options, keeps: false, in_fleet: false }
+    }
+
+    /// Whether it is a published tree.
+    fn is_tree(&self) -> bool {
+        self.keeps && Address::parse(&self.what).is_err()
     }
 
     /// The name of its mount.
@@ -177,7 +200,7 @@ impl Mounts {
             }
             let passes = matches!(failed.code.as_str(), "in-use" | "busy" | "mountpoint-in-use");
             if !passes || deadline.is_over() {
-                if self.is_unused(key)? {
+                if self.is_unused(key, None)? {
                     places::remove(&place)?;
                     self.safe.forget(key);
                 }
@@ -191,10 +214,13 @@ impl Mounts {
         let text = |path: &Path| path.to_string_lossy().into_owned();
         let mut args = vec!["mount".to_owned(), "-d".to_owned()];
         if source.keeps {
-            args.extend(["--cache".to_owned(), text(&self.caches.join(key))]);
+            // Trees of one volume find the same blobs there, whatever their classes say.
+            let name = if source.is_tree() { TREES } else { key };
+            args.extend(["--cache".to_owned(), text(&self.caches.join(name))]);
         }
-        if !source.options.is_empty() {
-            args.extend(["-o".to_owned(), source.options.clone()]);
+        let options = self.options(source);
+        if !options.is_empty() {
+            args.extend(["-o".to_owned(), options]);
         }
         if source.in_fleet {
             args.extend(["--secret-file".to_owned(), text(&self.safe.fleet_file(key))]);
@@ -207,17 +233,54 @@ impl Mounts {
         args
     }
 
-    /// Whether no record of a staged volume names the source.
-    fn is_unused(&self, key: &str) -> Answer<bool> {
-        Ok(!self.staged.all::<Staged>()?.iter().any(|(_, staged)| staged.source.key() == key))
+    /// The options of a mount. What is cached of trees leaves more room than the kubelet wants, which removes
+    /// images and then pods when the disk is full.
+    fn options(&self, source: &Source) -> String {
+        let is_said = source.options.split(',').any(|option| option.starts_with("cache_floor="));
+        let floor = match source.is_tree() && !is_said {
+            true => rustix::fs::statvfs(&self.caches).ok().map(|disk| disk.f_frsize * disk.f_blocks / FLOOR),
+            false => None,
+        };
+        let floor = floor.map(|bytes| format!("cache_floor={}", bytes.max(base::size::GIB)));
+        let said = Some(source.options.clone()).filter(|options| !options.is_empty());
+        said.into_iter().chain(floor).collect::<Vec<_>>().join(",")
+    }
+
+    /// Whether no record of a staged volume names the source, other than that of `except`.
+    fn is_unused(&self, key: &str, except: Option<&str>) -> Answer<bool> {
+        let uses = |staged: &Staged| staged.source.key() == key && except != Some(&*staged.id);
+        Ok(!self.staged.all::<Staged>()?.iter().any(|(_, staged)| uses(staged)))
     }
 
     /// Ends the mount of a source, unless it is used.
     pub fn release(&self, key: &str) -> Answer<()> {
         let using = self.using(key);
         let using = turn(&using)?;
+        self.end_unless_used(&using, key, None)
+    }
+
+    /// Removes the record of a volume. Before that, the mount of its source ends, unless something else uses
+    /// it. If that fails, record and secrets stay, and the same call goes on from there.
+    pub fn leave(self: &Arc<Self>, staged: &Staged) -> Answer<()> {
+        let (key, id) = (staged.source.key(), Some(&*staged.id));
+        if self.is_unused(&key, id)? && self.has_uploads(&key) {
+            // A daemon that died is started again for this. Other calls may use the mount meanwhile.
+            match self.hold(&staged.source, &Secrets::default()) {
+                Ok(held) => flush(held.place(), FLUSH)?,
+                // The shared volume was removed, and nothing of it is to be kept.
+                Err(status) if status.code() == Code::NotFound => {}
+                Err(status) => return Err(status),
+            }
+        }
+        let using = self.using(&key);
+        let using = turn(&using)?;
+        self.end_unless_used(&using, &key, id)?;
+        self.staged.remove(&staged.id)
+    }
+
+    fn end_unless_used(&self, using: &Using, key: &str, except: Option<&str>) -> Answer<()> {
         let is_idle = using.used.is_none_or(|used| base::time::monotonic() - used >= IDLE);
-        match is_idle && using.calls == 0 && self.is_unused(key)? {
+        match is_idle && using.calls == 0 && self.is_unused(key, except)? {
             true => self.end(key),
             false => Ok(()),
         }
@@ -230,7 +293,10 @@ impl Mounts {
             let Some(using) = using.try_lock() else { continue };
             let idle = base::time::monotonic() - using.used.unwrap_or(self.started);
             let ended = match (at_once || idle >= IDLE) && using.calls == 0 {
-                true => self.is_unused(&key).and_then(|unused| if unused { self.end(&key) } else { Ok(()) }),
+                true => self.is_unused(&key, None).and_then(|unused| match unused {
+                    true => self.end(&key),
+                    false => Ok(()),
+                }),
                 false => Ok(()),
             };
             if let Err(status) = ended {
@@ -239,15 +305,31 @@ impl Mounts {
         }
     }
 
+    /// Removes what is cached of trees that nothing has used for long. What comes back after a restart, or
+    /// after a daemon has died, finds it before that.
+    pub fn tidy_caches(&self) {
+        let is_settled = base::time::monotonic() - self.started >= SETTLED;
+        if is_settled && !self.keys().iter().any(|key| self.is_lost(key)) {
+            caches::tidy(&self.caches.join(TREES), caches::UNUSED);
+        }
+    }
+
     fn end(&self, key: &str) -> Answer<()> {
         let place = self.place(key);
         if places::at(&place).is_some() {
-            let args = ["umount".as_ref(), place.as_os_str()];
-            program::run(&args, &Secrets::default(), COMMAND).map_err(|failed| failed.status)?;
+            if self.has_uploads(key) && places::life(&place) != Some(Life::Dead) {
+                flush(&place, FLUSH_REST)?;
+            }
+            unmount(&place)?;
         }
         places::remove(&place)?;
         self.safe.forget(key);
         Ok(())
+    }
+
+    /// Whether the source is a shared volume: bytes may wait in its folder until they are uploaded.
+    fn has_uploads(&self, key: &str) -> bool {
+        VolumeDir::open(&self.caches.join(key)).is_ok()
     }
 
     /// The keys of all mounts that are there.
@@ -259,6 +341,11 @@ impl Mounts {
             .collect()
     }
 
+    /// Whether the mount of a source is not there, or its daemon is dead. A silent daemon is not.
+    pub fn is_lost(&self, key: &str) -> bool {
+        matches!(places::life(&self.place(key)), None | Some(Life::Dead))
+    }
+
     /// How many sources are mounted.
     pub fn count(&self) -> usize {
         self.keys().iter().filter(|key| places::at(&self.place(key)).is_some()).count()
@@ -268,6 +355,25 @@ impl Mounts {
 /// Waits for the lock of a source.
 fn turn(using: &Mutex<Using>) -> Answer<MutexGuard<'_, Using>> {
     using.try_lock_for(TURN).ok_or_else(|| refuse::aborted("another call mounts or unmounts the same source"))
+}
+
+fn unmount(place: &Path) -> Answer<()> {
+    let args = ["umount".as_ref(), place.as_os_str()];
+    program::run(&args, &Secrets::default(), COMMAND).map(drop).map_err(|failed| failed.status)
+}
+
+/// Waits until everything that was written on a mount is in the origin.
+fn flush(place: &Path, limit: Duration) -> Answer<()> {
+    let seconds = limit.as_secs().to_string();
+    let args = ["flush".as_ref(), "--timeout".as_ref(), seconds.as_ref(), "--".as_ref(), place.as_os_str()];
+    program::run(&args, &Secrets::default(), COMMAND).map(drop).map_err(|failed| {
+        Status::unavailable(format!(
+            "the mount at {} stays, because only this node has what was written there last: {}; \
+             then send the call again",
+            place.display(),
+            failed.status.message()
+        ))
+    })
 }
 
 /// Whether a living mount is there. A dead one is taken away.
@@ -282,8 +388,7 @@ fn is_mounted(place: &Path) -> Answer<bool> {
         Some(Life::Lives(_)) => Ok(true),
         Some(Life::Dead) => {
             log::warn(&format!("the daemon of the mount at {} is gone; mounting again", place.display()));
-            let args = ["umount".as_ref(), place.as_os_str()];
-            program::run(&args, &Secrets::default(), COMMAND).map_err(|failed| failed.status)?;
+            unmount(place)?;
             Ok(false)
         }
         Some(Life::Silent) => {

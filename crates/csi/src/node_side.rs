@@ -116,7 +116,7 @@ impl Driver {
     }
 
     /// Makes what a record says: the mount of the source, and the volume at its staging place.
-    fn stage_it(&self, staged: &Staged, secrets: &Secrets) -> Answer<Held> {
+    pub(crate) fn stage_it(&self, staged: &Staged, secrets: &Secrets) -> Answer<Held> {
         let held = self.mounts.hold(&staged.source, secrets)?;
         self.show(staged, held.place(), &staged.staging, false)?;
         Ok(held)
@@ -135,7 +135,7 @@ impl Driver {
     }
 
     /// Shows the volume's folder at a place, unless it is there already.
-    fn show(&self, staged: &Staged, mount: &Path, place: &Path, read_only: bool) -> Answer<()> {
+    pub(crate) fn show(&self, staged: &Staged, mount: &Path, place: &Path, read_only: bool) -> Answer<()> {
         let source =
             places::at(mount).ok_or_else(|| Status::unavailable("the mount has gone; next: try again"))?;
         if let Some(there) = places::at(place) {
@@ -187,8 +187,7 @@ impl Driver {
             places::clear(&staging)?;
         }
         if let Some(staged) = record {
-            self.staged.remove(&staged.id)?;
-            self.mounts.release(&staged.source.key())?;
+            self.mounts.leave(&staged)?;
         }
         Ok(Empty {})
     }
@@ -294,35 +293,6 @@ impl Driver {
                 "the daemon of the mount at {} is gone; next: restart the pod, or publish the volume again",
                 place.display()
             ))),
-        }
-    }
-
-    /// Makes again what records say and is not there: the mounts of daemons that ended with an earlier
-    /// driver.
-    pub(crate) fn recover(&self) {
-        let all = self.staged.all::<Staged>().unwrap_or_else(|status| {
-            log::error(&format!("the records cannot be read: {}", status.message()));
-            Vec::new()
-        });
-        for (_, staged) in all {
-            let again = || -> Answer<()> {
-                let _alone = self.alone(&staged.id)?;
-                let Some(staged) = self.staged.find::<Staged>(&staged.id)? else { return Ok(()) };
-                let held = self.stage_it(&staged, &Secrets::default())?;
-                let shown =
-                    |target: &Target| self.show(&staged, held.place(), &target.path, target.read_only);
-                staged
-                    .targets
-                    .iter()
-                    .filter(|target| target.path.exists() || places::at(&target.path).is_some())
-                    .try_for_each(shown)
-            };
-            // The volumes of a node that was restarted: their places are gone, and nothing is to be made.
-            if staged.staging.parent().is_some_and(Path::exists)
-                && let Err(status) = again()
-            {
-                log::warn(&format!("{} is not mounted again: {}", staged.id, status.message()));
-            }
         }
     }
 }

@@ -2,12 +2,14 @@
 //! JSON; what fails becomes a status without secrets.
 
 use std::ffi::OsStr;
-use std::io::{self, Read};
-use std::process::{Command, Stdio};
+use std::fs::File;
+use std::io::{self, Read, Seek};
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use api::error::Failure;
 use base::Deadline;
+use rustix::fs::{MemfdFlags, memfd_create};
 use serde_json::Value;
 use tonic::{Code, Status};
 
@@ -32,33 +34,15 @@ pub fn run<S: AsRef<OsStr>>(args: &[S], secrets: &Secrets, limit: Duration) -> R
     let mut command = Command::new(PROGRAM);
     secrets.give(&mut command);
     command.arg("--json").args(args).current_dir("/");
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let what = format!("covey {name}");
     let cannot = |error: io::Error| Failed {
         code: String::new(),
         status: refuse::io(format!("cannot run {what}"), &error),
     };
-    let mut child = command.spawn().map_err(cannot)?;
-    let deadline = Deadline::after(limit);
-    let ended = loop {
-        if let Some(ended) = child.try_wait().map_err(cannot)? {
-            break ended;
-        }
-        if deadline.is_over() {
-            let _ = child.kill();
-            let _ = child.wait();
-            let text = format!("{what} took more than {} s; next: send the call again", limit.as_secs());
-            return Err(Failed {
-                code: "timeout".to_owned(),
-                status: Status::new(Code::DeadlineExceeded, text),
-            });
-        }
-        deadline.sleep(Duration::from_millis(5));
+    let Some(Ended { status: ended, output, said }) = finish(&mut command, limit).map_err(cannot)? else {
+        let text = format!("{what} took more than {} s; next: send the call again", limit.as_secs());
+        return Err(Failed { code: "timeout".to_owned(), status: Status::new(Code::DeadlineExceeded, text) });
     };
-    // The pipes hold all of the few lines that a command prints, and a daemon has none of them.
-    let (mut output, mut said) = (Vec::new(), Vec::new());
-    child.stdout.take().map_or(Ok(0), |mut pipe| pipe.read_to_end(&mut output)).map_err(cannot)?;
-    child.stderr.take().map_or(Ok(0), |mut pipe| pipe.read_to_end(&mut said)).map_err(cannot)?;
     let result: Value = serde_json::from_slice(&output).unwrap_or_default();
     if ended.success() {
         return Ok(result);
@@ -77,4 +61,59 @@ pub fn run<S: AsRef<OsStr>>(args: &[S], secrets: &Secrets, limit: Duration) -> R
             }
         }
     })
+}
+
+/// How a command ended.
+struct Ended {
+    status: ExitStatus,
+    output: Vec<u8>,
+    said: Vec<u8>,
+}
+
+/// Runs a command to its end. None if that took too long; then it is killed.
+fn finish(command: &mut Command, limit: Duration) -> io::Result<Option<Ended>> {
+    // Files in memory: a command never waits for them, as it does for full pipes.
+    let memory = || memfd_create("covey-output", MemfdFlags::CLOEXEC).map(File::from);
+    let (mut output, mut said) = (memory()?, memory()?);
+    command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(said.try_clone()?);
+    let mut child = command.spawn()?;
+    let deadline = Deadline::after(limit);
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(Ended { status, output: whole(&mut output)?, said: whole(&mut said)? }));
+        }
+        if deadline.is_over() {
+            let _ = child.kill();
+            let _ = child.wait();
+            return Ok(None);
+        }
+        deadline.sleep(Duration::from_millis(5));
+    }
+}
+
+fn whole(file: &mut File) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    file.rewind()?;
+    file.read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A command that printed more than a pipe holds waited until its time was over.
+    #[test]
+    fn regression_a_command_may_print_more_than_a_pipe_holds() {
+        let print = |script: &str| finish(Command::new("sh").args(["-c", script]), Duration::from_secs(20));
+        let ended = print("head -c 300000 /dev/zero; head -c 200000 /dev/zero >&2; exit 3").unwrap().unwrap();
+        assert_eq!((ended.output.len(), ended.said.len()), (300_000, 200_000));
+        assert_eq!(ended.status.code(), Some(3));
+    }
+
+    #[test]
+    fn a_command_that_takes_too_long_is_killed() {
+        let slow = finish(Command::new("sleep").arg("60"), Duration::from_millis(50));
+        assert!(slow.unwrap().is_none());
+    }
 }

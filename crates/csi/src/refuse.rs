@@ -56,7 +56,7 @@ pub fn failed(failure: &Failure, text: String) -> Status {
         "usage" => Code::InvalidArgument,
         "not-found" | "not-published" => Code::NotFound,
         "disk-full" => Code::ResourceExhausted,
-        "no-database" | "no-origin" | "silent" | "in-use" | "busy" => Code::Unavailable,
+        "no-database" | "no-origin" | "not-uploaded" | "silent" | "in-use" | "busy" => Code::Unavailable,
         "timeout" => Code::DeadlineExceeded,
         _ => Code::Internal,
     };

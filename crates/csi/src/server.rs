@@ -20,7 +20,7 @@ use crate::{Driver, Services};
 
 /// Calls at a time. More wait for these.
 const CALLS: usize = 64;
-/// How often unused mounts are looked for.
+/// How often dead and unused mounts are looked for.
 const SWEEP: Duration = Duration::from_secs(10);
 /// How long the end waits for calls that are under way.
 const ENDING: Duration = Duration::from_secs(20);
@@ -134,7 +134,14 @@ async fn sweep(driver: Arc<Driver>, stopped: watch::Receiver<bool>) {
             return;
         }
         let swept = driver.clone();
-        let _ = tokio::task::spawn_blocking(move || swept.mounts.sweep(false)).await;
+        let work = move || {
+            if swept.options.services != Services::Controller {
+                swept.recover_lost();
+            }
+            swept.mounts.sweep(false);
+            swept.mounts.tidy_caches();
+        };
+        let _ = tokio::task::spawn_blocking(work).await;
     }
 }
 
