@@ -90,10 +90,11 @@ impl Core {
         }
     }
 
-    /// No kernel refers to anything any more.
+    /// No kernel refers to anything any more, unless it may come back to the next opening.
     pub(crate) fn let_all_go(&self) {
-        let nameless = self.refs.clear();
+        // What is held stays so to the end: inodes may still be queued that lost their names just now.
         if self.options.orphans_stay.is_zero() || self.is_shared() {
+            let nameless = self.refs.clear();
             self.reaper.push(&nameless);
         }
     }
