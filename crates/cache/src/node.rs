@@ -548,6 +548,7 @@ impl Origin for NodeCache {
     }
 
     fn settle(&self, patience: Duration) -> Result<(), BlobError> {
+        self.core.ledger.sync()?;
         self.core.pending.settle(patience)?;
         self.core.remote.settle(patience)
     }

@@ -325,15 +325,23 @@ impl Ledger {
     /// # Errors
     /// The system's error. The index is unchanged then.
     pub(super) fn write_anew(&self) -> io::Result<()> {
-        let all = {
-            let mut inner = self.inner.lock();
-            if inner.closed || inner.meanwhile.is_some() {
-                return Ok(());
-            }
-            inner.meanwhile = Some(Vec::new());
-            inner.all()
-        };
-        let new = Rewrite::begin(&self.path, &all);
+        let Some(all) = self.begin_anew() else { return Ok(()) };
+        self.finish_anew(Rewrite::begin(&self.path, &all))
+    }
+
+    /// The records of a new index. `None` if it is not to be written. Otherwise [`Ledger::finish_anew`] must
+    /// follow.
+    pub(super) fn begin_anew(&self) -> Option<Vec<Record>> {
+        let mut inner = self.inner.lock();
+        if inner.closed || inner.meanwhile.is_some() {
+            return None;
+        }
+        inner.meanwhile = Some(Vec::new());
+        Some(inner.all())
+    }
+
+    /// Replaces the index by the new one.
+    pub(super) fn finish_anew(&self, new: io::Result<Rewrite>) -> io::Result<()> {
         let mut inner = self.inner.lock();
         let meanwhile = inner.meanwhile.take().unwrap_or_default();
         if inner.closed {

@@ -251,13 +251,19 @@ impl Rewrite {
         }
     }
 
-    /// Replaces the old index. `since` holds the records that were appended to it meanwhile.
+    /// Replaces the old index. `since` holds the records that were appended to it meanwhile. That a deletion
+    /// is settled may be durable in the old index, so it is made durable in the new one first.
     ///
     /// # Errors
     /// The system's error. The old index is unchanged then.
     pub fn install(mut self, since: &[Record]) -> io::Result<Index> {
-        let durable = self.len;
-        let done = self.add(since).and_then(|()| fs::rename(&self.temporary, &self.path));
+        let mut durable = self.len;
+        let mut added = self.add(since);
+        if added.is_ok() && since.iter().any(|record| matches!(record, Record::Settled(_))) {
+            added = self.file.sync_data();
+            durable = self.len;
+        }
+        let done = added.and_then(|()| fs::rename(&self.temporary, &self.path));
         if let Err(error) = done {
             let _ = fs::remove_file(&self.temporary);
             return Err(error);

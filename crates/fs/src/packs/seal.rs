@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use base::PackNo;
 use blob::BlobError;
+use meta::PackRow;
 use meta::plan::{Op, Refusal};
 
 use super::OpenPack;
@@ -164,7 +165,14 @@ impl Core {
     }
 
     /// Forgets an open pack that nothing refers to. Its row is deleted now, its file after the next flush.
+    ///
+    /// # Errors
+    /// `Busy`, also for a pack of a shared volume that is named as a blob: it is deleted as described in
+    /// [`crate::gc::shared`].
     pub(crate) fn forget_open(&self, no: PackNo) -> Result<(), Error> {
+        if self.is_shared() && !matches!(self.pack_row(no)?, Some(PackRow::Open) | None) {
+            return Err(Refusal::Busy.into());
+        }
         // Under the lock, so that a publication that begins now either finds the pack gone or keeps it.
         let shared = self.blobs.read();
         if self.publishing.is_paused() {
@@ -173,9 +181,15 @@ impl Core {
         self.run(&Op::ForgetPack { pack: no })?;
         drop(shared);
         self.sweep.forgotten.fetch_add(1, Ordering::AcqRel);
+        self.drop_file(no);
+        Ok(())
+    }
+
+    /// Deletes the file of an open pack after the next flush. Nothing of it is to be stored any more.
+    pub(crate) fn drop_file(&self, no: PackNo) {
+        self.resealing.lock().remove(&no);
         self.table.drop(no);
         self.sweep.discard(no);
-        Ok(())
     }
 }
 

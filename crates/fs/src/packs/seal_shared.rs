@@ -32,9 +32,7 @@ impl Core {
             Some(PackRow::Sealed { blob, .. }) => blob,
             // All of it was removed since an earlier attempt.
             Some(PackRow::Condemned { .. }) | None => {
-                self.resealing.lock().remove(&no);
-                self.table.drop(no);
-                self.sweep.discard(no);
+                self.drop_file(no);
                 return Ok(());
             }
         };

@@ -106,6 +106,8 @@ struct State {
     why: String,
     /// There is something to send now.
     kicked: bool,
+    /// There was, and no node to send it to. This is tried again.
+    stalled: bool,
     stop: bool,
 }
 
@@ -188,7 +190,7 @@ impl Keeping {
     pub(crate) fn cannot_choose(&self, why: String) {
         let mut state = self.state.lock();
         state.failures += u64::from(state.kicked);
-        state.kicked = false;
+        state.stall();
         state.why = why;
         self.done.notify_all();
     }
@@ -208,12 +210,14 @@ impl Keeping {
         }
     }
 
-    /// Waits for work, at most for this time. Returns false when the volume is closed.
+    /// Waits for work, at most for this time. What had no node to be sent to is work after this time. Returns
+    /// false when the volume is closed.
     pub(crate) fn next(&self, time: Duration) -> bool {
         let mut state = self.state.lock();
         if !state.kicked && !state.stop {
             self.work.wait_for(&mut state, time);
         }
+        state.kicked |= std::mem::take(&mut state.stalled);
         !state.stop
     }
 
@@ -271,7 +275,7 @@ impl Keeping {
                 why.clone_into(&mut state.why);
             }
             state.failures += 1;
-            state.kicked = false;
+            state.stall();
             self.done.notify_all();
         }
         keeper
@@ -348,6 +352,12 @@ impl State {
             self.packs.get(no).is_none_or(|pack| pack.sent.has_all(ranges))
         };
         wanted.iter().all(is_kept)
+    }
+
+    /// There is no node to send to.
+    fn stall(&mut self) {
+        let is_left = self.packs.values().any(|pack| !pack.unsent.is_empty());
+        self.stalled |= std::mem::take(&mut self.kicked) && is_left;
     }
 
     /// Nothing counts as sent, and all of it is to be sent.

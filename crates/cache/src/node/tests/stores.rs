@@ -1,6 +1,7 @@
 //! Stores, and deletions in the origin.
 
 use super::*;
+use crate::residency::index::Rewrite;
 
 #[test]
 fn a_blob_is_written_once_and_pinned_until_it_is_uploaded() {
@@ -179,10 +180,11 @@ fn a_deletion_waits_for_an_upload_that_is_under_way() {
 }
 
 /// The index was synced only after a deletion was cancelled, not after it was done and the blob stored again.
-/// A power cut that took the end of the index revived the deletion, which then removed a blob in use.
+/// A power cut that took the end of the index revived the deletion, which then removed a blob in use. A
+/// settle did not sync it at all.
 #[test]
 fn regression_a_power_cut_does_not_bring_back_the_deletion_of_what_was_stored_again() {
-    for killed in [false, true] {
+    for (killed, settle) in [(false, false), (true, false), (false, true), (true, true)] {
         let mut home = Home::new();
         let bytes = noise(1000, 1);
         let id = home.put(&bytes);
@@ -196,8 +198,13 @@ fn regression_a_power_cut_does_not_bring_back_the_deletion_of_what_was_stored_ag
         if killed {
             home.reopen();
         }
-        home.cache().sync().unwrap();
+        if !settle {
+            home.cache().sync().unwrap();
+        }
         home.noted.upload_all(&home.far);
+        if settle {
+            home.cache().settle(Duration::ZERO).unwrap();
+        }
         let durable = home.cache().core.ledger.durable_len();
         home.cache = None;
         // The record of the wanted deletion reached the disk by itself. Of the later records, only synced
@@ -209,5 +216,34 @@ fn regression_a_power_cut_does_not_bring_back_the_deletion_of_what_was_stored_ag
         assert!(home.far.has(&id));
         home.cache().evict(Evict::All);
         assert_eq!(home.read(&id, 0, 1000).unwrap(), bytes);
+    }
+}
+
+/// The new index was written with the deletion, and replaced the old one before the record that cancels it
+/// was durable. The sync in between was of the old one.
+#[test]
+fn regression_a_new_index_does_not_bring_back_the_deletion_of_what_was_stored_again() {
+    for stored_again in [true, false] {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("index");
+        let id = BlobId([7; 32]);
+        let (ledger, opened) = Ledger::open(&path, 1 << 20);
+        opened.unwrap();
+        ledger.unwant(&id);
+        let all = ledger.begin_anew().unwrap();
+        let new = Rewrite::begin(&path, &all);
+        if stored_again {
+            ledger.want(&id);
+            ledger.sync().unwrap();
+        } else {
+            ledger.insert(&id, 5, false);
+        }
+        ledger.finish_anew(new).unwrap();
+        let durable = ledger.durable_len();
+        ledger.close();
+        fs::File::options().write(true).open(&path).unwrap().set_len(durable).unwrap();
+        let (ledger, opened) = Ledger::open(&path, 1 << 20);
+        opened.unwrap();
+        assert_eq!(ledger.unwanted().is_empty(), stored_again);
     }
 }

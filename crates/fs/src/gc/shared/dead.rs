@@ -65,21 +65,24 @@ impl Core {
     /// Condemns a pack whose bytes the database does not count, if it is a blob.
     pub(super) fn condemn(&self, pack: PackNo) -> Result<(), Error> {
         let row = self.pack_row(pack)?;
-        if self.packs.is_quarantined(pack) {
-            if row == Some(PackRow::Open) {
-                self.forget_open(pack)?;
-            }
+        let is_damaged = self.packs.is_quarantined(pack);
+        if is_damaged && row == Some(PackRow::Open) {
+            self.forget_open(pack)?;
             self.packs.end_quarantine(pack);
             return Ok(());
         }
-        if !matches!(row, Some(PackRow::Sealed { .. })) || self.deletions.compaction.is_target(pack) {
-            return Ok(());
+        if matches!(row, Some(PackRow::Sealed { .. })) && !self.deletions.compaction.is_target(pack) {
+            match self.run(&Op::CondemnShared { pack }) {
+                // Something refers to it since it was looked at, or another node was first.
+                Ok(_) | Err(Error::Refused(Refusal::Busy | Refusal::NotFound)) => {}
+                Err(error) => return Err(error),
+            }
         }
-        match self.run(&Op::CondemnShared { pack }) {
-            // Something refers to it since it was looked at, or another node was first.
-            Ok(_) | Err(Error::Refused(Refusal::Busy | Refusal::NotFound)) => Ok(()),
-            Err(error) => Err(error),
+        if is_damaged && !matches!(self.pack_row(pack)?, Some(PackRow::Open | PackRow::Sealed { .. })) {
+            self.packs.end_quarantine(pack);
+            self.drop_file(pack);
         }
+        Ok(())
     }
 
     /// Looks at some more packs.

@@ -59,6 +59,23 @@ fn what_is_synced_is_on_another_node() {
     eventually("the copies are dropped", || two.place.kept.list().is_empty());
 }
 
+/// One moment without another node ended the sending for good. The fsync then waited for the origin alone.
+#[test]
+fn regression_an_fsync_sends_to_a_node_that_joins_while_it_waits() {
+    let cluster = Cluster::new(Duration::from_secs(60));
+    let one = cluster.join_copying();
+    one.faults.fail(Call::Store, u64::MAX);
+    let file = one.file(Ino::ROOT, "file");
+    one.put(file, 0, &noise(1, 30_000));
+    let volume = one.volume.clone().unwrap();
+    let fsync = std::thread::spawn(move || volume.sync());
+    let keeping = one.core.options.shared.as_ref().unwrap().keeping.clone().unwrap();
+    eventually("there is no other node", || keeping.failures().0 > 0);
+    let _two = cluster.join_copying();
+    eventually("it is sent", || fsync.is_finished());
+    fsync.join().unwrap().unwrap();
+}
+
 /// Three nodes write, remove and copy one another's files. What was synced survives one of them, whose bytes
 /// never reached the origin, and which is never seen again.
 #[test]

@@ -285,3 +285,25 @@ fn a_blob_is_named_before_it_is_stored() {
     eventually("the pack is forgotten", || cluster.count(tags::PACK) == 0);
     assert_eq!(one.faults.calls(blob::failing::Op::Store), before);
 }
+
+/// A pack that was removed between two attempts to store its blob was forgotten, but not as one that has to be
+/// stored. From then on no fsync to the origin and no publication ended.
+#[test]
+fn regression_what_is_removed_before_it_is_stored_holds_nothing_up() {
+    let cluster = Cluster::new(SOON);
+    let node = cluster.join();
+    node.faults.fail(blob::failing::Op::Store, u64::MAX);
+    let file = node.file(Ino::ROOT, "f");
+    node.put(file, 0, &noise(1, 100_000));
+    node.core.packs.close_all();
+    eventually("it is named", || cluster.count(tags::BLOB_PACK) == 1);
+    eventually("it cannot be stored", || node.faults.calls(blob::failing::Op::Store) > 0);
+    node.cut(file, 0);
+    eventually("the pack is forgotten", || cluster.count(tags::PACK) == 0);
+    node.faults.heal();
+    node.seal_now(Duration::from_secs(10)).unwrap();
+    eventually("nothing is left of it", || {
+        cluster.count(tags::BLOB_PACK) + cluster.count(tags::CONDEMNED) == 0
+            && node.parts().packs.open_packs().unwrap().is_empty()
+    });
+}
