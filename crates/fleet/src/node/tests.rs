@@ -473,7 +473,9 @@ fn a_crowd_that_comes_at_once_costs_one_fetch_from_the_origin() {
     });
     let counts: Vec<_> = nodes.iter().map(|node| node.fleet.counts()).collect();
     let troubles: u64 = counts.iter().map(|counts| counts.troubles()).sum();
-    assert!(store.fetches() <= 8 + troubles, "{} fetches: {counts:?}", store.fetches());
+    // On a busy machine a fetch may take longer than its lease lasts.
+    let expired: u64 = nodes.iter().map(|node| node.fleet.tracker_counts().expired).sum();
+    assert!(store.fetches() <= 8 + troubles + expired, "{} fetches: {counts:?}", store.fetches());
 }
 
 #[test]

@@ -110,6 +110,8 @@ pub struct Counts {
     pub leased: u64,
     /// Of these, leases taken from a node that still had it, because the requester could not reach that node.
     pub overtaken: u64,
+    /// Of these, leases after one that ended before its node was known to have the blob.
+    pub expired: u64,
     /// WAIT answers.
     pub waited: u64,
     /// Answers that named a node although all slots were taken.
@@ -289,6 +291,7 @@ impl Tracker {
         self.counts.overtaken += u64::from(live.is_some());
         self.leases = self.leases.wrapping_add(1);
         let state = self.states.entry(blob).or_default();
+        self.counts.expired += u64::from(live.is_none() && state.lease.is_some());
         state.fetches(requester.node, NOBODY, requester.now + BELIEF * micros(time), &mut self.names);
         let until = requester.now + micros(time);
         state.lease = Some(Lease { id: self.leases, node: requester.node, since: requester.now, until });
