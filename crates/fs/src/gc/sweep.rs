@@ -69,8 +69,10 @@ impl Core {
             return self.shared_round(sharing);
         }
         if compact && self.may_copy() {
-            self.compact_round()?;
-            self.crowd_round()?;
+            if !self.sweep.is_put_off() {
+                self.compact_round()?;
+                self.crowd_round()?;
+            }
             self.contents_round()?;
             self.held_round(false)?;
         }
