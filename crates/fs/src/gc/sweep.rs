@@ -122,11 +122,10 @@ impl Core {
     fn judge(&self, pack: PackNo) -> Result<(), Error> {
         let row = self.pack_row(pack)?;
         let live = self.names.pack_live(pack)?;
-        if live == 0 && self.packs.is_quarantined(pack) {
-            if row == Some(PackRow::Open) {
-                self.forget_open(pack)?;
-            }
-            self.packs.end_quarantine(pack);
+        let is_damaged = self.packs.is_damaged(pack);
+        if live == 0 && is_damaged && row == Some(PackRow::Open) {
+            self.forget_open(pack)?;
+            self.packs.forget_damage(pack);
             return Ok(());
         }
         let Some(PackRow::Sealed { blob, size }) = row else {
@@ -145,6 +144,10 @@ impl Core {
             Ok(_) => {
                 self.garbage.gone(pack, size);
                 self.sweep.condemned(pack, blob, size);
+                if is_damaged {
+                    self.packs.forget_damage(pack);
+                    self.drop_file(pack);
+                }
                 Ok(())
             }
             // A new reference to it was made just now.

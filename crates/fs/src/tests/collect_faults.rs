@@ -3,10 +3,13 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use base::size::MIB;
-use base::{BlobId, Deadline};
+use base::{BlobId, Deadline, PackNo};
+use blob::failing::Op as Call;
 use blob::{BlobError, BlobSource};
+use meta::{Key, PackRow};
 
 use super::*;
+use crate::packs::table::Place;
 
 /// A source behind a network. While it is away, a read waits as long as it may.
 struct Far {
@@ -69,4 +72,74 @@ fn regression_an_origin_that_is_away_is_no_damage_and_holds_no_deletion_up() {
     }
     v.close().unwrap();
     assert_eq!(*world.lines.lock(), [""; 0]);
+}
+
+/// Two packs that a run has sealed and not retired.
+fn killed_before_retiring(world: &World) -> [(PackNo, BlobId); 2] {
+    let v = world.open();
+    world.faults.fail(Call::Retire, u64::MAX);
+    (0..2).for_each(|n| _ = sealed(&v, &format!("f{n}"), n, 100_000));
+    drop(v);
+    world.faults.heal();
+    world.lines.lock().clear();
+    let packs = world.parts.packs.open_packs().unwrap();
+    let row = |no: PackNo| PackRow::decode(&world.parts.store.get(&Key::pack(no)).unwrap().unwrap()).unwrap();
+    let packs = packs.iter().map(|(no, _)| match row(*no) {
+        PackRow::Sealed { blob, .. } => (*no, blob),
+        other => panic!("{other:?}"),
+    });
+    packs.collect::<Vec<_>>().try_into().unwrap()
+}
+
+/// The file of a pack becomes shorter.
+fn shorten(world: &World, no: PackNo, bytes: &[u8]) {
+    world.parts.packs.discard(no).unwrap();
+    world.parts.packs.create(no).unwrap();
+    world.parts.packs.write(no, 0, bytes).unwrap();
+}
+
+/// The packs behind it were never handed to the origin again. No fsync to the origin ended, and no line said
+/// why.
+#[test]
+fn regression_a_pack_that_cannot_be_sealed_again_holds_no_other_up() {
+    let world = World::new();
+    let [(first, blob), (second, _)] = killed_before_retiring(&world);
+    shorten(&world, first, &noise(0, 50_000));
+    world.origin.remove(&blob).unwrap();
+    let v = world.open();
+    eventually("the other one is sealed", || !v.core.resealing.lock().contains(&second));
+    eventually("the first is given up", || v.core.resealing.lock().is_empty());
+    let name = format!("{first:?}");
+    let lines = world.lines.lock().clone();
+    assert!(lines.len() == 1 && lines[0].contains(&name) && lines[0].contains("covey fsck"), "{lines:?}");
+    // What is left of it is not said to be in the origin, and can be read.
+    assert_eq!(v.core.place_of(first).unwrap(), Some(Place::Open));
+    let mut buf = vec![0; 10_000];
+    let file = v.lookup(Ino::ROOT, b"f0").unwrap().attr.ino;
+    assert_eq!(v.read(file, 0, &mut buf), Ok(10_000));
+    assert!(buf == noise(0, 100_000)[..10_000]);
+    v.seal_now(Duration::from_secs(10)).unwrap();
+    remove(&v, "f0", file);
+    eventually("nothing is left of it", || {
+        world.parts.packs.open_packs().unwrap().is_empty()
+            && world.parts.store.get(&Key::pack(first)).unwrap().is_none()
+    });
+    v.seal_now(Duration::from_secs(10)).unwrap();
+    v.close().unwrap();
+}
+
+#[test]
+fn regression_a_disk_that_fails_for_a_while_does_not_end_sealing_again() {
+    let world = World::new();
+    killed_before_retiring(&world);
+    world.faults.fail(Call::Seal, u64::MAX);
+    let v = world.open();
+    eventually("each was tried", || world.lines.lock().len() == 2);
+    assert_eq!(v.core.resealing.lock().len(), 2);
+    let lines = world.lines.lock().clone();
+    assert!(lines.iter().all(|line| line.contains("repeated")), "{lines:?}");
+    world.faults.heal();
+    v.seal_now(Duration::from_secs(60)).unwrap();
+    assert_eq!(world.lines.lock().len(), 2);
+    v.close().unwrap();
 }
