@@ -139,10 +139,14 @@ impl Core {
     pub(crate) fn count_packs(&self) -> Result<(), Error> {
         let mut from = PackNo(0);
         loop {
-            // Packs sealed from now on count themselves. The row read here may be from before or after that.
+            // While this is held, no pack is condemned or deleted. Packs sealed from now on count themselves.
+            // The row read here may be from before or after that.
+            let _round = self.sweep.between_rounds();
             let rows = self.names.packs(from, BATCH)?;
+            let waiting = self.sweep.condemned_packs();
             for (pack, row) in &rows {
-                self.count_pack(*pack, *row)?;
+                self.count_pack(*pack, *row, &waiting)?;
+                self.sweep.counted_to.store(pack.0.saturating_add(1), Ordering::Release);
                 if self.stopping() {
                     return Ok(());
                 }
@@ -152,15 +156,19 @@ impl Core {
                 _ => break,
             }
         }
+        self.sweep.counted_to.store(u64::MAX, Ordering::Release);
         self.garbage.all_counted();
         Ok(())
     }
 
-    fn count_pack(&self, pack: PackNo, row: PackRow) -> Result<(), Error> {
+    fn count_pack(&self, pack: PackNo, row: PackRow, waiting: &HashSet<PackNo>) -> Result<(), Error> {
         match row {
             PackRow::Condemned { blob, size } if pack < self.first_pack() => {
                 self.count_twice(pack, blob, size)?;
-                self.sweep.condemned(pack, blob, size);
+                // This run may have condemned it before.
+                if !waiting.contains(&pack) {
+                    self.sweep.condemned(pack, blob, size);
+                }
             }
             PackRow::Sealed { blob, size } if pack < self.first_pack() && !self.packs.was_adopted(pack) => {
                 let live = self.names.pack_live(pack)?;
@@ -190,6 +198,13 @@ impl Core {
             self.garbage.twice(size, true);
         }
         Ok(())
+    }
+
+    /// Whether the sums over all packs include this one: it was counted, or sealed by this run.
+    pub(super) fn is_counted(&self, pack: PackNo) -> bool {
+        pack.0 < self.sweep.counted_to.load(Ordering::Acquire)
+            || pack >= self.first_pack()
+            || self.packs.was_adopted(pack)
     }
 
     /// Packs with lower numbers existed when the volume was opened.

@@ -132,7 +132,9 @@ impl Core {
             return Ok(());
         };
         if live > 0 {
-            self.garbage.seen(pack, size, live);
+            if self.is_counted(pack) {
+                self.garbage.seen(pack, size, live);
+            }
             return Ok(());
         }
         if self.sweep.is_retiring(pack) || self.resealing.lock().contains(&pack) {
@@ -142,7 +144,9 @@ impl Core {
         }
         match self.run(&Op::CondemnPack { pack }) {
             Ok(_) => {
-                self.garbage.gone(pack, size);
+                if self.is_counted(pack) {
+                    self.garbage.gone(pack, size);
+                }
                 self.sweep.condemned(pack, blob, size);
                 if is_damaged {
                     self.packs.forget_damage(pack);
@@ -221,7 +225,9 @@ impl Core {
         drop(whole);
         self.table.drop(pack);
         if !last {
-            self.garbage.twice(size, false);
+            if self.is_counted(pack) {
+                self.garbage.twice(size, false);
+            }
         } else if gone {
             self.counters.freed_bytes.add(u64::from(size));
         }

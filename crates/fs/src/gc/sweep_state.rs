@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use base::{BlobId, PackNo, time};
+use hashbrown::HashSet;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 /// After the origin did not answer, nothing is copied from it for this long.
@@ -43,6 +44,8 @@ pub(crate) struct Sweep {
     pub(crate) forgotten: AtomicU64,
     /// See [`Sweep::put_off`].
     put_off: Mutex<Option<Instant>>,
+    /// Packs of earlier runs with lower numbers were counted.
+    pub(super) counted_to: AtomicU64,
     /// Held through a round: rounds run one after another, whichever thread runs them.
     pub(super) round: Mutex<()>,
 }
@@ -57,6 +60,7 @@ impl Sweep {
             seen_written: AtomicU64::new(0),
             forgotten: AtomicU64::new(0),
             put_off: Mutex::default(),
+            counted_to: AtomicU64::new(0),
             round: Mutex::default(),
         }
     }
@@ -71,6 +75,11 @@ impl Sweep {
 
     pub(crate) fn condemned(&self, pack: PackNo, blob: BlobId, size: u32) {
         self.waiting.lock().condemned.push((pack, blob, size));
+    }
+
+    /// The condemned packs that wait for the flush.
+    pub(super) fn condemned_packs(&self) -> HashSet<PackNo> {
+        self.waiting.lock().condemned.iter().map(|(pack, ..)| *pack).collect()
     }
 
     /// While the guard is held, no round runs.

@@ -6,7 +6,9 @@ use base::size::MIB;
 use base::{BlobId, Deadline, PackNo};
 use blob::failing::Op as Call;
 use blob::{BlobError, BlobSource};
-use meta::{Key, PackRow};
+use meta::key::{KeyRange, tags};
+use meta::store::{CommitError, Rows, Snapshot, StoreError, Value};
+use meta::{Commit, Key, PackRow};
 
 use super::*;
 use crate::packs::table::Place;
@@ -141,5 +143,68 @@ fn regression_a_disk_that_fails_for_a_while_does_not_end_sealing_again() {
     world.faults.heal();
     v.seal_now(Duration::from_secs(60)).unwrap();
     assert_eq!(world.lines.lock().len(), 2);
+    v.close().unwrap();
+}
+
+/// A store whose packs cannot be listed for a while.
+struct Blind {
+    inner: Arc<dyn MetaStore>,
+    blind: AtomicBool,
+}
+
+impl MetaStore for Blind {
+    fn get(&self, key: &Key) -> Result<Option<Value>, StoreError> {
+        self.inner.get(key)
+    }
+
+    fn is_at_hand(&self, key: &Key) -> bool {
+        self.inner.is_at_hand(key)
+    }
+
+    fn get_many(&self, keys: &[Key]) -> Result<Vec<Option<Value>>, StoreError> {
+        self.inner.get_many(keys)
+    }
+
+    fn scan(&self, range: &KeyRange, limit: usize) -> Result<Rows, StoreError> {
+        if self.blind.load(Ordering::SeqCst) && range.start.tag() == tags::PACK {
+            return Err(StoreError::Damaged("for a while".to_owned()));
+        }
+        self.inner.scan(range, limit)
+    }
+
+    fn commit(&self, commit: Commit) -> Result<(), CommitError> {
+        self.inner.commit(commit)
+    }
+
+    fn flush(&self) -> Result<(), StoreError> {
+        self.inner.flush()
+    }
+
+    fn snapshot(&self) -> Result<Box<dyn Snapshot>, StoreError> {
+        self.inner.snapshot()
+    }
+}
+
+/// A pack that was deleted before the packs were counted was subtracted from a count without it.
+#[test]
+fn regression_what_is_deleted_before_the_first_count_is_not_subtracted_from_it() {
+    let mut world = World::new();
+    let v = world.open();
+    let files = [0, 1].map(|n| sealed(&v, &format!("f{n}"), n, MIB as usize));
+    v.close().unwrap();
+    drop(v);
+    let blind = Arc::new(Blind { inner: world.parts.store.clone(), blind: true.into() });
+    world.parts.store = blind.clone();
+    let v = world.open();
+    eventually("they are not counted", || world.lines.lock().len() == 1);
+    assert!(v.lookup(Ino::ROOT, b"f0").is_ok());
+    remove(&v, "f0", files[0]);
+    eventually("its inode is reaped", || v.getattr(files[0]) == Err(Errno::ENOENT));
+    v.core.sweep_round(false).unwrap();
+    eventually("its blob is gone", || world.origin.bytes() == MIB);
+    blind.blind.store(false, Ordering::SeqCst);
+    v.core.count_packs().unwrap();
+    let totals = v.core.garbage.totals();
+    assert_eq!((totals.stored_bytes, totals.packs, totals.garbage_bytes), (MIB, 1, 0));
     v.close().unwrap();
 }
