@@ -184,6 +184,7 @@ impl Core {
         let place = match self.pack_row(pack)? {
             Some(PackRow::Open) => Place::Open,
             Some(PackRow::Sealed { .. }) if self.resealing.lock().contains(&pack) => Place::Open,
+            Some(PackRow::Sealed { .. }) if self.packs.is_lost(pack) => Place::Open,
             Some(PackRow::Sealed { blob, .. } | PackRow::Condemned { blob, .. }) => Place::Blob(blob),
             None => return Ok(None),
         };

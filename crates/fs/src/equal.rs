@@ -52,7 +52,7 @@ impl Core {
     fn compare(&self, at: &ContentRow, bytes: &[u8], may_wait: bool) -> Result<Target, Error> {
         let Some(place) = self.place_of(at.pack)? else { return Ok(Target::Stale) };
         // A damaged pack never becomes a blob. What can be read of it was moved.
-        if self.packs.is_quarantined(at.pack) {
+        if self.packs.is_damaged(at.pack) {
             return Ok(Target::Stale);
         }
         if let (Place::Blob(blob), false) = (place, self.options.local) {

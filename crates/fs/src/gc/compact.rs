@@ -12,7 +12,7 @@
 use std::time::{Duration, Instant};
 
 use base::size::{MIB, SEGMENT};
-use base::{Ino, PackNo, time};
+use base::{Deadline, Ino, PackNo, time};
 use blob::{BlobError, Extent, ExtentPage};
 use meta::Key;
 use meta::plan::Op;
@@ -20,6 +20,7 @@ use meta::plan::op::Move;
 use meta::store::StoreError;
 
 use super::START;
+use crate::bytes::may_have_moved;
 use crate::errno::Error;
 use crate::packs::seal::is_damage;
 use crate::packs::{Slot, Writer};
@@ -34,6 +35,8 @@ const FULL: u32 = 90;
 /// When nothing is being written, packs with fewer live bytes than this percentage are compacted without
 /// need.
 const HALF: u32 = 50;
+/// How long the origin may take for the bytes of one pack. Deletions wait meanwhile.
+pub(super) const READS: Duration = Duration::from_secs(10);
 /// Users read at a time.
 const USERS: usize = 1024;
 
@@ -58,26 +61,43 @@ impl Core {
         let in_time = |began: Instant| time::monotonic().saturating_duration_since(began) < ROUND;
         while self.garbage.totals().exceeds(START) && in_time(began) && !self.stopping() {
             let packs = self.garbage.emptiest(CHOICE, FULL);
-            if packs.is_empty() {
+            if packs.is_empty() || !self.compact(&packs)? {
                 break;
             }
-            self.compact(&packs)?;
         }
-        if self.sweep.is_write_idle(self.counters.written_bytes.get() - self.counters.moved_bytes.get()) {
+        let is_idle =
+            self.sweep.is_write_idle(self.counters.written_bytes.get() - self.counters.moved_bytes.get());
+        if is_idle && !self.sweep.is_put_off() {
             self.compact(&self.garbage.emptiest(CHOICE / 2, HALF))?;
         }
-        let merge = self.garbage.to_merge();
-        self.compact(&merge)
+        if !self.sweep.is_put_off() {
+            self.compact(&self.garbage.to_merge())?;
+        }
+        Ok(())
     }
 
-    /// Moves the live bytes of these packs elsewhere. Packs that cannot be read are left alone from then on.
-    pub(crate) fn compact(&self, packs: &[PackNo]) -> Result<(), Error> {
+    /// Moves the live bytes of these packs elsewhere, for one round at most. Packs that are damaged are left
+    /// alone from then on. Returns false when the rest must wait for space or for the origin.
+    pub(crate) fn compact(&self, packs: &[PackNo]) -> Result<bool, Error> {
+        let began = time::monotonic();
         for pack in packs {
-            if self.stopping() {
-                return Ok(());
+            if self.stopping() || time::monotonic().saturating_duration_since(began) >= ROUND {
+                break;
             }
-            match self.move_live(*pack) {
-                Err(Error::Blob(BlobError::Full)) => return Ok(()),
+            let moved = match self.move_live(*pack) {
+                // Its row says where it is now.
+                Err(error) if may_have_moved(&error) => {
+                    self.table.drop(*pack);
+                    self.move_live(*pack)
+                }
+                moved => moved,
+            };
+            match moved {
+                Err(Error::Blob(BlobError::Full)) => return Ok(false),
+                Err(Error::Blob(error)) if is_no_answer(&error) => {
+                    self.sweep.put_off();
+                    return Ok(false);
+                }
                 Err(Error::Blob(error)) => {
                     self.report(&format!("{pack:?} cannot be read, so it is not compacted; `covey fsck` says which files it holds: {error}"));
                     self.garbage.give_up(*pack);
@@ -86,7 +106,7 @@ impl Core {
             }
             self.judge_touched()?;
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Copies all live bytes of a pack elsewhere, and makes everything that refers to them refer to the
@@ -94,7 +114,7 @@ impl Core {
     pub(crate) fn move_live(&self, pack: PackNo) -> Result<(), Error> {
         let (users, mut ranges) = self.live_ranges(pack)?;
         merge_ranges(&mut ranges);
-        let mut moved = Moved { from: pack, slots: Vec::new(), moves: Vec::new() };
+        let mut moved = Moved::of(pack);
         for (offset, len) in ranges {
             self.copy_range_of_pack(&mut moved, offset, len)?;
         }
@@ -113,7 +133,7 @@ impl Core {
         let mut cuts: Vec<u32> = ranges.iter().flat_map(|(offset, len)| [*offset, offset + len]).collect();
         cuts.sort_unstable();
         merge_ranges(&mut ranges);
-        let mut moved = Moved { from: pack, slots: Vec::new(), moves: Vec::new() };
+        let mut moved = Moved::of(pack);
         for (offset, len) in ranges {
             match self.copy_range_of_pack(&mut moved, offset, len) {
                 Err(Error::Blob(error)) if is_damage(&error) => {}
@@ -165,7 +185,7 @@ impl Core {
 
     fn copy_range_of_pack(&self, moved: &mut Moved, offset: u32, len: u32) -> Result<(), Error> {
         let mut bytes = vec![0; len as usize];
-        self.read_pack(moved.from, offset, &mut bytes)?;
+        moved.until.scope(|| self.read_pack(moved.from, offset, &mut bytes))?;
         let (slot, crc) = self.store_range(Writer::Mover, &bytes)?;
         self.counters.moved_bytes.add(u64::from(len));
         moved.moves.push(Move {
@@ -187,8 +207,21 @@ pub(super) type Uses = (Vec<(Ino, u32)>, Vec<(u32, u32)>);
 /// Copied ranges, kept until all that refers to them is updated.
 struct Moved {
     from: PackNo,
+    /// How long reads may take.
+    until: Deadline,
     slots: Vec<Slot>,
     moves: Vec<Move>,
+}
+
+impl Moved {
+    fn of(from: PackNo) -> Moved {
+        Moved { from, until: Deadline::after(READS), slots: Vec::new(), moves: Vec::new() }
+    }
+}
+
+/// Whether the error says nothing of the bytes: the origin does not answer, or not to this node.
+pub(super) fn is_no_answer(error: &BlobError) -> bool {
+    matches!(error, BlobError::Unavailable(_) | BlobError::Refused(_))
 }
 
 /// Sorts ranges (offset, length) and joins those that touch or overlap.

@@ -11,11 +11,12 @@
 use std::time::Duration;
 
 use base::size::BLOB_MAX;
-use base::{Ino, PackNo};
+use base::{Deadline, Ino, PackNo};
 use blob::Extent;
 use meta::plan::Op;
 use meta::plan::op::Move;
 
+use super::compact::{READS, is_no_answer};
 use crate::errno::Error;
 use crate::packs::Writer;
 use crate::volume::Core;
@@ -33,10 +34,15 @@ impl Core {
     /// Rewrites some pages that were not written to for a while.
     pub(crate) fn crowd_round(&self) -> Result<(), Error> {
         for (ino, page) in self.garbage.take_crowded(QUIET, PER_ROUND) {
-            if self.stopping() {
-                return Ok(());
+            if self.stopping() || self.sweep.is_put_off() {
+                self.garbage.crowd(&[(ino, page)]);
+                continue;
             }
-            match self.rewrite_page(ino, page) {
+            match Deadline::after(READS).scope(|| self.rewrite_page(ino, page)) {
+                Err(Error::Blob(error)) if is_no_answer(&error) => {
+                    self.garbage.crowd(&[(ino, page)]);
+                    self.sweep.put_off();
+                }
                 // A read of the page reports the error; the page stays as it is.
                 Err(Error::Blob(_)) => {}
                 done => done?,

@@ -69,8 +69,10 @@ impl Core {
             return self.shared_round(sharing);
         }
         if compact && self.may_copy() {
-            self.compact_round()?;
-            self.crowd_round()?;
+            if !self.sweep.is_put_off() {
+                self.compact_round()?;
+                self.crowd_round()?;
+            }
             self.contents_round()?;
             self.held_round(false)?;
         }
@@ -120,18 +122,19 @@ impl Core {
     fn judge(&self, pack: PackNo) -> Result<(), Error> {
         let row = self.pack_row(pack)?;
         let live = self.names.pack_live(pack)?;
-        if live == 0 && self.packs.is_quarantined(pack) {
-            if row == Some(PackRow::Open) {
-                self.forget_open(pack)?;
-            }
-            self.packs.end_quarantine(pack);
+        let is_damaged = self.packs.is_damaged(pack);
+        if live == 0 && is_damaged && row == Some(PackRow::Open) {
+            self.forget_open(pack)?;
+            self.packs.forget_damage(pack);
             return Ok(());
         }
         let Some(PackRow::Sealed { blob, size }) = row else {
             return Ok(());
         };
         if live > 0 {
-            self.garbage.seen(pack, size, live);
+            if self.is_counted(pack) {
+                self.garbage.seen(pack, size, live);
+            }
             return Ok(());
         }
         if self.sweep.is_retiring(pack) || self.resealing.lock().contains(&pack) {
@@ -141,8 +144,14 @@ impl Core {
         }
         match self.run(&Op::CondemnPack { pack }) {
             Ok(_) => {
-                self.garbage.gone(pack, size);
+                if self.is_counted(pack) {
+                    self.garbage.gone(pack, size);
+                }
                 self.sweep.condemned(pack, blob, size);
+                if is_damaged {
+                    self.packs.forget_damage(pack);
+                    self.drop_file(pack);
+                }
                 Ok(())
             }
             // A new reference to it was made just now.
@@ -216,7 +225,9 @@ impl Core {
         drop(whole);
         self.table.drop(pack);
         if !last {
-            self.garbage.twice(size, false);
+            if self.is_counted(pack) {
+                self.garbage.twice(size, false);
+            }
         } else if gone {
             self.counters.freed_bytes.add(u64::from(size));
         }

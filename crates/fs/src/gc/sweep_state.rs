@@ -4,7 +4,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use base::{BlobId, PackNo, time};
+use hashbrown::HashSet;
 use parking_lot::{Condvar, Mutex, MutexGuard};
+
+/// After the origin did not answer, nothing is copied from it for this long.
+const AGAIN: Duration = Duration::from_secs(60);
 
 /// What waits for the next flush.
 #[derive(Default)]
@@ -38,6 +42,10 @@ pub(crate) struct Sweep {
     seen_written: AtomicU64,
     /// Packs forgotten since the content rows were last scanned.
     pub(crate) forgotten: AtomicU64,
+    /// See [`Sweep::put_off`].
+    put_off: Mutex<Option<Instant>>,
+    /// Packs of earlier runs with lower numbers were counted.
+    pub(super) counted_to: AtomicU64,
     /// Held through a round: rounds run one after another, whichever thread runs them.
     pub(super) round: Mutex<()>,
 }
@@ -51,6 +59,8 @@ impl Sweep {
             last_flush: Mutex::new(time::monotonic()),
             seen_written: AtomicU64::new(0),
             forgotten: AtomicU64::new(0),
+            put_off: Mutex::default(),
+            counted_to: AtomicU64::new(0),
             round: Mutex::default(),
         }
     }
@@ -67,6 +77,11 @@ impl Sweep {
         self.waiting.lock().condemned.push((pack, blob, size));
     }
 
+    /// The condemned packs that wait for the flush.
+    pub(super) fn condemned_packs(&self) -> HashSet<PackNo> {
+        self.waiting.lock().condemned.iter().map(|(pack, ..)| *pack).collect()
+    }
+
     /// While the guard is held, no round runs.
     pub(crate) fn between_rounds(&self) -> MutexGuard<'_, ()> {
         self.round.lock()
@@ -76,6 +91,21 @@ impl Sweep {
     #[cfg(test)]
     pub(crate) fn hold_up_sealer(&self) -> impl Drop + '_ {
         self.waiting.lock()
+    }
+
+    /// The origin did not answer, so nothing is copied from it for a while.
+    pub(super) fn put_off(&self) {
+        *self.put_off.lock() = Some(time::monotonic() + AGAIN);
+    }
+
+    /// Whether nothing is to be copied now, for that reason.
+    pub(super) fn is_put_off(&self) -> bool {
+        self.put_off.lock().is_some_and(|until| time::monotonic() < until)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn copy_now(&self) {
+        *self.put_off.lock() = None;
     }
 
     /// Whether anything waits for a flush.

@@ -103,6 +103,8 @@ struct State {
     adopted: Vec<PackNo>,
     /// Packs with damaged bytes that something refers to. They cannot become blobs.
     quarantined: Vec<PackNo>,
+    /// Packs that the previous run sealed, with damaged bytes here and no sound blob in the origin.
+    lost: Vec<PackNo>,
     /// The sealer was woken because there is work.
     woken: bool,
     stop: bool,
@@ -381,9 +383,28 @@ impl Packs {
         self.0.state.lock().quarantined.contains(&no)
     }
 
-    /// Forgets a quarantined pack, which was deleted.
-    pub(crate) fn end_quarantine(&self, no: PackNo) {
-        self.0.state.lock().quarantined.retain(|other| *other != no);
+    /// Records that neither this node nor the origin has all of a pack that the previous run sealed. What can
+    /// be read of it is read from its file as an open pack.
+    pub(crate) fn lose(&self, no: PackNo) {
+        self.0.state.lock().lost.push(no);
+    }
+
+    /// Whether the pack was passed to [`Packs::lose`].
+    pub(crate) fn is_lost(&self, no: PackNo) -> bool {
+        self.0.state.lock().lost.contains(&no)
+    }
+
+    /// Whether the pack is quarantined or lost.
+    pub(crate) fn is_damaged(&self, no: PackNo) -> bool {
+        let state = self.0.state.lock();
+        state.quarantined.contains(&no) || state.lost.contains(&no)
+    }
+
+    /// Forgets a damaged pack, which was deleted.
+    pub(crate) fn forget_damage(&self, no: PackNo) {
+        let mut state = self.0.state.lock();
+        state.quarantined.retain(|other| *other != no);
+        state.lost.retain(|other| *other != no);
     }
 
     /// One of the quarantined packs.

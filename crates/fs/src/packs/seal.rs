@@ -9,8 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use base::PackNo;
+use base::{PackNo, time};
 use blob::BlobError;
+use hashbrown::HashSet;
 use meta::PackRow;
 use meta::plan::{Op, Refusal};
 
@@ -23,6 +24,8 @@ use crate::volume::Core;
 const LOOK: Duration = Duration::from_millis(250);
 /// After a failure, sealing is tried again after this time.
 const AGAIN: Duration = Duration::from_secs(1);
+/// After a pack of the last run could not be sealed again, this is tried again after this time.
+const RESEAL: Duration = Duration::from_secs(2);
 /// The longest wait for an equal blob that is being deleted, when a volume is closed.
 const BUSY: Duration = Duration::from_secs(20);
 /// A pack this small is sealed as it is, however dead it is.
@@ -35,10 +38,11 @@ impl Core {
     /// The sealer's thread.
     pub(crate) fn sealer(&self) {
         let mut complained = false;
-        let mut resealed = false;
+        let (mut reseal, mut told) = (Some(time::monotonic()), HashSet::new());
         while !self.stopping() {
-            if !resealed {
-                resealed = self.reseal_noted().is_ok();
+            if reseal.is_some_and(|at| time::monotonic() >= at) {
+                let is_done = self.reseal_noted(&mut told);
+                reseal = (!is_done).then(|| time::monotonic() + RESEAL);
             }
             let Some(pack) = self.packs.next_to_seal(LOOK) else { continue };
             let done = self.seal_or_quarantine(&pack, true);

@@ -55,6 +55,8 @@ impl Core {
         self.parts.packs.read(no, 0, &mut bytes)?;
         let blob = content_id(&bytes);
         drop(bytes);
+        // A commit that names bytes makes them durable, unless it is refused. The blob has those as well.
+        self.parts.packs.sync(&[no])?;
         self.resealing.lock().insert(no);
         let named = self.run(&Op::SealPack { pack: no, blob, size: len });
         if let Err(Error::Refused(_)) = &named {

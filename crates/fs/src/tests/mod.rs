@@ -1,6 +1,7 @@
 //! Tests of the volume in memory, without a kernel or a disk.
 
 mod collect;
+mod collect_faults;
 mod data;
 mod disk;
 mod equal;

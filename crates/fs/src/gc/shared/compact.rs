@@ -344,7 +344,6 @@ impl Core {
     fn seal_moved(&self, to: PackNo, bytes: &[u8]) -> Result<(), Error> {
         self.parts.packs.write_summed(to, 0, bytes)?;
         self.counters.written_bytes.add(bytes.len() as u64);
-        self.parts.packs.sync(&[to])?;
         self.seal_as_blob(to, bytes.len() as u32)
     }
 

@@ -65,10 +65,10 @@ impl Core {
     /// Condemns a pack whose bytes the database does not count, if it is a blob.
     pub(super) fn condemn(&self, pack: PackNo) -> Result<(), Error> {
         let row = self.pack_row(pack)?;
-        let is_damaged = self.packs.is_quarantined(pack);
+        let is_damaged = self.packs.is_damaged(pack);
         if is_damaged && row == Some(PackRow::Open) {
             self.forget_open(pack)?;
-            self.packs.end_quarantine(pack);
+            self.packs.forget_damage(pack);
             return Ok(());
         }
         if matches!(row, Some(PackRow::Sealed { .. })) && !self.deletions.compaction.is_target(pack) {
@@ -79,7 +79,7 @@ impl Core {
             }
         }
         if is_damaged && !matches!(self.pack_row(pack)?, Some(PackRow::Open | PackRow::Sealed { .. })) {
-            self.packs.end_quarantine(pack);
+            self.packs.forget_damage(pack);
             self.drop_file(pack);
         }
         Ok(())
