@@ -21,13 +21,15 @@ use crate::{Folder, errno, path_of, reopen};
 
 /// The largest value and list of names of extended attributes (Linux).
 const XATTR_MAX: usize = 64 << 10;
+/// How names are resolved: nothing outside of their directory is reached.
+pub(crate) const BELOW: ResolveFlags =
+    ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_XDEV);
 
 impl Folder {
     /// Opens a name, and follows nothing.
     pub(crate) fn name(&self, parent: &Node, name: &[u8]) -> Result<OwnedFd> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
-        openat2(&parent.fd, name, flags, Mode::empty(), resolve).map_err(errno)
+        openat2(&parent.fd, name, flags, Mode::empty(), BELOW).map_err(errno)
     }
 
     /// A regular file. Opening anything else, such as a device, could do something.
@@ -124,9 +126,7 @@ impl Filesystem for Folder {
     }
 
     fn symlink(&self, caller: &Caller, parent: Ino, name: &[u8], target: &[u8]) -> Result<Entry> {
-        let dir = self.node(parent)?;
-        rustix::fs::symlinkat(target, &dir.fd, name).map_err(errno)?;
-        self.given(caller, &dir, name, None)
+        self.make_link(caller, parent, name, target)
     }
 
     fn tmpfile(&self, caller: &Caller, parent: Ino, perm: u16, umask: u16) -> Result<Entry> {
@@ -136,7 +136,8 @@ impl Filesystem for Folder {
     fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Entry> {
         let (node, dir) = (self.node(ino)?, self.node(parent)?);
         rustix::fs::linkat(CWD, path_of(&node.fd), &dir.fd, name, AtFlags::SYMLINK_FOLLOW).map_err(errno)?;
-        self.found(self.name(&dir, name)?)
+        // Under the name there may be something else by now.
+        self.found(rustix::io::fcntl_dupfd_cloexec(&node.fd, 0).map_err(errno)?)
     }
 
     fn unlink(&self, parent: Ino, name: &[u8]) -> Result<Touched> {

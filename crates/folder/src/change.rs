@@ -1,10 +1,13 @@
 //! Creating inodes and setting attributes.
 
+use std::os::fd::OwnedFd;
+
 use base::Ino;
 use fs::Errno;
 use fs::api::{Caller, Entry, FileKind, NewNode, Result, SetAttr, SetTime};
-use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Timespec, Timestamps, Uid};
+use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Timespec, Timestamps, Uid, openat2};
 
+use crate::access::BELOW;
 use crate::nodes::Node;
 use crate::{Folder, errno, path_of, reopen};
 
@@ -29,11 +32,14 @@ impl Folder {
     ) -> Result<Entry> {
         let dir = self.node(parent)?;
         let mode = self.masked(&dir, new.perm, new.umask);
+        if new.kind == FileKind::File {
+            return self.make_file(caller, &dir, name, mode);
+        }
         let kind = FileType::from_raw_mode(new.kind.mode_bits());
         // The kernel's form of a device number is not the C library's.
         let (major, minor) = ((new.rdev >> 8) & 0xfff, (new.rdev & 0xff) | ((new.rdev >> 12) & 0xfff00));
-        rustix::fs::mknodat(&dir.fd, name, kind, mode, rustix::fs::makedev(major, minor)).map_err(errno)?;
-        self.given(caller, &dir, name, Some(mode))
+        let device = rustix::fs::makedev(major, minor);
+        self.make(caller, &dir, name, || rustix::fs::mknodat(&dir.fd, name, kind, mode, device))
     }
 
     pub(crate) fn make_dir(
@@ -46,8 +52,18 @@ impl Folder {
     ) -> Result<Entry> {
         let dir = self.node(parent)?;
         let mode = self.masked(&dir, perm, umask);
-        rustix::fs::mkdirat(&dir.fd, name, mode).map_err(errno)?;
-        self.given(caller, &dir, name, Some(mode))
+        self.make(caller, &dir, name, || rustix::fs::mkdirat(&dir.fd, name, mode))
+    }
+
+    pub(crate) fn make_link(
+        &self,
+        caller: &Caller,
+        parent: Ino,
+        name: &[u8],
+        target: &[u8],
+    ) -> Result<Entry> {
+        let dir = self.node(parent)?;
+        self.make(caller, &dir, name, || rustix::fs::symlinkat(target, &dir.fd, name))
     }
 
     pub(crate) fn make_nameless(&self, caller: &Caller, parent: Ino, perm: u16, umask: u16) -> Result<Entry> {
@@ -55,36 +71,53 @@ impl Folder {
         let mode = self.masked(&dir, perm, umask);
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         let file = rustix::fs::openat(CWD, path_of(&dir.fd), flags, mode).map_err(errno)?;
-        let fd = reopen(&file, OFlags::PATH)?;
-        self.give(caller, &dir, &fd, Some(mode))?;
-        self.found(fd)
+        self.given(caller, &dir, file, mode)
     }
 
-    /// Gives what was just created to its caller, and counts it.
-    pub(crate) fn given(
+    /// A regular file. It has a descriptor from the beginning.
+    fn make_file(&self, caller: &Caller, dir: &Node, name: &[u8], mode: Mode) -> Result<Entry> {
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::RDWR | OFlags::CLOEXEC;
+        let file = openat2(&dir.fd, name, flags, mode, BELOW).map_err(errno)?;
+        #[cfg(test)]
+        crate::tests::created();
+        self.given(caller, dir, file, mode)
+    }
+
+    /// What has no descriptor when it is created. It is the caller's at once, and what is found under its name
+    /// is only looked up.
+    fn make(
         &self,
         caller: &Caller,
         dir: &Node,
         name: &[u8],
-        mode: Option<Mode>,
+        create: impl FnOnce() -> rustix::io::Result<()>,
     ) -> Result<Entry> {
-        let fd = self.name(dir, name)?;
-        self.give(caller, dir, &fd, mode)?;
-        self.found(fd)
+        self.identity.of_caller(caller, create)?;
+        #[cfg(test)]
+        crate::tests::created();
+        self.found(self.name(dir, name)?)
     }
 
-    fn give(&self, caller: &Caller, dir: &Node, fd: &std::os::fd::OwnedFd, mode: Option<Mode>) -> Result<()> {
+    /// Gives a file that was just created to its caller, counts it, and keeps it open.
+    fn given(&self, caller: &Caller, dir: &Node, file: OwnedFd, mode: Mode) -> Result<Entry> {
+        self.give(caller, dir, &file, mode)?;
+        let entry = self.found(reopen(&file, OFlags::PATH)?)?;
+        self.nodes.opened(entry.node, file);
+        Ok(entry)
+    }
+
+    fn give(&self, caller: &Caller, dir: &Node, file: &OwnedFd, mode: Mode) -> Result<()> {
+        let (uid, gid) = self.identity.others(caller);
         // In a directory with the set-group-id bit, the filesystem has given it the directory's group.
-        let inherits = self.attr(&dir.fd)?.perm & libc::S_ISGID as u16 != 0;
-        let own = |id: u32| (id != u32::MAX).then_some(id);
-        let (uid, gid) = (own(caller.uid), own(caller.gid).filter(|_| !inherits));
-        rustix::fs::chownat(fd, c"", uid.map(Uid::from_raw), gid.map(Gid::from_raw), AtFlags::EMPTY_PATH)
-            .map_err(errno)?;
+        let inherits = gid.is_some() && self.attr(&dir.fd)?.perm & libc::S_ISGID as u16 != 0;
+        let gid = gid.filter(|_| !inherits);
+        if (uid, gid) == (None, None) {
+            return Ok(());
+        }
+        rustix::fs::fchown(file, uid.map(Uid::from_raw), gid.map(Gid::from_raw)).map_err(errno)?;
         // Changing the owner clears these bits.
-        let set_ids = mode.filter(|mode| mode.as_raw_mode() & u32::from(SET_IDS) != 0);
-        let is_dir = self.attr(fd)?.kind == FileKind::Dir;
-        if let (Some(mode), false) = (set_ids, is_dir) {
-            rustix::fs::chmodat(CWD, path_of(fd), mode, AtFlags::empty()).map_err(errno)?;
+        if mode.as_raw_mode() & u32::from(SET_IDS) != 0 {
+            rustix::fs::fchmod(file, mode).map_err(errno)?;
         }
         Ok(())
     }

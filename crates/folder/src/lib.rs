@@ -5,15 +5,17 @@
 //! ```
 //!
 //! - [`nodes`]: what the kernel of the mount holds. Every inode that it holds is pinned by a descriptor, so
-//!   its number means the same file for as long.
-//! - `access`: the methods of the filesystem. `change`: those that create, remove and set. `locks`: those on
-//!   locks, which are this machine's.
+//!   its number means the same file for as long. The kernel names it by a number that no other inode ever
+//!   gets.
+//! - `access`: the methods of the filesystem. `change`: those that create, remove and set. `identity`: a
+//!   caller, as which something is created. `locks`: those on locks, which are this machine's.
 //!
 //! **Nothing outside the folder can be reached.** Names are single components, and openat2(2) resolves each
 //! below the directory it is in, without following symbolic links and without crossing into another mount.
 //!
 //! **The mount's kernel checks permissions**, as with every filesystem here, and this process must be root.
-//! What a caller creates is given to it.
+//! What a caller creates is the caller's from the beginning, or is given to it by its descriptor, and never by
+//! its name: another guest or a program of this machine may have put something else under that name.
 //!
 //! Inode numbers are those of the filesystem below, except that the folder itself is number 1. The
 //! descriptors are bounded by the limit of open files: beyond it, lookups fail with ENFILE.
@@ -22,6 +24,7 @@
 
 mod access;
 mod change;
+mod identity;
 mod locks;
 pub mod nodes;
 
@@ -43,6 +46,7 @@ pub struct Folder {
     device: (u32, u32),
     /// The inode number of the folder in its filesystem.
     top: u64,
+    identity: identity::Identity,
     locks: locks::Locks,
 }
 
@@ -59,7 +63,8 @@ impl Folder {
         rustix::process::umask(Mode::empty());
         let device = (found.stx_dev_major, found.stx_dev_minor);
         let locks = locks::Locks::default();
-        Ok(Folder { nodes: Nodes::new(root), device, top: found.stx_ino, locks })
+        let (nodes, identity) = (Nodes::new(root), identity::Identity::current());
+        Ok(Folder { nodes, device, top: found.stx_ino, identity, locks })
     }
 
     /// What tells this folder from any other, also after a restart.
@@ -103,12 +108,12 @@ impl Folder {
     /// Counts a reference to an open inode, and says what it is.
     fn found(&self, fd: OwnedFd) -> Result<Entry> {
         let attr = self.attr(&fd)?;
-        self.nodes.hold(attr.ino, fd, attr.kind);
-        Ok(Entry::of(attr))
+        let node = self.nodes.hold(attr.ino, fd, attr.kind);
+        Ok(Entry { node, ..Entry::of(attr) })
     }
 
-    fn node(&self, ino: Ino) -> Result<std::sync::Arc<Node>> {
-        self.nodes.get(ino).ok_or(Errno(libc::ESTALE))
+    fn node(&self, node: Ino) -> Result<std::sync::Arc<Node>> {
+        self.nodes.get(node).ok_or(Errno(libc::ESTALE))
     }
 }
 

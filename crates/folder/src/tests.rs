@@ -1,11 +1,25 @@
+use std::cell::RefCell;
 use std::ops::ControlFlow;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, chown, symlink};
 
 use fs::api::{Caller, Filesystem, NewNode};
 
 use super::*;
 
 const ROOT: Caller = Caller { uid: 0, gid: 0, pid: 0 };
+
+const BOB: Caller = Caller { uid: 1002, gid: 1003, pid: 0 };
+
+thread_local! {
+    /// What happens once, between the creation of something and the next step.
+    static CREATED: RefCell<Option<Box<dyn FnOnce()>>> = const { RefCell::new(None) };
+}
+
+pub(crate) fn created() {
+    if let Some(act) = CREATED.take() {
+        act();
+    }
+}
 
 fn folder() -> (tempfile::TempDir, Folder) {
     let dir = tempfile::tempdir().unwrap();
@@ -100,4 +114,118 @@ fn a_listing_continues_from_any_position() {
     names.sort();
     names.dedup();
     assert_eq!(names.len(), 502);
+}
+
+/// The ways to create something under a name.
+type Create = fn(&Folder, &Caller, &[u8]) -> Result<Entry>;
+
+const WAYS: [(&str, Create); 5] = [
+    ("file", |folder, caller, name| {
+        folder.mknod(caller, Ino::ROOT, name, &NewNode { perm: 0o6755, ..new_file() })
+    }),
+    ("dir", |folder, caller, name| folder.mkdir(caller, Ino::ROOT, name, 0o700, 0)),
+    ("fifo", |folder, caller, name| {
+        folder.mknod(caller, Ino::ROOT, name, &NewNode { kind: FileKind::Fifo, ..new_file() })
+    }),
+    ("device", |folder, caller, name| {
+        let new = NewNode { kind: FileKind::CharDevice, rdev: 0x103, ..new_file() };
+        folder.mknod(caller, Ino::ROOT, name, &new)
+    }),
+    ("symlink", |folder, caller, name| folder.symlink(caller, Ino::ROOT, name, b"target")),
+];
+
+/// Another guest renames a file of another user over the new name. The file was given to the caller, with
+/// the permissions that the caller chose, and taken for the new one.
+#[test]
+fn regression_a_file_that_takes_the_name_of_a_new_one_is_not_given_away() {
+    for (what, create) in WAYS {
+        let (dir, folder) = folder();
+        let (secret, new) = (dir.path().join("top/secret"), dir.path().join("top/x"));
+        match what {
+            "dir" => std::fs::create_dir(&secret).unwrap(),
+            _ => std::fs::write(&secret, "secret").unwrap(),
+        }
+        std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o600)).unwrap();
+        chown(&secret, Some(1001), Some(1001)).unwrap();
+        let (from, to) = (secret.clone(), new.clone());
+        CREATED.set(Some(Box::new(move || std::fs::rename(from, to).unwrap())));
+        let made = create(&folder, &BOB, b"x");
+        let victim = std::fs::symlink_metadata(&new).unwrap();
+        assert_eq!((victim.uid(), victim.gid(), victim.mode() & 0o7777), (1001, 1001, 0o600), "{what}");
+        if what == "file" {
+            let made = made.unwrap();
+            assert_ne!(made.attr.ino, Ino(victim.ino()));
+            assert_eq!((made.attr.uid, made.attr.nlink), (1002, 0));
+            assert_eq!(folder.read(made.node, 0, &mut [0; 10]), Ok(0));
+        }
+    }
+}
+
+/// What is linked is what was named by its number, whatever is under the new name by then.
+#[test]
+fn a_link_answers_with_the_file_that_was_linked() {
+    let (dir, folder) = folder();
+    let made = folder.mknod(&BOB, Ino::ROOT, b"f", &new_file()).unwrap();
+    let linked = folder.link(made.node, Ino::ROOT, b"g").unwrap();
+    assert_eq!((linked.node, linked.attr.nlink), (made.node, 2));
+    std::fs::remove_file(dir.path().join("top/g")).unwrap();
+    assert_eq!(folder.getattr(linked.node).unwrap().nlink, 1);
+}
+
+/// Also where this machine would not allow the caller to create it. This thread stays what it was.
+#[test]
+fn what_a_caller_creates_is_the_callers() {
+    for dir_mode in [0o500, 0o2500] {
+        let (dir, folder) = folder();
+        let top = dir.path().join("top");
+        chown(&top, Some(1001), Some(1009)).unwrap();
+        std::fs::set_permissions(&top, std::fs::Permissions::from_mode(dir_mode)).unwrap();
+        let group = if dir_mode == 0o500 { 1003 } else { 1009 };
+        for (what, create) in WAYS {
+            let attr = create(&folder, &BOB, what.as_bytes()).unwrap().attr;
+            assert_eq!((attr.uid, attr.gid), (1002, group), "{what}");
+            let found = std::fs::symlink_metadata(top.join(what)).unwrap();
+            assert_eq!((found.uid(), found.gid()), (1002, group), "{what}");
+            assert_eq!(create(&folder, &BOB, what.as_bytes()), Err(Errno::EEXIST), "{what}");
+            create(&folder, &ROOT, b"root").unwrap();
+            assert_eq!(std::fs::symlink_metadata(top.join("root")).unwrap().uid(), 0, "{what}");
+            std::fs::rename(top.join("root"), dir.path().join(format!("root {what}"))).unwrap();
+            // No identity at all: this process's.
+            let none = Caller { uid: u32::MAX, gid: u32::MAX, pid: 0 };
+            assert_eq!(create(&folder, &none, b"none").unwrap().attr.uid, 0, "{what}");
+            std::fs::rename(top.join("none"), dir.path().join(format!("none {what}"))).unwrap();
+        }
+        let perm = |name: &str| std::fs::symlink_metadata(top.join(name)).unwrap().mode() & 0o7777;
+        assert_eq!((perm("file"), perm("fifo")), (0o6755, 0o644));
+        assert_eq!(perm("dir"), 0o700 | (dir_mode & 0o2000));
+        let device = std::fs::symlink_metadata(top.join("device")).unwrap();
+        assert!(device.file_type().is_char_device() && device.rdev() == 0x103);
+        // The thread has its own rights again.
+        std::fs::write(dir.path().join("own"), "").unwrap();
+        assert_eq!(std::fs::metadata(dir.path().join("own")).unwrap().uid(), 0);
+        let made = folder.tmpfile(&BOB, Ino::ROOT, 0o600, 0).unwrap().attr;
+        assert_eq!((made.uid, made.gid, made.nlink), (1002, group, 0));
+    }
+}
+
+/// The number of a node that the server knew before its restart is the number of nothing afterwards. It was
+/// that of the file which had the inode number then.
+#[test]
+fn regression_an_old_number_names_nothing_after_a_restart() {
+    let (dir, before) = folder();
+    let old = before.mknod(&ROOT, Ino::ROOT, b"f", &new_file()).unwrap();
+    drop(before);
+    let after = Folder::open(&dir.path().join("top")).unwrap();
+    let stale = Err(Errno(libc::ESTALE));
+    assert_eq!(after.getattr(old.node), stale);
+    let new = after.lookup(Ino::ROOT, b"f").unwrap();
+    assert_eq!(new.attr.ino, old.attr.ino);
+    assert_eq!(after.getattr(old.node), stale);
+    assert_eq!(after.read(old.node, 0, &mut [0]), Err(Errno(libc::ESTALE)));
+    assert_eq!(after.lookup(old.node, b"."), Err(Errno(libc::ESTALE)));
+    assert!(after.getattr(new.node).is_ok() && after.getattr(Ino::ROOT).is_ok());
+    // A number is not given again either, when all have forgotten it.
+    after.forget(new.node, 1);
+    assert_ne!(after.lookup(Ino::ROOT, b"f").unwrap().node, new.node);
+    assert_eq!(after.getattr(new.node), stale);
 }

@@ -128,7 +128,8 @@ pub struct Entry {
     /// The inode's attributes.
     pub attr: Attr,
     /// The number that the kernel uses for it from now on. It is the inode's own number, except where one
-    /// inode has several contents at once ([`crate::follow`]).
+    /// inode has several contents at once ([`crate::follow`]), and where inode numbers are given again to
+    /// other files (a plain folder).
     pub node: Ino,
     /// Distinguishes inodes that had the same number; always 0 while numbers are never reused.
     pub generation: u64,

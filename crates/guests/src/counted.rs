@@ -358,3 +358,6 @@ impl Filesystem for Counted {
         self.locking()?.release(ino, owner, style)
     }
 }
+
+#[cfg(test)]
+mod tests;

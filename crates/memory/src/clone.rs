@@ -44,6 +44,8 @@ use crate::uffd::{Event, Uffd};
 /// A read that takes so long is reported, and again after [`REPORT_AGAIN`].
 const SLOW_READ: Duration = Duration::from_secs(3);
 const REPORT_AGAIN: Duration = Duration::from_secs(30);
+/// The pause before a descriptor that could not be read is read again.
+const UNREADABLE: Duration = Duration::from_millis(100);
 /// What is touched for so long after the start goes to the list. Later touches are the work of the clone, and
 /// say little about the next one.
 pub const WINDOW: Duration = Duration::from_secs(30);
@@ -282,6 +284,7 @@ impl Clone {
         let mut on = [self.uffd.as_fd(), wake, process].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         let _ = poll(&mut on, None);
         let has_ended = turn.process.is_some() && !on[2].revents().is_empty();
+        let is_broken = on[0].revents().contains(PollFlags::ERR);
         // At the end it stays set, for all threads.
         if !on[1].revents().is_empty() && !self.is_over() {
             let _ = rustix::io::read(&self.wake, &mut [0; 8]);
@@ -291,6 +294,10 @@ impl Clone {
             if self.uffd.is_gone() {
                 return self.stop(End::Gone);
             }
+        }
+        if is_broken {
+            // A read would never return.
+            return self.unreadable("it blocks now, or is not set up");
         }
         self.collect();
     }
@@ -327,11 +334,24 @@ impl Clone {
         let some = !pending.is_empty();
         drop((pending, removed));
         match (read, strange) {
-            (Err(error), _) => self.fail(&format!("the descriptor that it sent is not set up: {error}")),
+            (Err(error), _) => self.unreadable(&error.to_string()),
             (Ok(()), Some(what)) => self.fail(what),
             // Another thread may be waiting for the kernel.
             (Ok(()), None) if some => self.notify(),
             (Ok(()), None) => {}
+        }
+    }
+
+    /// The descriptor cannot be read. Polling it would end at once, again and again.
+    fn unreadable(&self, why: &str) {
+        self.fail(&format!("the descriptor that it sent cannot be read: {why}"));
+        if self.uffd.is_broken() {
+            // The kernel says nothing more on it.
+            self.over.store(true, Ordering::Release);
+            self.notify();
+        } else if !self.is_over() {
+            // The kernel cannot poison pages, so the descriptor stays open.
+            std::thread::sleep(UNREADABLE);
         }
     }
 

@@ -7,6 +7,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use libc::{c_int, c_ulong};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 /// `_IOWR(0xAA, number, size)`, or `_IOR` for one of these.
@@ -69,7 +70,7 @@ impl Uffd {
     /// Takes a descriptor that a VMM sent.
     ///
     /// # Errors
-    /// It is no userfaultfd.
+    /// It is no userfaultfd, or one that was never set up.
     pub fn take(fd: OwnedFd) -> io::Result<Uffd> {
         let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
         if link.as_os_str() != "anon_inode:[userfaultfd]" {
@@ -79,7 +80,26 @@ impl Uffd {
         // The kernel does not poll one that blocks.
         let flags = rustix::fs::fcntl_getfl(&fd)?;
         rustix::fs::fcntl_setfl(&fd, flags | rustix::fs::OFlags::NONBLOCK)?;
-        Ok(Uffd(fd))
+        let uffd = Uffd(fd);
+        if uffd.is_broken() {
+            let text = "the userfaultfd that it sent is not set up: UFFDIO_API was never called on it";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        Ok(uffd)
+    }
+
+    /// One that [`Uffd::take`] refuses, because it is not set up.
+    #[cfg(test)]
+    pub fn bare() -> io::Result<Uffd> {
+        crate::vmm::bare().map(Uffd)
+    }
+
+    /// Whether the kernel says nothing on it, because it is not set up or blocks. Every wait for the kernel
+    /// ends at once then.
+    pub fn is_broken(&self) -> bool {
+        let mut on = [PollFd::new(self, PollFlags::IN)];
+        let polled = poll(&mut on, Some(&Timespec::default()));
+        polled.is_ok() && on[0].revents().contains(PollFlags::ERR)
     }
 
     /// Puts bytes in their place and wakes what waits for them. Whole pages of the region.

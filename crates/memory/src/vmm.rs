@@ -99,14 +99,22 @@ impl Drop for Memory {
     }
 }
 
-fn register(base: u64, len: u64) -> io::Result<OwnedFd> {
+/// A userfaultfd that is not set up.
+///
+/// # Errors
+/// The kernel's error: EPERM without root.
+pub fn bare() -> io::Result<OwnedFd> {
     // SAFETY: the call takes numbers only.
     let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
     // SAFETY: the kernel has just returned this descriptor, and nothing else owns it.
-    let fd = unsafe { OwnedFd::from_raw_fd(fd as i32) };
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
+fn register(base: u64, len: u64) -> io::Result<OwnedFd> {
+    let fd = bare()?;
     let mut api = [VERSION, EVENT_REMOVE, 0];
     let mut range = [base, len, MISSING, 0];
     // SAFETY: the arguments have the layouts of uffdio_api and uffdio_register, 24 and 32 bytes.

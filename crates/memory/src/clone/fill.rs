@@ -29,8 +29,8 @@ impl Clone {
     pub fn complete(&self) -> bool {
         self.bring_all(self.layout.all().into_iter());
         let done = |block: usize| self.states[block].load(Ordering::Acquire) == super::DONE;
-        // Blocks of other threads may be in flight.
-        while !self.is_over() && !(0..self.layout.blocks()).all(done) {
+        // Blocks of other threads may be in flight. Those of a clone that was given up stay so.
+        while self.end().is_none() && !(0..self.layout.blocks()).all(done) {
             std::thread::sleep(Duration::from_millis(5));
         }
         self.end().is_none()
@@ -66,7 +66,7 @@ impl Clone {
 
     fn fill_part(&self, mut part: Range<usize>) -> Result<(), Over> {
         while part.start < part.end {
-            if self.is_over() {
+            if self.end().is_some() {
                 return Err(Over);
             }
             let mine = self.claim_missing(&part, part.len());

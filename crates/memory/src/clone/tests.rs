@@ -340,15 +340,76 @@ fn a_half_that_was_not_registered_ends_the_clone() {
     thread.join().unwrap();
 }
 
-/// A clone of regions by their numbers, with one thread.
-fn one_thread(source: Bytes, regions: &[Region], uffd: &Memory) -> (Arc<Clone>, std::thread::JoinHandle<()>) {
+/// A descriptor on which UFFDIO_API was never called cannot be read, and pages cannot be poisoned by it. The
+/// threads of its clone took turns to find that out, for ever.
+#[test]
+fn regression_a_descriptor_that_is_not_set_up_ends_the_clone() {
+    let Ok(uffd) = Uffd::bare() else {
+        return eprintln!("skipped: lacks userfaultfd, which needs root");
+    };
+    let (clone, thread) = served(snapshot(MIB), &[SOMEWHERE], uffd);
+    must_end(thread);
+    assert!(matches!(clone.end(), Some(End::Failed(why)) if why.contains("cannot be read")));
+}
+
+/// The VMM has the same open file, and can make it block. A thread would wait in a read for ever, also when
+/// the VMM is gone.
+#[test]
+fn a_descriptor_that_blocks_ends_the_clone() {
+    let Some(memory) = memory(MIB) else { return };
+    let (clone, thread) = one_thread(snapshot(MIB), &[SOMEWHERE], &memory);
+    rustix::fs::fcntl_setfl(memory.uffd(), rustix::fs::OFlags::empty()).unwrap();
+    clone.notify();
+    must_end(thread);
+    assert!(matches!(clone.end(), Some(End::Failed(why)) if why.contains("cannot be read")));
+}
+
+fn must_end<T>(thread: std::thread::JoinHandle<T>) -> T {
+    let end = monotonic() + Duration::from_secs(10);
+    while !thread.is_finished() {
+        assert!(monotonic() < end, "the thread goes on");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    thread.join().unwrap()
+}
+
+/// On a kernel that cannot poison pages, a clone that was given up is not over. Its blocks that were in
+/// flight stay so, and the end of the server waited for them.
+#[test]
+fn regression_the_rest_of_a_clone_that_was_given_up_is_not_waited_for() {
+    let Some(memory) = memory(MIB) else { return };
+    let source = Bytes { for_ever: true, ..snapshot(MIB) };
+    let base = memory.bytes().as_ptr() as u64;
+    let uffd = Uffd::take(memory.uffd().try_clone_to_owned().unwrap()).unwrap();
+    let clone = unserved(source, &[Region { base, ..SOMEWHERE }], uffd);
+    assert_eq!(clone.claim_missing(&(0..1), 1), 0..1);
+    clone.end.set(End::Failed("the kernel cannot poison".to_owned())).unwrap();
+    let mine = Arc::clone(&clone);
+    let rest = std::thread::spawn(move || mine.complete());
+    assert!(!must_end(rest));
+}
+
+/// A region of a MiB, for a clone whose memory is never touched.
+const SOMEWHERE: Region = Region { base: 1 << 30, size: MIB as u64, offset: 0, page: 4096 };
+
+/// A clone of regions by their numbers, without threads.
+fn unserved(source: Bytes, regions: &[Region], uffd: Uffd) -> Arc<Clone> {
     let regions = check(regions.to_vec(), source.len()).unwrap();
     let (source, log) = (Arc::new(source), Arc::new(|_, _: &str| {}));
     let common = Common { source, patience: LONG, log, buffers: Buffers::default() };
-    let uffd = Uffd::take(uffd.uffd().try_clone_to_owned().unwrap()).unwrap();
-    let clone = Arc::new(Clone::new(1, &regions, uffd, Arc::new(common)).unwrap());
+    Arc::new(Clone::new(1, &regions, uffd, Arc::new(common)).unwrap())
+}
+
+/// The same, with one thread.
+fn served(source: Bytes, regions: &[Region], uffd: Uffd) -> (Arc<Clone>, std::thread::JoinHandle<()>) {
+    let clone = unserved(source, regions, uffd);
     let mine = Arc::clone(&clone);
     (clone, std::thread::spawn(move || mine.work()))
+}
+
+/// The same, of a VMM's memory.
+fn one_thread(source: Bytes, regions: &[Region], uffd: &Memory) -> (Arc<Clone>, std::thread::JoinHandle<()>) {
+    served(source, regions, Uffd::take(uffd.uffd().try_clone_to_owned().unwrap()).unwrap())
 }
 
 #[test]

@@ -81,6 +81,7 @@ fn liars_are_refused_with_a_reason_and_others_go_on() {
     let memory = Memory::new(4 * MIB, false).unwrap();
     let file = std::fs::File::open("/dev/null").unwrap();
     let good = json!([memory.region(0)]).to_string();
+    let bare = vmm::bare().unwrap();
     let cases: Vec<(String, Vec<_>, &str)> = vec![
         ("garbage".into(), vec![memory.uffd()], "list of regions"),
         ("[]".into(), vec![memory.uffd()], "names no region"),
@@ -90,6 +91,7 @@ fn liars_are_refused_with_a_reason_and_others_go_on() {
         (good.clone(), vec![memory.uffd(); 2], "2 descriptors"),
         (good.clone(), vec![memory.uffd(); 20], "9 descriptors"),
         (good.clone(), vec![file.as_fd()], "no userfaultfd: /dev/null"),
+        (good.clone(), vec![bare.as_fd()], "not set up"),
         (json!([memory.region(1)]).to_string(), vec![memory.uffd()], "another snapshot's"),
         (json!([memory.region(0), memory.region(0)]).to_string(), vec![memory.uffd()], "two regions"),
     ];
@@ -98,6 +100,7 @@ fn liars_are_refused_with_a_reason_and_others_go_on() {
         assert!(said.contains(why) && said.ends_with("}\n"), "{text}: {said}");
         assert!(world.saw(why) && world.saw("process"), "{why}");
     }
+    assert_eq!(world.server.clones(), 1);
     // It never says anything, or closes in the middle.
     assert!(answer(UnixStream::connect(world.socket()).unwrap()).contains("within 300ms"));
     let mut half = UnixStream::connect(world.socket()).unwrap();
