@@ -8,7 +8,7 @@
 //! | none, condemned | | its file is deleted |
 //! | open | none | row and file are deleted |
 //! | open | some | it is closed as it is, and sealed in the background |
-//! | sealed | | it is read from its file until it is sealed again in the background (a power cut may have damaged the origin's copy); then its file is deleted |
+//! | sealed | | it is read from its file until it is sealed again in the background (a power cut may have damaged the origin's copy); then its file is deleted. If its bytes are damaged and the origin has no sound copy, it is read from its file as long as anything refers to it |
 
 use std::io;
 use std::sync::atomic::Ordering;

@@ -286,8 +286,8 @@ fn a_blob_is_named_before_it_is_stored() {
     assert_eq!(one.faults.calls(blob::failing::Op::Store), before);
 }
 
-/// A pack that was removed between two attempts to store its blob was forgotten, but not as one that has to be
-/// stored. From then on no fsync to the origin and no publication ended.
+/// A pack that was removed between two attempts to store its blob was forgotten, but not as one that has to
+/// be stored. From then on no fsync to the origin and no publication ended.
 #[test]
 fn regression_what_is_removed_before_it_is_stored_holds_nothing_up() {
     let cluster = Cluster::new(SOON);
