@@ -97,10 +97,12 @@ impl Nodes {
         if held.count > 0 {
             return;
         }
+        // The inode number may mean another file as soon as the descriptor is closed.
+        let ino = held.ino;
+        table.nodes.remove(&ino);
         let gone = table.held.remove(&node);
-        // Its inode number may mean another file as soon as its descriptor is closed.
-        gone.iter().for_each(|held| drop(table.nodes.remove(&held.ino)));
         drop(table);
+        drop(gone);
         self.close(node);
     }
 

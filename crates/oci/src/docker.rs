@@ -96,7 +96,7 @@ impl Archive {
 fn compression(members: &Members, member: &str) -> Result<Option<&'static str>> {
     let mut first = Vec::new();
     let read = members.open(member)?.take(4).read_to_end(&mut first);
-    read.map_err(|error| Failure::io(&format!("cannot read {member}"), &error))?;
+    read.map_err(|error| Failure::io(format!("cannot read {member}"), &error))?;
     Ok(match &first[..] {
         [0x1F, 0x8B, ..] => Some("gzip"),
         [0x28, 0xB5, 0x2F, 0xFD] => Some("zstd"),
@@ -106,7 +106,7 @@ fn compression(members: &Members, member: &str) -> Result<Option<&'static str>> 
 
 fn digest_of(members: &Members, member: &str) -> Result<Digest> {
     let all = Checked::new(members.open(member)?, u64::MAX, None);
-    let done = all.finish().map_err(|error| Failure::io(&format!("cannot read {member}"), &error))?;
+    let done = all.finish().map_err(|error| Failure::io(format!("cannot read {member}"), &error))?;
     Ok(done.0)
 }
 
