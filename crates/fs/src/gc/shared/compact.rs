@@ -51,7 +51,7 @@ use super::worth::{ENOUGH, Partly, Worth};
 use crate::bytes::may_have_moved;
 use crate::errno::Error;
 use crate::gc::all::Collected;
-use crate::gc::compact::merge_ranges;
+use crate::gc::compact::{READS, is_no_answer, merge_ranges};
 use crate::shared::{Sharing, owner};
 use crate::volume::Core;
 
@@ -115,7 +115,7 @@ struct Draft {
 enum Taken {
     /// It is in the draft, or was put off.
     Next,
-    /// The draft has no space for it.
+    /// The draft has no space for it, or the origin does not answer.
     Full,
 }
 
@@ -262,9 +262,16 @@ impl Core {
             compaction.put_off(pack, sharing);
             return Ok(Taken::Next);
         }
-        match self.read_ranges(pack, &ranges, len as usize) {
+        match Deadline::after(READS).scope(|| self.read_ranges(pack, &ranges, len as usize)) {
             Ok(bytes) => draft.add(pack, &ranges, bytes, users, partly.dead()),
-            Err(error) => self.leave_pack(sharing, pack, error)?,
+            Err(error) => {
+                let is_away = matches!(&error, Error::Blob(error) if is_no_answer(error));
+                self.leave_pack(sharing, pack, error)?;
+                // Deletions wait for this round, so the other packs are left to the next one.
+                if is_away && !asked {
+                    return Ok(Taken::Full);
+                }
+            }
         }
         Ok(Taken::Next)
     }
