@@ -182,7 +182,7 @@ impl Core {
         let values = self.inner.get_many(&single)?;
         let xattrs: Rows = self.inner.scan(&Key::xattrs(ino), usize::MAX)?;
         let mut state = self.state.lock();
-        if self.marks(&mut state, &[unit]) != mark || state.moves.since(reading.read(), ino) {
+        if self.marks(&mut state, &[unit]) != mark || state.has_moved(ino, unit, reading.read()) {
             return Ok(());
         }
         if !large {

@@ -414,9 +414,15 @@ impl State {
     /// The same for a row of a read that other operations went on beside.
     pub fn install_read(&mut self, unit: Ino, key: Key, value: Option<Value>, read: Read) {
         let is_name = key.tag() == tags::DENTRY;
-        if is_name || !self.moves.since(read, Ino(key.number().unwrap_or_default())) {
+        if is_name || !self.has_moved(Ino(key.number().unwrap_or_default()), unit, read) {
             self.install(unit, key, value);
         }
+    }
+
+    /// Whether what a read found of an inode must not be remembered in a unit, because the inode has moved.
+    pub fn has_moved(&self, ino: Ino, unit: Ino, read: Read) -> bool {
+        let is_home = self.homes.get(&ino).is_some_and(|home| home.unit == unit);
+        self.moves.since(read, ino, is_home)
     }
 
     /// An operation reads rows of these units. Until it has them and has used them, the leases are not given
