@@ -89,7 +89,8 @@ pub(super) struct Evidence {
     /// The numbers of [`Mark`], the highest of each.
     pub(super) data: u64,
     pub(super) synced: u64,
-    /// Numbers of the last two marks: the later one was written when the earlier one was durable.
+    /// Numbers of the last two marks that do not name a synced record: the later one was written when the
+    /// earlier one was durable. The others are not synced when the next one is written.
     marks: (u64, u64),
     /// Records beyond the chain; below, those of them that are operations.
     behind: BTreeSet<u64>,
@@ -100,6 +101,9 @@ impl Evidence {
     pub(super) fn mark(&mut self, seq: u64, mark: Mark) {
         self.data = self.data.max(mark.data);
         self.synced = self.synced.max(mark.synced);
+        if mark.synced > 0 {
+            return;
+        }
         match self.marks {
             (_, last) if seq > last => self.marks = (last, seq),
             (before, last) if seq > before && seq < last => self.marks.0 = seq,
@@ -170,4 +174,28 @@ pub(super) fn keep_copy(disk: &dyn LogDisk, to: &Path) -> Result<(), StoreError>
         StoreError::Full => StoreError::Full,
         other => StoreError::Unavailable(format!("the log cannot be copied to {}: {other}", to.display())),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The mark that names a synced record is not synced when the next round writes its own. A power cut that
+    /// kept both and lost a commit in front of them was taken for damage.
+    #[test]
+    fn regression_a_mark_of_what_is_synced_says_nothing_of_itself() {
+        let marks = |all: &[(u64, Mark)]| {
+            let mut evidence = Evidence::default();
+            all.iter().for_each(|(seq, mark)| evidence.mark(*seq, *mark));
+            evidence
+        };
+        let first = |data| Mark { data, synced: 0 };
+        let all = [(5, first(4)), (7, Mark { data: 4, synced: 5 }), (10, first(9))];
+        let lost = Walked { next: 6, ..Walked::default() };
+        assert_eq!(marks(&all).judge(&lost, 4), None);
+        let damaged = Walked { next: 5, ..Walked::default() };
+        assert!(marks(&all).judge(&damaged, 4).is_some());
+        let two = [(5, first(4)), (10, first(9))];
+        assert!(marks(&two).judge(&damaged, 4).is_some() && marks(&two).judge(&lost, 4).is_none());
+    }
 }

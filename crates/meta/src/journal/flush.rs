@@ -63,8 +63,9 @@ impl Shared {
         let round = self.lead(depth, before);
         let mut flushing = self.flushing.lock();
         flushing.led = false;
+        // Without the mark, a crash may cut what has been made durable. Only rows in SQLite need none.
         if let Ok(round) = &round
-            && (round.marked || depth == Depth::Packs)
+            && round.marked
         {
             flushing.durable = flushing.durable.max(round.durable);
         }
@@ -96,7 +97,9 @@ impl Shared {
         }
         let (files, marked, last) = {
             let mut state = self.log.lock();
-            let marked = fresh.packs.is_empty() || mark(&mut state, Mark { data: durable, synced: 0 });
+            let needs_none = fresh.packs.is_empty() && !state.unmarked;
+            let marked = needs_none || mark(&mut state, Mark { data: durable, synced: 0 });
+            state.unmarked = !marked;
             if logged {
                 state.fresh.logged.extend(fresh.packs.iter().chain(&fresh.logged));
             }

@@ -48,7 +48,7 @@ pub(super) struct Walked {
     /// File and offset where it should be; none if the log has no records.
     pub(super) at: Option<(String, u64)>,
     /// For each file that was read, how many bytes were understood.
-    understood: Vec<(String, usize)>,
+    pub(super) understood: Vec<(String, usize)>,
 }
 
 impl Leftover {

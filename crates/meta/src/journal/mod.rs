@@ -91,8 +91,7 @@ pub struct Options {
     pub inline_bytes: u64,
     /// Limit of rows that are not in SQLite yet.
     pub overlay_rows: usize,
-    /// Limit of the bytes of such rows, with the overhead of keeping them. One drain takes half of it, which
-    /// must fit into the smallest reserve.
+    /// Limit of the bytes of such rows with their overhead. The smallest reserve must hold half: one drain.
     pub overlay_bytes: usize,
     /// Limit of the bytes of clean rows: rows that were read from SQLite and are kept.
     pub clean_bytes: usize,
@@ -187,6 +186,8 @@ struct LogState {
     applied: u64,
     /// Why the last drain failed. The next one may succeed.
     stuck: Option<Stuck>,
+    /// Written data is durable, and the log had no room for the mark that says so.
+    unmarked: bool,
 }
 
 /// A drain's error, in a form that every waiting commit can be given.
@@ -301,7 +302,8 @@ impl Journal {
         log.trim(2);
         let durable = log.seq();
         let (fresh, buf, stuck) = (Fresh::default(), Vec::new(), None);
-        let state = LogState { log, fresh, buf, committed: durable, applied: durable, stuck };
+        let state =
+            LogState { log, fresh, buf, committed: durable, applied: durable, stuck, unmarked: false };
         let shared = Arc::new(Shared {
             absent: Absent::of(&sqlite)?,
             clean: CleanRows::new(options.clean_bytes),

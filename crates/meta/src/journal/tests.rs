@@ -267,3 +267,25 @@ fn the_gate_waits_for_earlier_readers_only() {
     assert_eq!(journal.stats().drained, 1);
     assert_eq!(journal.get(&Key::from_bytes(b"a")).unwrap().as_deref(), Some(&b"2"[..]));
 }
+
+/// A flush that had no room for its mark is made good by the next one, also if no more data was written. It said
+/// that packs may be retired.
+#[test]
+fn regression_a_mark_that_had_no_room_is_written_later() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = Options { background: false, ..small() };
+    let (journal, _) = Journal::open(folder.path(), Arc::new(NoPacks), options).unwrap();
+    journal.commit(put("a", "1")).unwrap();
+    journal.flush().unwrap();
+    let marks = |journal: &Journal| {
+        let seq = journal.shared.log.lock().log.seq();
+        journal.flush().unwrap();
+        journal.shared.log.lock().log.seq() - seq
+    };
+    journal.commit(put("b", "2")).unwrap();
+    let plain = marks(&journal);
+    journal.commit(put("c", "3")).unwrap();
+    journal.shared.log.lock().unmarked = true;
+    assert_eq!(marks(&journal), plain + 1);
+    assert!(!journal.shared.log.lock().unmarked);
+}
