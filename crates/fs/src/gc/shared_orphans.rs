@@ -169,10 +169,15 @@ impl Core {
         since: &mut HashMap<Ino, Instant>,
         mine: &mut HashSet<Ino>,
     ) -> Result<(), Error> {
-        let alive: Vec<u32> = sharing.others.alive()?.iter().map(|session| session.node).collect();
-        let is_first = alive.iter().min() == Some(&sharing.node);
+        let alive = |sharing: &Sharing| -> Result<Vec<u32>, Error> {
+            Ok(sharing.others.alive()?.iter().map(|session| session.node).collect())
+        };
+        let is_first = alive(sharing)?.iter().min() == Some(&sharing.node);
         if is_first {
-            let dead = self.all_holds()?.into_iter().filter(|(_, node)| !alive.contains(node));
+            // Read before the list of sessions: a node that joins meanwhile is in the list.
+            let holds = self.all_holds()?;
+            let alive = alive(sharing)?;
+            let dead = holds.into_iter().filter(|(_, node)| !alive.contains(node));
             self.remove_holds(dead.map(|(ino, node)| Key::hold(ino, node)).collect())?;
             self.sweep_locks(sharing)?;
             self.remove_batches(sharing)?;
@@ -214,10 +219,12 @@ impl Core {
     }
 
     /// Removes what sessions that have ended said of the batches that they wrote.
-    fn remove_batches(&self, sharing: &Sharing) -> Result<(), Error> {
+    pub(crate) fn remove_batches(&self, sharing: &Sharing) -> Result<(), Error> {
+        // Read before the list of sessions. Without its row, a session that begins meanwhile would lose all that
+        // it acknowledges.
+        let rows = self.parts.store.scan(&Key::kind(tags::BATCH), usize::MAX)?;
         let alive: HashSet<(u32, u64)> =
             sharing.others.alive()?.iter().map(|session| (session.node, session.epoch)).collect();
-        let rows = self.parts.store.scan(&Key::kind(tags::BATCH), usize::MAX)?;
         let ended = |key: &Key| key.as_batch().is_some_and(|session| !alive.contains(&session));
         let dels = rows.into_iter().map(|(key, _)| key).filter(ended).collect();
         Ok(self.remove_holds(dels)?)

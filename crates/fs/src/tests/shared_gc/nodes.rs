@@ -60,6 +60,8 @@ pub(super) struct Place {
     pub stopped: AtomicBool,
     /// How often this node asked another one for a lease.
     pub recalls: AtomicU64,
+    /// Is done once after this thread has read the list of sessions.
+    pub after_alive: Mutex<Option<(std::thread::ThreadId, Box<dyn FnOnce() + Send>)>>,
 }
 
 /// How long a session would last without being renewed; rounds are half as long apart.
@@ -112,6 +114,7 @@ impl Cluster {
             term: term.clone(),
             leases: Mutex::default(),
             volume: Mutex::default(),
+            after_alive: Mutex::default(),
             kept: Arc::new(KeptPacks::open(folder.path(), u64::MAX, 0).unwrap()),
             _folder: folder,
             stops: false.into(),
@@ -275,7 +278,11 @@ impl Others for Place {
     }
 
     fn alive(&self) -> Result<Vec<SessionId>, StoreError> {
-        Ok(self.cluster.sessions.lock().clone())
+        let alive = self.cluster.sessions.lock().clone();
+        let thread = std::thread::current().id();
+        let work = self.after_alive.lock().take_if(|(of, _)| *of == thread);
+        work.into_iter().for_each(|(_, work)| work());
+        Ok(alive)
     }
 
     fn epoch(&self) -> Option<u64> {

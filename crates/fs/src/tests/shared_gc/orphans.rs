@@ -38,3 +38,33 @@ fn regression_the_last_node_that_held_an_inode_deletes_it() {
     assert_eq!(round(&one, &mut of_one), 0);
     assert_eq!(*cluster.lines.lock(), [""; 0]);
 }
+
+/// The first node read which sessions last, and then the rows of batches. It took a session that began in between
+/// for one that has ended. Without its row, that node lost all that it acknowledged from then on.
+#[test]
+fn regression_a_session_that_begins_now_keeps_the_row_of_its_batches() {
+    let cluster = Cluster::new(SOON);
+    let (one, two) = (cluster.join(), cluster.join());
+    let (begun, done) = (Arc::new(std::sync::Barrier::new(2)), Arc::new(std::sync::Barrier::new(2)));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let (begun, done) = (begun.clone(), done.clone());
+            let hook = Box::new(move || {
+                begun.wait();
+                done.wait();
+            });
+            *one.place.after_alive.lock() = Some((std::thread::current().id(), hook));
+            one.core.remove_batches(one.core.options.shared.as_ref().unwrap()).unwrap();
+        });
+        begun.wait();
+        two.join_again();
+        two.file(Ino::ROOT, "first");
+        two.core.parts.store.flush().unwrap();
+        done.wait();
+    });
+    let row = meta::Key::batch(2, 2);
+    assert!(meta::MetaStore::get(&*cluster.rows, &row).unwrap().is_some());
+    two.file(Ino::ROOT, "second");
+    two.core.parts.store.flush().unwrap();
+    assert!(two.find(Ino::ROOT, "second").is_some() && one.find(Ino::ROOT, "second").is_some());
+}
