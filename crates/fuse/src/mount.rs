@@ -181,9 +181,10 @@ impl Mount {
     /// Removes it if it is still there, without a daemon. From then on nothing is unmounted. Call it when no
     /// thread serves it any more. Returns whether it was there.
     pub(crate) fn end(&self) -> bool {
-        // A mount that answers is a later one with the same device number.
+        // Without a number of its own, a mount that answers may be a later one with the same device number.
         let is_dead = |mounted: Mounted| mounted.life(Deadline::after(ANSWER_WITHIN)) == Life::Dead;
-        let was_there = self.is_there() && find(&self.path).is_some_and(is_dead);
+        let is_ours = || self.number.is_some() || find(&self.path).is_some_and(is_dead);
+        let was_there = self.is_there() && is_ours();
         if was_there {
             let _ = self.unmount(Unmount::Lazy);
         }
