@@ -430,7 +430,8 @@ fn write_durably(file: &Path, text: &str) -> std::io::Result<()> {
     use std::io::Write;
     let mut out = std::fs::File::create(file)?;
     out.write_all(text.as_bytes())?;
-    out.sync_all()
+    out.sync_all()?;
+    file.parent().map_or(Ok(()), |folder| std::fs::File::open(folder)?.sync_all())
 }
 
 /// Finishes a promotion that was interrupted after its switch.
