@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use base::time;
+use blob::BlobError;
 
 use super::fresh::When;
 use super::{MERGE_COUNT, Stored};
@@ -74,7 +75,7 @@ impl Core {
             self.sweep.pause(Duration::from_millis(20));
         }
         // Moved bytes go to packs of their own, which are sealed at the end.
-        let mut before = Vec::new();
+        let (mut before, mut is_away) = (Vec::new(), false);
         loop {
             self.sweep_round(false)?;
             progress(now(self));
@@ -84,7 +85,7 @@ impl Core {
             if packs.is_empty() || packs == before || !self.may_copy() || !patient() {
                 break;
             }
-            self.compact(&packs)?;
+            is_away = !self.compact(&packs)? && self.sweep.is_put_off();
             before = packs;
         }
         self.packs.close_all();
@@ -93,6 +94,10 @@ impl Core {
         // One round condemns what is empty now, the next deletes it.
         self.sweep_round(false)?;
         self.sweep_round(false)?;
+        if is_away {
+            let why = "the origin does not answer, so its packs could not be compacted";
+            return Err(BlobError::Unavailable(why.to_owned()).into());
+        }
         Ok(now(self))
     }
 }

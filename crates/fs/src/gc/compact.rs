@@ -77,10 +77,12 @@ impl Core {
     }
 
     /// Moves the live bytes of these packs elsewhere, for one round at most. Packs that are damaged are left
-    /// alone from then on. Returns false when the rest must wait for space or for the origin.
+    /// alone from then on. Returns false when none was moved, or the rest must wait for space or for the
+    /// origin.
     pub(crate) fn compact(&self, packs: &[PackNo]) -> Result<bool, Error> {
         let began = time::monotonic();
-        for pack in packs {
+        let mut is_any = false;
+        for pack in packs.iter().filter(|pack| !self.sweep.is_left(**pack)) {
             if self.stopping() || time::monotonic().saturating_duration_since(began) >= ROUND {
                 break;
             }
@@ -95,7 +97,9 @@ impl Core {
             match moved {
                 Err(Error::Blob(BlobError::Full)) => return Ok(false),
                 Err(Error::Blob(error)) if is_no_answer(&error) => {
-                    self.sweep.put_off();
+                    if self.sweep.leave(*pack) {
+                        self.report(&format!("the origin does not give {pack:?} again, so it is not compacted yet; this will be repeated: {error}"));
+                    }
                     return Ok(false);
                 }
                 Err(Error::Blob(error)) => {
@@ -104,9 +108,11 @@ impl Core {
                 }
                 done => done?,
             }
+            self.sweep.had(*pack);
+            is_any = true;
             self.judge_touched()?;
         }
-        Ok(true)
+        Ok(is_any)
     }
 
     /// Copies all live bytes of a pack elsewhere, and makes everything that refers to them refer to the

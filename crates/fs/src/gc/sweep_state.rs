@@ -4,11 +4,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use base::{BlobId, PackNo, time};
-use hashbrown::HashSet;
+use hashbrown::{HashMap, HashSet};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 /// After the origin did not answer, nothing is copied from it for this long.
 const AGAIN: Duration = Duration::from_secs(60);
+/// The pack that it did not give is left alone for longer: it may be the only one.
+const LEFT: Duration = Duration::from_secs(600);
 
 /// What waits for the next flush.
 #[derive(Default)]
@@ -44,6 +46,8 @@ pub(crate) struct Sweep {
     pub(crate) forgotten: AtomicU64,
     /// See [`Sweep::put_off`].
     put_off: Mutex<Option<Instant>>,
+    /// Packs that the origin did not give, and until when they are left alone.
+    left: Mutex<HashMap<PackNo, Instant>>,
     /// Packs of earlier runs with lower numbers were counted.
     pub(super) counted_to: AtomicU64,
     /// Held through a round: rounds run one after another, whichever thread runs them.
@@ -60,6 +64,7 @@ impl Sweep {
             seen_written: AtomicU64::new(0),
             forgotten: AtomicU64::new(0),
             put_off: Mutex::default(),
+            left: Mutex::default(),
             counted_to: AtomicU64::new(0),
             round: Mutex::default(),
         }
@@ -98,6 +103,23 @@ impl Sweep {
         *self.put_off.lock() = Some(time::monotonic() + AGAIN);
     }
 
+    /// The same when a pack was asked for, which is left alone for longer. Returns whether it was asked for
+    /// before, and not given.
+    pub(super) fn leave(&self, pack: PackNo) -> bool {
+        self.put_off();
+        self.left.lock().insert(pack, time::monotonic() + LEFT).is_some()
+    }
+
+    /// Whether a pack is left alone now.
+    pub(super) fn is_left(&self, pack: PackNo) -> bool {
+        self.left.lock().get(&pack).is_some_and(|until| time::monotonic() < *until)
+    }
+
+    /// The pack was read, or is damaged.
+    pub(super) fn had(&self, pack: PackNo) {
+        self.left.lock().remove(&pack);
+    }
+
     /// Whether nothing is to be copied now, for that reason.
     pub(super) fn is_put_off(&self) -> bool {
         self.put_off.lock().is_some_and(|until| time::monotonic() < until)
@@ -106,6 +128,7 @@ impl Sweep {
     #[cfg(test)]
     pub(crate) fn copy_now(&self) {
         *self.put_off.lock() = None;
+        self.left.lock().clear();
     }
 
     /// Whether anything waits for a flush.

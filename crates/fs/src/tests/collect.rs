@@ -55,6 +55,7 @@ fn regression_what_dies_while_its_pack_is_being_sealed_frees_its_space() {
     let sealer = v.core.sweep.hold_up_sealer();
     v.core.packs.close_all();
     eventually("its live bytes are counted", || v.core.garbage.totals().stored_bytes == MIB);
+    assert!(!v.core.packs.all_closed_sealed(), "the sealer waits");
     v.unlink(Ino::ROOT, b"f").unwrap();
     v.forget(f, 1);
     eventually("it is reaped", || v.getattr(f) == Err(Errno::ENOENT));

@@ -108,7 +108,7 @@ fn regression_what_is_held_without_a_name_outlives_the_volume() {
             let options = Options { orphans_stay: time, ..world.options() };
             Volume::open(world.parts.clone(), options).unwrap()
         };
-        let (long, short) = (Duration::from_secs(600), Duration::from_millis(50));
+        let (long, short) = (Duration::from_secs(600), Duration::from_secs(3));
         let v = open(long);
         let (f, g) = (v.file(Ino::ROOT, "f"), v.file(Ino::ROOT, "g"));
         v.put(f, 0, b"kept");
@@ -135,7 +135,7 @@ fn regression_what_is_held_without_a_name_outlives_the_volume() {
         }
         let v = open(short);
         assert_eq!(v.hold_again(f), Ok(()));
-        std::thread::sleep(Duration::from_millis(200));
+        std::thread::sleep(Duration::from_millis(3500));
         assert_eq!(v.get(f), b"kept", "it is held again");
         v.forget(f, 1);
         assert_eq!(v.hold_again(f), Err(Errno::ENOENT));
