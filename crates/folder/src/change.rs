@@ -83,8 +83,8 @@ impl Folder {
         self.given(caller, dir, file, mode)
     }
 
-    /// What has no descriptor when it is created. It is the caller's at once, and what is found under its name
-    /// is only looked up.
+    /// What has no descriptor when it is created. It is the caller's at once, and what is found under its
+    /// name is only looked up.
     fn make(
         &self,
         caller: &Caller,

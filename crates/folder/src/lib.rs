@@ -14,8 +14,8 @@
 //! below the directory it is in, without following symbolic links and without crossing into another mount.
 //!
 //! **The mount's kernel checks permissions**, as with every filesystem here, and this process must be root.
-//! What a caller creates is the caller's from the beginning, or is given to it by its descriptor, and never by
-//! its name: another guest or a program of this machine may have put something else under that name.
+//! What a caller creates is the caller's from the beginning, or is given to it by its descriptor, and never
+//! by its name: another guest or a program of this machine may have put something else under that name.
 //!
 //! Inode numbers are those of the filesystem below, except that the folder itself is number 1. The
 //! descriptors are bounded by the limit of open files: beyond it, lookups fail with ENFILE.

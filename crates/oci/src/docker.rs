@@ -5,8 +5,8 @@
 //! ```
 //!
 //! The archive has no manifest in the sense of registries, so one is made here: it names the config and the
-//! layers as they are in the archive. Layers may be compressed, as a registry had them; then their digests are
-//! computed. Archives of newer releases hold an OCI layout too, which is not needed.
+//! layers as they are in the archive. Layers may be compressed, as a registry had them; then their digests
+//! are computed. Archives of newer releases hold an OCI layout too, which is not needed.
 
 use std::collections::BTreeMap;
 use std::io::Read;

@@ -251,8 +251,8 @@ fn is_index(blob: &Descriptor, bytes: &[u8]) -> Result<bool> {
 
 fn of_platform<'a>(index: &'a Index, wanted: &Platform) -> Result<&'a Descriptor> {
     let known = |blob: &&Descriptor| blob.platform.as_ref().is_some_and(|platform| platform.fits(wanted));
-    // What is asked for, then the one without a variant, which runs everywhere, then the lowest: amd64/v3 needs
-    // a newer processor.
+    // What is asked for, then the one without a variant, which runs everywhere, then the lowest: amd64/v3
+    // needs a newer processor.
     let rank = |blob: &&Descriptor| {
         let variant = blob.platform.as_ref().and_then(|platform| platform.variant.clone());
         (variant != wanted.variant, variant)

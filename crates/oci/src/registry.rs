@@ -5,10 +5,10 @@
 //!   GET /v2/NAME/blobs/DIGEST                 a blob; with Range after an interruption
 //! ```
 //!
-//! A registry that wants a token says where it is had ([`auth`]). Only the registry itself is believed that, and
-//! no host to which it redirects: the user's password goes there. Requests use https, and http only to this
-//! machine itself. Every request has a limit of time and of tries: a request that the registry refuses is not
-//! repeated; one that got no answer, an answer of a proxy (5xx) or "too many requests" is.
+//! A registry that wants a token says where it is had ([`auth`]). Only the registry itself is believed that,
+//! and no host to which it redirects: the user's password goes there. Requests use https, and http only to
+//! this machine itself. Every request has a limit of time and of tries: a request that the registry refuses
+//! is not repeated; one that got no answer, an answer of a proxy (5xx) or "too many requests" is.
 //!
 //! The runtime has no thread of its own. It runs while the thread that reads waits for it. Its helpers look
 //! names up.

@@ -220,8 +220,8 @@ impl Core {
 
     /// Removes what sessions that have ended said of the batches that they wrote.
     pub(crate) fn remove_batches(&self, sharing: &Sharing) -> Result<(), Error> {
-        // Read before the list of sessions. Without its row, a session that begins meanwhile would lose all that
-        // it acknowledges.
+        // Read before the list of sessions. Without its row, a session that begins meanwhile would lose all
+        // that it acknowledges.
         let rows = self.parts.store.scan(&Key::kind(tags::BATCH), usize::MAX)?;
         let alive: HashSet<(u32, u64)> =
             sharing.others.alive()?.iter().map(|session| (session.node, session.epoch)).collect();

@@ -53,8 +53,8 @@ impl Core {
         Ok(before != 0 && !self.still_has(ino, before))
     }
 
-    /// Whether the file has these set-id bits after a write, which is done. So an error, or a lease that must be
-    /// waited for, is no reason to fail: the request would be done again.
+    /// Whether the file has these set-id bits after a write, which is done. So an error, or a lease that must
+    /// be waited for, is no reason to fail: the request would be done again.
     fn still_has(&self, ino: Ino, bits: u32) -> bool {
         self.file(ino).is_ok_and(|file| file.mode & SET_IDS == bits)
     }

@@ -268,8 +268,8 @@ fn the_gate_waits_for_earlier_readers_only() {
     assert_eq!(journal.get(&Key::from_bytes(b"a")).unwrap().as_deref(), Some(&b"2"[..]));
 }
 
-/// A flush that had no room for its mark is made good by the next one, also if no more data was written. It said
-/// that packs may be retired.
+/// A flush that had no room for its mark is made good by the next one, also if no more data was written. It
+/// said that packs may be retired.
 #[test]
 fn regression_a_mark_that_had_no_room_is_written_later() {
     let folder = tempfile::tempdir().unwrap();

@@ -267,7 +267,8 @@ impl State {
         }
     }
 
-    /// Notes which inodes a change has moved. `batch`: the one that the change is in, or 0 if the engine has it.
+    /// Notes which inodes a change has moved. `batch`: the one that the change is in, or 0 if the engine has
+    /// it.
     pub fn note_moved(&mut self, survey: &Survey, batch: u64) {
         let done = self.queue.done;
         survey.moved.iter().for_each(|(ino, ..)| self.moves.note(*ino, batch, done));

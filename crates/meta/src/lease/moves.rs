@@ -4,8 +4,8 @@
 //! true there, and the inode may come back. That holds for a move in the engine, and for one in memory that
 //! the engine did not have when the read began.
 //!
-//! A read that begins after the move is sound in the unit to which the inode moved: this node had the leases of
-//! both, so the engine has what no node has changed in memory.
+//! A read that begins after the move is sound in the unit to which the inode moved: this node had the leases
+//! of both, so the engine has what no node has changed in memory.
 
 use std::collections::BTreeMap;
 
@@ -74,8 +74,8 @@ impl Moves {
         self.last.insert(ino, Move { batch, after: self.begun });
     }
 
-    /// Whether what the read found of an inode may be from before a move. `is_home`: it is to be remembered in
-    /// the unit where the inode is now.
+    /// Whether what the read found of an inode may be from before a move. `is_home`: it is to be remembered
+    /// in the unit where the inode is now.
     pub fn since(&self, read: Read, ino: Ino, is_home: bool) -> bool {
         let is_stale = |moved: &Move| match is_home {
             true => moved.after >= read.number,

@@ -30,8 +30,8 @@ fn two_directories(nodes: u32) -> World {
     world
 }
 
-/// A file left a directory while its rows were read. They were remembered in that directory, and when the file
-/// came back, what another node had changed meanwhile was not seen, and was overwritten.
+/// A file left a directory while its rows were read. They were remembered in that directory, and when the
+/// file came back, what another node had changed meanwhile was not seen, and was overwritten.
 #[test]
 fn regression_rows_that_were_read_before_a_file_moved_are_not_its_rows_when_it_is_back() {
     let world = two_directories(2);

@@ -39,8 +39,8 @@ fn regression_the_last_node_that_held_an_inode_deletes_it() {
     assert_eq!(*cluster.lines.lock(), [""; 0]);
 }
 
-/// The first node read which sessions last, and then the rows of batches. It took a session that began in between
-/// for one that has ended. Without its row, that node lost all that it acknowledged from then on.
+/// The first node read which sessions last, and then the rows of batches. It took a session that began in
+/// between for one that has ended. Without its row, that node lost all that it acknowledged from then on.
 #[test]
 fn regression_a_session_that_begins_now_keeps_the_row_of_its_batches() {
     let cluster = Cluster::new(SOON);
