@@ -430,9 +430,11 @@ fn regression_the_late_reply_of_a_lookup_holds_nothing() {
     let folder = place.path("folder");
     fs::create_dir(&folder).unwrap();
     fs::write(folder.join("late"), "x").unwrap();
-    let server = crate::world::Server::start(&place, &place.text("folder"), &[]);
+    // The kernel keeps the attributes of the folder, so it asks for the name at once.
+    let server = crate::world::Server::start(&place, &place.text("folder"), &["--one"]);
     let proxy = Proxy::start(&place);
     let guest = Guest::attach(&place, "mnt", proxy.address(), &["--wait", "1"]);
+    fs::metadata(guest.join("absent")).unwrap_err();
     let open = || {
         let all = fs::read_dir(format!("/proc/{}/fd", server.pid())).unwrap();
         let links = all.filter_map(|line| fs::read_link(line.ok()?.path()).ok());
