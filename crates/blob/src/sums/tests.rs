@@ -224,3 +224,15 @@ fn the_sums_of_a_foreign_blob_name_it_and_no_other() {
     assert_eq!(sums.encode_for(&sums.id()), sums.encode());
     assert!(Sums::decode_for(&Sums::of(b"others").id(), &sums.encode()).is_err());
 }
+
+/// A peer that said of a small blob that it is empty made it whole without a byte: its one chaining value is
+/// its id. The empty copy was kept, and passed on.
+#[test]
+fn regression_a_blob_with_bytes_is_not_said_to_be_empty() {
+    let sums = Sums::of(&[7; 10_000]);
+    let forged = Sums { size: 0, segments: Vec::new(), ..sums.clone() };
+    assert!(forged.belong_to(&sums.id));
+    assert!(Sums::decode(&forged.encode()).is_err());
+    let empty = Sums::of(b"");
+    assert_eq!(Sums::decode(&empty.encode()).map(|sums| sums.id), Ok(empty.id));
+}
