@@ -299,7 +299,7 @@ impl Sums {
         let groups: Vec<ChainingValue> = groups.as_chunks().0.to_vec();
         let segments = segments.as_chunks().0.iter().map(|crc| u32::from_le_bytes(*crc)).collect();
         let id = Sums::root_of(&groups).ok_or(BadSums("they name no group"))?;
-        // Of a blob without a byte nothing is left to check. Sums of a small one that say so would make it whole.
+        // Of a blob without a byte nothing is left to check. A small one whose sums say so would be whole.
         if size == 0 && id != Sums::of(b"").id {
             return Err(BadSums("they say that the blob is empty, and it is not"));
         }
