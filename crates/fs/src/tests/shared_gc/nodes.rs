@@ -61,8 +61,11 @@ pub(super) struct Place {
     /// How often this node asked another one for a lease.
     pub recalls: AtomicU64,
     /// Is done once after this thread has read the list of sessions.
-    pub after_alive: Mutex<Option<(std::thread::ThreadId, Box<dyn FnOnce() + Send>)>>,
+    pub after_alive: Mutex<Option<OnThread>>,
 }
+
+/// What a thread is to do.
+type OnThread = (std::thread::ThreadId, Box<dyn FnOnce() + Send>);
 
 /// How long a session would last without being renewed; rounds are half as long apart.
 const LEASE: Duration = Duration::from_millis(100);
