@@ -24,9 +24,10 @@ pub fn tidy(trees: &Path, unused: Duration) {
             continue;
         }
         let Ok(Some(_held)) = hold(&lock) else { continue };
-        // The lock is removed first. So a mount that begins meanwhile finds either a lock that is held, or no
+        // It gets another name first. So a mount that begins meanwhile finds either a lock that is held, or no
         // folder.
-        match fs::remove_file(&lock).and_then(|()| fs::remove_dir_all(&folder)) {
+        let gone = folder.with_extension("removed");
+        match fs::rename(&folder, &gone).and_then(|()| fs::remove_dir_all(&gone)) {
             Ok(()) => log::line(&format!("removed the cache {}, which nothing used", folder.display())),
             Err(error) => {
                 log::warn(&format!("the cache {} cannot be removed: {error}", folder.display()));

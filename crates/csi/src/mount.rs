@@ -263,7 +263,9 @@ impl Mounts {
     /// it. If that fails, record and secrets stay, and the same call goes on from there.
     pub fn leave(self: &Arc<Self>, staged: &Staged) -> Answer<()> {
         let (key, id) = (staged.source.key(), Some(&*staged.id));
-        if self.is_unused(&key, id)? && self.has_uploads(&key) {
+        let is_last = || Ok::<_, Status>(self.is_unused(&key, id)? && self.has_uploads(&key));
+        let flushes = is_last()?;
+        if flushes {
             // A daemon that died is started again for this. Other calls may use the mount meanwhile.
             match self.hold(&staged.source, &Secrets::default()) {
                 Ok(held) => flush(held.place(), FLUSH)?,
@@ -274,6 +276,10 @@ impl Mounts {
         }
         let using = self.using(&key);
         let using = turn(&using)?;
+        if !flushes && is_last()? {
+            let text = "another volume of the same source left at this moment; next: send the call again";
+            return Err(Status::unavailable(text));
+        }
         self.end_unless_used(&using, &key, id)?;
         self.staged.remove(&staged.id)
     }
