@@ -24,8 +24,7 @@ pub fn tidy(trees: &Path, unused: Duration) {
             continue;
         }
         let Ok(Some(_held)) = hold(&lock) else { continue };
-        // It gets another name first. So a mount that begins meanwhile finds either a lock that is held, or no
-        // folder.
+        // It gets another name first: a mount that begins meanwhile finds a lock that is held, or no folder.
         let gone = folder.with_extension("removed");
         match fs::rename(&folder, &gone).and_then(|()| fs::remove_dir_all(&gone)) {
             Ok(()) => log::line(&format!("removed the cache {}, which nothing used", folder.display())),
