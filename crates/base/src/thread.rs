@@ -6,8 +6,30 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{Builder, JoinHandle};
 
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
 thread_local! {
     static MAY_WAIT: Cell<bool> = const { Cell::new(true) };
+    /// The CPUs on which this thread might run before it was pinned to one.
+    static UNPINNED: Cell<Option<CpuSet>> = const { Cell::new(None) };
+}
+
+/// Keeps the calling thread on one CPU. Threads that it starts with [`spawn`] may run where it might before.
+///
+/// # Errors
+/// The CPU is not there, or the thread must not run on it. Then it runs where it did.
+pub fn pin(cpu: usize) -> io::Result<()> {
+    if cpu >= CpuSet::MAX_CPU {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let before = sched_getaffinity(None)?;
+    let mut one = CpuSet::new();
+    one.set(cpu);
+    sched_setaffinity(None, &one)?;
+    if UNPINNED.get().is_none() {
+        UNPINNED.set(Some(before));
+    }
+    Ok(())
 }
 
 /// From now on this thread must not wait for another machine, because requests queue behind it.
@@ -34,7 +56,14 @@ where
     F: FnOnce() -> T + Send + 'static,
     T: Send + 'static,
 {
-    Builder::new().name(name.to_owned()).spawn(work)
+    let unpinned = UNPINNED.get();
+    Builder::new().name(name.to_owned()).spawn(move || {
+        // A new thread may run only where the one may that started it.
+        if let Some(cpus) = unpinned {
+            let _ = sched_setaffinity(None, &cpus);
+        }
+        work()
+    })
 }
 
 /// Runs `work` for every item, on up to `threads` threads including this one, and waits for all. After an
@@ -94,6 +123,21 @@ mod tests {
             may_wait()
         });
         assert!(!other.unwrap().join().unwrap() && may_wait());
+    }
+
+    #[test]
+    fn regression_a_pinned_thread_starts_threads_that_run_anywhere() {
+        let all = sched_getaffinity(None).unwrap();
+        let cpu = (0..CpuSet::MAX_CPU).find(|cpu| all.is_set(*cpu)).unwrap();
+        let pinned = spawn("test", move || {
+            pin(cpu).unwrap();
+            let me = sched_getaffinity(None).unwrap();
+            (me, spawn("test", || sched_getaffinity(None).unwrap()).unwrap().join().unwrap())
+        });
+        let (pinned, started) = pinned.unwrap().join().unwrap();
+        assert!(pinned.is_set(cpu) && pinned.count() == 1);
+        assert!(started == all, "{started:?} and not {all:?}");
+        assert!(pin(CpuSet::MAX_CPU).is_err());
     }
 
     #[test]

@@ -56,9 +56,13 @@ const REPLACEMENTS: usize = 3;
 /// How long an idle worker stays.
 const IDLE: Duration = Duration::from_secs(10);
 
-/// Work that only reads has this many twelfths of the deadline. Its error says why, and the clock thread's
-/// does not.
+/// Work has this many twelfths of the deadline. Its error says why, and the clock thread's does not. What
+/// would change something is not done after this time: see [`Deadline::current`].
 const WORK_TWELFTHS: u32 = 11;
+
+/// The most INTERRUPTs that are remembered for requests that have not arrived. Most are of requests that were
+/// served at once.
+const EARLY_MOST: usize = 64;
 
 /// How often callers that had a signal are checked.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
@@ -72,7 +76,7 @@ pub struct PendingRequest {
     interrupted: AtomicBool,
     waiting: Option<Waiting>,
     since: Instant,
-    /// The end of work that only reads. The reader's error comes a little later, so the work can say why.
+    /// The end of the work. The clock thread's error comes a little later, so the work can say why.
     until: Deadline,
     state: AtomicU8,
     sink: Arc<dyn Sink>,
@@ -159,6 +163,9 @@ pub struct PendingTable {
 #[derive(Default)]
 struct Open {
     requests: HashMap<u64, Arc<PendingRequest>>,
+    /// The INTERRUPTs of requests that are not in the table. A request may arrive later, because another
+    /// thread or another queue brings it.
+    early: VecDeque<u64>,
     closed: bool,
 }
 
@@ -207,15 +214,25 @@ impl PendingTable {
             Wait::Short(short) => (earlier(short), true),
             _ => (now, false),
         };
-        // Work for a short wait goes on after the reply: the next read then finds what it fetched. So does a
-        // change, which is undone.
-        let bounded = matches!(waiting, Some(Waiting::Read { .. } | Waiting::Look)) && !again;
+        // Work for a short wait goes on after the reply: the next read then finds what it fetched. Flushes
+        // and waits for locks have limits of their own.
+        let bounded = match waiting {
+            Some(Waiting::Read { .. } | Waiting::Look) => !again,
+            // Its caller sees an error, and goes on. It must not overwrite what comes after it.
+            Some(Waiting::Write | Waiting::Change) => true,
+            _ => false,
+        };
         let until =
             if bounded { Deadline::after(self.deadline * WORK_TWELFTHS / 12) } else { Deadline::NEVER };
         let mut pending = self.new_request(unique, waiting, sink);
         (pending.caller, pending.since, pending.until, pending.again) = (caller, since, until, again);
         let pending = Arc::new(pending);
         let mut open = self.open.lock();
+        if let Some(at) = open.early.iter().position(|early| *early == unique) {
+            open.early.remove(at);
+            // The clock thread checks its caller.
+            pending.interrupted.store(true, Ordering::Release);
+        }
         open.requests.insert(unique, Arc::clone(&pending));
         if open.requests.len() == 1 {
             self.changed.notify_all();
@@ -263,12 +280,20 @@ impl PendingTable {
     /// The kernel reports a signal to the caller of this request.
     pub fn interrupt(&self, unique: u64) {
         let found = {
-            let open = self.open.lock();
+            let mut open = self.open.lock();
             let found = open.requests.get(&unique).cloned();
-            if let Some(pending) = &found {
-                pending.interrupted.store(true, Ordering::Release);
-                // The clock thread has to check more often from now on.
-                self.changed.notify_all();
+            match &found {
+                Some(pending) => {
+                    pending.interrupted.store(true, Ordering::Release);
+                    // The clock thread has to check more often from now on.
+                    self.changed.notify_all();
+                }
+                None => {
+                    if open.early.len() == EARLY_MOST {
+                        open.early.pop_front();
+                    }
+                    open.early.push_back(unique);
+                }
             }
             found
         };

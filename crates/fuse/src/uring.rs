@@ -201,7 +201,10 @@ fn run_ring(
     keeper: Option<Weak<Keeper>>,
     ready: &mpsc::Sender<io::Result<Arc<Mailbox>>>,
 ) {
-    pin(queue);
+    // Woken on the CPU whose requests it serves, the thread runs as soon as the program waits, on a warm
+    // cache. No other CPU has to be woken, which on an idle machine costs more than the request. If pinning
+    // is not allowed, the thread runs anywhere.
+    let _ = base::thread::pin(queue);
     let ring = match Ring::register(queue as u16, depth, device) {
         Ok(ring) => ring,
         Err(error) => {
@@ -214,19 +217,6 @@ fn run_ring(
     let yielder = keeper.and_then(|keeper| keeper.upgrade()).map(|keeper| keeper.yielder());
     let _ = ready.send(Ok(ring.mailbox()));
     host.ended(ring.run(yielder, |request, room, sink| host.serve(queue, request, room, sink)));
-}
-
-/// Keeps the calling thread on the CPU whose requests it serves. Woken there, it runs as soon as the program
-/// waits, on a warm cache. No other CPU has to be woken, which on an idle machine costs more than the
-/// request. If pinning is not allowed, the thread runs anywhere.
-fn pin(cpu: usize) {
-    // SAFETY: a cpu_set_t is plain bits, for which all zeros is the empty set. CPU_SET checks the index
-    // against its size.
-    unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        libc::CPU_SET(cpu, &mut set);
-        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set);
-    }
 }
 
 /// Entries per ring.

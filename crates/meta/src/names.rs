@@ -27,7 +27,7 @@ use crate::quota::Quotas;
 use crate::record::{
     BadRecord, ContentRow, Dentry, InodeRecord, PackRow, decode_i64, decode_u64, moment_from_u64,
 };
-use crate::store::{CommitError, MetaStore, StoreError, Value};
+use crate::store::{CommitError, MetaStore, StoreError, Value, in_time};
 use crate::trash::{Setting, removed_dir};
 pub use far::FoundEntry;
 use guesses::Guesses;
@@ -142,6 +142,7 @@ impl Names {
                 Plan::Change(mut change) => {
                     let commit = std::mem::take(&mut change.commit);
                     if !commit.is_empty() {
+                        in_time()?;
                         let made = self.guesses.as_ref().map(|guesses| (guesses, commit.clone()));
                         let quotas = self.quotas.hold(!self.shared);
                         let limited = !matches!(op, Op::MoveToQuota { .. });

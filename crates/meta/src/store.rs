@@ -111,6 +111,18 @@ pub enum StoreError {
     Fenced(String),
 }
 
+/// Asks whether the work of this thread may still change something ([`base::Deadline::current`]). After its
+/// time the caller was answered an error, and may have changed the same since.
+///
+/// # Errors
+/// The time is over.
+pub(crate) fn in_time() -> Result<(), StoreError> {
+    match base::Deadline::current().is_over() {
+        false => Ok(()),
+        true => Err(StoreError::Unavailable("the time for this operation is over".to_owned())),
+    }
+}
+
 /// Why a commit was not applied.
 #[derive(Debug)]
 pub enum CommitError {

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use base::phase::{self, Phase};
-use base::time;
+use base::{Deadline, time};
 use blob::{BlobError, Gate};
 use parking_lot::Mutex;
 
@@ -115,6 +115,8 @@ impl Shared {
             closure.get_or_insert(begun).since
         };
         let patience = self.options.patience;
+        // A write that was given up must not be done when there is room again.
+        let at_most = patience.min(Deadline::current().left());
         loop {
             let Some(why) = self.closed() else { return Ok(()) };
             let now = time::monotonic();
@@ -122,7 +124,7 @@ impl Shared {
             let moved = state.queue.last_success().map_or(since, |at| at.max(since));
             let still = now.saturating_duration_since(moved);
             let waited = now.saturating_duration_since(began);
-            if state.stop || waited >= patience || still >= patience {
+            if state.stop || waited >= at_most || still >= patience {
                 drop(state);
                 self.door.refused.fetch_add(1, Ordering::Relaxed);
                 self.say_once(why, true);
@@ -133,7 +135,7 @@ impl Shared {
                 self.say_once(why, false);
                 state = self.state.lock();
             }
-            self.moved.wait_for(&mut state, LOOK.min(patience - waited));
+            self.moved.wait_for(&mut state, LOOK.min(at_most - waited));
         }
     }
 

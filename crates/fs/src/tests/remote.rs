@@ -3,6 +3,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use base::Deadline;
 use blob::failing::Op;
 use blob::{BlobError, Gate};
 
@@ -15,6 +16,8 @@ use crate::volume::Fsync;
 struct Door {
     closed: AtomicBool,
     passed: AtomicU64,
+    /// Writers get through a closed gate, but only when their time is over.
+    is_slow: AtomicBool,
 }
 
 impl Gate for Door {
@@ -24,6 +27,12 @@ impl Gate for Door {
 
     fn pass(&self) -> Result<(), BlobError> {
         self.passed.fetch_add(1, Ordering::SeqCst);
+        while self.is_slow.load(Ordering::SeqCst) {
+            if Deadline::current().is_over() {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
         if self.is_open() { Ok(()) } else { Err(BlobError::Full) }
     }
 }
@@ -53,6 +62,28 @@ fn a_closed_gate_refuses_new_bytes_and_nothing_else() {
     door.closed.store(false, Ordering::SeqCst);
     v.put(f, 0, &noise(2, 5000));
     assert!(door.passed.load(Ordering::SeqCst) >= 5);
+    v.close().unwrap();
+}
+
+/// The caller of a write that has waited for too long was answered an error, and may have written again.
+#[test]
+fn regression_a_write_that_was_given_up_is_not_done_later() {
+    let world = World::new();
+    let door = Arc::new(Door::default());
+    let v = Volume::open(world.parts.clone(), Options { gate: door.clone(), ..world.options() }).unwrap();
+    let (f, small) = (v.file(Ino::ROOT, "f"), v.file(Ino::ROOT, "small"));
+    let newer = noise(1, 1 << 20);
+    v.put(f, 0, &newer);
+    v.put(small, 0, b"newer");
+    door.is_slow.store(true, Ordering::SeqCst);
+    let late = |work: &dyn Fn() -> Result<(), Errno>| Deadline::after(Duration::from_millis(20)).scope(work);
+    assert_eq!(late(&|| v.write(f, 0, &noise(2, 1 << 20), None, false).map(drop)), Err(Errno::EIO));
+    assert_eq!(late(&|| v.write(small, 0, b"older", None, false).map(drop)), Err(Errno::EIO));
+    assert_eq!(late(&|| v.append(small, b"older", None).map(drop)), Err(Errno::EIO));
+    door.is_slow.store(false, Ordering::SeqCst);
+    assert!(v.get(f) == newer && v.get(small) == b"newer");
+    assert_eq!(Deadline::after(Duration::ZERO).scope(|| v.unlink(Ino::ROOT, b"small")), Err(Errno::EIO));
+    v.unlink(Ino::ROOT, b"small").unwrap();
     v.close().unwrap();
 }
 

@@ -83,6 +83,26 @@ fn a_caller_killed_after_another_signal_is_released() {
     assert_eq!(*kept.0.lock(), [(1, -libc::EINTR)]);
 }
 
+/// Over io_uring the kernel sends INTERRUPT by another way than its request.
+#[test]
+fn regression_an_interrupt_that_is_earlier_than_its_request_counts() {
+    let (kept, sink, pending_table) = parts(LONG);
+    for unique in 1..=EARLY_MOST as u64 + 1 {
+        pending_table.interrupt(unique);
+    }
+    let forgotten = pending_table.enter(1, 0, Some(Waiting::Sync), &sink);
+    pending_table.enter(2, 0, Some(Waiting::Sync), &sink);
+    let begun = base::time::monotonic();
+    while pending_table.waiting() > 1 {
+        assert!(begun.elapsed() < LONG / 2, "the deadline would end it");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(*kept.0.lock(), [(2, -libc::EINTR)]);
+    // The number is known once only.
+    let again = pending_table.enter(2, 0, Some(Waiting::Sync), &sink);
+    assert!(!again.interrupted.load(Ordering::Acquire) && forgotten.claim());
+}
+
 #[test]
 fn the_deadline_answers_what_is_queued_and_what_is_stuck() {
     let (kept, sink, pending_table) = parts(Duration::from_millis(80));
@@ -103,6 +123,17 @@ fn the_deadline_answers_what_is_queued_and_what_is_stuck() {
     answers.sort_unstable();
     assert_eq!(answers, [(1, -libc::EIO), (2, -libc::EIO)]);
     drop(release);
+}
+
+/// Work that is not done when its caller is answered must know when that is.
+#[test]
+fn what_changes_something_knows_when_it_is_given_up() {
+    let (_, sink, pending_table) = parts(LONG);
+    for waiting in [Waiting::Write, Waiting::Change, Waiting::Look] {
+        let left = pending_table.enter(1, 0, Some(waiting), &sink).deadline().left();
+        assert!(left < LONG && left > LONG / 2, "{waiting:?}: {left:?}");
+    }
+    assert!(!pending_table.enter(1, 0, Some(Waiting::Sync), &sink).deadline().is_bounded());
 }
 
 #[test]

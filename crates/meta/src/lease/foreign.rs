@@ -22,7 +22,7 @@ use super::{Core, PATIENCE};
 use crate::key::{Key, tags};
 use crate::record::InodeRecord;
 use crate::shared::outage::counted;
-use crate::store::{Commit, CommitError, Expect, StoreError, Value};
+use crate::store::{Commit, CommitError, Expect, StoreError, Value, in_time};
 
 fn number(key: &Key) -> Ino {
     Ino(key.number().unwrap_or_default())
@@ -166,6 +166,7 @@ impl Core {
             .drain(last, base::time::monotonic() + PATIENCE)
             .and_then(|()| self.let_go(survey, &direct.left))
             .and_then(|()| self.pin(&mut whole, &direct.unchecked))
+            .and_then(|is_sound| in_time().map(|()| is_sound))
             .map_err(CommitError::from)
             .and_then(|is_sound| if is_sound { send(whole) } else { Ok(false) });
         let mut state = self.state.lock();

@@ -65,14 +65,14 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use base::Ino;
+use base::{Deadline, Ino};
 use base::time::BootTime;
 use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::key::{Key, KeyRange, tags};
 use crate::shared::Term;
 use crate::shared::outage::{add_changes, counted};
-use crate::store::{Commit, CommitError, Limit, Linked, MetaStore, Rows, Snapshot, StoreError, Value};
+use crate::store::{Commit, CommitError, Limit, Linked, MetaStore, Rows, Snapshot, StoreError, Value, in_time};
 use behind::Upto;
 use change::{conflict, is_covered, is_of_inode};
 pub use contend::Contention;
@@ -327,7 +327,7 @@ impl Core {
             // Giving a lease back waits for the replies of such a thread.
             return Err(StoreError::Waits);
         }
-        if began.elapsed() > PATIENCE {
+        if began.elapsed() > PATIENCE || Deadline::current().is_over() {
             let why = "the leases for this operation could not be had in time";
             return Err(StoreError::Unavailable(why.to_owned()));
         }
@@ -394,6 +394,8 @@ impl Core {
             self.term.check()?;
             self.admit()?;
             let mut state = self.state.lock();
+            // It may have waited for long.
+            in_time()?;
             // Under the lock: nothing that is remembered then is of another session.
             let me = self.nodes.me().ok_or_else(not_joined)?;
             let need = match self.decide(&mut state, commit, me) {
