@@ -248,6 +248,13 @@ fn what_was_stored_is_not_refused() {
     assert_eq!(node.replay().stored, before);
     let done = node.left().refuse(&node.wire()).unwrap();
     assert_eq!((done.stored, done.refused()), (before, 0));
+    // Another node has cleaned up after the session.
+    let rows = node.engine.memory.scan(&Key::kind(tags::BATCH), usize::MAX).unwrap();
+    let dels = rows.into_iter().map(|(key, _)| key).collect();
+    node.engine.memory.commit(Commit { dels, ..Commit::default() }).unwrap();
+    let done = node.left().refuse(&node.wire()).unwrap();
+    assert_eq!((done.stored, done.refused()), (0, before));
+    assert!(done.line().unwrap().contains("may not be stored: the session"), "{:?}", done.line());
 }
 
 /// A change whose bytes are not on the disk is refused, with all that follow it.

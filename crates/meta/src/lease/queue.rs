@@ -12,6 +12,9 @@ use crate::key::{Key, tags};
 use crate::record::{decode_i64, decode_u64, encode_i64, encode_u64};
 use crate::store::{Commit, Expect, FreshData, Limit, Value};
 
+/// A change makes at most so many units. Each takes a row and a check.
+const MADE_MOST: usize = 1;
+
 /// What the changes of a batch make of a row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Effect {
@@ -108,8 +111,10 @@ impl Batch {
         let all = all.chain(commit.maxs.iter().map(|(key, _)| (key, 8)));
         let (rows, bytes) =
             all.fold((0, 0), |(rows, bytes), (key, value)| (rows + 1, bytes + key.as_bytes().len() + value));
-        let rests = self.leases.len() + self.checks.len() + self.adds + leases + checks + commit.adds.len();
-        self.rows.len() + rows <= limit.rows && self.bytes + bytes <= limit.bytes && rests <= limit.checks
+        let rests = self.leases.len() + self.made.len() + self.checks.len() + self.adds;
+        let rests = rests + leases + MADE_MOST + checks + commit.adds.len();
+        let rows = self.rows.len() + rows + MADE_MOST;
+        rows <= limit.rows && self.bytes + bytes <= limit.bytes && rests <= limit.checks
     }
 
     /// Adds a change that was made under the leases of these units.

@@ -139,8 +139,13 @@ impl Core {
                     None => false,
                 }
             };
-            let is_given =
-                if held { self.give_up(unit, false) } else { self.leave_row(unit, row, false, false)? };
+            let is_given = if held {
+                self.give_up(unit, false)
+            } else {
+                // It may have been lent before it was forgotten.
+                self.call_back_all(unit);
+                self.leave_row(unit, row, false, false)?
+            };
             if is_given {
                 // The node that wishes it still says so again.
                 self.change(Commit { dels: vec![key], ..Commit::default() })?;

@@ -40,6 +40,8 @@ pub struct Replayed {
     /// How many changes were stored, or had been.
     pub stored: usize,
     refused: Vec<Change>,
+    /// Some of those may have been stored.
+    is_unsure: bool,
     /// Why the others were not.
     why: String,
 }
@@ -86,8 +88,14 @@ fn is_early(began: Instant) -> bool {
 
 /// The last batch of a session that the engine has.
 fn stored(store: &dyn MetaStore, me: Holder) -> Result<u64, StoreError> {
+    Ok(noted(store, me)?.unwrap_or(0))
+}
+
+/// The same. `None`: it has none, or the row went with the session.
+fn noted(store: &dyn MetaStore, me: Holder) -> Result<Option<u64>, StoreError> {
     let row = store.get(&Key::batch(me.node, me.epoch))?;
-    decode_u64(row.as_deref()).map_err(|error| StoreError::Damaged(error.to_string()))
+    let last = row.map(|row| decode_u64(Some(&*row))).transpose();
+    last.map_err(|error| StoreError::Damaged(error.to_string()))
 }
 
 /// Why changes were not stored.
@@ -185,7 +193,8 @@ impl Run<'_> {
 }
 
 impl Left {
-    /// The session of the changes is over, so none is stored. Those that the engine has are not refused.
+    /// The session of the changes is over, so none is stored. Those that the engine has are not refused. If
+    /// another node has cleaned up after the session, it is not known which these are, and all are refused.
     ///
     /// # Errors
     /// See [`StoreError`].
@@ -193,14 +202,16 @@ impl Left {
         let Some(me) = self.session() else {
             return Ok(self.refused(0, "the journal is damaged".to_owned()));
         };
-        let last = stored(engine, me)?;
-        let stored = self.changes.iter().take_while(|change| change.batch <= last).count();
-        Ok(self.refused(stored, "the session in which they were made was ended meanwhile".to_owned()))
+        let last = noted(engine, me)?;
+        let stored =
+            self.changes.iter().take_while(|change| last.is_some_and(|last| change.batch <= last)).count();
+        let why = "the session in which they were made was ended meanwhile".to_owned();
+        Ok(Replayed { is_unsure: last.is_none(), ..self.refused(stored, why) })
     }
 
     fn refused(mut self, from: usize, why: String) -> Replayed {
         let refused = self.changes.split_off(from.min(self.changes.len()));
-        Replayed { stored: self.changes.len(), refused, why }
+        Replayed { stored: self.changes.len(), refused, is_unsure: false, why }
     }
 }
 
@@ -217,8 +228,9 @@ impl Replayed {
         let names: Vec<String> = self.names().take(3).collect();
         let such = if names.is_empty() { String::new() } else { format!(", such as {}", names.join(", ")) };
         let count = self.refused.len();
+        let became = if self.is_unsure { "may not be stored" } else { "could not be stored" };
         Some(format!(
-            "{count} changes of {} files and folders{such}, which this node had acknowledged, could not be stored: {}",
+            "{count} changes of {} files and folders{such}, which this node had acknowledged, {became}: {}",
             about.len(),
             self.why
         ))
