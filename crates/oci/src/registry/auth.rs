@@ -203,13 +203,14 @@ fn files(get: &dyn Fn(&str) -> Option<String>) -> Vec<PathBuf> {
 fn find(logins: &Logins, reference: &Reference) -> Option<String> {
     let Reference { host, repository, .. } = reference;
     let fits = |key: &str| {
-        let is_address = key.contains("://");
         let bare = key.trim_start_matches("https://").trim_end_matches('/');
         let (of, below) = bare.split_once('/').unwrap_or((bare, ""));
         if of != host && (host != "docker.io" || of != "index.docker.io") {
             return None;
         }
-        // The path of an address is that of the interface, as in https://index.docker.io/v1/.
+        // The path of an address is that of the interface, as in https://index.docker.io/v1/. Docker's own
+        // registry is always written so, sometimes without the scheme.
+        let is_address = key.contains("://") || of == "index.docker.io";
         let below = if is_address { "" } else { below };
         let rest = repository.strip_prefix(below)?;
         (below.is_empty() || rest.is_empty() || rest.starts_with('/')).then_some(below.len())
@@ -267,6 +268,8 @@ mod tests {
             find(&logins, &reference)
         });
         assert_eq!(found.map(|auth| auth.unwrap_or_default()), ["YTpi", "Yzpk", "", "", ""]);
+        let bare: Logins = serde_json::from_str(&text.replace("https://", "")).unwrap();
+        assert_eq!(find(&bare, &Reference::parse("library/a").unwrap()).unwrap(), "YTpi");
     }
 
     /// The first entry of the host was taken, whatever its path.
