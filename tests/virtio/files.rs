@@ -2,20 +2,33 @@
 
 use std::fs;
 
+use covey_tests::loopfs::LoopFs;
 use covey_tests::program::covey_ok;
-use covey_tests::{Need, requires};
+use covey_tests::{Need, Rng, requires};
 
 use crate::driver::{Descriptor, INDIRECT, NEXT, Vmm, WRITE, message};
 use crate::world::{PATIENCE, Program, until};
 
 const LOOKUP: u32 = 1;
+const FORGET: u32 = 2;
 const MKNOD: u32 = 8;
+const UNLINK: u32 = 10;
 const READ: u32 = 15;
 const WRITE_OP: u32 = 16;
+const FSYNC: u32 = 20;
+/// The bytes of one WRITE.
+const BLOCK: u64 = 64 << 10;
 
 fn made(reply: &crate::driver::Reply) -> u64 {
     assert_eq!(reply.error, 0);
     u64::from_ne_bytes(reply.body[..8].try_into().unwrap())
+}
+
+fn make_arguments(name: &[u8]) -> Vec<u8> {
+    let mut arguments = vec![0; 16];
+    arguments[..4].copy_from_slice(&0o100_644_u32.to_ne_bytes());
+    arguments.extend(name);
+    arguments
 }
 
 fn write_arguments(offset: u64, data: &[u8]) -> Vec<u8> {
@@ -43,10 +56,7 @@ fn a_file_crosses_the_queues_in_pieces() {
     covey_ok(&["format", volume.to_str().unwrap()]);
     let program = Program::start(dir.path(), &volume, &socket, &[]);
     let mut vmm = Vmm::mounted(&socket, 3);
-    let mut arguments = vec![0; 16];
-    arguments[..4].copy_from_slice(&0o100_644_u32.to_ne_bytes());
-    arguments.extend(b"file\0");
-    let ino = made(&vmm.ask(1, MKNOD, 1, &arguments, 128));
+    let ino = made(&vmm.ask(1, MKNOD, 1, &make_arguments(b"file\0"), 128));
     let data: Vec<u8> = (0..100_000_u32).map(|at| ((at * 7919) >> 5) as u8).collect();
     let request = message(WRITE_OP, 1001, ino, &write_arguments(0, &data));
     let mut pieces = vec![40, 40, 1, 4095, 0, 70_000];
@@ -123,4 +133,47 @@ fn a_kernel_keeps_what_it_may() {
     assert_eq!(times(&text(&volume), &["--keep", "30"]), ([30, 30], 30));
     assert_eq!(times(&text(&folder), &[]), ([1, 1], 1));
     assert_eq!(times(&text(&folder), &["--keep", "0"]), ([0, 0], 0));
+}
+
+/// The guest is told that the disk is full. What it wrote before stays, and what it removes makes room.
+#[test]
+fn a_full_disk_is_told_to_the_guest() {
+    requires!(Need::Root, Need::Covey, Need::Ext4);
+    let (dir, disk) = (covey_tests::scratch(), LoopFs::new(200));
+    let (volume, socket) = (disk.path().join("volume"), dir.path().join("vm.fs"));
+    covey_ok(&["format", volume.to_str().unwrap()]);
+    let program = Program::start(dir.path(), &volume, &socket, &[]);
+    let mut vmm = Vmm::mounted(&socket, 2);
+    let ino = made(&vmm.ask(1, MKNOD, 1, &make_arguments(b"large\0"), 128));
+    let block = |number: u64| {
+        let mut block = vec![0; BLOCK as usize];
+        Rng::new(number).fill(&mut block);
+        block
+    };
+    // Each MiB is synced.
+    let write = |vmm: &mut Vmm, ino: u64, number: u64| {
+        let written = vmm.ask(1, WRITE_OP, ino, &write_arguments(number * BLOCK, &block(number)), 8);
+        match written.error {
+            0 if number % 16 == 15 => vmm.ask(1, FSYNC, ino, &[0; 16], 0).error,
+            error => error,
+        }
+    };
+    let failed =
+        (0..4000).map(|number| (number, write(&mut vmm, ino, number))).find(|(_, error)| *error != 0);
+    let (count, error) = failed.expect("250 MiB are on a disk of 200");
+    assert_eq!(error, -libc::ENOSPC, "after {count} writes");
+    assert!(count > 16 * 40, "only {count} blocks are on it");
+    for number in [0, 1, count / 2, count - 20] {
+        let reply = vmm.ask(1, READ, ino, &read_arguments(number * BLOCK, BLOCK as u32), BLOCK as usize);
+        assert!(reply.error == 0 && reply.body == block(number), "block {number}: {}", reply.error);
+    }
+    assert_eq!(vmm.ask(1, UNLINK, 1, b"large\0", 0).error, 0);
+    let unique = vmm.next_unique();
+    vmm.send(0, &message(FORGET, unique, ino, &1_u64.to_ne_bytes()), 0);
+    vmm.used(0, PATIENCE).expect("FORGET is not used");
+    let small = made(&vmm.ask(1, MKNOD, 1, &make_arguments(b"small\0"), 128));
+    until("what was removed makes room", || (0..16).all(|number| write(&mut vmm, small, number) == 0));
+    drop(vmm);
+    program.end();
+    covey_ok(&["fsck", volume.to_str().unwrap()]);
 }

@@ -65,14 +65,16 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use base::{Deadline, Ino};
 use base::time::BootTime;
+use base::{Deadline, Ino};
 use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::key::{Key, KeyRange, tags};
 use crate::shared::Term;
 use crate::shared::outage::{add_changes, counted};
-use crate::store::{Commit, CommitError, Limit, Linked, MetaStore, Rows, Snapshot, StoreError, Value, in_time};
+use crate::store::{
+    Commit, CommitError, Limit, Linked, MetaStore, Rows, Snapshot, StoreError, Value, in_time,
+};
 use behind::Upto;
 use change::{conflict, is_covered, is_of_inode};
 pub use contend::Contention;
