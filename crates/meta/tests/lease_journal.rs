@@ -4,6 +4,7 @@ extern crate covey_meta as meta;
 
 mod support;
 
+use std::cell::Cell;
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -14,14 +15,14 @@ use base::{Ino, PackNo, Timestamp};
 use blob::PackStore;
 use meta::engine::Memory;
 use meta::key::tags;
-use meta::lease::{Left, replay};
+use meta::lease::{Left, OldSession, replay};
 use meta::plan::op::{Body, Make, Piece};
 use meta::plan::{Ctx, Op};
 use meta::record::mode;
 use meta::store::{Limit, StoreError};
 use meta::{Commit, Key, MetaStore, Names, NamesError, Value};
 use support::Dice;
-use support::mortal::{Engine, LONG, Mortal, Wire};
+use support::mortal::{Engine, LONG, Mortal, Old, Wire};
 use support::script::{Script, all, check};
 
 fn ctx() -> Ctx {
@@ -163,13 +164,61 @@ fn a_journal_that_cannot_be_stored_now_stays() {
     let (node, names) = cut_off();
     file(&names, "second", 3).unwrap();
     node.kill();
-    let mut tries = 0;
-    let mut keep = || {
-        tries += 1;
-        if tries > 2 { Err(StoreError::Full) } else { Ok(()) }
-    };
-    replay(node.left(), &node.wire(), &node.packs, &mut keep).unwrap_err();
-    assert_eq!((tries, node.left().len()), (3, 1));
+    let tries = Cell::new(0);
+    let full = Old(|| {
+        tries.set(tries.get() + 1);
+        if tries.get() > 2 { Err(StoreError::Full) } else { Ok(()) }
+    });
+    replay(node.left(), &node.wire(), &node.packs, &full).unwrap_err();
+    assert_eq!((tries.get(), node.left().len()), (3, 1));
+}
+
+/// A session that has expired, and that may be continued.
+struct Expired {
+    engine: Arc<Engine>,
+    resumed: Cell<u32>,
+}
+
+impl OldSession for Expired {
+    fn renew(&self) -> Result<(), StoreError> {
+        match self.resumed.get() {
+            0 => Err(StoreError::Fenced("it was not renewed in time".to_owned())),
+            _ => Ok(()),
+        }
+    }
+
+    fn resume(&self) -> Result<(), StoreError> {
+        self.resumed.set(self.resumed.get() + 1);
+        // The second time the engine finds that it is over, it is there again.
+        self.engine.epoch.store(1, Ordering::SeqCst);
+        Ok(())
+    }
+}
+
+/// A session expired while the database was away or bytes were read. Its changes were refused, although no
+/// node had ended it.
+#[test]
+fn regression_a_session_that_expires_meanwhile_is_continued() {
+    let (node, names) = cut_off();
+    file(&names, "second", 3).unwrap();
+    node.kill();
+    let wire = node.wire();
+    node.engine.away.store(false, Ordering::SeqCst);
+    let session = Expired { engine: node.engine.clone(), resumed: Cell::new(0) };
+    let done = replay(node.left(), &wire, &node.packs, &session).unwrap();
+    assert_eq!((done.stored, done.refused(), session.resumed.get()), (1, 0, 1), "{:?}", done.line());
+    // The engine finds it over first.
+    let (node, names) = cut_off();
+    file(&names, "second", 3).unwrap();
+    node.kill();
+    let wire = node.wire();
+    node.engine.away.store(false, Ordering::SeqCst);
+    node.engine.epoch.store(9, Ordering::SeqCst);
+    let session = Expired { engine: node.engine.clone(), resumed: Cell::new(1) };
+    let done = replay(node.left(), &wire, &node.packs, &session).unwrap();
+    assert_eq!((done.stored, done.refused(), session.resumed.get()), (1, 0, 2), "{:?}", done.line());
+    node.join();
+    assert!(is_there(&names, "second"));
 }
 
 /// A node that is closed while the database is away says that something is left, and the next process stores
@@ -228,7 +277,7 @@ fn what_an_ended_session_left_is_refused_and_said() {
     node.engine.away.store(false, Ordering::SeqCst);
     // A commit of the ended session, and the way that a node takes.
     let wire = Wire::new(node.engine.clone(), 1);
-    let done = replay(node.left(), &wire, &node.packs, &mut || Ok(())).unwrap();
+    let done = replay(node.left(), &wire, &node.packs, &Old(|| Ok(()))).unwrap();
     assert_eq!((done.stored, done.refused()), (0, 1));
     let done = node.left().refuse(&wire).unwrap();
     assert_eq!((done.stored, done.refused()), (0, 1));
@@ -323,7 +372,7 @@ fn line_of(node: &Mortal) -> Option<String> {
     memory.commit(Commit { puts: rows, ..Commit::default() }).unwrap();
     let engine = Arc::new(Engine { memory, epoch: AtomicU64::new(1), ..Engine::default() });
     let wire = Wire::new(engine, 1);
-    replay(node.left(), &wire, &node.packs, &mut || Ok(())).unwrap().line()
+    replay(node.left(), &wire, &node.packs, &Old(|| Ok(()))).unwrap().line()
 }
 
 #[test]

@@ -81,7 +81,7 @@ pub use contend::Contention;
 pub use journal::{Journal, Left};
 pub use loan::{Loan, LoanAsk};
 pub use promise::{KernelCache, Promise};
-pub use replay::{Replayed, replay};
+pub use replay::{OldSession, Replayed, replay};
 pub use row::{Holder, Mode};
 use state::{Need, State};
 

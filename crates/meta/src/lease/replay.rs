@@ -46,8 +46,23 @@ pub struct Replayed {
     why: String,
 }
 
-/// Stores what a process left in its journal, through the store of its session. `keep` renews the session,
-/// and is called before each attempt to store a batch.
+/// The session of the killed process, under which its changes are stored.
+pub trait OldSession {
+    /// Renews it, if much of it is over. This is called before each attempt to store a batch.
+    ///
+    /// # Errors
+    /// `Fenced` if it is over, or another error of the engine.
+    fn renew(&self) -> Result<(), StoreError>;
+
+    /// Continues it after it was found over. A session that has only expired can be continued, as long as no
+    /// node has ended it.
+    ///
+    /// # Errors
+    /// `Fenced` if it was ended, so that it never comes back, or another error of the engine.
+    fn resume(&self) -> Result<(), StoreError>;
+}
+
+/// Stores what a process left in its journal, through the store of its session.
 ///
 /// # Errors
 /// The engine or the disk cannot be used now. Nothing was refused, and it can be tried again.
@@ -55,20 +70,21 @@ pub fn replay(
     left: Left,
     store: &dyn MetaStore,
     packs: &dyn PackStore,
-    keep: &mut dyn FnMut() -> Result<(), StoreError>,
+    session: &dyn OldSession,
 ) -> Result<Replayed, StoreError> {
     let Some(me) = left.session() else { return Ok(Replayed::default()) };
-    let mut run = Run { me, last: stored(store, me)?, store, packs };
+    let mut run = Run { me, last: stored(store, me)?, store, packs, session };
     let sound = left.len() - left.behind;
     let (mut at, mut began) = (0, base::time::monotonic());
     while at < sound {
         let number = left.changes[at].batch;
         let same = left.changes[at..sound].iter().take_while(|change| change.batch == number).count();
-        match run.attempt(&left.changes[at..at + same], at, keep) {
+        match run.attempt(&left.changes[at..at + same], at) {
             Ok(()) => (at, began) = (at + same, base::time::monotonic()),
             Err(Refused::For { from, why }) => return Ok(left.refused(from, why)),
             Err(Refused::Now(StoreError::Unavailable(_))) if is_early(began) => std::thread::sleep(AGAIN),
             Err(Refused::Now(error)) => return Err(error),
+            Err(Refused::Over(why)) => return Err(StoreError::Fenced(why)),
         }
     }
     if run.last != stored(store, me)? {
@@ -104,6 +120,8 @@ enum Refused {
     For { from: usize, why: String },
     /// It can be tried again.
     Now(StoreError),
+    /// The session is over, perhaps only because it was not renewed in time.
+    Over(String),
 }
 
 impl Refused {
@@ -112,24 +130,31 @@ impl Refused {
     }
 }
 
+impl From<StoreError> for Refused {
+    fn from(error: StoreError) -> Refused {
+        match error {
+            StoreError::Fenced(why) => Refused::Over(why),
+            error => Refused::Now(error),
+        }
+    }
+}
+
 struct Run<'a> {
     me: Holder,
     last: u64,
     store: &'a dyn MetaStore,
     packs: &'a dyn PackStore,
+    session: &'a dyn OldSession,
 }
 
 impl Run<'_> {
-    fn attempt(
-        &mut self,
-        changes: &[Change],
-        at: usize,
-        keep: &mut dyn FnMut() -> Result<(), StoreError>,
-    ) -> Result<(), Refused> {
-        match keep() {
+    fn attempt(&mut self, changes: &[Change], at: usize) -> Result<(), Refused> {
+        let done = self.session.renew().map_err(Refused::from).and_then(|()| self.store(changes, at));
+        let Err(Refused::Over(why)) = done else { return done };
+        match self.session.resume() {
+            Ok(()) => Err(Refused::Now(StoreError::Unavailable(why))),
             Err(StoreError::Fenced(why)) => Err(Refused::of(at, why)),
             Err(error) => Err(Refused::Now(error)),
-            Ok(()) => self.store(changes, at),
         }
     }
 
@@ -184,8 +209,7 @@ impl Run<'_> {
             Err(CommitError::Conflict { .. }) => {
                 return Err(Refused::of(at, "another node has taken their leases over".to_owned()));
             }
-            Err(CommitError::Store(StoreError::Fenced(why))) => return Err(Refused::of(at, why)),
-            Err(CommitError::Store(error)) => return Err(Refused::Now(error)),
+            Err(CommitError::Store(error)) => return Err(error.into()),
         }
         self.last += 1;
         Ok(())

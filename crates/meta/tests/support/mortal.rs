@@ -1,6 +1,7 @@
 //! A node of a shared volume whose process is killed and started again, in front of a database that loses
 //! answers and gets commits late.
 
+use std::cell::Cell;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
@@ -9,7 +10,7 @@ use std::time::Duration;
 use base::Ino;
 use meta::engine::Memory;
 use meta::key::{KeyRange, tags};
-use meta::lease::{Holder, Journal, Leases, Left, Nodes, Replayed, replay};
+use meta::lease::{Holder, Journal, Leases, Left, Nodes, OldSession, Replayed, replay};
 use meta::shared::Term;
 use meta::store::{CommitError, Limit, Rows, StoreError};
 use meta::{Commit, Key, MetaStore, Names, Value};
@@ -140,6 +141,19 @@ impl Nodes for Alone {
     }
 }
 
+/// A session that is renewed as this says, and is ended for good when it is over.
+pub struct Old<F>(pub F);
+
+impl<F: Fn() -> Result<(), StoreError>> OldSession for Old<F> {
+    fn renew(&self) -> Result<(), StoreError> {
+        self.0()
+    }
+
+    fn resume(&self) -> Result<(), StoreError> {
+        Err(StoreError::Fenced("the session was ended".to_owned()))
+    }
+}
+
 /// A node whose process is killed now and then, and started again.
 pub struct Mortal {
     pub engine: Arc<Engine>,
@@ -204,19 +218,19 @@ impl Mortal {
     }
 
     pub fn replay(&self) -> Replayed {
-        replay(self.left(), &self.wire(), &self.packs, &mut || Ok(())).unwrap()
+        replay(self.left(), &self.wire(), &self.packs, &Old(|| Ok(()))).unwrap()
     }
 
     /// What it has acknowledged is stored, then it joins again.
     pub fn again(&self) {
         self.outstanding.fetch_add(self.left().len() as u64, Ordering::SeqCst);
         // The process that stores it may be killed too.
-        let mut batches = self.engine.below(3);
-        let mut keep = || {
-            batches = batches.checked_sub(1).ok_or(StoreError::Full)?;
+        let batches = Cell::new(self.engine.below(3));
+        let killed = Old(|| {
+            batches.set(batches.get().checked_sub(1).ok_or(StoreError::Full)?);
             Ok(())
-        };
-        if let Ok(done) = replay(self.left(), &self.wire(), &self.packs, &mut keep) {
+        });
+        if let Ok(done) = replay(self.left(), &self.wire(), &self.packs, &killed) {
             assert_eq!(done.line(), None);
         }
         for _ in 0..1 + self.engine.below(2) {

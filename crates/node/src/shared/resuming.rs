@@ -12,16 +12,17 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
 
 use api::error::{Context, Failure, Result};
 use cache::DiskPacks;
 use meta::engine::database::{Database, Session};
-use meta::lease::{Journal, Left, Replayed, replay};
+use meta::lease::{Journal, Left, OldSession, Replayed, replay};
 use meta::shared::{SharedStore, Term};
 use meta::store::StoreError;
 use net::id::NodeId;
 
-use super::session::Keeper;
+use super::session::{EVERY, Keeper};
 use crate::log;
 use crate::volume_dir::VolumeDir;
 
@@ -34,7 +35,7 @@ fn place(dir: &VolumeDir) -> PathBuf {
 pub(super) fn resume(
     dir: &VolumeDir,
     names: &Arc<dyn Database>,
-    keeper: &Keeper,
+    keeper: &Arc<Keeper>,
     term: &Arc<Term>,
     node: NodeId,
 ) -> Result<()> {
@@ -79,7 +80,7 @@ pub(super) fn with_left(failure: Failure, dir: &VolumeDir) -> Failure {
 fn store(
     dir: &VolumeDir,
     names: &Arc<dyn Database>,
-    keeper: &Keeper,
+    keeper: &Arc<Keeper>,
     term: &Arc<Term>,
     left: Left,
 ) -> std::result::Result<Replayed, StoreError> {
@@ -97,10 +98,38 @@ fn store(
         .map_err(|error| StoreError::Unavailable(format!("the open packs cannot be read: {error}")))?;
     let packs = Arc::new(packs);
     let through = SharedStore::new(names.clone(), packs.clone(), term.clone());
-    let done = replay(left, &through, &*packs, &mut || keeper.keep());
+    let (end, ended) = mpsc::channel::<()>();
+    let renewer = keeper.clone();
+    // Bytes that a batch needs may take long to be read and made durable.
+    let renews = base::thread::spawn("covey-resumes", move || {
+        while ended.recv_timeout(EVERY) == Err(RecvTimeoutError::Timeout) {
+            let _ = renewer.keep();
+        }
+    });
+    let renews =
+        renews.map_err(|error| StoreError::Unavailable(format!("cannot start a thread: {error}")))?;
+    let done = replay(left, &through, &*packs, &Continued { keeper, session });
+    drop(end);
+    let _ = renews.join();
     // Nothing is answered before the node has joined.
     term.end();
     done
+}
+
+/// The session of the earlier process.
+struct Continued<'a> {
+    keeper: &'a Keeper,
+    session: Session,
+}
+
+impl OldSession for Continued<'_> {
+    fn renew(&self) -> std::result::Result<(), StoreError> {
+        self.keeper.keep()
+    }
+
+    fn resume(&self) -> std::result::Result<(), StoreError> {
+        self.keeper.resume(self.session)
+    }
 }
 
 /// The journal for a new session. Nothing may be left in it ([`resume`]).

@@ -28,7 +28,7 @@ use super::LEASE;
 use crate::log;
 
 /// How often the session is renewed.
-const EVERY: Duration = Duration::from_secs(LEASE.as_secs() / 5);
+pub(super) const EVERY: Duration = Duration::from_secs(LEASE.as_secs() / 5);
 /// How much of a lease this node does not count on.
 const MARGIN: Duration = Duration::from_secs(LEASE.as_secs() / 5);
 /// What has to be said before a renewal must not be older than this.
@@ -107,7 +107,7 @@ impl Keeper {
         Ok(())
     }
 
-    /// Renews such a session, if much of it is over.
+    /// Renews such a session, if much of it is over. It may have been renewed at the same time.
     pub(super) fn keep(&self) -> Result<(), StoreError> {
         if self.term.left() > LEASE - MARGIN - EVERY {
             return Ok(());
