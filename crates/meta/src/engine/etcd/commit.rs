@@ -219,7 +219,7 @@ impl Etcd {
     /// The owner's lease has ended, and with it all that etcd knew of its operations.
     fn forget_owner(&self, owner: &Owner, is_lost: bool) -> Result<Outcome, Failure> {
         if let Guard::Session { .. } = owner.guard {
-            return Err(Failure::Store(fenced()));
+            return Err(if is_lost { unknown() } else { Failure::Store(fenced()) });
         }
         self.own.lock().take_if(|(name, _)| *name == owner.name);
         Err(if is_lost { unknown() } else { Failure::Again("etcd forgot this store".to_owned()) })

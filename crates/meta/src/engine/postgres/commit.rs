@@ -275,6 +275,13 @@ pub(super) fn outcome(commit: &Commit, row: &Row) -> Result<(), CommitError> {
     }
 }
 
+/// An attempt may have been applied, and its answer never came.
+pub(super) fn unknown() -> StoreError {
+    let what =
+        "the answer of the database was lost, and it is unknown whether the change was made; look at it";
+    StoreError::Unavailable(what.to_owned())
+}
+
 /// An answer of an unexpected form.
 pub(super) fn unread(error: Error) -> StoreError {
     StoreError::Unavailable(format!("the database answers in an unexpected form: {error}"))

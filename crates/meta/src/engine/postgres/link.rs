@@ -27,6 +27,8 @@ const CLOSE: Duration = Duration::from_millis(100);
 /// How long it may take to tell the server that an answer is not needed any more.
 const CANCEL: Duration = Duration::from_millis(500);
 
+/// A connection whose bytes are not confirmed for so long is given up. It outlives the request that opened it.
+const UNHEARD: Duration = Duration::from_secs(10);
 /// Whether a server refuses changes.
 const READ_ONLY: &str = "select pg_is_in_recovery() or current_setting('transaction_read_only')::bool";
 
@@ -57,7 +59,7 @@ impl Door {
     fn config(&self, target: &Target, limit: Duration) -> Result<Config, Failure> {
         let mut config = Config::new();
         config.host(&target.host).port(target.port).user(&target.user).dbname(&target.database);
-        config.application_name("covey").connect_timeout(limit).tcp_user_timeout(limit);
+        config.application_name("covey").connect_timeout(limit).tcp_user_timeout(UNHEARD);
         config.keepalives_idle(Duration::from_secs(30)).keepalives_interval(Duration::from_secs(5));
         config.keepalives_retries(3);
         config.ssl_mode(match target.tls {

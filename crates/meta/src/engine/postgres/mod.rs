@@ -68,9 +68,9 @@ use tokio_postgres::types::{ToSql, Type};
 use crate::engine::database::check_session;
 use crate::key::{Key, KeyRange};
 use crate::store::{
-    Commit, CommitError, Linked, Looked, MetaStore, Rows, Snapshot, StoreError, Value, linked_keys,
+    Commit, CommitError, Limit, Linked, Looked, MetaStore, Rows, Snapshot, StoreError, Value, linked_keys,
 };
-use commit::{Id, Request, outcome, unread};
+use commit::{Id, Request, outcome, unknown, unread};
 use errors::Failure;
 use pool::Pool;
 use session::Place;
@@ -83,6 +83,8 @@ pub use target::{Target, TlsMode};
 const VERSION: i32 = 2;
 /// The oldest server, as in `server_version_num`.
 const SERVER_MIN: i32 = 140_000;
+/// Commits of this size are made within the patience of a store, also over a slow link.
+const LIMIT: Limit = Limit { rows: 10_000, bytes: 4 << 20, checks: 10_000 };
 /// A longer scan is read in pages, from a snapshot.
 const SCAN_MAX: usize = 10_000;
 
@@ -257,15 +259,25 @@ impl MetaStore for Postgres {
         let mut taken = self.pool.take()?;
         let (lane, op) = taken.next_op();
         let owner = place.filter(|place| !place.is_resumed).map_or(self.own, |place| place.number);
+        let mut is_lost = false;
         let row = taken.attempts(|taken, attempt| {
             let id = Id { volume: self.volume, place, owner, lane, op, attempt };
             let done = taken.once(async |client| request.call(client, id).await);
+            is_lost |= matches!(done, Err(Failure::Lost(_)));
             if matches!(done, Err(Failure::Grow(_))) {
                 request = Request::new(&commit, true).map_err(Failure::Store)?;
             }
             done
         })?;
-        outcome(&commit, &row)
+        match outcome(&commit, &row) {
+            // The session may have ended after an earlier attempt.
+            Err(CommitError::Store(StoreError::Fenced(_))) if is_lost => Err(unknown().into()),
+            done => done,
+        }
+    }
+
+    fn commit_limit(&self) -> Limit {
+        LIMIT
     }
 
     /// Nothing: a commit is durable when it returns, as far as the server's `synchronous_commit` says.
