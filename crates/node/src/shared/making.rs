@@ -1,6 +1,7 @@
 //! A new shared volume, and the folder of a node that mounts one for the first time.
 
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -56,10 +57,15 @@ pub fn format(text: &Path, origin: Option<&str>, reach: &Reach) -> Result<Made> 
             .next("name one: --origin s3://BUCKET/PREFIX, or file:DIR on a filesystem that all nodes have")
     })?;
     let home = address(origin, reach)?;
+    free(&target, "a volume is made under a name that is free", None)?;
     let id = base::random::id16();
     target.create(id).map_err(setup_failure)?;
+    // Another command may have taken this one for dead, and have made a volume under the same name.
+    let is_own = || target.open().is_ok_and(|names| names.uuid() == id);
     fill(&target, id, &home).inspect_err(|_| {
-        let _ = target.remove();
+        if is_own() {
+            let _ = target.remove();
+        }
     })?;
     Ok(Made { id: hex(&id), origin: home.origin, names: target.to_string() })
 }
@@ -165,6 +171,8 @@ pub(super) fn check_life(dir: &VolumeDir, life: &str) -> Result<()> {
     let file = dir.path().join("life");
     match fs::read_to_string(&file) {
         Ok(known) if known.trim() == life => return Ok(()),
+        // An earlier version did not make it durable. A power cut soon after that left an empty file.
+        Ok(known) if known.trim().is_empty() => {}
         Ok(_) if holds_bytes(dir) => {
             let shown = dir.path().display();
             return Err(Failure::new(
@@ -177,7 +185,16 @@ pub(super) fn check_life(dir: &VolumeDir, life: &str) -> Result<()> {
         }
         _ => {}
     }
-    fs::write(&file, format!("{life}\n")).at("write", &file)
+    // As durable as the bytes that come next. Otherwise a power cut could leave an empty file beside them.
+    write_durably(&file, &format!("{life}\n")).at("write", &file)
+}
+
+/// Writes a small file, and returns when it survives a power cut.
+pub(super) fn write_durably(file: &Path, text: &str) -> std::io::Result<()> {
+    let mut out = fs::File::create(file)?;
+    out.write_all(text.as_bytes())?;
+    out.sync_all()?;
+    file.parent().map_or(Ok(()), |folder| fs::File::open(folder)?.sync_all())
 }
 
 /// Whether a folder has packs that are no blobs, or blobs that are not uploaded.

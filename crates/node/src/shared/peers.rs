@@ -45,7 +45,7 @@ pub(super) struct Peers {
     pub(super) wait: Duration,
     pub(super) kept: Arc<KeptPacks>,
     pub(super) keepers: Keepers,
-    known: Mutex<Option<(Instant, HashMap<u32, Known>)>>,
+    known: Mutex<Looked>,
     living: Living,
     sent: Sent,
 }
@@ -56,6 +56,13 @@ pub(super) struct Known {
     pub(super) peer: Option<Peer>,
     pub(super) epoch: u64,
     pub(super) alive: bool,
+}
+
+/// The last look at the sessions, and the last one that failed.
+#[derive(Default)]
+struct Looked {
+    nodes: Option<(Instant, HashMap<u32, Known>)>,
+    failed: Option<(Instant, String)>,
 }
 
 impl Peers {
@@ -72,13 +79,20 @@ impl Peers {
     /// The nodes of all sessions, as they were a moment ago.
     pub(super) fn look(&self) -> Result<HashMap<u32, Known>, StoreError> {
         let mut known = self.known.lock();
-        if let Some((when, nodes)) = &*known
-            && base::time::monotonic().saturating_duration_since(*when) < KNOWN
-        {
+        let is_new = |when: &Instant| base::time::monotonic().saturating_duration_since(*when) < KNOWN;
+        if let Some((_, nodes)) = known.nodes.as_ref().filter(|(when, _)| is_new(when)) {
             return Ok(nodes.clone());
         }
-        let nodes: HashMap<u32, Known> = self
-            .sessions()?
+        // Those that waited for this lock meanwhile would each wait for the database as long.
+        if let Some((_, why)) = known.failed.as_ref().filter(|(when, _)| is_new(when)) {
+            return Err(StoreError::Unavailable(why.clone()));
+        }
+        let sessions = self.sessions().inspect_err(|error| {
+            if let StoreError::Unavailable(why) = error {
+                known.failed = Some((base::time::monotonic(), why.clone()));
+            }
+        })?;
+        let nodes: HashMap<u32, Known> = sessions
             .into_iter()
             .filter_map(|(row, lasts)| {
                 let address: Option<SocketAddr> = row.address.parse().ok();
@@ -87,7 +101,7 @@ impl Peers {
                 Some((u32::try_from(row.number).ok()?, Known { host: row.host, peer, epoch, alive: lasts }))
             })
             .collect();
-        *known = Some((base::time::monotonic(), nodes.clone()));
+        *known = Looked { nodes: Some((base::time::monotonic(), nodes.clone())), failed: None };
         Ok(nodes)
     }
 
@@ -104,7 +118,7 @@ impl Peers {
         let mut nodes = look()?;
         if nodes.get(&node).is_none_or(|known| !known.alive) {
             // It may have joined since the list was read.
-            *self.known.lock() = None;
+            self.known.lock().nodes = None;
             nodes = look()?;
         }
         match nodes.get(&node) {
@@ -158,7 +172,7 @@ impl Peers {
         let (host, peer) = self.find(owner(pack))?;
         self.read_from((&host, peer), pack, offset, buf).or_else(|error| {
             // It may have joined again, at another address.
-            *self.known.lock() = None;
+            self.known.lock().nodes = None;
             let (host, again) = self.find(owner(pack))?;
             if again == peer { Err(error) } else { self.read_from((&host, again), pack, offset, buf) }
         })
@@ -224,7 +238,7 @@ impl Nodes for Peers {
         let done = self.net.recall(peer, &RecallAsk { unit, seq }, within.min(self.wait)).wait();
         done.map_err(|fail| {
             // It may have joined again, at another address.
-            *self.known.lock() = None;
+            self.known.lock().nodes = None;
             fail.to_string()
         })
     }

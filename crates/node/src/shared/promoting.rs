@@ -35,7 +35,7 @@ use net::secret::Secret;
 use origin::Access;
 use tree::TreeError;
 
-use super::making::{self, Made};
+use super::making::{self, Made, write_durably};
 use super::rows::{ROW_COPYING, ROW_ORIGIN, ROW_PROMOTING, ROW_REMOVING, ROW_SECRET};
 use super::{setup_failure, unfinished};
 use crate::claim::Writer;
@@ -424,14 +424,6 @@ fn differs(what: &str) -> Failure {
     Failure::new("damaged", what)
         .why("another program changed the tables, or the server does not keep what it stores")
         .next("the volume is as it was; check the database, then run the same command again")
-}
-
-fn write_durably(file: &Path, text: &str) -> std::io::Result<()> {
-    use std::io::Write;
-    let mut out = std::fs::File::create(file)?;
-    out.write_all(text.as_bytes())?;
-    out.sync_all()?;
-    file.parent().map_or(Ok(()), |folder| std::fs::File::open(folder)?.sync_all())
 }
 
 /// Finishes a promotion that was interrupted after its switch.

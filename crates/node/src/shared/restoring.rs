@@ -13,16 +13,17 @@ use api::text::count;
 use base::PackNo;
 use blob::{BlobSource, Origin};
 use meta::engine::address::Address;
-use meta::engine::database::SetupError;
-use meta::store::{CommitError, StoreError, Value};
-use meta::{Commit, Key, MetaStore, Names};
+use meta::engine::database::{Database, SetupError};
+use meta::key::KeyRange;
+use meta::store::{CommitError, Limit, Rows, StoreError, Value};
+use meta::{Commit, Expect, Key, MetaStore, Names};
 use net::secret::Secret;
 use origin::claim::{Kind, SETTLE};
 use tree::root::{Root, hex};
 use tree::{Owner, Tree, TreeError};
 
 use super::making::{self, Made};
-use super::rows::{ROW_SECRET, place_rows};
+use super::rows::{ROW_COPYING, ROW_ORIGIN, ROW_PROMOTING, ROW_REMOVING, ROW_SECRET, place_rows};
 use super::setup_failure;
 use crate::claim::{Writer, hold_published};
 use crate::frozen::Named;
@@ -93,17 +94,23 @@ impl Restore<'_> {
         free(&target)?;
         let id = self.root.volume;
         target.create(id).map_err(setup_failure)?;
-        let done = self.fill(&target, tick).inspect_err(|_| {
-            let _ = target.remove();
-        });
+        let store = Arc::new(Own::of(&target)?);
+        let done = self.fill(&target, store.clone(), tick).inspect_err(|_| store.remove(&target));
         let (rows, generation) = done?;
         let made = Made { id: hex(&id), origin: self.named.home.origin.clone(), names: target.to_string() };
         Ok(Restored { made, rows, generation })
     }
 
-    fn fill(&self, target: &Address, tick: &mut dyn FnMut(Tick)) -> Result<(u64, u64)> {
-        let failed = |error: TreeError| self.named.failure(error);
-        let store = target.open().map_err(setup_failure)?;
+    fn fill(
+        &self,
+        target: &Address,
+        store: Arc<dyn MetaStore>,
+        tick: &mut dyn FnMut(Tick),
+    ) -> Result<(u64, u64)> {
+        let failed = |error: TreeError| match error {
+            TreeError::Store(StoreError::Fenced(_)) => taken(target),
+            error => self.named.failure(error),
+        };
         let source: Arc<dyn BlobSource> = self.origin.clone();
         let of = self.root.top.rows;
         let rows = tree::restore::restore(&Tree::new(source, self.root), &*store, &mut |done| {
@@ -111,14 +118,13 @@ impl Restore<'_> {
             true
         });
         let rows = rows.map_err(failed)?;
-        let store: Arc<dyn MetaStore> = store;
         let me = Publisher::fresh();
         let mut puts = vec![
             (Key::volume("next-pack"), meta::record::encode_u64(next_pack(&store).map_err(failed)?)),
             (Key::volume(ROW_SECRET), row(&Secret::generate_text())),
             (Key::volume(ROW_PUBLISHER), row(&me.to_text())),
         ];
-        commit(&*store, std::mem::take(&mut puts)).map_err(failed)?;
+        commit(&*store, std::mem::take(&mut puts), Vec::new()).map_err(failed)?;
         hold_published(&*store, self.origin)?;
         let before = self.claim(target)?;
         let (note, key) = (target.to_string(), me.signer()?.key());
@@ -134,7 +140,7 @@ impl Restore<'_> {
         hold_published(&*store, self.origin)?;
         let place = place_rows(&self.named.home).into_iter();
         let place = place.map(|(name, text)| (Key::volume(&name), Value::from(text))).collect();
-        commit(&*store, place).map_err(failed)?;
+        commit(&*store, place, vec![Key::volume(ROW_COPYING)]).map_err(failed)?;
         Ok((rows, owner.generation))
     }
 
@@ -160,6 +166,84 @@ impl Restore<'_> {
     }
 }
 
+/// The half-made volume of this command. It writes nothing when another command has made a volume under that
+/// name since.
+struct Own {
+    names: Arc<dyn Database>,
+    /// The row `copying` of this command.
+    token: Value,
+}
+
+impl Own {
+    /// The volume that this command has just made.
+    fn of(target: &Address) -> Result<Own> {
+        let own = Own {
+            names: target.open().map_err(setup_failure)?,
+            token: Value::from(&base::random::id16()[..]),
+        };
+        let absent = [ROW_ORIGIN, ROW_COPYING, ROW_REMOVING, ROW_PROMOTING];
+        let checks = absent.map(|row| (Key::volume(row), Expect::Absent)).into();
+        let puts = vec![(Key::volume(ROW_COPYING), own.token.clone())];
+        match own.names.commit(Commit { checks, puts, ..Commit::default() }) {
+            Ok(()) => Ok(own),
+            Err(CommitError::Conflict { .. }) => Err(taken(target)),
+            Err(CommitError::Store(error)) => Err(setup_failure(error.into())),
+        }
+    }
+
+    /// Removes the volume, unless it is another command's.
+    fn remove(&self, target: &Address) {
+        let puts = vec![(Key::volume(ROW_REMOVING), Value::from(&[][..]))];
+        if self.commit(Commit { puts, ..Commit::default() }).is_ok() {
+            let _ = target.remove();
+        }
+    }
+}
+
+impl MetaStore for Own {
+    fn get(&self, key: &Key) -> std::result::Result<Option<Value>, StoreError> {
+        self.names.get(key)
+    }
+
+    fn is_at_hand(&self, key: &Key) -> bool {
+        self.names.is_at_hand(key)
+    }
+
+    fn get_many(&self, keys: &[Key]) -> std::result::Result<Vec<Option<Value>>, StoreError> {
+        self.names.get_many(keys)
+    }
+
+    fn scan(&self, range: &KeyRange, limit: usize) -> std::result::Result<Rows, StoreError> {
+        self.names.scan(range, limit)
+    }
+
+    fn commit(&self, mut commit: Commit) -> std::result::Result<(), CommitError> {
+        let row = Key::volume(ROW_COPYING);
+        commit.checks.push((row.clone(), Expect::Is(self.token.clone())));
+        match self.names.commit(commit) {
+            Err(CommitError::Conflict { rows, .. }) if rows.iter().any(|(key, _)| *key == row) => {
+                Err(StoreError::Fenced("another command writes to it".to_owned()).into())
+            }
+            done => done,
+        }
+    }
+
+    fn commit_limit(&self) -> Limit {
+        self.names.commit_limit()
+    }
+
+    fn flush(&self) -> std::result::Result<(), StoreError> {
+        self.names.flush()
+    }
+}
+
+fn taken(target: &Address) -> Failure {
+    let what = format!("another command made the volume {} in the database meanwhile", target.volume());
+    Failure::new("changed", what)
+        .why("two commands under one name would write into each other's volume")
+        .next("run the same command again under another name: ...?volume=NAME")
+}
+
 /// Makes sure that the name is free. What an interrupted restore or format left is removed.
 fn free(target: &Address) -> Result<()> {
     making::free(target, "a volume is restored under a name that is free", None)
@@ -183,8 +267,12 @@ fn row(text: &str) -> Value {
     Value::from(text.as_bytes())
 }
 
-fn commit(store: &dyn MetaStore, puts: Vec<(Key, Value)>) -> std::result::Result<(), TreeError> {
-    match store.commit(Commit { puts, ..Commit::default() }) {
+fn commit(
+    store: &dyn MetaStore,
+    puts: Vec<(Key, Value)>,
+    dels: Vec<Key>,
+) -> std::result::Result<(), TreeError> {
+    match store.commit(Commit { puts, dels, ..Commit::default() }) {
         Ok(()) => Ok(()),
         Err(CommitError::Store(error)) => Err(error.into()),
         Err(CommitError::Conflict { .. }) => {
