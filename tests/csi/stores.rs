@@ -99,6 +99,32 @@ fn regression_a_mount_stays_until_everything_is_uploaded() {
     is_read_elsewhere(&volume, &data);
 }
 
+/// The store is gone for good. If the node's folder is removed, what only that had is given up.
+#[test]
+fn a_folder_that_is_removed_lets_its_volume_go() {
+    requires!(Need::Root, Need::Covey);
+    let server = requires_server!();
+    let store = Store::start();
+    let gate = Proxy::start(store.address(), 1);
+    let volume = shared(&server, &gate);
+    let driver = Driver::new();
+    stage(&driver, &volume);
+    driver.publish(&volume, "pod", false).unwrap();
+    gate.add(Rule::new(Fault::SlowDown).only(Method::PUT));
+    fs::write(driver.path("pod/file"), random(16)).unwrap();
+    driver.unpublish(&volume, "pod").unwrap();
+    let status = driver.unstage(&volume).unwrap_err();
+    let mount = driver.mounts().pop().unwrap();
+    assert!(status.message().contains(mount.to_str().unwrap()), "{status:?}");
+    let folder = driver.path("state/cache").join(mount.file_name().unwrap());
+    fs::remove_dir_all(folder).unwrap();
+    driver.unstage(&volume).unwrap();
+    assert_eq!(
+        (driver.mounts().len(), driver.state("staged").len(), driver.state("secrets").len()),
+        (0, 0, 0)
+    );
+}
+
 /// A daemon that died before the last pod ended is started again, to upload what it has left.
 #[test]
 fn what_a_dead_daemon_has_left_is_uploaded_before_the_end() {
