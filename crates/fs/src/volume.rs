@@ -502,6 +502,7 @@ impl Core {
         if !self.dirty.load(Ordering::Relaxed) {
             self.dirty.store(true, Ordering::Release);
         }
+        self.sweep.note_change(&change);
         if !change.orphaned.is_empty() {
             self.reaper.push(&change.orphaned);
         }

@@ -5,6 +5,10 @@
 //! deletion), and a pack that is being sealed on another disk exists twice for a moment. So a write that
 //! would be refused first drives those steps on. It is refused when no step is pending any more, or after
 //! [`PATIENCE`]. Before that, the oldest entries of the trash are given up.
+//!
+//! A step may be pending for long: a pack that cannot be sealed because the disk is full. So a wait that was
+//! in vain is not repeated for each write. Until something is removed, others are refused at once for some
+//! time.
 
 use std::time::Duration;
 
@@ -26,6 +30,8 @@ impl Core {
     /// `Full`, when nothing more will be freed soon.
     pub(crate) fn admit_after_freeing(&self, bytes: u64) -> Result<(), Error> {
         let mut began = time::monotonic();
+        let removals = self.sweep.removals();
+        let patience = if self.sweep.was_in_vain(removals) { Duration::ZERO } else { PATIENCE };
         self.packs.close_all();
         self.reaper.hurry();
         loop {
@@ -35,14 +41,19 @@ impl Core {
             // Asked once more after the last step.
             self.space.met_full();
             match self.space.admit(bytes, || self.parts.packs.space()) {
-                Err(BlobError::Full) if pending && began.elapsed() < PATIENCE && !self.stopping() => {
+                Err(BlobError::Full) if pending && began.elapsed() < patience && !self.stopping() => {
                     self.sweep.pause(LOOK);
                 }
                 // What is given up becomes a pending deletion. If a round failed, that would free nothing.
                 Err(BlobError::Full) if !waits && !self.stopping() && self.give_up_trash() => {
                     began = time::monotonic();
                 }
-                done => return Ok(done?),
+                done => {
+                    if pending && done.is_err() && !patience.is_zero() {
+                        self.sweep.note_in_vain(removals);
+                    }
+                    return Ok(done?);
+                }
             }
         }
     }

@@ -5,12 +5,16 @@ use std::time::{Duration, Instant};
 
 use base::{BlobId, PackNo, time};
 use hashbrown::{HashMap, HashSet};
+use meta::plan::Change;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 /// After the origin did not answer, nothing is copied from it for this long.
 const AGAIN: Duration = Duration::from_secs(60);
 /// The pack that it did not give is left alone for longer: it may be the only one.
 const LEFT: Duration = Duration::from_secs(600);
+
+/// After a write has waited for room in vain, others are refused without a wait for this long.
+const IN_VAIN: Duration = Duration::from_secs(10);
 
 /// What waits for the next flush.
 #[derive(Default)]
@@ -50,6 +54,10 @@ pub(crate) struct Sweep {
     left: Mutex<HashMap<PackNo, Instant>>,
     /// Packs of earlier runs with lower numbers were counted.
     pub(super) counted_to: AtomicU64,
+    /// How many changes have removed something.
+    removals: AtomicU64,
+    /// The number of removals before a wait for room that was in vain, and when that ended.
+    in_vain: Mutex<Option<(u64, Instant)>>,
     /// Held through a round: rounds run one after another, whichever thread runs them.
     pub(super) round: Mutex<()>,
 }
@@ -66,6 +74,8 @@ impl Sweep {
             put_off: Mutex::default(),
             left: Mutex::default(),
             counted_to: AtomicU64::new(0),
+            removals: AtomicU64::new(0),
+            in_vain: Mutex::default(),
             round: Mutex::default(),
         }
     }
@@ -129,6 +139,27 @@ impl Sweep {
     pub(crate) fn copy_now(&self) {
         *self.put_off.lock() = None;
         self.left.lock().clear();
+    }
+
+    /// Notes that a change was made, if it has removed something.
+    pub(crate) fn note_change(&self, change: &Change) {
+        if !change.orphaned.is_empty() || !change.released.is_empty() {
+            self.removals.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
+    pub(super) fn removals(&self) -> u64 {
+        self.removals.load(Ordering::Acquire)
+    }
+
+    /// A write has waited for room, and there was none. `removals`: how many there had been before.
+    pub(super) fn note_in_vain(&self, removals: u64) {
+        *self.in_vain.lock() = Some((removals, time::monotonic()));
+    }
+
+    /// Whether that was a moment ago, and nothing was removed since.
+    pub(super) fn was_in_vain(&self, removals: u64) -> bool {
+        self.in_vain.lock().is_some_and(|(before, at)| before == removals && at.elapsed() < IN_VAIN)
     }
 
     /// Whether anything waits for a flush.

@@ -126,6 +126,36 @@ fn a_full_disk_refuses_bytes_and_frees_them_again() {
     assert_eq!(*world.lines.lock(), [""; 0]);
 }
 
+/// A pack that cannot be sealed could become free space for ever. Each write that was refused waited for it,
+/// for two seconds. So the kernel needed minutes to write back what programs had written to a full disk.
+#[test]
+fn regression_a_wait_for_room_that_was_in_vain_is_not_repeated() {
+    let mut world = World::new();
+    world.parts.packs = Arc::new(Small {
+        inner: world.parts.packs.clone(),
+        origin: world.origin.clone(),
+        total: 64 * MIB,
+        reserve: 0,
+        others: Default::default(),
+    });
+    let v = world.open();
+    let f = v.file(Ino::ROOT, "f");
+    world.faults.fail(Fault::Seal, u64::MAX);
+    let write = |n: u64| Filesystem::write(&v, f, n * MIB, &noise(n, MIB as usize), None, false).err();
+    assert_eq!((0..100).find_map(write), Some(Errno::ENOSPC));
+    let began = base::time::monotonic();
+    assert!((100..130).all(|n| write(n) == Some(Errno::ENOSPC)));
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(20), "30 writes were refused in {took:?}");
+    // What is removed is waited for again.
+    world.faults.heal();
+    v.unlink(Ino::ROOT, b"f").unwrap();
+    v.forget(f, 1);
+    let node = NewNode { kind: FileKind::File, perm: 0o644, umask: 0, rdev: 0 };
+    v.mknod(&ROOT, Ino::ROOT, b"h", &node).unwrap();
+    v.close().unwrap();
+}
+
 /// The volume believes that space is free, but another program took it, and the disk is full in the middle of
 /// a write.
 #[test]
