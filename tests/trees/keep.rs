@@ -3,9 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use base::Ino;
+use base::{BlobId, Ino};
 use blob::{Origin, Records};
 use fs::api::Filesystem;
+use hashbrown::HashSet;
 use meta::Key;
 use meta::key::tags;
 use tree::rows::Scope;
@@ -111,6 +112,26 @@ fn a_publication_that_fails_in_the_middle_leaves_the_one_before() {
     volume.collect(&mut |_| ()).unwrap();
     assert_eq!(look(&world.frozen("latest"), Ino::ROOT), now);
     assert_eq!(volume.holders().unwrap(), ["latest"]);
+    volume.close().unwrap();
+}
+
+/// A collection took the new name for a lost one, and released what the publication had held. The tree was
+/// published all the same, and its blobs were deleted.
+#[test]
+fn regression_a_publication_whose_blobs_were_released_fails() {
+    let world = World::new();
+    let volume = world.open();
+    Work::new(10).steps(&volume, 100);
+    let mut publication = volume.publication(std::time::Duration::from_secs(20)).unwrap();
+    // So a collection leaves it alone.
+    assert!(volume.if_none_is_published().is_none());
+    let blobs: HashSet<BlobId> = publication.packs().iter().map(|pack| pack.blob).collect();
+    publication.hold("new", &mut blobs.iter().copied()).unwrap();
+    volume.hold_only("new", &blobs, None).unwrap();
+    volume.let_go("new").unwrap();
+    assert!(volume.hold_only("new", &blobs, None).unwrap_err().to_string().contains("publish it again"));
+    drop(publication);
+    assert!(volume.if_none_is_published().is_some());
     volume.close().unwrap();
 }
 

@@ -19,6 +19,7 @@
 
 pub(crate) mod state;
 
+use std::cell::Cell;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -89,6 +90,16 @@ impl Volume {
         Ok(publication)
     }
 
+    /// Waits until no publication is in progress. None begins until the returned value is dropped.
+    pub fn between_publications(&self) -> impl Drop + '_ {
+        self.core.publishing.turn.lock()
+    }
+
+    /// The same. `None`: one is in progress.
+    pub fn if_none_is_published(&self) -> Option<impl Drop + '_> {
+        self.core.publishing.turn.try_lock()
+    }
+
     /// Records that a tree in the course of publication needs these blobs. Durable when it returns.
     ///
     /// # Errors
@@ -103,7 +114,8 @@ impl Volume {
     /// of that moment or later may need stay.
     ///
     /// # Errors
-    /// An error of the names.
+    /// An error of the names. `Unavailable`: a blob that the tree needs is not held any more, because the tree
+    /// was unpublished meanwhile, or another node publishes it.
     pub fn hold_only(
         &self,
         tree: &str,
@@ -112,15 +124,30 @@ impl Volume {
     ) -> Result<(), Error> {
         let now = time::now();
         let dropped = if kept.is_some() { HeldRow::KeptAt(now) } else { HeldRow::DroppedAt(now) };
+        let held = Cell::new(0);
         self.core.change_holds(tree, &|blob, row| match (row, blobs.contains(blob)) {
-            (HeldRow::Pending | HeldRow::KeptAt(_), true) => Some(HeldRow::Held),
+            (HeldRow::Pending | HeldRow::KeptAt(_), true) => {
+                held.set(held.get() + 1);
+                Some(HeldRow::Held)
+            }
+            (HeldRow::Held, true) => {
+                held.set(held.get() + 1);
+                None
+            }
             (HeldRow::Held | HeldRow::Pending, false) => Some(dropped),
             // It was dropped when the oldest tree was published, or before.
             (HeldRow::KeptAt(at), false) if kept.is_none_or(|kept| at <= kept) => {
                 Some(HeldRow::DroppedAt(now))
             }
             _ => None,
-        })
+        })?;
+        match blobs.len() - held.get().min(blobs.len()) {
+            0 => Ok(()),
+            lost => Err(BlobError::Unavailable(format!(
+                "{lost} of its blobs are not held any more: it was unpublished meanwhile; publish it again"
+            ))
+            .into()),
+        }
     }
 
     /// Records that a tree is not published any more. The next collection deletes what only it needs.
@@ -325,7 +352,9 @@ impl Core {
     ) -> Result<(), Error> {
         let mut commit = Commit::default();
         self.each_hold(&mut |blob, of, row| {
-            if let Some(row) = change(&blob, row).filter(|_| of == tree.as_bytes()) {
+            if of == tree.as_bytes()
+                && let Some(row) = change(&blob, row)
+            {
                 commit.puts.push((Key::held(&blob, tree), row.encode()));
             }
             if commit.puts.len() >= BATCH { self.write_holds(std::mem::take(&mut commit)) } else { Ok(()) }

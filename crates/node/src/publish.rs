@@ -94,6 +94,7 @@ impl Node {
         let started = base::time::monotonic();
         check_name(&wanted.name)?;
         check_keep(wanted.keep)?;
+        let _between = self.volume().between_publications();
         let signed = self.as_publisher(&wanted.name, wanted.keep)?;
         self.put_root(&wanted.name, wanted.afresh, &signed, rows, started, &|| self.before_root(), tick)
     }
@@ -150,6 +151,8 @@ impl Node {
         };
         let done = tree::publish_content(rows, &origin, order);
         let done = done.map_err(|error| refused.unwrap_or_else(|| failed(error)))?;
+        // Another node may have published the name since, and then the holds are those of its tree.
+        before_root()?;
         let older = tree::history::prune(&*origin, name, signed.kept as usize - 1).map_err(failed)?;
         self.volume().hold_only(name, &done.blobs, older).map_err(fs_failed)?;
         Ok(PublishSummary {
@@ -194,6 +197,7 @@ impl Node {
         let failed = |error: TreeError| failure(format!("cannot unpublish {name}"), error);
         let origin = self.volume().parts().origin.clone();
         let _turn = self.shared().map(|shared| self.turn(shared)).transpose()?;
+        let _between = self.volume().between_publications();
         self.before_root()?;
         match self.shared() {
             Some(_) => self.check_shared_owner()?,
@@ -212,6 +216,8 @@ impl Node {
         if self.dir().is_none_or(|dir| !Publisher::file(dir).exists()) {
             return Ok(());
         }
+        // The name of a new tree is not there before its end. The next collection looks again.
+        let Some(_between) = self.volume().if_none_is_published() else { return Ok(()) };
         let failed = |error| failure("cannot look at what is published", error);
         let origin = self.volume().parts().origin.clone();
         let there = root::names(&*origin).map_err(failed)?;
