@@ -24,6 +24,9 @@ const BATCH: usize = 512;
 /// Progress is reported after so many inodes.
 const REPORT_EVERY: u64 = 256;
 
+/// A folder is at most so many levels deep.
+const DEEPEST: usize = 4096;
+
 /// Reports how many inodes were counted.
 pub type Counted<'a> = dyn FnMut(u64) + 'a;
 
@@ -109,7 +112,10 @@ impl Core {
             return self.write_quota(dir, was, Some(row(State::Set)));
         }
         self.write_quota(dir, was, Some(row(State::Counting)))?;
-        self.move_below(dir, record.quota, dir, counted)?;
+        // Another quota above may be counted or taken away at this moment, or this was interrupted. Then what is
+        // below counts for that one, or for none.
+        let from = self.above(&record)?;
+        self.move_below(dir, &from, dir, counted)?;
         self.write_quota(dir, Some(row(State::Counting)), Some(row(State::Set)))
     }
 
@@ -118,15 +124,32 @@ impl Core {
         let Some(row) = was else { return Ok(false) };
         let row = QuotaRow { state: State::Removing, ..row };
         self.write_quota(dir, was, Some(row))?;
-        self.move_below(dir, dir, record.quota, counted)?;
+        self.move_below(dir, &[dir], record.quota, counted)?;
         self.move_nameless(dir, record.quota)?;
         self.write_quota(dir, Some(row), None)?;
         self.names.forget_quota(dir)?;
         Ok(true)
     }
 
+    /// The quotas that what is below a directory without one may count for: none, and those of the directories
+    /// above it.
+    fn above(&self, dir: &InodeRecord) -> Result<Vec<Ino>, Error> {
+        let (mut above, mut at) = (vec![Ino(0), dir.quota], dir.parent);
+        for _ in 0..DEEPEST {
+            above.push(at);
+            if at == Ino::ROOT {
+                break;
+            }
+            match self.names.inode(at)? {
+                Some(record) => at = record.parent,
+                None => break,
+            }
+        }
+        Ok(above)
+    }
+
     /// Makes what is below a directory count for another quota. What counts for a quota within stays.
-    fn move_below(&self, top: Ino, from: Ino, to: Ino, counted: &mut Counted<'_>) -> Result<(), Error> {
+    fn move_below(&self, top: Ino, from: &[Ino], to: Ino, counted: &mut Counted<'_>) -> Result<(), Error> {
         let (mut dirs, mut done) = (vec![top], 0u64);
         while let Some(dir) = dirs.pop() {
             let mut position = 0;
@@ -167,7 +190,7 @@ impl Core {
             let Some(last) = batch.last() else { return Ok(()) };
             start = Ino(last.0 + 1);
             for ino in batch {
-                self.run(&Op::MoveToQuota { ino, from, to })?;
+                self.run(&Op::MoveToQuota { ino, from: &[from], to })?;
             }
         }
     }

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use base::dice::Dice;
 use base::size::MIB;
-use meta::quota::{Limits, State};
+use meta::plan::Op;
+use meta::quota::{Limits, QuotaRow, State};
 
 use super::*;
 use crate::api::RenameMode;
@@ -336,6 +337,38 @@ fn regression_a_clone_that_failed_counts_for_no_quota() {
     let file = v.resolve(b"tree/a/b/f7", true).unwrap().ino;
     clone(file).unwrap();
     assert_eq!(used(&v, limited).1, 1);
+    v.close().unwrap();
+    check(&world);
+}
+
+/// A quota was set within one whose counting was interrupted. What was there already counted for neither, for
+/// good, and nothing said so.
+#[test]
+fn regression_a_quota_within_one_that_is_not_counted_yet_misses_nothing() {
+    let world = World::new();
+    let v = world.open();
+    let outer = v.dir(Ino::ROOT, "outer");
+    let inner = v.dir(outer, "inner");
+    let deep = v.dir(inner, "deep");
+    write(&v, v.file(deep, "file"), 0, 100_000).unwrap();
+    // The rows as an interrupted command leaves them: the inner directory counts, and what is in it does not.
+    let none = v.core.inode(outer).unwrap().quota;
+    let row = QuotaRow { limits: limits(MIB, 20), state: State::Counting, outer: none };
+    v.core.run(&Op::SetQuota { dir: outer, was: None, row: Some(row) }).unwrap();
+    v.core.run(&Op::MoveToQuota { ino: inner, from: &[none], to: outer }).unwrap();
+    set(&v, inner, limits(None, 10));
+    set(&v, outer, limits(MIB, 20));
+    assert_eq!((used(&v, inner), used(&v, outer)), ((100_000, 2), (100_000, 3)));
+    v.rename(deep, b"file", inner, b"file", RenameMode::Replace).unwrap();
+    // The same while the outer one is taken away.
+    assert_eq!(v.remove_quota(inner, &mut |_| ()), Ok(true));
+    let was = v.core.names.quota_row(outer).unwrap();
+    let leaving = was.map(|row| QuotaRow { state: State::Removing, ..row });
+    v.core.run(&Op::SetQuota { dir: outer, was, row: leaving }).unwrap();
+    v.core.run(&Op::MoveToQuota { ino: inner, from: &[outer], to: none }).unwrap();
+    set(&v, inner, limits(None, 10));
+    assert_eq!(v.remove_quota(outer, &mut |_| ()), Ok(true));
+    assert_eq!(used(&v, inner), (100_000, 2));
     v.close().unwrap();
     check(&world);
 }

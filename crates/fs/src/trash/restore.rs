@@ -316,6 +316,15 @@ impl Core {
     }
 
     fn do_restore(&self, steps: Steps, told: &dyn Told, tick: &mut dyn FnMut(u64)) -> Answer<Restored> {
+        let done = self.do_steps(steps, told, tick);
+        if !self.names.quotas().list().is_empty() {
+            // A folder with a quota may be within another one now.
+            self.names.read_quotas()?;
+        }
+        done
+    }
+
+    fn do_steps(&self, steps: Steps, told: &dyn Told, tick: &mut dyn FnMut(u64)) -> Answer<Restored> {
         let mut done = Restored { path: steps.path, files: 0, left: steps.left };
         let firsts = steps.first.len();
         for (at, step) in steps.first.into_iter().chain(steps.below).enumerate() {

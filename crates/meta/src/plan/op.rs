@@ -401,10 +401,11 @@ pub enum Op<'a> {
     },
     /// Makes an inode count for another quota. No limit refuses this.
     MoveToQuota {
-        /// The inode. If it counts for another quota than `from`, or does not exist, nothing changes.
+        /// The inode. If it counts for another quota than one of `from`, or does not exist, nothing changes.
+        /// Nor does what has no name begin to count.
         ino: Ino,
-        /// The quota it counts for; 0 for none.
-        from: Ino,
+        /// The quotas that it may count for; 0 for none.
+        from: &'a [Ino],
         /// The quota it is to count for; 0 for none.
         to: Ino,
     },

@@ -80,13 +80,16 @@ pub(super) fn set(
 }
 
 /// [`super::Op::MoveToQuota`]
-pub(super) fn move_to(view: &View, ino: Ino, from: Ino, to: Ino) -> Result<Change, Stop> {
+pub(super) fn move_to(view: &View, ino: Ino, from: &[Ino], to: Ino) -> Result<Change, Stop> {
     let node = match view.node(ino) {
         Err(Stop::Refused(Refusal::NotFound)) => return Ok(Change::default()),
         node => node?,
     };
     let mut draft = Draft::new();
-    if node.record.quota != from || from == to {
+    let InodeRecord { quota, nlink, .. } = node.record;
+    // See `leave`.
+    let is_gone = nlink == 0 && quota == Ino(0);
+    if !from.contains(&quota) || quota == to || is_gone {
         return Ok(draft.finish());
     }
     if node.record.has(InodeRecord::QUOTA_ROOT) {
