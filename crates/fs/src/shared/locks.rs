@@ -81,7 +81,8 @@ pub(super) struct File {
 
 impl File {
     fn is_idle(&self) -> bool {
-        self.held.is_empty() && self.unlocks.is_empty()
+        // As long as an outcome is unknown, something may be locked that must be released.
+        self.held.is_empty() && self.unlocks.is_empty() && !matches!(self.seen, Seen::Unsure)
     }
 
     pub(super) fn has_unlocks(&self) -> bool {
@@ -285,6 +286,11 @@ impl Core {
         mut look: bool,
     ) -> Result<Changed, Failed> {
         let own = own_session(sharing)?;
+        if wanted.is_some_and(|wanted| wanted.lock.owner.epoch != own.epoch) {
+            // It waited for another change of this file. A lock of that session would count for no node.
+            let why = "the session in which the lock was asked for has ended".to_owned();
+            return Err(StoreError::Fenced(why).into());
+        }
         let queue = &self.fleet_locks.queue;
         let mut is_fresh = false;
         loop {

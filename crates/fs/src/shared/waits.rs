@@ -201,7 +201,9 @@ impl Queue {
     /// it will be tried again.
     fn tried(&self, ino: Ino, again: bool, moved: bool) -> bool {
         let mut state = self.state.lock();
-        let again = again || state.waiters.iter().any(|waiter| waiter.ino == ino);
+        let again = again
+            || state.waiters.iter().any(|waiter| waiter.ino == ino)
+            || state.undo.iter().any(|(of, _)| *of == ino);
         let pause = state.due.remove(&ino).map_or(FIRST, |(_, pause)| pause);
         if again {
             let pause = if moved { FIRST } else { (pause * 2).min(LAST) };

@@ -21,6 +21,8 @@ struct Store {
     inner: meta::Memory,
     away: AtomicBool,
     loses_answers: AtomicBool,
+    /// Is done when the next lock was granted, before the answer is lost.
+    granted: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 fn unreachable() -> StoreError {
@@ -52,7 +54,12 @@ impl MetaStore for Store {
 
     fn commit(&self, commit: Commit) -> Result<(), CommitError> {
         self.look()?;
+        let grants = commit.puts.iter().any(|(key, _)| *key == Key::lock(FILE));
         self.inner.commit(commit)?;
+        if grants && let Some(work) = self.granted.lock().take() {
+            work();
+            return Err(unreachable().into());
+        }
         if self.loses_answers.load(Ordering::SeqCst) { Err(unreachable().into()) } else { Ok(()) }
     }
 
@@ -93,7 +100,8 @@ impl Two {
     fn new() -> Two {
         let world = World::new();
         let (away, loses_answers) = (AtomicBool::new(false), AtomicBool::new(false));
-        let store = Arc::new(Store { inner: meta::Memory::new(), away, loses_answers });
+        let store =
+            Arc::new(Store { inner: meta::Memory::new(), away, loses_answers, granted: Mutex::default() });
         let parts = Parts { store: store.clone(), ..world.parts.clone() };
         Volume::format(&parts, &FormatRequest::default()).unwrap();
         let sessions = Arc::new(Mutex::new([1, 2].map(|node| SessionId { node, epoch: 1 }).to_vec()));
@@ -343,6 +351,44 @@ fn a_withdrawn_request_leaves_nothing_locked() {
         b.release_locks(FILE, LockOwner(1), LockStyle::Range).unwrap();
     }
     until("nothing stays locked", || two.row().is_none());
+}
+
+/// It is withdrawn while its grant is committed, and the answer of that is lost. It stayed locked as long as
+/// the node was mounted.
+#[test]
+fn regression_a_request_that_is_withdrawn_as_it_is_granted_leaves_nothing_locked() {
+    let two = Two::new();
+    let [a, b] = &two.nodes;
+    a.set_lock(FILE, &write(1)).unwrap();
+    let waits = wait(b, &write(1), 1);
+    let node = b.clone();
+    *two.store.granted.lock() = Some(Box::new(move || node.cancel_lock(LockWait(1))));
+    a.set_lock(FILE, &unlock(1)).unwrap();
+    assert_eq!(waits.recv_timeout(SOON).unwrap(), Err(Errno::EINTR));
+    b.release_locks(FILE, LockOwner(1), LockStyle::Range).unwrap();
+    until("nothing stays locked", || two.row().is_none());
+}
+
+/// A request that waited for another one of the file was granted in the name of the session before. So the
+/// next node got the same lock.
+#[test]
+fn regression_no_lock_is_granted_in_the_name_of_an_ended_session() {
+    let two = Two::new();
+    let [a, b] = &two.nodes;
+    let (asks, asked) = channel();
+    let (second, sessions, others) = (a.clone(), two.sessions.clone(), two.others[0].clone());
+    // As long as this commit lasts, the second request waits.
+    *two.store.granted.lock() = Some(Box::new(move || {
+        let lock = range(3, LockKind::Write, 50, 60);
+        std::thread::spawn(move || asks.send(second.set_lock(FILE, &lock)));
+        std::thread::sleep(Duration::from_millis(300));
+        sessions.lock()[0].epoch = 2;
+        others.epoch.store(2, Ordering::SeqCst);
+    }));
+    a.set_lock(FILE, &range(2, LockKind::Write, 0, 10)).unwrap_err();
+    let is_granted = asked.recv_timeout(SOON).unwrap().is_ok();
+    let next = b.set_lock(FILE, &range(4, LockKind::Write, 50, 60));
+    assert_eq!(next, if is_granted { Err(Errno::EAGAIN) } else { Ok(()) }, "granted: {is_granted}");
 }
 
 #[test]
