@@ -296,7 +296,7 @@ impl Clone {
             }
         }
         if is_broken {
-            // A read would never return.
+            // It cannot be waited for any more.
             return self.unreadable("it blocks now, or is not set up");
         }
         self.collect();

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use libc::{c_int, c_ulong};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
+use rustix::io::{Errno, ReadWriteFlags, preadv2};
 
 /// `_IOWR(0xAA, number, size)`, or `_IOR` for one of these.
 const fn request(read_only: bool, number: c_ulong, size: usize) -> c_ulong {
@@ -154,28 +154,49 @@ impl Uffd {
         self.zero(NOWHERE, 4096) == Done::Gone
     }
 
-    /// Passes what the kernel has to say to `each`, and returns when that is all.
+    /// Passes what the kernel has to say to `each`, and returns when that is all. It never waits, whatever the
+    /// VMM does: the VMM has the same open file, and can make it block at any time.
     ///
     /// # Errors
-    /// The descriptor cannot be read. The VMM has not set it up.
+    /// The descriptor cannot be read. The VMM has not set it up, or made it block on a kernel before Linux
+    /// 6.10.
     pub fn events(&self, each: &mut dyn FnMut(Event)) -> io::Result<()> {
-        let mut buffer = [0_u64; MESSAGE / 8 * AT_ONCE];
+        let mut buffer = [0; MESSAGE * AT_ONCE];
         loop {
-            let room = size_of_val(&buffer);
-            // SAFETY: the buffer has room for that many bytes, and any bytes are a value of its numbers.
-            let count = unsafe { libc::read(self.0.as_raw_fd(), buffer.as_mut_ptr().cast(), room) };
-            if count < 0 {
-                match io::Error::last_os_error() {
-                    error if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                    error if error.kind() == io::ErrorKind::Interrupted => continue,
-                    error => return Err(error),
-                }
-            }
-            let whole = count as usize / MESSAGE;
-            if whole == 0 {
+            let count = match self.read(&mut buffer) {
+                Ok(count) => count,
+                Err(Errno::AGAIN) => return Ok(()),
+                Err(Errno::INTR) => continue,
+                Err(error) => return Err(error.into()),
+            };
+            let messages = buffer[..count].chunks_exact(MESSAGE);
+            if messages.len() == 0 {
                 return Ok(());
             }
-            buffer.chunks_exact(MESSAGE / 8).take(whole).for_each(|message| each(event(message)));
+            messages.for_each(|message| each(event(message)));
+        }
+    }
+
+    /// One read of what is there. EAGAIN if nothing is.
+    fn read(&self, buffer: &mut [u8]) -> Result<usize, Errno> {
+        // What a stream is read by: its position.
+        const HERE: u64 = u64::MAX;
+        let read = preadv2(self, &mut [io::IoSliceMut::new(buffer)], HERE, ReadWriteFlags::NOWAIT);
+        match read {
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => self.read_promised(buffer),
+            other => other,
+        }
+    }
+
+    /// The same on a kernel before Linux 6.10, which cannot be told not to wait. A read returns what is there
+    /// if something is, and waits only for the first message. So each read needs a promise of its own.
+    fn read_promised(&self, buffer: &mut [u8]) -> Result<usize, Errno> {
+        let mut on = [PollFd::new(self, PollFlags::IN)];
+        poll(&mut on, Some(&Timespec::default()))?;
+        match on[0].revents() {
+            revents if revents.contains(PollFlags::ERR) => Err(Errno::INVAL),
+            revents if revents.contains(PollFlags::IN) => rustix::io::read(self, buffer),
+            _ => Err(Errno::AGAIN),
         }
     }
 
@@ -208,21 +229,53 @@ fn done(result: c_int, len: u64, moved: u64) -> Done {
     }
 }
 
-fn event(message: &[u64]) -> Event {
-    let kind = message[0].to_ne_bytes()[0];
-    match kind {
-        EVENT_PAGEFAULT if message[1] & FAULT_OTHER == 0 => Event::Fault(message[2]),
+fn event(message: &[u8]) -> Event {
+    let word = |at: usize| message[at * 8..].first_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes));
+    match message[0] {
+        EVENT_PAGEFAULT if word(1) & FAULT_OTHER == 0 => Event::Fault(word(2)),
         EVENT_PAGEFAULT => Event::Other("it registered its memory for other faults than of missing pages"),
         // What is not mapped any more is not touched any more. If the range is mapped anew, it is empty.
-        EVENT_REMOVE | EVENT_UNMAP => Event::Removed(message[1], message[2]),
+        EVENT_REMOVE | EVENT_UNMAP => Event::Removed(word(1), word(2)),
         EVENT_REMAP => Event::Other("it moved its memory to other addresses"),
         EVENT_FORK => {
-            let [a, b, c, d, ..] = message[1].to_ne_bytes();
+            let [a, b, c, d, ..] = word(1).to_ne_bytes();
             let number = c_int::from_ne_bytes([a, b, c, d]);
             // SAFETY: the kernel has just created this descriptor for the message, and nothing else has it.
             drop(unsafe { OwnedFd::from_raw_fd(number) });
             Event::Other("it forked, and asked that its child's memory is served too")
         }
         _ => Event::Other("its kernel sent an event of an unknown kind"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use rustix::fs::{OFlags, fcntl_setfl};
+
+    use super::*;
+    use crate::vmm::Memory;
+
+    /// A kernel before Linux 6.10 cannot be told not to wait.
+    #[test]
+    fn an_old_kernel_is_asked_before_each_read() {
+        let Ok(memory) = Memory::new(4096, false) else {
+            return eprintln!("skipped: lacks userfaultfd, which needs root");
+        };
+        let uffd = Uffd::take(memory.uffd().try_clone_to_owned().unwrap()).unwrap();
+        let mut buffer = [0; MESSAGE * AT_ONCE];
+        assert_eq!(uffd.read_promised(&mut buffer), Err(Errno::AGAIN));
+        let address = memory.bytes().as_ptr() as u64;
+        std::thread::scope(|scope| {
+            scope.spawn(|| assert_eq!(memory.bytes()[7], 0));
+            while uffd.read_promised(&mut buffer) != Ok(MESSAGE) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            assert_eq!(event(&buffer[..MESSAGE]), Event::Fault(address));
+            assert_eq!(uffd.zero(address, 4096), Done::Bytes(4096));
+        });
+        fcntl_setfl(memory.uffd(), OFlags::empty()).unwrap();
+        assert_eq!(uffd.read_promised(&mut buffer), Err(Errno::INVAL));
     }
 }

@@ -364,6 +364,19 @@ fn a_descriptor_that_blocks_ends_the_clone() {
     assert!(matches!(clone.end(), Some(End::Failed(why)) if why.contains("cannot be read")));
 }
 
+/// A VMM that made its descriptor block after it was polled had a thread wait in a read, with both locks held,
+/// until the next event or for ever. The memory of all clones after it was then not completed.
+#[test]
+fn regression_a_descriptor_that_blocks_after_it_was_polled_is_not_waited_for() {
+    let Some(memory) = memory(MIB) else { return };
+    let uffd = Uffd::take(memory.uffd().try_clone_to_owned().unwrap()).unwrap();
+    let clone = unserved(snapshot(MIB), &[SOMEWHERE], uffd);
+    rustix::fs::fcntl_setfl(memory.uffd(), rustix::fs::OFlags::empty()).unwrap();
+    let mine = Arc::clone(&clone);
+    must_end(std::thread::spawn(move || mine.collect()));
+    assert!(clone.removed.try_read().is_some() && clone.pending.try_lock().is_some());
+}
+
 fn must_end<T>(thread: std::thread::JoinHandle<T>) -> T {
     let end = monotonic() + Duration::from_secs(10);
     while !thread.is_finished() {
