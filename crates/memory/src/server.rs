@@ -5,17 +5,19 @@
 //!                    turns: memory-hello, memory-1, memory-2, ...
 //!                    memory-fill: brings what the list says
 //!   memory-clock: notices clones that are gone, and what they touch
+//!   memory-list: stores the list, while there is a newer one than the last that was stored
 //! ```
 //!
 //! **The list.** A clone that starts gets what the clones before it touched in their first 30 s, without
 //! asking. Then it does not fault there, and so does not show whether it touched that. So each sixteenth
 //! clone starts without the list, and what it touches becomes the new one. What the others touch besides is
-//! added.
+//! added. A disk that hangs while the list is stored holds up nothing else.
 
 #[cfg(test)]
 mod tests;
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
@@ -37,6 +39,8 @@ pub const GREETING: Duration = Duration::from_secs(5);
 const TICK: Duration = Duration::from_millis(250);
 /// The most connections that have not said it yet.
 const STRANGERS_MOST: usize = 64;
+/// So many clones are completed at a time, so that one that cannot be completed holds up no other.
+const RESTS: usize = 16;
 /// Each clone of this number starts without the list.
 const MEASURED: u64 = 16;
 
@@ -81,9 +85,17 @@ struct Shared {
     started: AtomicU64,
     strangers: AtomicUsize,
     list: Mutex<Arc<List>>,
-    /// Held while the list is stored. The lock of the list may be taken meanwhile.
-    storing: Mutex<()>,
+    storing: Mutex<Storing>,
     ended: AtomicBool,
+}
+
+/// What becomes of the list's file.
+#[derive(Default)]
+struct Storing {
+    /// The list has changed since a thread last took it.
+    wanted: bool,
+    /// A thread stores it.
+    runs: bool,
 }
 
 /// A clone, and whether it started without the list.
@@ -170,8 +182,17 @@ impl Server {
     /// No thread can be started.
     pub fn complete(&self) -> io::Result<JoinHandle<usize>> {
         let entries = self.shared.entries();
-        let lacks = |Entry { clone, .. }: &&Entry| !clone.complete() && clone.end() != Some(&End::Gone);
-        base::thread::spawn("memory-rest", move || entries.iter().filter(lacks).count())
+        base::thread::spawn("memory-rest", move || {
+            let lacking = AtomicUsize::new(0);
+            let complete = |Entry { clone, .. }: &Entry| {
+                if !clone.complete() && clone.end() != Some(&End::Gone) {
+                    lacking.fetch_add(1, Ordering::Relaxed);
+                }
+                Ok::<(), Infallible>(())
+            };
+            let Ok(()) = base::thread::for_each("memory-rest", RESTS, &entries, complete);
+            lacking.into_inner()
+        })
     }
 
     /// Ends: serves nothing any more. A clone that misses memory waits for it from now on.
@@ -179,8 +200,9 @@ impl Server {
         self.close();
         self.shared.entries().iter().for_each(|entry| entry.clone.stop(End::Stopped));
         let until = base::Deadline::after(Duration::from_secs(10));
-        let leaving = || self.shared.leaving.load(Ordering::Acquire);
-        while (self.clones() > 0 || leaving() > 0) && !until.is_over() {
+        // In this order, because one leads to the next.
+        let leaves = || self.clones() > 0 || self.shared.leaving.load(Ordering::Acquire) > 0;
+        while (leaves() || self.shared.storing.lock().runs) && !until.is_over() {
             std::thread::sleep(Duration::from_millis(2));
         }
     }
@@ -202,7 +224,7 @@ impl Shared {
     }
 
     /// The body of the clock. It goes on until the last clone has ended.
-    fn run_clock(&self) {
+    fn run_clock(self: &Arc<Self>) {
         while !self.ended.load(Ordering::Acquire) || !self.clones.lock().is_empty() {
             for entry in self.entries() {
                 entry.clone.look();
@@ -299,16 +321,16 @@ impl Shared {
         for thread in others {
             let _ = thread.join();
         }
-        self.learn(entry);
-        self.leave(clone, socket);
+        self.leave(entry, socket);
     }
 
-    /// Frees the place of a clone before its end is told: a log that stands still, as a full pipe or a disk
+    /// Frees the place of a clone before anything else: a log that stands still, as a full pipe or a disk
     /// that hangs, must not keep new clones out.
-    fn leave(&self, clone: &Clone, socket: &UnixStream) {
+    fn leave(self: &Arc<Self>, entry: &Entry, socket: &UnixStream) {
         self.leaving.fetch_add(1, Ordering::AcqRel);
-        self.clones.lock().remove(&clone.number);
-        self.tell_end(clone, socket);
+        self.clones.lock().remove(&entry.clone.number);
+        self.learn(entry);
+        self.tell_end(&entry.clone, socket);
         self.leaving.fetch_sub(1, Ordering::AcqRel);
     }
 
@@ -334,7 +356,7 @@ impl Shared {
     }
 
     /// Makes what a clone touched known to the next ones.
-    fn learn(&self, Entry { clone, measures }: &Entry) {
+    fn learn(self: &Arc<Self>, Entry { clone, measures }: &Entry) {
         if !clone.is_young() {
             return;
         }
@@ -363,14 +385,37 @@ impl Shared {
         }
     }
 
-    /// Stores the list. One thread at a time, and each stores the newest.
-    fn store(&self) {
-        let Some(file) = &self.options.list else { return };
-        let _storing = self.storing.lock();
-        let list = Arc::clone(&self.list.lock());
-        if let Err(error) = file.store(&list) {
-            let line = format!("the list {} was not stored: {error}", file.path.display());
-            self.log(Level::Warn, &line);
+    /// Has the list stored, by a thread of its own. There is one at a time, however long the disk takes.
+    fn store(self: &Arc<Self>) {
+        let Some(file) = self.options.list.clone() else { return };
+        let mut storing = self.storing.lock();
+        storing.wanted = true;
+        if storing.runs {
+            return;
+        }
+        let shared = Arc::clone(self);
+        let spawned = base::thread::spawn("memory-list", move || shared.run_store(&file));
+        storing.runs = spawned.is_ok();
+        drop(storing);
+        if let Err(error) = spawned {
+            self.log(Level::Warn, &format!("the list was not stored, for lack of a thread: {error}"));
+        }
+    }
+
+    /// The body of that thread. It stores the newest list, until there is no newer one.
+    fn run_store(&self, file: &ListFile) {
+        loop {
+            let mut storing = self.storing.lock();
+            storing.runs = std::mem::take(&mut storing.wanted);
+            if !storing.runs {
+                return;
+            }
+            drop(storing);
+            let list = Arc::clone(&self.list.lock());
+            if let Err(error) = file.store(&list) {
+                let line = format!("the list {} was not stored: {error}", file.path.display());
+                self.log(Level::Warn, &line);
+            }
         }
     }
 }

@@ -20,6 +20,11 @@ struct World {
 
 impl World {
     fn new(change: impl FnOnce(&mut Options)) -> World {
+        World::of(change, |plain| Arc::new(plain))
+    }
+
+    /// The same with a source around the file.
+    fn of(change: impl FnOnce(&mut Options), around: impl FnOnce(Plain) -> Arc<dyn Source>) -> World {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("memory");
         let bytes: Vec<u8> = (0..4 * MIB).map(|at| (at / 4096 * 7 + at % 251) as u8).collect();
@@ -28,7 +33,7 @@ impl World {
         let log = Arc::clone(&lines);
         let mut options = Options::new(Arc::new(move |_, line: &str| log.lock().push(line.to_owned())));
         change(&mut options);
-        let mut server = Server::start(Arc::new(Plain::open(&file).unwrap()), options).unwrap();
+        let mut server = Server::start(around(Plain::open(&file).unwrap()), options).unwrap();
         let path = folder.path().join("s");
         server.listen(UnixListener::bind(&path).unwrap(), path).unwrap();
         World { server, folder, bytes, lines }
@@ -219,4 +224,82 @@ fn regression_a_list_that_the_clock_has_learned_is_stored() {
     assert!(!file.path.exists(), "it touches memory for a while");
     world.server.end();
     assert_eq!(file.load().unwrap().unwrap().bytes(), 4 * MIB);
+}
+
+/// A file of which the first read of its beginning hangs until it is let go.
+struct Hanging {
+    plain: Plain,
+    reads: AtomicUsize,
+    let_go: Arc<AtomicBool>,
+}
+
+impl Source for Hanging {
+    fn len(&self) -> u64 {
+        self.plain.len()
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        if offset == 0 && self.reads.fetch_add(1, Ordering::SeqCst) == 0 {
+            while !self.let_go.load(Ordering::SeqCst) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+        self.plain.read(offset, buf)
+    }
+}
+
+/// At the end of the server, the clones after one that could not be completed were not completed either.
+#[test]
+fn regression_a_clone_that_cannot_be_completed_holds_up_no_other() {
+    if !may() {
+        return;
+    }
+    let let_go: Arc<AtomicBool> = Arc::default();
+    let hanging = Arc::clone(&let_go);
+    let around = |plain| Arc::new(Hanging { plain, reads: AtomicUsize::new(0), let_go: hanging }) as _;
+    let mut world = World::of(|_| {}, around);
+    let (first, _first) = vmm::load(&world.socket(), 4 * MIB).unwrap();
+    until("the first clone", || world.server.clones() == 1);
+    let first = std::thread::spawn(move || first.bytes()[0]);
+    until("its fault", || world.server.shared.entries()[0].clone.counts().faults == 1);
+    let (_second, _stream) = vmm::load(&world.socket(), 4 * MIB).unwrap();
+    until("the second clone", || world.server.clones() == 2);
+    let second = Arc::clone(&world.server.shared.entries()[1].clone);
+    world.server.close();
+    let rest = world.server.complete().unwrap();
+    let all = || second.counts().copied + second.counts().zeros == 4 * MIB;
+    let is_whole = (0..1000).any(|_| {
+        std::thread::sleep(Duration::from_millis(5));
+        all()
+    });
+    let_go.store(true, Ordering::SeqCst);
+    assert_eq!((first.join().unwrap(), rest.join().unwrap()), (world.bytes[0], 0));
+    assert!(is_whole, "the second clone waited for the first");
+}
+
+/// A disk that hung under the list kept the places of clones that were gone, and the clock stood still.
+#[test]
+fn regression_a_disk_that_hangs_under_the_list_keeps_no_place() {
+    if !may() {
+        return;
+    }
+    let kept = tempfile::tempdir().unwrap();
+    let path = kept.path().join("list");
+    // Opening it waits for a reader.
+    let disk = kept.path().join("list.new");
+    rustix::fs::mknodat(rustix::fs::CWD, &disk, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    let list = ListFile { path, size: 4 * MIB, identity: "test".into() };
+    let mut world = World::new(|options| (options.clones, options.list) = (1, Some(list)));
+    for _ in 0..2 {
+        let (memory, _stream) = vmm::load(&world.socket(), 4 * MIB).unwrap();
+        assert!(memory.bytes() == world.bytes);
+        let entry = world.server.shared.entries().remove(0);
+        entry.clone.stop(End::Gone);
+        until("its place is free", || world.server.clones() == 0);
+    }
+    assert!(world.server.shared.storing.lock().runs);
+    // It hangs no more.
+    let _reader = std::fs::File::open(&disk).unwrap();
+    world.server.end();
+    assert!(!world.server.shared.storing.lock().runs);
 }
