@@ -143,6 +143,9 @@ impl Snapshots {
             let index = self.index.lock();
             self.store.leftovers(|id| index.records.contains_key(&id))?
         };
+        if !left.is_empty() {
+            self.store.sync_records()?;
+        }
         left.into_iter().try_for_each(|id| self.store.remove_folder(id))
     }
 
@@ -352,10 +355,18 @@ impl Snapshots {
                 return refuse(Code::FailedPrecondition, format!("{key} is below {}", child.name));
             }
             self.store.erase(id)?;
+            // Whatever fails from here on, nothing may be put above a snapshot without a record.
             index.ids.remove(key);
             index.records.remove(&id);
             id
         };
+        if let Err(failure) = self.store.sync_records() {
+            // The snapshot is gone for containerd, which would find nothing to remove again. After a power
+            // cut it may be back, and then it needs its folder. Cleanup and a start try again.
+            let why = failure.in_one_line();
+            (self.log)(&format!("{key} is removed, but its folder {id} stays for now: {why}"));
+            return Ok(());
+        }
         Ok(self.store.remove_folder(id)?)
     }
 

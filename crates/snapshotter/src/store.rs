@@ -220,7 +220,7 @@ impl Store {
             fs::rename(&new, &path).at("rename", &new)
         };
         write().inspect_err(|_| drop(fs::remove_file(&new)))?;
-        sync(&self.root.join("records"))
+        self.sync_records()
     }
 
     /// Removes a snapshot that was not made whole, as far as that goes. A start removes the rest.
@@ -232,13 +232,23 @@ impl Store {
         }
     }
 
-    /// Removes a record. When this returns, that is durable.
+    /// Removes a record, if it is there. That is durable after [`Store::sync_records`].
     ///
     /// # Errors
-    /// It cannot be removed.
+    /// It cannot be removed. It is there still.
     pub fn erase(&self, id: u64) -> Result<()> {
         let path = self.record(id);
-        fs::remove_file(&path).at("remove", &path)?;
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            other => other.at("remove", &path),
+        }
+    }
+
+    /// Makes durable which records there are.
+    ///
+    /// # Errors
+    /// The disk does not take it.
+    pub fn sync_records(&self) -> Result<()> {
         sync(&self.root.join("records"))
     }
 

@@ -321,3 +321,49 @@ fn regression_a_snapshot_that_cannot_be_recorded_leaves_no_folder() {
     assert_eq!(code(all.prepare(&layer("x/2/extract", "", &one))), Code::AlreadyExists);
     assert_eq!(world.folders().len(), 2);
 }
+
+/// Runs `work` with a folder whose names can be changed, but which cannot be opened, and so not be synced.
+fn unsyncable(folder: &Path, work: impl FnOnce() + Send) {
+    use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+    fs::set_permissions(folder, PermissionsExt::from_mode(0o300)).unwrap();
+    std::thread::scope(|scope| {
+        // Only this thread loses the right to open what its mode forbids.
+        scope.spawn(|| {
+            let mut mine = capabilities(None).unwrap();
+            mine.effective -= CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH;
+            set_capabilities(None, mine).unwrap();
+            assert!(fs::File::open(folder).is_err());
+            work();
+        });
+    });
+    fs::set_permissions(folder, PermissionsExt::from_mode(0o700)).unwrap();
+}
+
+/// The record was gone and the snapshot was still known. It could not be removed any more, and after another
+/// one had been put above it, the next start failed.
+#[test]
+fn regression_a_removal_that_cannot_be_synced_is_one() {
+    let world = World::new();
+    let all = world.start();
+    all.prepare(&new("a", "")).unwrap();
+    all.commit(&commit("base", "a")).unwrap();
+    unsyncable(&world.root().join("records"), || all.remove("base").unwrap());
+    assert_eq!(code(all.prepare(&new("c", "base"))), Code::NotFound);
+    assert_eq!(world.folders(), ["1"], "after a power cut, the record could be back");
+    all.prepare(&new("d", "")).unwrap();
+    drop(all);
+    let all = world.start();
+    assert_eq!(all.list(&[]).unwrap().len(), 1);
+    assert_eq!(world.folders(), ["2"]);
+}
+
+/// A record that is gone from the disk made every Remove of its snapshot fail.
+#[test]
+fn regression_a_snapshot_whose_record_is_gone_can_be_removed() {
+    let world = World::new();
+    let all = world.start();
+    all.prepare(&new("a", "")).unwrap();
+    fs::remove_file(world.root().join("records/1.json")).unwrap();
+    all.remove("a").unwrap();
+    assert_eq!((world.folders().len(), all.list(&[]).unwrap().len()), (0, 0));
+}
