@@ -19,7 +19,7 @@ use vhost::vhost_user::{
 };
 use virtio_queue::{Queue, QueueT};
 
-use crate::memory::Table;
+use crate::memory::{REGIONS_MOST, Table};
 use crate::ring::{CallPlace, MemoryPlace, Ring, Setup};
 use crate::server::Options;
 use crate::session::Session;
@@ -28,8 +28,6 @@ use crate::session::Session;
 pub const QUEUES_MOST: usize = 65;
 /// The most descriptors of a queue.
 const SIZE_MOST: u16 = 1 << 15;
-/// The most regions of memory: what QEMU can have.
-const REGIONS_MOST: u64 = 509;
 /// How long requests may go on after their queue was stopped, beyond their deadline.
 const GRACE: Duration = Duration::from_secs(5);
 /// Length of a tag, in bytes.
@@ -341,7 +339,7 @@ impl VhostUserBackendReqHandlerMut for Backend {
     }
 
     fn get_max_mem_slots(&mut self) -> Result<u64> {
-        Ok(REGIONS_MOST)
+        Ok(REGIONS_MOST as u64)
     }
 
     fn add_mem_region(&mut self, region: &VhostUserSingleMemoryRegion, fd: File) -> Result<()> {

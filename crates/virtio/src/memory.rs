@@ -14,6 +14,9 @@ use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
 /// The mapped memory of a guest.
 pub type Memory = GuestMemoryMmap<()>;
 
+/// The most regions: what QEMU can have.
+pub const REGIONS_MOST: usize = 509;
+
 /// One range, with both addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Range {
@@ -38,7 +41,7 @@ impl Table {
     /// Takes these regions in place of all others.
     ///
     /// # Errors
-    /// A file cannot be mapped, or regions overlap. Nothing has changed then.
+    /// A file cannot be mapped, regions overlap, or there are too many. Nothing has changed then.
     pub fn replace(&mut self, regions: &[VhostUserMemoryRegion], files: Vec<File>) -> io::Result<()> {
         if regions.len() != files.len() {
             return Err(io::Error::other("it gives another number of files than of regions"));
@@ -56,6 +59,9 @@ impl Table {
     /// # Errors
     /// As [`Table::replace`].
     pub fn add(&mut self, region: &VhostUserMemoryRegion, file: File) -> io::Result<()> {
+        if self.ranges.len() >= REGIONS_MOST {
+            return Err(io::Error::other(format!("it has more than {REGIONS_MOST} regions")));
+        }
         let len = usize::try_from(region.memory_size).map_err(io::Error::other)?;
         let (found, end) = (file.metadata()?, region.mmap_offset.saturating_add(region.memory_size));
         // Memory behind a file's end can be mapped, and kills the process that touches it.
@@ -125,5 +131,19 @@ mod tests {
         table.remove(&region(0, 0, 0)).unwrap();
         assert!(table.remove(&region(0, 0, 0)).is_err() && table.guest_address(0x7000_0000).is_none());
         assert_eq!(table.guest_address(0x7100_0000), Some(0x1_0000));
+    }
+
+    /// Each region takes a descriptor and a mapping of the server, and a VMM could add them without end.
+    #[test]
+    fn regression_the_number_of_regions_has_a_bound() {
+        let region = |at: u64| VhostUserMemoryRegion::new(at * 0x1000, 0x1000, at * 0x1000, 0);
+        let (mut table, file) = (Table::default(), file(0x1000));
+        for at in 0..REGIONS_MOST as u64 {
+            table.add(&region(at), file.try_clone().unwrap()).unwrap();
+        }
+        let next = region(REGIONS_MOST as u64);
+        assert!(table.add(&next, file.try_clone().unwrap()).is_err());
+        table.remove(&region(7)).unwrap();
+        table.add(&next, file).unwrap();
     }
 }
