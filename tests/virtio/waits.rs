@@ -138,6 +138,27 @@ fn a_change_of_data_gets_no_early_reply() {
     assert_eq!((used, vmm.reply(used, len).error), (head, 0));
 }
 
+/// What a VMM that is gone had asked for was done after the next guest had its place, and changed files that
+/// the kernel of that one remembered.
+#[test]
+fn regression_the_place_of_a_guest_is_free_after_its_last_change() {
+    let world = World::new(Sharing::One, 1);
+    let mut vmm = Vmm::mounted(&world.path("one"), 2);
+    world.watched.hold_back(true);
+    let punch = [&[0; 16][..], &4096_u64.to_ne_bytes(), &3_u32.to_ne_bytes(), &[0; 4]].concat();
+    vmm.send(1, &message(FALLOCATE, 1001, 2, &punch), 16);
+    assert!(vmm.is_served());
+    drop(vmm);
+    let comes_in = || Vmm::try_connect(&world.path("two"), 2).is_ok();
+    let is_early = (0..50).any(|_| {
+        std::thread::sleep(Duration::from_millis(20));
+        comes_in()
+    });
+    world.watched.hold_back(false);
+    assert!(!is_early, "the change was not done yet");
+    until("the place is free", comes_in);
+}
+
 /// The server ends while requests wait: it is not held up, and the VMM sees the end.
 #[test]
 fn a_server_ends_under_a_vmm() {

@@ -154,8 +154,8 @@ impl Uffd {
         self.zero(NOWHERE, 4096) == Done::Gone
     }
 
-    /// Passes what the kernel has to say to `each`, and returns when that is all. It never waits, whatever the
-    /// VMM does: the VMM has the same open file, and can make it block at any time.
+    /// Passes what the kernel has to say to `each`, and returns when that is all. It never waits, whatever
+    /// the VMM does: the VMM has the same open file, and can make it block at any time.
     ///
     /// # Errors
     /// The descriptor cannot be read. The VMM has not set it up, or made it block on a kernel before Linux

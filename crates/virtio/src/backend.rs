@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use base::Deadline;
 use parking_lot::RwLock;
+use stream::hello::Sharing;
 use vhost::vhost_user::message::{
     VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
     VhostUserLog, VhostUserMemoryRegion, VhostUserShMemConfig, VhostUserSharedMsg,
@@ -99,6 +101,19 @@ impl Backend {
             if let Some(ring) = said.ring.take() {
                 said.base = ring.stop(patience);
             }
+        }
+    }
+
+    /// The VMM is gone. Nothing waits for replies any more. With one guest at a time, the next one must not
+    /// see its files change: what was taken from this one is finished first, as far as its time allows.
+    pub fn leave(&mut self) {
+        let rings: Vec<Ring> = self.queues.iter_mut().filter_map(|said| said.ring.take()).collect();
+        rings.iter().for_each(|ring| _ = ring.stop(Duration::ZERO));
+        // Requests that wait for a lock end by this.
+        self.session.close();
+        if self.session.door().options().sharing == Sharing::One {
+            let until = Deadline::after(self.patience());
+            rings.iter().for_each(|ring| _ = ring.stop(until.left()));
         }
     }
 

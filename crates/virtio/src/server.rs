@@ -151,8 +151,8 @@ impl Shared {
             (talk.stream.take(), talk.backend.take())
         };
         drop(taken);
-        // Nothing waits for replies any more. A panic while a message was served leaves queues to stop too.
-        backend.lock().unwrap_or_else(std::sync::PoisonError::into_inner).stop(Duration::ZERO);
+        // A panic while a message was served leaves queues to stop too.
+        backend.lock().unwrap_or_else(std::sync::PoisonError::into_inner).leave();
         session.leave();
         match ended {
             Error::Disconnected | Error::PartialMessage | Error::SocketBroken(_) => {

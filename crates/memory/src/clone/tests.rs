@@ -364,8 +364,8 @@ fn a_descriptor_that_blocks_ends_the_clone() {
     assert!(matches!(clone.end(), Some(End::Failed(why)) if why.contains("cannot be read")));
 }
 
-/// A VMM that made its descriptor block after it was polled had a thread wait in a read, with both locks held,
-/// until the next event or for ever. The memory of all clones after it was then not completed.
+/// A VMM that made its descriptor block after it was polled had a thread wait in a read, with both locks
+/// held, until the next event or for ever. The memory of all clones after it was then not completed.
 #[test]
 fn regression_a_descriptor_that_blocks_after_it_was_polled_is_not_waited_for() {
     let Some(memory) = memory(MIB) else { return };
