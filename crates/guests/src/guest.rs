@@ -249,7 +249,9 @@ impl Guest {
                 base::thread::may_wait_again();
                 let error = self.fs.sync().err().map_or(0, |error| error.0);
                 link.send(&Head::plain(Kind::Bye), &error.to_le_bytes());
+                let _notes = self.notes.lock();
                 self.ended.store(true, Ordering::Release);
+                self.noted.notify_all();
             }
             _ => return Err(BadFrame::Payload(head.kind).into()),
         }
@@ -409,8 +411,12 @@ impl Guest {
     }
 
     fn cut(&self) {
-        self.ended.store(true, Ordering::Release);
-        self.noted.notify_all();
+        {
+            // A thread that has just seen that it has not ended waits before this lock is free.
+            let _notes = self.notes.lock();
+            self.ended.store(true, Ordering::Release);
+            self.noted.notify_all();
+        }
         self.links.lock().iter().for_each(|link| link.cut());
         if let Some(served) = self.served.get() {
             served.end();
