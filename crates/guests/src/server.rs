@@ -35,10 +35,14 @@ use crate::guest::{Cut, Guest};
 use crate::locks::Numbers;
 use crate::outbox::Outbox;
 
+mod strangers;
+#[cfg(test)]
+mod tests;
 mod visit;
+use strangers::Strangers;
 pub use visit::{Door, Visit};
 
-/// How long a stranger may take for each step of the greeting.
+/// How long a stranger may take for the whole greeting, if nothing else is said.
 const GREETING: Duration = Duration::from_secs(10);
 /// How long a guest may take to read, when it has been sent something.
 const SEND_PATIENCE: Duration = Duration::from_secs(30);
@@ -46,7 +50,7 @@ const SEND_PATIENCE: Duration = Duration::from_secs(30);
 const SILENCE: Duration = Duration::from_secs(30);
 /// How often sessions without connections are looked at.
 const TICK: Duration = Duration::from_millis(200);
-/// The most connections of all guests and strangers together.
+/// The most connections of all guests together. Strangers are counted apart ([`Strangers`]).
 const LINKS_MOST: usize = 1024;
 /// How long requests may go on when the server ends.
 const ENDING: Duration = Duration::from_secs(10);
@@ -88,6 +92,8 @@ pub struct Options {
     pub linger: Duration,
     /// How long a guest's machine may answer nothing over TCP until its connection counts as broken.
     pub silence: Duration,
+    /// How long the greeting of a new connection may take.
+    pub greeting: Duration,
     /// What is served: the same bytes for the same volume, tree or folder.
     pub source: Id,
     /// Its name, for people.
@@ -116,6 +122,7 @@ impl Options {
             deadline: Duration::from_secs(60),
             linger: LINGER,
             silence: SILENCE,
+            greeting: GREETING,
             source: id_of("covey guest stream source", source),
             name: name.to_owned(),
             log,
@@ -149,6 +156,7 @@ struct Shared {
     last_guest: AtomicU64,
     /// Connections, greeted or not.
     links: AtomicUsize,
+    strangers: Strangers,
     ended: AtomicBool,
 }
 
@@ -185,6 +193,7 @@ impl Server {
             visits: AtomicUsize::new(0),
             last_guest: AtomicU64::new(0),
             links: AtomicUsize::new(0),
+            strangers: Strangers::default(),
             ended: AtomicBool::new(false),
         });
         let clock = Arc::clone(&shared);
@@ -230,6 +239,7 @@ impl Server {
     pub fn end(&mut self) {
         self.shared.ended.store(true, Ordering::Release);
         self.listeners.drain(..).for_each(|listener| listener.close());
+        self.shared.strangers.cut_all();
         let guests: Vec<Arc<Guest>> = self.shared.guests.lock().drain().map(|(_, guest)| guest).collect();
         let until = base::Deadline::after(ENDING);
         let why = encode_refusal(Refusal::Ending, "the server ends");
@@ -287,25 +297,30 @@ impl Shared {
                     continue;
                 }
             };
-            if self.links.fetch_add(1, Ordering::AcqRel) >= LINKS_MOST {
-                self.links.fetch_sub(1, Ordering::AcqRel);
-                continue;
+            // Without a second handle it cannot be cut: too many files are open.
+            let Ok(entered) = self.strangers.enter(&socket, self.options.greeting) else { continue };
+            if let Some(line) = entered.news {
+                self.log(&line);
             }
-            let shared = Arc::clone(self);
+            self.links.fetch_add(1, Ordering::AcqRel);
+            let (shared, number) = (Arc::clone(self), entered.number);
             let spawned = base::thread::spawn("guest-hello", move || {
-                shared.serve(socket);
+                shared.serve(socket, number);
                 shared.links.fetch_sub(1, Ordering::AcqRel);
             });
             if spawned.is_err() {
+                self.strangers.leave(number);
                 self.links.fetch_sub(1, Ordering::AcqRel);
             }
         }
     }
 
     /// One connection from beginning to end.
-    fn serve(self: &Arc<Self>, socket: Socket) {
+    fn serve(self: &Arc<Self>, socket: Socket, number: u64) {
         let mut receiver = Receiver::new(socket);
-        match self.greet(&mut receiver) {
+        let greeted = self.greet(&mut receiver, number);
+        self.strangers.leave(number);
+        match greeted {
             Ok((guest, outbox)) => {
                 let turn = Mutex::new(Turn { receiver, over: false });
                 let link = Arc::new(Link { guest, outbox, turn, threads: AtomicUsize::new(1) });
@@ -397,10 +412,46 @@ impl Shared {
     }
 
     /// Greets. The error is what to log, or nothing for a connection that said nothing.
-    fn greet(&self, receiver: &mut Receiver) -> Result<(Arc<Guest>, Arc<Outbox>), Option<String>> {
+    fn greet(
+        &self,
+        receiver: &mut Receiver,
+        number: u64,
+    ) -> Result<(Arc<Guest>, Arc<Outbox>), Option<String>> {
+        let io = |error: io::Error| Some(error.to_string());
+        let proven = self.prove(receiver);
+        // One that was cut has its line in the log.
+        if !self.strangers.leave(number) {
+            return Err(None);
+        }
+        let (hello, proof) = proven?;
+        if self.links.load(Ordering::Acquire).saturating_sub(self.strangers.count()) > LINKS_MOST {
+            let say = format!("{LINKS_MOST} connections are served, and no more are allowed");
+            return Err(Some(refuse(receiver.socket(), Refusal::Full, &say)));
+        }
+        let (guest, found) =
+            self.find(&hello).map_err(|(why, say)| Some(refuse(receiver.socket(), why, &say)))?;
+        receiver.socket().limit(None, Some(SEND_PATIENCE)).map_err(io)?;
+        receiver.socket().notice_silence(self.options.silence);
+        let most = 2 * self.options.bytes as usize + (8 << 20);
+        let outbox = Arc::new(Outbox::new(receiver.socket().cloned().map_err(io)?, most));
+        if !guest.join(&outbox) {
+            let say = format!("it has {} connections, and no more are allowed", self.options.connections);
+            return Err(Some(refuse(receiver.socket(), Refusal::Full, &say)));
+        }
+        if hello.features & ABOUT != 0 {
+            outbox.send(&Head::plain(Kind::About), self.options.about.as_bytes());
+        }
+        outbox.send(&Head::plain(Kind::Welcome), &self.welcome(proof, &guest, found).encode());
+        guest.remind(&outbox);
+        Ok((guest, outbox))
+    }
+
+    /// Lets a stranger prove that it may attach. Returns its greeting, and the server's own proof.
+    fn prove(&self, receiver: &mut Receiver) -> Result<(Hello, [u8; 32]), Option<String>> {
         let io = |error: io::Error| Some(error.to_string());
         let mut room = vec![0; PAYLOAD_MAX];
-        receiver.socket().limit(Some(GREETING), Some(GREETING)).map_err(io)?;
+        // The clock ends the greeting as a whole.
+        receiver.socket().limit(None, Some(self.options.greeting)).map_err(io)?;
         let got = match receiver.receive_kind(Kind::Hello, &mut room) {
             Ok(got) if got.kind == Kind::Hello => got,
             Ok(_) | Err(Lost::Closed) => return Err(None),
@@ -437,23 +488,8 @@ impl Shared {
                        ends to one release, or serve with --locks local";
             return Err(Some(refuse(receiver.socket(), Refusal::Version, say)));
         }
-        let (guest, found) =
-            self.find(&hello).map_err(|(why, say)| Some(refuse(receiver.socket(), why, &say)))?;
-        receiver.socket().limit(None, Some(SEND_PATIENCE)).map_err(io)?;
-        receiver.socket().notice_silence(self.options.silence);
-        let most = 2 * self.options.bytes as usize + (8 << 20);
-        let outbox = Arc::new(Outbox::new(receiver.socket().cloned().map_err(io)?, most));
-        if !guest.join(&outbox) {
-            let say = format!("it has {} connections, and no more are allowed", self.options.connections);
-            return Err(Some(refuse(receiver.socket(), Refusal::Full, &say)));
-        }
         let proof = self.keys.server(&hello_bytes, &challenge);
-        if hello.features & ABOUT != 0 {
-            outbox.send(&Head::plain(Kind::About), self.options.about.as_bytes());
-        }
-        outbox.send(&Head::plain(Kind::Welcome), &self.welcome(proof, &guest, found).encode());
-        guest.remind(&outbox);
-        Ok((guest, outbox))
+        Ok((hello, proof))
     }
 
     fn welcome(&self, proof: [u8; 32], guest: &Guest, found: Found) -> Welcome {
@@ -530,10 +566,15 @@ impl Shared {
         }
     }
 
-    /// Forgets guests that have had no connection for long.
+    /// Ends greetings that last too long, and forgets guests that have had no connection for long.
     fn run_clock(&self) {
         while !self.ended.load(Ordering::Acquire) {
             std::thread::sleep(TICK);
+            let late = self.strangers.cut_late();
+            if late > 0 {
+                let seconds = self.options.greeting.as_secs();
+                self.log(&format!("{late} connections were ended: they did not greet within {seconds} s"));
+            }
             let now = base::time::monotonic();
             let over = |guest: &&Arc<Guest>| {
                 guest.alone_since().is_some_and(|since| now.duration_since(since) >= self.options.linger)
