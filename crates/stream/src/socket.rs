@@ -6,6 +6,8 @@ use std::net::{TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::address::{Address, HOST_CID};
@@ -96,6 +98,15 @@ impl Socket {
         }
     }
 
+    /// How many bytes were sent and not taken: over TCP those that the other machine has not acknowledged. 0
+    /// if the system does not say.
+    pub fn unsent(&self) -> usize {
+        let mut bytes: libc::c_int = 0;
+        // SAFETY: the descriptor is open, and TIOCOUTQ writes one number, which lives through the call.
+        let done = unsafe { libc::ioctl(self.0.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+        if done < 0 { 0 } else { usize::try_from(bytes).unwrap_or(0) }
+    }
+
     /// Ends the connection for both ends. Threads that send or receive return.
     pub fn cut(&self) {
         let _ = self.0.shutdown(std::net::Shutdown::Both);
@@ -182,12 +193,23 @@ pub struct Receiver {
     ahead: Vec<u8>,
     from: usize,
     to: usize,
+    heard: Arc<AtomicU64>,
+}
+
+/// The monotonic clock in milliseconds.
+pub fn now_ms() -> u64 {
+    base::time::monotonic_ns() / 1_000_000
 }
 
 impl Receiver {
     /// Receives from this socket.
     pub fn new(socket: Socket) -> Receiver {
-        Receiver { socket, ahead: vec![0; AHEAD], from: 0, to: 0 }
+        Receiver { socket, ahead: vec![0; AHEAD], from: 0, to: 0, heard: Arc::new(AtomicU64::new(now_ms())) }
+    }
+
+    /// When bytes came last, also those of a frame that has not come whole: see [`now_ms`].
+    pub fn heard(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.heard)
     }
 
     /// The socket.
@@ -248,7 +270,10 @@ impl Receiver {
         loop {
             match (&self.socket.0).read(room) {
                 Ok(0) => return Err(Lost::Closed),
-                Ok(count) => return Ok(count),
+                Ok(count) => {
+                    self.heard.store(now_ms(), Ordering::Relaxed);
+                    return Ok(count);
+                }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(error.into()),
             }

@@ -78,6 +78,12 @@ pub struct Flags {
 pub struct Device(File);
 
 impl Device {
+    /// One that is no device.
+    #[cfg(test)]
+    pub fn of(file: File) -> Device {
+        Device(file)
+    }
+
     fn open() -> io::Result<Device> {
         OpenOptions::new().read(true).write(true).custom_flags(libc::O_CLOEXEC).open(DEVICE).map(Device)
     }

@@ -1,20 +1,26 @@
 //! The requests of the guest's kernel that have no reply yet, each in a slot.
 //!
 //! A slot holds the whole request, so that it can be sent again after the connection broke. The server grants
-//! slots and bytes. A reader thread waits here while there are none, so the kernel's queue is the only queue.
+//! slots and bytes. While there are none, requests wait here in a line. The reader threads go on, because the
+//! kernel tells them of signals, and a program that is killed must not wait for a slot. They pause only while
+//! the line holds many bytes.
 //!
 //! Requests that wait for a lock have slots of their own ([`WAITS_AT`]), because the request that releases
 //! the lock needs a slot too.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
 use super::rooms::Kept;
 use crate::request::{self, Asked};
 use crate::slots::{WAITS, WAITS_AT};
+
+/// While the requests in the line take more memory than this, readers pause.
+const LINE_BYTES: usize = 128 << 20;
 
 /// Where a request was sent: the connection, and the session that it belonged to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +61,25 @@ pub struct Entry {
     cost: u32,
 }
 
+/// A request that came from the kernel.
+#[derive(Clone, Debug)]
+pub struct New {
+    /// Its header.
+    pub asked: Asked,
+    /// The descriptor of the device from which it came, and to which its reply goes.
+    pub device: usize,
+    /// All of it.
+    pub request: Arc<Kept>,
+    /// What it costs of the bytes that the server granted.
+    pub cost: u32,
+    /// When it was read, if it is traced.
+    pub traced: Option<Instant>,
+    /// It ends locks that the server must be told of.
+    pub ends_locks: bool,
+    /// A signal reached the caller.
+    pub signalled: bool,
+}
+
 /// Slots that follow one another.
 #[derive(Default)]
 struct Row {
@@ -82,6 +107,9 @@ struct State {
     closed: bool,
     /// Requests are answered EIO instead of waiting for a slot.
     failing: bool,
+    /// Requests that wait for a slot, and the memory that they take.
+    line: VecDeque<New>,
+    line_bytes: usize,
 }
 
 impl State {
@@ -98,13 +126,14 @@ impl State {
     }
 
     /// Enters a request in a free slot.
-    fn enter(&mut self, new: New<'_>) -> Option<(u16, u64)> {
-        let slot = match new.waits {
+    fn enter(&mut self, new: &New, own: bool, waits: bool) -> Option<(u16, u64)> {
+        let cost = if waits { 0 } else { new.cost };
+        let slot = match waits {
             true => self.waits.free.pop()?,
-            false if self.bytes > 0 && self.bytes + u64::from(new.cost) > self.granted => return None,
+            false if self.bytes > 0 && self.bytes + u64::from(cost) > self.granted => return None,
             false => self.usual.free.pop()?,
         };
-        self.bytes += u64::from(new.cost);
+        self.bytes += u64::from(cost);
         let (row, at) = self.row(slot);
         row.seqs[at] += 1;
         let seq = row.seqs[at];
@@ -113,38 +142,43 @@ impl State {
             seq,
             asked: new.asked,
             device: new.device,
-            request: Arc::clone(new.request),
+            request: Arc::clone(&new.request),
             sent: None,
             attempt: 0,
             resent: false,
-            signalled: false,
+            signalled: new.signalled,
             killed: None,
             given_up: false,
-            own: new.own,
-            cost: new.cost,
+            own,
+            cost,
         };
         row.entries[at] = Some(entry);
         Some((slot, seq))
     }
-}
 
-/// A request that is to be entered.
-struct New<'a> {
-    asked: Asked,
-    device: usize,
-    request: &'a Arc<Kept>,
-    cost: u32,
-    own: bool,
-    /// It waits for a lock.
-    waits: bool,
+    /// Why no request may enter.
+    fn refuses(&self) -> Option<NoSlot> {
+        match (self.closed, self.failing) {
+            (true, _) => Some(NoSlot::Closed),
+            (_, true) => Some(NoSlot::Failing),
+            _ => None,
+        }
+    }
+
+    fn take_from_line(&mut self, at: usize) -> Option<New> {
+        let new = self.line.remove(at)?;
+        self.line_bytes -= new.request.weight();
+        Some(new)
+    }
 }
 
 /// All slots of a session.
 #[derive(Default)]
 pub struct Flight {
     state: Mutex<State>,
-    freed: Condvar,
-    /// Threads that wait for a slot.
+    /// The line has become shorter, or is over.
+    shorter: Condvar,
+    /// The length of the line.
     waiting: AtomicUsize,
 }
 
@@ -167,7 +201,6 @@ impl Flight {
         state.usual.grow(slots, 0);
         state.waits.grow(if locks { WAITS } else { 0 }, WAITS_AT);
         state.granted = u64::from(bytes);
-        self.freed.notify_all();
     }
 
     /// How many slots there are.
@@ -175,44 +208,94 @@ impl Flight {
         self.state.lock().usual.entries.len()
     }
 
-    /// Enters a request. Waits for a slot and for bytes. A request that waits for a lock does not wait here,
-    /// and costs nothing.
+    /// Enters a request. `None`: there is no slot, or there are not enough bytes, and it waits in the line. A
+    /// request that waits for a lock does not wait in the line, and costs nothing.
     ///
     /// # Errors
     /// [`NoSlot`].
-    pub fn enter(
-        &self,
-        asked: Asked,
-        device: usize,
-        request: &Arc<Kept>,
-        cost: u32,
-    ) -> Result<(u16, u64), NoSlot> {
+    pub fn enter(&self, new: New) -> Result<Option<(u16, u64)>, NoSlot> {
         let mut state = self.state.lock();
-        self.waiting.fetch_add(1, Ordering::Relaxed);
-        let entered = loop {
-            if state.closed {
-                break Err(NoSlot::Closed);
-            }
-            if state.failing {
-                break Err(NoSlot::Failing);
-            }
-            let waits = !state.waits.entries.is_empty() && request::waits_for_lock(&asked, request);
-            let cost = if waits { 0 } else { cost };
-            match state.enter(New { asked, device, request, cost, own: false, waits }) {
-                Some(entered) => break Ok(entered),
-                None if waits => break Err(NoSlot::Locks),
-                None => self.freed.wait(&mut state),
-            }
+        if let Some(why) = state.refuses() {
+            return Err(why);
+        }
+        if !state.waits.entries.is_empty() && request::waits_for_lock(&new.asked, &new.request) {
+            return state.enter(&new, false, true).map(Some).ok_or(NoSlot::Locks);
+        }
+        if state.line.is_empty()
+            && let Some(entered) = state.enter(&new, false, false)
+        {
+            return Ok(Some(entered));
+        }
+        state.line_bytes += new.request.weight();
+        state.line.push_back(new);
+        self.waiting.store(state.line.len(), Ordering::Relaxed);
+        Ok(None)
+    }
+
+    /// The next request of the line that may enter a slot, and that slot. If requests are refused: one that
+    /// must be refused, and why.
+    pub fn next(&self) -> Option<(New, Result<(u16, u64), NoSlot>)> {
+        if self.waiting.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        let mut state = self.state.lock();
+        let first = state.line.front()?.clone();
+        let entered = match state.refuses() {
+            Some(why) => Err(why),
+            None => Ok(state.enter(&first, false, false)?),
         };
-        self.waiting.fetch_sub(1, Ordering::Relaxed);
-        entered
+        state.take_from_line(0);
+        self.waiting.store(state.line.len(), Ordering::Relaxed);
+        self.shorter.notify_all();
+        Some((first, entered))
+    }
+
+    /// A signal reached the caller of a request in the line. Returns false if it is not there.
+    pub fn signal_in_line(&self, unique: u64) -> bool {
+        let mut state = self.state.lock();
+        let mine = state.line.iter_mut().find(|new| new.asked.unique == unique);
+        mine.map(|new| new.signalled = true).is_some()
+    }
+
+    /// The callers of requests in the line that had a signal: the number of the request, and the process.
+    pub fn signalled_in_line(&self) -> Vec<(u64, u32)> {
+        if self.waiting.load(Ordering::Relaxed) == 0 {
+            return Vec::new();
+        }
+        let state = self.state.lock();
+        let signalled = state.line.iter().filter(|new| new.signalled);
+        signalled.map(|new| (new.asked.unique, new.asked.pid)).collect()
+    }
+
+    /// Takes a request out of the line.
+    pub fn leave_line(&self, unique: u64) -> Option<New> {
+        let mut state = self.state.lock();
+        let at = state.line.iter().position(|new| new.asked.unique == unique)?;
+        let new = state.take_from_line(at);
+        self.waiting.store(state.line.len(), Ordering::Relaxed);
+        self.shorter.notify_all();
+        new
+    }
+
+    /// Waits while the line holds many bytes, but no longer than `time`. Returns whether it does.
+    pub fn is_crowded(&self, time: Duration) -> bool {
+        if self.waiting.load(Ordering::Relaxed) == 0 {
+            return false;
+        }
+        let mut state = self.state.lock();
+        if state.line_bytes > LINE_BYTES {
+            self.shorter.wait_for(&mut state, time);
+        }
+        state.line_bytes > LINE_BYTES
     }
 
     /// Enters a message of the relay's own, also while no server answers. `None` if there is no slot.
     pub fn enter_own(&self, asked: Asked, request: &Arc<Kept>) -> Option<(u16, u64)> {
         let mut state = self.state.lock();
-        let (cost, own, waits) = (request.len() as u32, true, false);
-        if state.closed { None } else { state.enter(New { asked, device: 0, request, cost, own, waits }) }
+        let (cost, request) = (request.len() as u32, Arc::clone(request));
+        let (traced, ends_locks, signalled) = (None, false, false);
+        let new = New { asked, device: 0, request, cost, traced, ends_locks, signalled };
+        if state.closed { None } else { state.enter(&new, true, false) }
     }
 
     /// The request in a slot, if it is still this one.
@@ -229,7 +312,8 @@ impl Flight {
         row.seqs.get(at).is_some_and(|last| seq <= *last)
     }
 
-    /// Changes a request in flight. Returns false if it is over.
+    /// Changes a request in flight. Returns false if it is over. After [`Flight::withdraw`] another one may
+    /// have its slot and its number.
     pub fn change(&self, slot: u16, seq: u64, change: impl FnOnce(&mut Entry)) -> bool {
         let mut state = self.state.lock();
         let (row, at) = state.row(slot);
@@ -244,22 +328,22 @@ impl Flight {
         let entry = row.entries.get_mut(at)?.take_if(|entry| entry.seq == seq)?;
         row.free.push(slot);
         state.bytes -= u64::from(entry.cost);
-        self.freed.notify_all();
         Some(entry)
     }
 
     /// Ends a request that was never sent: its number is used again, because the server waits for it. Returns
-    /// false if it was sent.
-    pub fn withdraw(&self, slot: u16, seq: u64) -> bool {
+    /// false if it was sent. `unique`: its number of the kernel, because the slot and the number may be those
+    /// of another one by now.
+    pub fn withdraw(&self, slot: u16, seq: u64, unique: u64) -> bool {
         let mut state = self.state.lock();
         let (row, at) = state.row(slot);
         let place = row.entries.get_mut(at);
-        let unsent = |entry: &mut Entry| entry.seq == seq && entry.sent.is_none();
+        let unsent =
+            |entry: &mut Entry| entry.seq == seq && entry.asked.unique == unique && entry.sent.is_none();
         let Some(entry) = place.and_then(|place| place.take_if(unsent)) else { return false };
         row.seqs[at] -= 1;
         row.free.push(slot);
         state.bytes -= u64::from(entry.cost);
-        self.freed.notify_all();
         true
     }
 
@@ -283,87 +367,15 @@ impl Flight {
     /// From now on requests are refused, or no longer.
     pub fn set_failing(&self, failing: bool) {
         self.state.lock().failing = failing;
-        self.freed.notify_all();
+        self.shorter.notify_all();
     }
 
     /// The mount has ended.
     pub fn close(&self) {
         self.state.lock().closed = true;
-        self.freed.notify_all();
+        self.shorter.notify_all();
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn enter(flight: &Flight, unique: u64, cost: u32) -> Result<(u16, u64), NoSlot> {
-        let asked = Asked { opcode: 1, unique, node: 1, pid: 1 };
-        flight.enter(asked, 0, &Arc::new(vec![0; 8].into()), cost)
-    }
-
-    #[test]
-    fn slots_and_bytes_are_waited_for() {
-        let flight = Arc::new(Flight::default());
-        flight.grant(2, 100, false);
-        let first = enter(&flight, 1, 60).unwrap();
-        let other = Arc::clone(&flight);
-        let waiter = base::thread::spawn("test", move || enter(&other, 2, 60)).unwrap();
-        std::thread::sleep(std::time::Duration::from_millis(20));
-        assert!(!waiter.is_finished() && flight.by_unique(2).is_none());
-        assert!(flight.end(first.0, first.1).is_some() && flight.end(first.0, first.1).is_none());
-        let second = waiter.join().unwrap().unwrap();
-        assert!(flight.get(second.0, second.1).is_some() && flight.knows(first.0, first.1));
-        assert!(!flight.knows(first.0, 99) && flight.all().len() == 1);
-        flight.set_failing(true);
-        assert_eq!(enter(&flight, 3, 1), Err(NoSlot::Failing));
-        flight.set_failing(false);
-        flight.close();
-        assert_eq!(enter(&flight, 3, 1), Err(NoSlot::Closed));
-    }
-
-    /// A request that no server had seen was given up, and its number was skipped. The server cut the guest
-    /// off when the next one came, again and again.
-    #[test]
-    fn regression_a_request_that_was_never_sent_takes_no_number() {
-        let flight = Flight::default();
-        flight.grant(1, 10, false);
-        assert_eq!(enter(&flight, 1, 1), Ok((0, 1)));
-        assert!(flight.withdraw(0, 1) && !flight.withdraw(0, 1) && !flight.knows(0, 1));
-        assert_eq!(enter(&flight, 2, 1), Ok((0, 1)));
-        flight.change(0, 1, |entry| entry.sent = Some(Sent { link: 1, session: 1 }));
-        assert!(!flight.withdraw(0, 1) && flight.end(0, 1).is_some());
-        assert_eq!(enter(&flight, 3, 1), Ok((0, 2)));
-    }
-
-    #[test]
-    fn a_slot_counts_its_requests() {
-        let flight = Flight::default();
-        flight.grant(1, 10, false);
-        for seq in 1..5 {
-            assert_eq!(enter(&flight, seq, 1), Ok((0, seq)));
-            flight.end(0, seq);
-        }
-        assert_eq!(enter(&flight, 9, 1000), Ok((0, 5)), "alone, a request may be of any size");
-    }
-
-    /// Requests that wait for a lock take no slot from those that release it.
-    #[test]
-    fn a_full_row_of_lock_requests_holds_nothing_up() {
-        let flight = Flight::default();
-        flight.grant(1, 10, true);
-        let wait = |unique| {
-            let asked = Asked { opcode: request::op::SETLKW, unique, node: 1, pid: 1 };
-            let mut request = vec![0; request::IN_HEADER + 48];
-            request[request::IN_HEADER + 32] = libc::F_WRLCK as u8;
-            flight.enter(asked, 0, &Arc::new(request.into()), 90)
-        };
-        assert_eq!(wait(1).map(|(slot, _)| slot >= WAITS_AT), Ok(true));
-        (1..WAITS).for_each(|unique| assert!(wait(unique.into()).is_ok()));
-        assert_eq!(wait(9), Err(NoSlot::Locks));
-        assert_eq!(enter(&flight, 10_000, 10), Ok((0, 1)));
-        assert_eq!(flight.figures(), (usize::from(WAITS) + 1, WAITS.into(), 0));
-        let first = flight.by_unique(1).unwrap();
-        assert!(flight.end(first.slot, first.seq).is_some() && wait(9).is_ok());
-    }
-}
+mod tests;

@@ -19,18 +19,42 @@ const EARLY_MOST: usize = 64;
 impl Shared {
     /// The kernel reports a signal to the caller of a request. Another thread may be about to enter it.
     pub(super) fn interrupt(&self, unique: u64) {
-        let entry = self.flight.by_unique(unique).or_else(|| {
+        if self.signal(unique) {
+            return;
+        }
+        {
             let mut early = self.early.lock();
             if early.len() == EARLY_MOST {
                 early.pop_front();
             }
             early.push_back(unique);
-            drop(early);
-            self.flight.by_unique(unique)
-        });
-        let Some(entry) = entry else { return };
-        self.flight.change(entry.slot, entry.seq, |entry| entry.signalled = true);
-        self.pass_signal(&entry, false);
+        }
+        self.signal(unique);
+    }
+
+    /// Notes a signal to the caller of a request in a slot or in the line. Returns false if it is in neither.
+    fn signal(&self, unique: u64) -> bool {
+        if let Some(entry) = self.flight.by_unique(unique) {
+            self.flight.change(entry.slot, entry.seq, |now| now.signalled |= now.asked.unique == unique);
+            self.pass_signal(&entry, false);
+            return true;
+        }
+        let waits = self.flight.signal_in_line(unique);
+        if waits {
+            self.release_killed();
+        }
+        waits
+    }
+
+    /// Answers requests in the line whose callers are being killed. No server has seen them.
+    fn release_killed(&self) {
+        for (unique, pid) in self.flight.signalled_in_line() {
+            if device::is_being_killed(pid)
+                && let Some(new) = self.flight.leave_line(unique)
+            {
+                self.refuse(&new, libc::EINTR);
+            }
+        }
     }
 
     /// A request was entered: a signal to its caller may have come before.
@@ -60,7 +84,11 @@ impl Shared {
             return self.give_up(entry, libc::EINTR);
         }
         if killed && entry.killed.is_none() {
-            self.flight.change(entry.slot, entry.seq, |entry| entry.killed = Some(now));
+            self.flight.change(entry.slot, entry.seq, |mine| {
+                if mine.asked.unique == entry.asked.unique {
+                    mine.killed = Some(now);
+                }
+            });
         }
     }
 
@@ -72,17 +100,20 @@ impl Shared {
         }
         let ends_locks = self.has_locks && request::lock_ended(&entry.asked, &entry.request).is_some();
         let mut first = false;
-        let mark = |entry: &mut Entry| {
-            first = !entry.given_up && !entry.own;
-            entry.given_up = !ends_locks;
-            entry.own = ends_locks;
+        // Another thread may have given it up and withdrawn it. Then another request has its place.
+        let mark = |now: &mut Entry| {
+            if now.asked.unique == entry.asked.unique {
+                first = !now.given_up && !now.own;
+                now.given_up = !ends_locks;
+                now.own = ends_locks;
+            }
         };
         if !self.flight.change(entry.slot, entry.seq, mark) || !first {
             return;
         }
         let _ = self.reply(entry.device, &request::error_reply(entry.asked.unique, error));
         if !ends_locks {
-            self.flight.withdraw(entry.slot, entry.seq);
+            self.flight.withdraw(entry.slot, entry.seq, entry.asked.unique);
         }
     }
 
@@ -113,6 +144,8 @@ impl Shared {
             if !failing {
                 self.pay();
             }
+            self.advance();
+            self.release_killed();
             for entry in self.flight.all().iter().filter(|entry| !entry.given_up && !entry.own) {
                 if failing {
                     self.give_up(entry, libc::EIO);

@@ -1,7 +1,7 @@
 //! One connection to the server, over and over again.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -13,12 +13,13 @@ use super::notes::Note;
 use crate::frame::{BadFrame, HEADER, Head, Kind, PAYLOAD_MAX, TRACED};
 use crate::hello::{Found, Sharing};
 use crate::request::{self, op};
-use crate::socket::{Lost, Receiver, Socket};
+use crate::socket::{Lost, Receiver, Socket, now_ms};
 use crate::times::Times;
 
-/// After this time without a frame, the server is asked whether it is there.
+/// After this time without a byte, the server is asked whether it is there.
 const PING_AFTER: Duration = Duration::from_secs(2);
-/// After this time without a frame, the connection counts as dead. Devices that carry vsock do not always
+/// After this time without a byte in either direction, the connection counts as dead. One frame may take
+/// longer than that over a slow network. Devices that carry vsock do not always
 /// tell a guest that the server has gone, and then every program of the guest waits this long. An error costs
 /// little: the guest connects again, and nothing is executed twice.
 const DEAD_AFTER: Duration = Duration::from_secs(8);
@@ -29,21 +30,31 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_
 struct Up {
     sent: Sent,
     socket: Socket,
+    /// When bytes came last: milliseconds of the monotonic clock.
+    heard: Arc<AtomicU64>,
+    /// How many bytes the server had not taken at the last look.
+    unsent: AtomicUsize,
 }
 
 /// The place of a connection.
 #[derive(Default)]
 pub struct Link {
     up: Mutex<Option<Up>>,
-    /// When the last frame came: milliseconds of the monotonic clock.
-    heard: AtomicU64,
     pinged: AtomicBool,
     /// The server at its end measures traced requests.
     times: AtomicBool,
 }
 
-fn now_ms() -> u64 {
-    base::time::monotonic_ns() / 1_000_000
+impl Up {
+    /// How long no byte came, and the server took none.
+    fn silent(&self) -> Duration {
+        let now = now_ms();
+        let unsent = self.socket.unsent();
+        if unsent < self.unsent.swap(unsent, Ordering::Relaxed) {
+            self.heard.fetch_max(now, Ordering::Relaxed);
+        }
+        Duration::from_millis(now.saturating_sub(self.heard.load(Ordering::Relaxed)))
+    }
 }
 
 impl Link {
@@ -59,10 +70,12 @@ impl Link {
         // A sender holds the lock while it sends, so a lock that is taken says nothing about the server.
         let Some(up) = self.up.try_lock() else { return };
         let Some(up) = &*up else { return };
-        let silent = Duration::from_millis(now_ms().saturating_sub(self.heard.load(Ordering::Relaxed)));
-        if silent >= DEAD_AFTER {
+        let silent = up.silent();
+        if silent < PING_AFTER {
+            self.pinged.store(false, Ordering::Relaxed);
+        } else if silent >= DEAD_AFTER {
             up.socket.cut();
-        } else if silent >= PING_AFTER && !self.pinged.swap(true, Ordering::Relaxed) {
+        } else if !self.pinged.swap(true, Ordering::Relaxed) {
             let _ = up.socket.send(&Head::plain(Kind::Ping), &[]);
         }
     }
@@ -97,7 +110,7 @@ impl Shared {
                 (self.log)(&format!("a connection cannot be used: {error}"));
                 continue;
             }
-            let why = self.receive(index, &mut receiver);
+            let why = self.receive(&mut receiver);
             self.down(index, &why);
         }
     }
@@ -204,9 +217,11 @@ impl Shared {
         let link = &self.links[index];
         let socket = receiver.socket().cloned()?;
         let number = self.next_link.fetch_add(1, Ordering::Relaxed);
-        link.heard.store(now_ms(), Ordering::Relaxed);
+        let heard = receiver.heard();
+        heard.store(now_ms(), Ordering::Relaxed);
         link.pinged.store(false, Ordering::Relaxed);
-        *link.up.lock() = Some(Up { sent: Sent { link: number, session }, socket });
+        let (sent, unsent) = (Sent { link: number, session }, AtomicUsize::new(0));
+        *link.up.lock() = Some(Up { sent, socket, heard, unsent });
         let was_down = {
             let mut state = self.state.lock();
             state.up_since.get_or_insert_with(base::time::monotonic);
@@ -218,6 +233,7 @@ impl Shared {
             self.flight.set_failing(false);
         }
         let again = self.push_orphans();
+        self.advance();
         if was_down.is_some() {
             self.figures.reconnected();
             let server = &self.options.address;
@@ -336,20 +352,19 @@ impl Shared {
     }
 
     /// Receives until the connection is lost.
-    fn receive(&self, index: usize, receiver: &mut Receiver) -> Lost {
-        let link = &self.links[index];
+    fn receive(&self, receiver: &mut Receiver) -> Lost {
         let mut room = vec![0; PAYLOAD_MAX];
         loop {
             let head = match receiver.receive(&mut room) {
                 Ok(head) => head,
                 Err(lost) => return lost,
             };
-            link.heard.store(now_ms(), Ordering::Relaxed);
-            link.pinged.store(false, Ordering::Relaxed);
             self.figures.received(HEADER + head.len);
             if let Err(bad) = self.take(&head, &room[..head.len]) {
                 return bad;
             }
+            // A reply gives its slot back.
+            self.advance();
         }
     }
 

@@ -47,7 +47,7 @@ use crate::frame::{Head, Kind};
 use crate::hello::{Id, Keys, Sharing};
 use crate::request::{self, Asked, op};
 use device::{Device, Flags, MountError, Received};
-use flight::{Flight, NoSlot};
+use flight::{Flight, New, NoSlot};
 use greet::{Trouble, greet};
 use held::Held;
 use link::Link;
@@ -410,18 +410,29 @@ impl Shared {
     fn read_device(&self, index: usize) {
         let device = &self.devices[index];
         let mut room = self.rooms.take();
-        loop {
+        let mut said = false;
+        while !self.ended.load(Ordering::Acquire) {
             match device.receive(&mut room) {
-                Ok(Received::Request(len)) => self.relay(index, &mut room, len),
+                Ok(Received::Request(len)) => {
+                    self.relay(index, &mut room, len);
+                    while self.flight.is_crowded(LOOK) {}
+                }
                 Ok(Received::Nothing) => {}
                 Ok(Received::Gone) => break,
+                // Such as too little memory: it passes. Programs wait for what this thread does not read.
                 Err(error) => {
-                    (self.log)(&format!("reading the kernel's requests failed, so the mount ends: {error}"));
-                    break;
+                    if !said {
+                        (self.log)(&format!(
+                            "reading the kernel's requests failed, and is tried again: {error}"
+                        ));
+                    }
+                    said = true;
+                    std::thread::sleep(LOOK);
                 }
             }
         }
         self.flight.close();
+        self.advance();
         if self.readers_left.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.state.lock().gone = true;
             self.changed.notify_all();
@@ -451,58 +462,50 @@ impl Shared {
         }
         let ended = request::lock_ended(&asked, &kept).filter(|_| self.has_locks);
         let ends_locks = ended.is_some_and(|holder| self.locks.lock().ends(asked.node, holder));
-        let refused = match self.flight.enter(asked, device, &kept, cost) {
+        let new = New { asked, device, request: kept, cost, traced, ends_locks, signalled: false };
+        match self.flight.enter(new.clone()) {
+            Ok(None) => self.entered(&asked),
+            Ok(Some(entered)) => self.begin(&new, Ok(entered)),
+            Err(why) => self.begin(&new, Err(why)),
+        }
+    }
+
+    /// A request has a slot, and is sent, or it will have none, and is refused.
+    fn begin(&self, new: &New, entered: Result<(u16, u64), NoSlot>) {
+        let error = match entered {
             Ok((slot, seq)) => {
-                traced.inspect(|read| self.tracer.entered(slot, seq, *read));
+                new.traced.inspect(|read| self.tracer.entered(slot, seq, *read));
                 self.push(slot, seq);
-                return self.entered(&asked);
+                if new.signalled {
+                    self.interrupt(new.asked.unique);
+                }
+                return self.entered(&new.asked);
             }
-            Err(NoSlot::Closed) => return,
+            Err(NoSlot::Closed) => libc::ENOTCONN,
             Err(NoSlot::Locks) => libc::ENOLCK,
             Err(NoSlot::Failing) => libc::EIO,
         };
-        self.held.lock().owe(&request::forgotten(&asked, &kept));
-        if ends_locks {
-            self.locks.lock().keep_unsent(asked, kept);
+        self.refuse(new, error);
+    }
+
+    /// Answers a request with an error that has no slot. The server is told later what the kernel gave back.
+    fn refuse(&self, new: &New, error: i32) {
+        self.held.lock().owe(&request::forgotten(&new.asked, &new.request));
+        if new.ends_locks {
+            self.locks.lock().keep_unsent(new.asked, Arc::clone(&new.request));
         }
-        if asked.wants_reply() {
-            let _ = self.reply(device, &request::error_reply(asked.unique, refused));
+        if new.asked.wants_reply() {
+            let _ = self.reply(new.device, &request::error_reply(new.asked.unique, error));
+        }
+    }
+
+    /// Sends the requests of the line for which there are slots now. Refuses all if requests are refused.
+    fn advance(&self) {
+        while let Some((new, entered)) = self.flight.next() {
+            self.begin(&new, entered);
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::socket::Listener;
-
-    #[test]
-    fn the_caller_can_give_up_while_a_server_is_silent() {
-        let folder = tempfile::tempdir().unwrap();
-        let address = Address::Unix(folder.path().join("s"));
-        let listener = Listener::bind(&address).unwrap();
-        let accepted = Arc::new(AtomicBool::new(false));
-        let told = accepted.clone();
-        let silent = base::thread::spawn("test", move || {
-            let socket = listener.accept().unwrap();
-            told.store(true, Ordering::Release);
-            socket
-        });
-        let options = Options {
-            address: address.clone(),
-            secret: None,
-            readers: 1,
-            connections: 1,
-            wait: Duration::from_secs(60),
-            flags: Flags::default(),
-            trace: 0,
-        };
-        let stops = || accepted.load(Ordering::Acquire);
-        match Attached::attach(options, folder.path(), |_| (), &stops) {
-            Err(AttachError::Stopped(at)) => assert_eq!(at, address),
-            Err(error) => panic!("{error}"),
-            Ok(_) => panic!("nothing has answered"),
-        }
-        drop(silent.unwrap().join());
-    }
-}
+mod tests;

@@ -53,6 +53,11 @@ impl Kept {
         let bytes = std::mem::replace(room, rooms.take());
         Kept { bytes, len, home: Some(Arc::clone(rooms)) }
     }
+
+    /// The bytes of memory that it takes.
+    pub fn weight(&self) -> usize {
+        self.bytes.len()
+    }
 }
 
 impl From<Vec<u8>> for Kept {
