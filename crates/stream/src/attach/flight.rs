@@ -193,6 +193,9 @@ pub enum NoSlot {
     Locks,
 }
 
+/// The slot and the number of a request that was entered, or why there is no slot.
+pub type Entered = Result<(u16, u64), NoSlot>;
+
 impl Flight {
     /// The server grants so many slots and bytes. Slots in use stay. `locks`: requests that wait for a lock
     /// have slots of their own.
@@ -234,7 +237,7 @@ impl Flight {
 
     /// The next request of the line that may enter a slot, and that slot. If requests are refused: one that
     /// must be refused, and why.
-    pub fn next(&self) -> Option<(New, Result<(u16, u64), NoSlot>)> {
+    pub fn next(&self) -> Option<(New, Entered)> {
         if self.waiting.load(Ordering::Relaxed) == 0 {
             return None;
         }

@@ -47,7 +47,7 @@ use crate::frame::{Head, Kind};
 use crate::hello::{Id, Keys, Sharing};
 use crate::request::{self, Asked, op};
 use device::{Device, Flags, MountError, Received};
-use flight::{Flight, New, NoSlot};
+use flight::{Entered, Flight, New, NoSlot};
 use greet::{Trouble, greet};
 use held::Held;
 use link::Link;
@@ -471,7 +471,7 @@ impl Shared {
     }
 
     /// A request has a slot, and is sent, or it will have none, and is refused.
-    fn begin(&self, new: &New, entered: Result<(u16, u64), NoSlot>) {
+    fn begin(&self, new: &New, entered: Entered) {
         let error = match entered {
             Ok((slot, seq)) => {
                 new.traced.inspect(|read| self.tracer.entered(slot, seq, *read));
