@@ -450,8 +450,9 @@ impl Shared {
     fn prove(&self, receiver: &mut Receiver) -> Result<(Hello, [u8; 32]), Option<String>> {
         let io = |error: io::Error| Some(error.to_string());
         let mut room = vec![0; PAYLOAD_MAX];
-        // The clock ends the greeting as a whole.
-        receiver.socket().limit(None, Some(self.options.greeting)).map_err(io)?;
+        // For each step. The clock ends the greeting as a whole, until the server ends.
+        let time = Some(self.options.greeting);
+        receiver.socket().limit(time, time).map_err(io)?;
         let got = match receiver.receive_kind(Kind::Hello, &mut room) {
             Ok(got) if got.kind == Kind::Hello => got,
             Ok(_) | Err(Lost::Closed) => return Err(None),
