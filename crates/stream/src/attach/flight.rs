@@ -20,7 +20,7 @@ use crate::request::{self, Asked};
 use crate::slots::{WAITS, WAITS_AT};
 
 /// While the requests in the line take more memory than this, readers pause.
-const LINE_BYTES: usize = 128 << 20;
+const LINE_BYTES: usize = 32 << 20;
 
 /// Where a request was sent: the connection, and the session that it belonged to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
