@@ -1,7 +1,7 @@
 //! Work while something fails: a node, the database, the disk of a node.
 
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -60,9 +60,23 @@ fn what_tar_unpacked_survives_a_kill_of_its_node() {
     let mut shared = Shared::new(requires_server!(), 2);
     let (tree, archive) = archive(&shared, 100);
     let into = shared.path(0, "into");
-    let mut tar = unpack(&archive, &into).stderr(Stdio::null()).spawn().unwrap();
-    wait_for_entries(&shared.path(1, "into"), 60);
-    shared.nodes[0].kill();
+    let mut command = unpack("-".as_ref(), &into);
+    let mut tar = command.stdin(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let (mut pipe, bytes) = (tar.stdin.take().unwrap(), fs::read(&archive).unwrap());
+    std::thread::scope(|scope| {
+        // The second half comes slowly, so that tar is still at work when the daemon is killed.
+        scope.spawn(move || {
+            let (first, second) = bytes.split_at(bytes.len() / 2);
+            let all = std::iter::once(first).chain(second.chunks(bytes.len() / 800));
+            let mut pass_on = |part: &[u8]| {
+                std::thread::sleep(Duration::from_millis(10));
+                pipe.write_all(part).is_ok()
+            };
+            let _ = all.into_iter().all(&mut pass_on);
+        });
+        wait_for_entries(&shared.path(1, "into"), 60);
+        shared.nodes[0].kill();
+    });
     let status = wait(&mut tar, LIMIT).expect("tar should end");
     assert!(!status.success(), "tar ended before the daemon did");
     shared.nodes[0].mount();
