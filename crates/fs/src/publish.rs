@@ -114,8 +114,8 @@ impl Volume {
     /// of that moment or later may need stay.
     ///
     /// # Errors
-    /// An error of the names. `Unavailable`: a blob that the tree needs is not held any more, because the tree
-    /// was unpublished meanwhile, or another node publishes it.
+    /// An error of the names. `Unavailable`: a blob that the tree needs is not held any more, because the
+    /// tree was unpublished meanwhile, or another node publishes it.
     pub fn hold_only(
         &self,
         tree: &str,

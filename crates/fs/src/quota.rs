@@ -112,8 +112,8 @@ impl Core {
             return self.write_quota(dir, was, Some(row(State::Set)));
         }
         self.write_quota(dir, was, Some(row(State::Counting)))?;
-        // Another quota above may be counted or taken away at this moment, or this was interrupted. Then what is
-        // below counts for that one, or for none.
+        // Another quota above may be counted or taken away at this moment, or this was interrupted. Then what
+        // is below counts for that one, or for none.
         let from = self.above(&record)?;
         self.move_below(dir, &from, dir, counted)?;
         self.write_quota(dir, Some(row(State::Counting)), Some(row(State::Set)))
@@ -131,8 +131,8 @@ impl Core {
         Ok(true)
     }
 
-    /// The quotas that what is below a directory without one may count for: none, and those of the directories
-    /// above it.
+    /// The quotas that what is below a directory without one may count for: none, and those of the
+    /// directories above it.
     fn above(&self, dir: &InodeRecord) -> Result<Vec<Ino>, Error> {
         let (mut above, mut at) = (vec![Ino(0), dir.quota], dir.parent);
         for _ in 0..DEEPEST {

@@ -164,9 +164,8 @@ impl Core {
         let send = |whole| counted(self.inner.commit(whole)).map(|()| true);
         let done = self
             .drain(last, base::time::monotonic() + PATIENCE)
-            .and_then(|()| self.let_go(survey, &direct.left))
+            .and_then(|()| self.let_go(survey, &direct.left).and_then(|()| in_time()))
             .and_then(|()| self.pin(&mut whole, &direct.unchecked))
-            .and_then(|is_sound| in_time().map(|()| is_sound))
             .map_err(CommitError::from)
             .and_then(|is_sound| if is_sound { send(whole) } else { Ok(false) });
         let mut state = self.state.lock();

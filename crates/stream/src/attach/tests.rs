@@ -147,8 +147,8 @@ fn a_signal_can_come_before_a_request_that_waits_for_a_slot() {
     assert_eq!(relay.replied(), Some((libc::EIO, 3)));
 }
 
-/// A request was given up and withdrawn. The next one had its slot and its number, and a thread that still had
-/// the first one marked the second as given up: its program waited for ever.
+/// A request was given up and withdrawn. The next one had its slot and its number, and a thread that still
+/// had the first one marked the second as given up: its program waited for ever.
 #[test]
 fn regression_giving_up_an_old_request_spares_the_one_in_its_place() {
     let relay = Relay::new(1);

@@ -27,7 +27,8 @@ const CLOSE: Duration = Duration::from_millis(100);
 /// How long it may take to tell the server that an answer is not needed any more.
 const CANCEL: Duration = Duration::from_millis(500);
 
-/// A connection whose bytes are not confirmed for so long is given up. It outlives the request that opened it.
+/// A connection whose bytes are not confirmed for so long is given up. It outlives the request that opened
+/// it.
 const UNHEARD: Duration = Duration::from_secs(10);
 /// Whether a server refuses changes.
 const READ_ONLY: &str = "select pg_is_in_recovery() or current_setting('transaction_read_only')::bool";
