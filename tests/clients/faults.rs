@@ -4,6 +4,7 @@ use std::fs;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use covey_tests::loopfs::LoopFs;
@@ -124,12 +125,17 @@ fn holds(path: &Path, seed: u64) -> bool {
     fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display())) == data
 }
 
+/// Held by tests that leave much for the kernel to write back to a full disk. A program that another test
+/// starts meanwhile inherits their files for a moment, and closes them, which waits for that.
+static FILLING: Mutex<()> = Mutex::new(());
+
 /// A full volume reports it. With the writeback cache, write(2) may succeed, since the kernel does not ask
 /// the daemon; then fsync(2) fails, and so does the next write-through. Without the cache, write(2) itself
 /// fails.
 #[test]
 fn regression_a_full_volume_is_told_by_fsync_or_by_write_without_writeback() {
     requires!(Need::Covey, Need::Ext4);
+    let _alone = FILLING.lock().unwrap_or_else(PoisonError::into_inner);
     for (options, kept_back) in [(&[][..], true), (&["writeback=off"], false)] {
         let disk = LoopFs::new(200);
         let volume = Volume::below(disk.path(), &[]);
@@ -158,6 +164,7 @@ fn regression_a_full_volume_is_told_by_fsync_or_by_write_without_writeback() {
 #[test]
 fn a_full_disk_refuses_writes_and_rm_frees_it() {
     requires!(Need::Covey, Need::Ext4);
+    let _alone = FILLING.lock().unwrap_or_else(PoisonError::into_inner);
     let disk = LoopFs::new(200);
     let volume = Volume::below(disk.path(), &[]);
     let mounted = volume.mount();
