@@ -61,13 +61,24 @@ pub fn format(text: &Path, origin: Option<&str>, reach: &Reach) -> Result<Made> 
     let id = base::random::id16();
     target.create(id).map_err(setup_failure)?;
     // Another command may have taken this one for dead, and have made a volume under the same name.
-    let is_own = || target.open().is_ok_and(|names| names.uuid() == id);
+    let is_own = || target.open().map_or(true, |names| names.uuid() == id);
     fill(&target, id, &home).inspect_err(|_| {
         if is_own() {
             let _ = target.remove();
         }
     })?;
+    if !is_own() {
+        return Err(taken(&target));
+    }
     Ok(Made { id: hex(&id), origin: home.origin, names: target.to_string() })
+}
+
+/// The failure of a command under whose name another one has made a volume since.
+pub(super) fn taken(target: &Address) -> Failure {
+    let what = format!("another command made the volume {} in the database meanwhile", target.volume());
+    Failure::new("changed", what)
+        .why("two commands under one name would write into each other's volume")
+        .next("run the same command again under another name: ...?volume=NAME")
 }
 
 /// The origin comes last: its marker would prevent the next attempt.

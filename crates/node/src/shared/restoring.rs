@@ -22,7 +22,7 @@ use origin::claim::{Kind, SETTLE};
 use tree::root::{Root, hex};
 use tree::{Owner, Tree, TreeError};
 
-use super::making::{self, Made};
+use super::making::{self, Made, taken};
 use super::rows::{ROW_COPYING, ROW_ORIGIN, ROW_PROMOTING, ROW_REMOVING, ROW_SECRET, place_rows};
 use super::setup_failure;
 use crate::claim::{Writer, hold_published};
@@ -235,13 +235,6 @@ impl MetaStore for Own {
     fn flush(&self) -> std::result::Result<(), StoreError> {
         self.names.flush()
     }
-}
-
-fn taken(target: &Address) -> Failure {
-    let what = format!("another command made the volume {} in the database meanwhile", target.volume());
-    Failure::new("changed", what)
-        .why("two commands under one name would write into each other's volume")
-        .next("run the same command again under another name: ...?volume=NAME")
 }
 
 /// Makes sure that the name is free. What an interrupted restore or format left is removed.
