@@ -68,24 +68,39 @@ fn is_read_elsewhere(volume: &Volume, data: &[u8]) {
     assert_eq!(second.mounts().len(), 0);
 }
 
+/// A shared volume whose store is behind a gate, and a pod that uses it.
+struct World {
+    driver: Driver,
+    volume: Volume,
+    gate: Proxy,
+    _store: Store,
+    _server: Server,
+}
+
+impl World {
+    fn new(server: Server) -> World {
+        let store = Store::start();
+        let gate = Proxy::start(store.address(), 1);
+        let (volume, driver) = (shared(&server, &gate), Driver::new());
+        stage(&driver, &volume);
+        driver.publish(&volume, "pod", false).unwrap();
+        World { driver, volume, gate, _store: store, _server: server }
+    }
+}
+
 /// The mount ended with its last pod, and what was not uploaded stayed on the node, which had left. After a
 /// failure the same call said OK.
 #[test]
 fn regression_a_mount_stays_until_everything_is_uploaded() {
     requires!(Need::Root, Need::Covey);
-    let server = requires_server!();
-    let store = Store::start();
-    let gate = Proxy::start(store.address(), 1);
-    let volume = shared(&server, &gate);
-    let driver = Driver::new();
-    stage(&driver, &volume);
-    driver.publish(&volume, "pod", false).unwrap();
+    let world = World::new(requires_server!());
+    let World { gate, volume, driver, .. } = &world;
     let data = random(32);
     gate.add(Rule::new(Fault::SlowDown).only(Method::PUT));
     fs::write(driver.path("pod/file"), &data).unwrap();
-    driver.unpublish(&volume, "pod").unwrap();
+    driver.unpublish(volume, "pod").unwrap();
     for _ in 0..2 {
-        let status = driver.unstage(&volume).unwrap_err();
+        let status = driver.unstage(volume).unwrap_err();
         assert_eq!(status.code(), Code::Unavailable, "{status:?}");
         assert!(status.message().contains("next: "), "{status:?}");
         assert_eq!((driver.state("staged").len(), driver.state("secrets").len()), (1, 1));
@@ -93,32 +108,27 @@ fn regression_a_mount_stays_until_everything_is_uploaded() {
     }
     gate.faults().clear();
     for _ in 0..2 {
-        driver.unstage(&volume).unwrap();
+        driver.unstage(volume).unwrap();
     }
     assert_eq!((driver.mounts().len(), driver.state("secrets").len()), (0, 0));
-    is_read_elsewhere(&volume, &data);
+    is_read_elsewhere(volume, &data);
 }
 
 /// The store is gone for good. If the node's folder is removed, what only that had is given up.
 #[test]
 fn a_folder_that_is_removed_lets_its_volume_go() {
     requires!(Need::Root, Need::Covey);
-    let server = requires_server!();
-    let store = Store::start();
-    let gate = Proxy::start(store.address(), 1);
-    let volume = shared(&server, &gate);
-    let driver = Driver::new();
-    stage(&driver, &volume);
-    driver.publish(&volume, "pod", false).unwrap();
+    let world = World::new(requires_server!());
+    let World { gate, volume, driver, .. } = &world;
     gate.add(Rule::new(Fault::SlowDown).only(Method::PUT));
     fs::write(driver.path("pod/file"), random(16)).unwrap();
-    driver.unpublish(&volume, "pod").unwrap();
-    let status = driver.unstage(&volume).unwrap_err();
+    driver.unpublish(volume, "pod").unwrap();
+    let status = driver.unstage(volume).unwrap_err();
     let mount = driver.mounts().pop().unwrap();
     assert!(status.message().contains(mount.to_str().unwrap()), "{status:?}");
     let folder = driver.path("state/cache").join(mount.file_name().unwrap());
     fs::remove_dir_all(folder).unwrap();
-    driver.unstage(&volume).unwrap();
+    driver.unstage(volume).unwrap();
     assert_eq!(
         (driver.mounts().len(), driver.state("staged").len(), driver.state("secrets").len()),
         (0, 0, 0)
@@ -129,23 +139,18 @@ fn a_folder_that_is_removed_lets_its_volume_go() {
 #[test]
 fn what_a_dead_daemon_has_left_is_uploaded_before_the_end() {
     requires!(Need::Root, Need::Covey);
-    let server = requires_server!();
-    let store = Store::start();
-    let gate = Proxy::start(store.address(), 1);
-    let volume = shared(&server, &gate);
-    let driver = Driver::new();
-    stage(&driver, &volume);
-    driver.publish(&volume, "pod", false).unwrap();
+    let world = World::new(requires_server!());
+    let World { gate, volume, driver, .. } = &world;
     let data = random(16);
     gate.add(Rule::new(Fault::SlowDown).only(Method::PUT));
     fs::write(driver.path("pod/file"), &data).unwrap();
-    driver.unpublish(&volume, "pod").unwrap();
-    rustix::fs::syncfs(fs::File::open(driver.staging(&volume)).unwrap()).unwrap();
-    kill_daemon(&driver);
+    driver.unpublish(volume, "pod").unwrap();
+    rustix::fs::syncfs(fs::File::open(driver.staging(volume)).unwrap()).unwrap();
+    kill_daemon(driver);
     gate.faults().clear();
-    driver.unstage(&volume).unwrap();
+    driver.unstage(volume).unwrap();
     assert_eq!((driver.mounts().len(), driver.state("staged").len()), (0, 0));
-    is_read_elsewhere(&volume, &data);
+    is_read_elsewhere(volume, &data);
 }
 
 /// Each class of a tree had a cache of its own, which stayed on the disk for ever.
