@@ -147,7 +147,7 @@ fn regression_the_place_of_a_guest_is_free_after_its_last_change() {
     world.watched.hold_back(true);
     let punch = [&[0; 16][..], &4096_u64.to_ne_bytes(), &3_u32.to_ne_bytes(), &[0; 4]].concat();
     vmm.send(1, &message(FALLOCATE, 1001, 2, &punch), 16);
-    assert!(vmm.is_served());
+    until("the change is under way", || world.watched.waiting() == 1);
     drop(vmm);
     let comes_in = || Vmm::try_connect(&world.path("two"), 2).is_ok();
     let is_early = (0..50).any(|_| {

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
@@ -31,6 +32,7 @@ pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
 pub struct Watched {
     held_back: Mutex<bool>,
     changed: Condvar,
+    waiting: AtomicUsize,
     references: Mutex<HashMap<Ino, i64>>,
 }
 
@@ -46,11 +48,18 @@ impl Watched {
         self.references.lock().unwrap().values().sum()
     }
 
+    /// How many requests wait for that.
+    pub fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::SeqCst)
+    }
+
     fn wait(&self) {
+        self.waiting.fetch_add(1, Ordering::SeqCst);
         let mut held_back = self.held_back.lock().unwrap();
         while *held_back {
             held_back = self.changed.wait(held_back).unwrap();
         }
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
     }
 
     fn refer(&self, ino: Ino, by: i64) {
