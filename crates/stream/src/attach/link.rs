@@ -19,9 +19,9 @@ use crate::times::Times;
 /// After this time without a byte, the server is asked whether it is there.
 const PING_AFTER: Duration = Duration::from_secs(2);
 /// After this time without a byte in either direction, the connection counts as dead. One frame may take
-/// longer than that over a slow network. Devices that carry vsock do not always
-/// tell a guest that the server has gone, and then every program of the guest waits this long. An error costs
-/// little: the guest connects again, and nothing is executed twice.
+/// longer than that over a slow network. Devices that carry vsock do not always tell a guest that the server
+/// has gone, and then every program of the guest waits this long. An error costs little: the guest connects
+/// again, and nothing is executed twice.
 const DEAD_AFTER: Duration = Duration::from_secs(8);
 /// Pauses between attempts to connect: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
