@@ -230,8 +230,9 @@ impl Core {
             }
         })?;
         let mut done = Emptied::default();
+        let mut failed = Ok(());
         for (ino, at, size) in old {
-            if self.expire(ino, at)? {
+            if self.expire_or_pass(ino, at, &mut failed)? {
                 (done.files, done.bytes) = (done.files + 1, done.bytes + size);
             }
             if done.files.is_multiple_of(256) {
@@ -242,12 +243,29 @@ impl Core {
             }
         }
         self.reaper.hurry();
-        Ok(done)
+        failed.map(|()| done)
     }
 
     /// Takes an entry out of the trash, to be deleted. False: it is not there any more.
     fn expire(&self, ino: Ino, at: Timestamp) -> Result<bool, Error> {
         Ok(!self.run(&Op::Expire { ino, at })?.orphaned.is_empty())
+    }
+
+    /// As [`Core::expire`]. If the entry itself is at fault, such as one whose rows are damaged, it is false,
+    /// and the error goes into `failed`. So it does not keep the others from expiring.
+    fn expire_or_pass(
+        &self,
+        ino: Ino,
+        at: Timestamp,
+        failed: &mut Result<(), Error>,
+    ) -> Result<bool, Error> {
+        match self.expire(ino, at) {
+            Err(error @ (Error::Refused(_) | Error::Store(StoreError::Damaged(_)))) => {
+                *failed = Err(error);
+                Ok(false)
+            }
+            done => done,
+        }
     }
 
     /// Lets expire what is old enough, if it is time to look. Call it often.
@@ -275,20 +293,20 @@ impl Core {
             read => read?,
         }
         let more = old.len() > AT_ONCE;
-        let (mut left, mut is_first) = (false, None);
+        let (mut left, mut is_first, mut failed) = (false, None, Ok(()));
         for (ino, at) in old {
             if self.stopping() {
                 return Ok(());
             }
             let late = Duration::from_nanos((limit.0 - at.0).max(0) as u64);
             match self.is_mine_to_delete(ino, late, &mut is_first)? {
-                true => _ = self.expire(ino, at)?,
+                true => _ = self.expire_or_pass(ino, at, &mut failed)?,
                 false => left = true,
             }
         }
         let wait = match oldest {
             _ if more => Duration::ZERO,
-            _ if left => SCAN[0] * 10,
+            _ if left || failed.is_err() => SCAN[0] * 10,
             Some(oldest) => Duration::from_nanos((oldest.0 - limit.0).max(0) as u64)
                 .max(keep / 16)
                 .clamp(SCAN[0], SCAN[1]),
@@ -296,7 +314,7 @@ impl Core {
             None => keep.clamp(SCAN[0], SCAN[1]),
         };
         *self.trash.next.lock() = Some(now + wait);
-        Ok(())
+        failed
     }
 
     /// See the [module](self). `late`: how long it could have been deleted. `is_first`: whether this node has

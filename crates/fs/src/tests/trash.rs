@@ -260,6 +260,25 @@ fn what_is_old_is_deleted_and_open_files_go_on() {
     assert_eq!(world.origin.bytes(), 0);
 }
 
+/// An entry whose rows are damaged stays, is told of, and keeps no other from being deleted.
+#[test]
+fn regression_a_damaged_entry_keeps_no_other_in_the_trash() {
+    let world = World::new();
+    let v = keeping(&world);
+    let inos: Vec<Ino> = ["a", "b", "c"].map(|name| v.file(Ino::ROOT, name)).into();
+    ["a", "b", "c"].iter().for_each(|name| remove(&v, Ino::ROOT, name));
+    v.sync().unwrap();
+    let damaged = Commit { puts: vec![(Key::inode(inos[0]), b"?".as_slice().into())], ..Commit::default() };
+    world.parts.store.commit(damaged).unwrap();
+    assert_eq!(v.empty_trash(time::now(), &mut |_| ()), Err(Errno::EIO));
+    assert_eq!(paths(&v), ["/a"]);
+    v.set_trash(Some(Duration::from_millis(1))).unwrap();
+    v.file(Ino::ROOT, "d");
+    remove(&v, Ino::ROOT, "d");
+    eventually("what is old is deleted all the same", || paths(&v) == ["/a"]);
+    v.close().unwrap();
+}
+
 #[test]
 fn a_folder_that_a_program_has_open_stays_in_the_trash() {
     let world = World::new();

@@ -6,6 +6,7 @@
 
 use std::sync::atomic::Ordering;
 
+use base::Deadline;
 use base::size::GIB;
 
 use super::format::{self, Kind};
@@ -14,7 +15,7 @@ use super::{Fresh, LogGuard, LogState, Shared, Stuck, io_error};
 use crate::engine::{Final, read_keys, resolve};
 use crate::key::{Key, tags};
 use crate::record::PackRow;
-use crate::store::{Commit, CommitError, Expect, FreshData, StoreError};
+use crate::store::{Commit, CommitError, Expect, FreshData, StoreError, in_time};
 
 /// The greatest length of a record, in bytes.
 const RECORD_MAX: u64 = GIB;
@@ -64,6 +65,7 @@ impl Shared {
                 Err(NotYet::Room(back)) => commit = *back,
             }
             self.wait_for_room(estimate(&commit))?;
+            in_time()?;
         }
     }
 
@@ -161,16 +163,18 @@ impl Shared {
         if overlay_full || !state.log.has_room(len) { Err(draining) } else { Ok(()) }
     }
 
-    /// Waits until there is room for a record of `len` bytes and its rows. The caller is not inside the gate
-    /// and holds no lock.
+    /// Waits until there is room for a record of `len` bytes and its rows, at most until the time of this
+    /// thread's work is over. The caller is not inside the gate and holds no lock.
     fn wait_for_room(&self, len: u64) -> Result<(), StoreError> {
         self.counters.waits.fetch_add(1, Ordering::Relaxed);
         if !self.options.background {
             return self.make_room(len);
         }
+        let deadline = Deadline::current();
         let mut state = self.log.lock();
         while let Err(draining) = self.room(&state, len) {
             self.alive()?;
+            in_time()?;
             if let Some(stuck) = &state.stuck {
                 return Err(Stuck::error(stuck));
             }
@@ -178,7 +182,8 @@ impl Shared {
                 self.rotate(&state);
             }
             self.wake(true);
-            self.room.wait(&mut state);
+            // Without a deadline this is a wait without end.
+            self.room.wait_for(&mut state, deadline.left());
         }
         Ok(())
     }

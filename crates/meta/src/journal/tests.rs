@@ -1,5 +1,6 @@
 use std::time::Instant;
 
+use base::Deadline;
 use proptest::prelude::*;
 
 use super::format::{Found, FoundHeader, Kind, Place, SegmentHeader};
@@ -288,4 +289,24 @@ fn regression_a_mark_that_had_no_room_is_written_later() {
     journal.shared.log.lock().unmarked = true;
     assert_eq!(marks(&journal), plain + 1);
     assert!(!journal.shared.log.lock().unmarked);
+}
+
+/// The caller of a commit that has waited for too long was answered an error, and may have changed the same
+/// since.
+#[test]
+fn regression_a_commit_that_was_given_up_is_not_made_later() {
+    let folder = tempfile::tempdir().unwrap();
+    let (journal, _) = Journal::open(folder.path(), Arc::new(NoPacks), small()).unwrap();
+    let value = [7; 60_000];
+    let late = |n: u8| Deadline::after(Duration::from_millis(50)).scope(|| journal.commit(put([n], value)));
+    // While a reader reads, nothing is drained, so the log becomes full.
+    let reader = journal.shared.gate.enter();
+    let given_up = (0..100).find(|&n| late(n).is_err()).expect("the log has a limit");
+    assert!(matches!(late(given_up), Err(CommitError::Store(StoreError::Unavailable(_)))));
+    drop(reader);
+    journal.commit(put("a", value)).unwrap();
+    journal.drain().unwrap();
+    assert_eq!(journal.get(&Key::from_bytes(&[given_up])).unwrap(), None);
+    assert!(journal.get(&Key::from_bytes(&[given_up - 1])).unwrap().is_some());
+    journal.close().unwrap();
 }
