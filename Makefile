@@ -86,8 +86,8 @@ wheel: ## The Python package coveyfs: target/wheels; needs Python 3.11 or newer,
 .PHONY: test
 test: ## Format, lints, licences and every test that needs no other program: what CI runs
 	@scripts/bootstrap test
-	@$(MAKE) lint
-	scripts/with-rust scripts/run-tests
+	$(CARGO) fmt --all --check
+	scripts/with-rust scripts/run-tests --lint
 
 .PHONY: slowest
 slowest: ## Every test, then the time of each test program and the ten slowest tests
