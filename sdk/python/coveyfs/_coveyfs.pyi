@@ -74,9 +74,13 @@ class Tree:
         tls_ca: _Path | None = None,
         threads: int = 16,
         lazy: bool = False,
+        sequence: int = 0,
     ) -> Tree: ...
     @property
     def tree(self) -> str: ...
+    @property
+    def sequence(self) -> int:
+        """Which publication of its name it is. 0 if a copy has not been used yet."""
     @property
     def closed(self) -> bool: ...
     def info(self, path: _Path) -> dict[str, Any]: ...

@@ -9,16 +9,22 @@ from __future__ import annotations
 import datetime
 import os
 import posixpath
-from collections.abc import Sequence
+import secrets
+from collections.abc import Iterator, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.spec import AbstractFileSystem
 from fsspec.utils import stringify_path
 
 from ._coveyfs import Tree
-from ._mount import MountBackend, no_volume
+from ._layers import layered
+from ._mount import AtomicFile, MountBackend, no_volume
 from ._tree import BLOCK, Range, TreeBackend
+
+# The arguments of a file of text.
+TEXT = {"encoding", "errors", "newline"}
 
 
 class CoveyFileSystem(AbstractFileSystem):  # type: ignore[misc]
@@ -28,6 +34,7 @@ class CoveyFileSystem(AbstractFileSystem):  # type: ignore[misc]
     mount: the path of a mount.
     auto_mkdir: on a mount, make missing folders for a file that is written.
     sync: on a mount, a file that was written is on the disk before it gets its name.
+    sequence: one publication of the tree's name, as in ``ORIGIN@NAME#NUMBER``. Pickles have it.
     """
 
     protocol = "covey"
@@ -54,6 +61,7 @@ class CoveyFileSystem(AbstractFileSystem):  # type: ignore[misc]
         tls_key: str | None = None,
         tls_ca: str | None = None,
         threads: int = 16,
+        sequence: int = 0,
         **storage_options: Any,
     ) -> None:
         super().__init__(**storage_options)
@@ -82,15 +90,25 @@ class CoveyFileSystem(AbstractFileSystem):  # type: ignore[misc]
                     tls_key=tls_key,
                     tls_ca=tls_ca,
                     threads=threads,
+                    sequence=sequence,
                 )
             )
         else:
             no_volume("covey://")
+        self._here = secrets.token_hex(16)
+        _HERE[self._here] = self
 
     @property
     def native(self) -> Tree | None:
         """The tree that is open in this process. None on a mount."""
         return self._backend.native
+
+    def __reduce__(self) -> Any:
+        options = dict(self.storage_options)
+        if self.native is not None and self.native.sequence:
+            # A worker reads what this process reads, also when the name was published again meanwhile.
+            options["sequence"] = self.native.sequence
+        return _again, (self._here, type(self), self.storage_args, options)
 
     @classmethod
     def _strip_protocol(cls, path: Any) -> Any:
@@ -126,6 +144,56 @@ class CoveyFileSystem(AbstractFileSystem):  # type: ignore[misc]
         """The entries of a folder."""
         found = self._backend.ls(self._strip_protocol(path))
         return found if detail else sorted(entry["name"] for entry in found)
+
+    def walk(
+        self,
+        path: str,
+        maxdepth: int | None = None,
+        topdown: bool = True,
+        on_error: Any = "absent",
+        **kwargs: Any,
+    ) -> Iterator[tuple[str, Any, Any]]:
+        """The folders below a path, each with its folders and files.
+
+        on_error: what to do if a folder cannot be listed. ``absent``: leave it out if it does not exist, and
+        raise every other error. ``omit``: leave it out. ``raise``: raise. Or a function that gets the error.
+        """
+        if maxdepth is not None and maxdepth < 1:
+            raise ValueError("maxdepth must be at least 1")
+        detail = kwargs.pop("detail", False)
+        path = self._strip_protocol(path)
+        try:
+            listing = self.ls(path, detail=True, **kwargs)
+        except OSError as error:
+            is_absent = isinstance(error, (FileNotFoundError, NotADirectoryError))
+            if on_error == "raise" or (on_error == "absent" and not is_absent):
+                raise
+            if callable(on_error):
+                on_error(error)
+            return
+        inside: dict[str, str] = {}
+        folders: Any = {}
+        files: Any = {}
+        for info in listing:
+            own = info["name"].rstrip("/")
+            # Of a file, the listing is the file itself.
+            name = "" if own == path else own.rsplit("/", 1)[-1]
+            if info["type"] == "directory" and own != path:
+                inside[name], folders[name] = own, info
+            else:
+                files[name] = info
+        if not detail:
+            folders, files = list(folders), list(files)
+        if topdown:
+            yield path, folders, files
+        if maxdepth != 1:
+            below = None if maxdepth is None else maxdepth - 1
+            # The caller may have taken names out, or put others in.
+            for name in folders:
+                folder = inside.get(name, f"{path.rstrip('/')}/{name}")
+                yield from self.walk(folder, below, topdown, on_error, detail=detail, **kwargs)
+        if not topdown:
+            yield path, folders, files
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
         """The bytes of a file, or of a range of it. Negative numbers count from its end."""
@@ -186,6 +254,25 @@ class CoveyFileSystem(AbstractFileSystem):  # type: ignore[misc]
             start = max(0, size + start) if start is not None and start < 0 else start
             end = max(0, size + end) if end is not None and end < 0 else end
         return path, start or 0, end
+
+    def open(
+        self,
+        path: str,
+        mode: str = "rb",
+        block_size: int | None = None,
+        cache_options: Any = None,
+        compression: str | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Opens a file. A new one appears when it is closed, as a whole, also with text or compression."""
+        how = {"block_size": block_size, "cache_options": cache_options}
+        is_text = "b" not in mode
+        binary = mode.replace("t", "") + "b" if is_text else mode
+        if binary not in AtomicFile.MODES or not (is_text or compression):
+            return super().open(path, mode, compression=compression, **how, **kwargs)
+        text: dict[str, Any] = {key: kwargs.pop(key) for key in TEXT if key in kwargs}
+        file = super().open(path, binary, **how, **kwargs)
+        return layered(file, self._strip_protocol(path), compression, text if is_text else None)
 
     def _open(
         self,
@@ -270,7 +357,8 @@ class CoveyFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
     def mv(self, path1: Any, path2: Any, recursive: bool = False, **kwargs: Any) -> None:
         """Renames a file or folder, at once."""
-        if isinstance(path1, list) or isinstance(path2, list) or "*" in str(path1):
+        is_many = isinstance(path1, list) or isinstance(path2, list)
+        if is_many or ("*" in str(path1) and self._is_pattern(self._strip_protocol(path1))):
             super().mv(path1, path2, recursive=recursive, **kwargs)
             return
         source, target = self._strip_protocol(path1), self._strip_protocol(path2)
@@ -281,18 +369,29 @@ class CoveyFileSystem(AbstractFileSystem):  # type: ignore[misc]
         self.mv(path1, path2)
 
     def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
-        """Removes files, and with ``recursive`` folders."""
+        """Removes files, and with ``recursive`` folders. A path that exists is not taken for a pattern."""
         for one in self._strip_protocol(path if isinstance(path, list) else [path]):
-            found = self.expand_path(one) if "*" in one or "?" in one or "[" in one else [one]
-            for path in found:
-                self._writable(path).remove(path, recursive)
+            backend = self._writable(one)
+            for found in self.expand_path(one) if self._is_pattern(one) else [one]:
+                backend.remove(found, recursive)
+
+    def _is_pattern(self, path: str) -> bool:
+        """Whether a path stands for others: it has signs of a pattern, and nothing has this very name."""
+        if not any(sign in path for sign in "*?["):
+            return False
+        try:
+            self.info(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        return False
 
     def rm_file(self, path: str) -> None:
-        """Removes a file."""
-        self.rm(path)
+        """Removes one file. Its path is not a pattern."""
+        path = self._strip_protocol(path)
+        self._writable(path).remove(path, False)
 
     def _rm(self, path: str) -> None:
-        self.rm(path)
+        self.rm_file(path)
 
     def mkdir(self, path: str, create_parents: bool = True, **kwargs: Any) -> None:
         """Makes a folder."""
@@ -313,6 +412,16 @@ class CoveyFileSystem(AbstractFileSystem):  # type: ignore[misc]
         """Makes an empty file, or sets its time."""
         path = self._strip_protocol(path)
         self._writable(path).touch(path, truncate)
+
+
+# The filesystems of this process, and of those that it was forked from.
+_HERE: WeakValueDictionary[str, CoveyFileSystem] = WeakValueDictionary()
+
+
+def _again(here: str, cls: Any, arguments: Any, options: dict[str, Any]) -> CoveyFileSystem:
+    """What a pickle holds: the same filesystem if it is here, or one with the same arguments."""
+    found = _HERE.get(here)
+    return cls(*arguments, **options) if found is None else found
 
 
 def _moment(seconds: float) -> datetime.datetime:

@@ -6,16 +6,21 @@ which gets its name when it is complete and on the disk. A program that is kille
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
 import secrets
 import shutil
 import stat
+import sys
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
 from typing import Any, BinaryIO, NoReturn
+
+from fsspec.core import OpenFile
 
 Range = tuple[str, int, int | None]
 
@@ -28,6 +33,8 @@ MODES = {"r", "w", "x", "a"}
 
 class AtomicFile(io.BufferedWriter):
     """A new file, which appears under its name when it is closed, and as a whole."""
+
+    MODES = ("wb", "xb")
 
     def __init__(self, path: str, *, exclusive: bool, autocommit: bool = True, sync: bool = True) -> None:
         # A link stays a link: what it leads to is replaced.
@@ -73,16 +80,21 @@ class AtomicFile(io.BufferedWriter):
         if self._held is not None:
             os.close(self._held)
             self._held = None
-        if self._temporary is not None:
-            temporary, self._temporary = self._temporary, None
-            os.unlink(temporary)
-        if not self.closed:
-            # Without a flush of what the buffer still has.
-            self.raw.close()
+        try:
+            if not self.closed:
+                # Without a flush of what the buffer still has.
+                self.raw.close()
+        finally:
+            if self._temporary is not None:
+                temporary, self._temporary = self._temporary, None
+                os.unlink(temporary)
 
     def close(self) -> None:
         """Writes what is left, and gives the file its name."""
         if self.closed:
+            return
+        if self._is_of_failed_block():
+            self.discard()
             return
         try:
             self.flush()
@@ -123,7 +135,27 @@ class AtomicFile(io.BufferedWriter):
                 raise
             hidden = self._hidden()
             os.link(source, hidden, src_dir_fd=folder)
-            os.replace(hidden, self._target)
+            try:
+                os.replace(hidden, self._target)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(hidden)
+                raise
+
+    def _is_of_failed_block(self) -> bool:
+        """Whether this is closed because the ``with`` block of its ``fsspec.open`` failed.
+
+        ``OpenFile`` closes its files without saying so. That an exception is being handled would prove
+        nothing: a program may close a file in an ``except`` block. So the callers are looked at.
+        """
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            if frame.f_code is OpenFile.__exit__.__code__:
+                known = frame.f_locals
+                if any(file is self for file in getattr(known.get("self"), "fobjects", ())):
+                    return any(one is not None for one in known.get("args", ()))
+            frame = frame.f_back
+        return False
 
     @property
     def closed(self) -> bool:
@@ -204,7 +236,7 @@ class MountBackend:
                 raise ValueError(f"invalid mode: {mode}")
             if mode[0] != "r":
                 self._parents(path)
-            if mode in ("wb", "xb"):
+            if mode in AtomicFile.MODES:
                 return self._new(path, exclusive=mode == "xb", autocommit=autocommit)
             if block_size:
                 return open(self.real(path), mode, buffering=max(2, block_size))
