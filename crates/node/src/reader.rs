@@ -292,6 +292,11 @@ impl Reader {
         }
     }
 
+    /// Which publication of its name it is.
+    pub fn sequence(&self) -> Option<u64> {
+        self.node.root().map(|root| root.sequence)
+    }
+
     /// What a user should know about how it was opened: its origin cannot be used now.
     pub fn remark(&self) -> Option<String> {
         self.node.remark()

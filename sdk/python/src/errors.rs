@@ -8,12 +8,30 @@ use std::io;
 
 use api::error::{Failure, plain};
 use fs::Errno;
-use pyo3::exceptions::{PyConnectionError, PyOSError, PyValueError};
+use pyo3::exceptions::{PyConnectionError, PyMemoryError, PyOSError, PyValueError};
 use pyo3::prelude::*;
+
+/// There is not enough memory for the bytes that were asked for. Python has a class of its own for it.
+pub const NO_MEMORY: Errno = Errno(libc::ENOMEM);
+
+/// So many zeros.
+///
+/// # Errors
+/// [`NO_MEMORY`], where `vec!` would end the interpreter.
+pub fn zeros(len: u64) -> Result<Vec<u8>, Errno> {
+    let len = usize::try_from(len).map_err(|_| NO_MEMORY)?;
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(len).map_err(|_| NO_MEMORY)?;
+    bytes.resize(len, 0);
+    Ok(bytes)
+}
 
 /// The exception for an error number at a path.
 pub fn at(errno: Errno, path: &OsStr) -> PyErr {
     let text = plain(&io::Error::from_raw_os_error(errno.0));
+    if errno == NO_MEMORY {
+        return PyMemoryError::new_err(format!("{text}: {}", path.display()));
+    }
     PyOSError::new_err((errno.0, text, path.to_owned()))
 }
 

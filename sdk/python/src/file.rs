@@ -77,7 +77,8 @@ impl File {
         if let Some(block) = self.at_hand(start, len) {
             return Ok(block);
         }
-        let mut bytes = vec![0; self.block_size.max(len).min(self.size - start) as usize];
+        let len = self.block_size.max(len).min(self.size - start);
+        let mut bytes = errors::zeros(len).map_err(|errno| errors::at(errno, self.path()))?;
         self.fill(py, start, &mut bytes)?;
         let block = (start, Arc::new(bytes));
         if let Ok(mut kept) = self.block.try_lock() {

@@ -9,6 +9,8 @@ use fs::Errno;
 use fs::api::Attr;
 use node::reader::Reader;
 
+use crate::errors;
+
 /// Ranges with a smaller gap between them become one read: the unit of a fetch.
 const NEAR: u64 = 64 << 10;
 /// A read of joined ranges, or of a part of a large one, is not longer.
@@ -95,7 +97,7 @@ fn read_one(
     deadline: Deadline,
 ) -> Result<Vec<u8>, Errno> {
     let file = files[job.file].as_ref().map_err(|errno| *errno)?;
-    let mut bytes = vec![0; (job.end - job.start) as usize];
+    let mut bytes = errors::zeros(job.end - job.start)?;
     let read = deadline.scope(|| reader.read(file, job.start, &mut bytes))?;
     bytes.truncate(read);
     Ok(bytes)
@@ -134,7 +136,12 @@ fn assemble(
             let from = wanted[at].start.max(job.start) - job.start;
             let until = wanted[at].end.min(job.end) - job.start;
             let have = bytes.len() as u64;
-            result.extend_from_slice(&bytes[from.min(have) as usize..until.min(have) as usize]);
+            let own = &bytes[from.min(have) as usize..until.min(have) as usize];
+            if result.try_reserve(own.len()).is_ok() {
+                result.extend_from_slice(own);
+            } else {
+                results[at] = Err(errors::NO_MEMORY);
+            }
         }
     }
     results

@@ -1,4 +1,4 @@
-//! The arguments of a tree: what is opened, and how. A pickle holds exactly these.
+//! The arguments of a tree: what is opened, and how. A pickle holds these, and which publication it is.
 
 use std::path::PathBuf;
 
@@ -44,12 +44,14 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Opens the tree. A `second` process of several has a free port of its own in the fleet.
-    pub fn open(&self, second: bool) -> Result<Reader> {
-        let named = Named::parse(&self.tree)?.ok_or_else(|| {
+    /// Opens the tree, or this publication of its name. A `second` process of several has a free port of its
+    /// own in the fleet.
+    pub fn open(&self, second: bool, sequence: Option<u64>) -> Result<Reader> {
+        let mut named = Named::parse(&self.tree)?.ok_or_else(|| {
             Failure::usage(format!("{} is not a published tree", self.tree))
                 .next("write ORIGIN@NAME, such as s3://BUCKET/PREFIX@NAME or file:/srv/blobs@NAME")
         })?;
+        named.sequence = sequence.or(named.sequence);
         let accept = Accept { key: self.key.clone(), accept_older: self.accept_older };
         let reach = Reach { endpoint: self.endpoint.clone(), region: self.region.clone() };
         let named = named.accepting(&accept)?.reached(&reach, self.cache_dir.as_deref())?;

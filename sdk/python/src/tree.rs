@@ -4,9 +4,12 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use api::error::Result as Opens;
 use fs::Errno;
 use fs::api::{Attr, FileKind};
+use node::reader::Reader;
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::prelude::*;
@@ -29,6 +32,8 @@ pub struct Tree {
     is_copy: bool,
     /// The forks of the process that made it.
     forks: u64,
+    /// Which publication of the name it is. 0 until it was opened. Children and copies open the same.
+    sequence: AtomicU64,
 }
 
 /// A range that a caller asks for: path, first byte, end.
@@ -44,8 +49,25 @@ impl Tree {
             return Ok(reader);
         }
         let second = self.is_copy || self.forks != crate::process::forks();
-        let reader = py.detach(|| self.opened.get(|| self.settings.open(second)));
+        let reader = py.detach(|| self.opened.get(|| self.open(second)));
         reader.map_err(|failure| errors::of(&failure))?.ok_or_else(errors::closed)
+    }
+
+    /// Opens the tree: the publication that was opened first, by this process or by one that it comes from.
+    fn open(&self, second: bool) -> Opens<Reader> {
+        let first = self.sequence.load(Ordering::SeqCst);
+        if first == 0 {
+            let reader = self.settings.open(second, None)?;
+            self.sequence.store(reader.sequence().unwrap_or(0), Ordering::SeqCst);
+            return Ok(reader);
+        }
+        let away = match self.settings.open(second, Some(first)) {
+            Err(failure) if failure.code == "origin-away" => failure,
+            other => return other,
+        };
+        // Without its store, a name can be opened as the newest publication that was seen here.
+        let newest = self.settings.open(second, None)?;
+        if newest.sequence() == Some(first) { Ok(newest) } else { Err(away) }
     }
 
     /// Runs work on a path without the interpreter's lock.
@@ -97,7 +119,7 @@ impl Tree {
     #[new]
     #[pyo3(signature = (tree, *, cache_dir=None, key=None, accept_older=false, endpoint=None, region=None,
         options=None, join=None, listen=None, secret_file=None, zone=None, tls_cert=None, tls_key=None,
-        tls_ca=None, threads=16, lazy=false))]
+        tls_ca=None, threads=16, lazy=false, sequence=0))]
     #[allow(clippy::too_many_arguments, reason = "they are the keyword arguments of the class")]
     fn new(
         py: Python<'_>,
@@ -117,6 +139,7 @@ impl Tree {
         tls_ca: Option<PathBuf>,
         threads: usize,
         lazy: bool,
+        sequence: u64,
     ) -> PyResult<Tree> {
         if !(1..=256).contains(&threads) {
             return Err(PyValueError::new_err("threads is a number from 1 to 256"));
@@ -138,7 +161,8 @@ impl Tree {
             threads,
         };
         let forks = crate::process::forks();
-        let tree = Tree { settings, opened: PerProcess::unopened(), is_copy: lazy, forks };
+        let sequence = AtomicU64::new(sequence);
+        let tree = Tree { settings, opened: PerProcess::unopened(), is_copy: lazy, forks, sequence };
         if !lazy {
             tree.reader(py)?;
         }
@@ -149,6 +173,12 @@ impl Tree {
     #[getter]
     fn tree(&self) -> &str {
         &self.settings.tree
+    }
+
+    /// Which publication of the name it is. 0 if that is not known yet.
+    #[getter]
+    fn sequence(&self) -> u64 {
+        self.sequence.load(Ordering::SeqCst)
     }
 
     /// Whether this process closed it.
@@ -245,6 +275,8 @@ impl Tree {
         for ((path, _, _), result) in ranges.iter().zip(results) {
             match result {
                 Ok(bytes) => list.append(PyBytes::new(py, &bytes))?,
+                // Not of this range alone.
+                Err(errors::NO_MEMORY) => return Err(errors::at(errors::NO_MEMORY, path.as_os_str())),
                 Err(errno) => list.append(errors::at(errno, path.as_os_str()).into_value(py))?,
             }
         }
@@ -275,7 +307,7 @@ impl Tree {
             {
                 return Ok(buffer);
             }
-            let mut bytes = vec![0; length as usize];
+            let mut bytes = errors::zeros(length)?;
             let read = reader.read(&file, offset, &mut bytes)?;
             bytes.truncate(read);
             Ok(Buffer::copied(bytes))
@@ -341,10 +373,11 @@ impl Tree {
         closed.map_err(|failure| errors::of(&failure))
     }
 
-    /// What a pickle holds: the arguments.
+    /// What a pickle holds: the arguments, and which publication it is.
     fn __getnewargs_ex__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyTuple>, Bound<'py, PyDict>)> {
         let named = self.settings.to_dict(py)?;
         named.set_item("lazy", true)?;
+        named.set_item("sequence", self.sequence())?;
         Ok((PyTuple::new(py, [&self.settings.tree])?, named))
     }
 

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import time
 
 import numpy
 import pytest
-from conftest import BIG, COVEY, FILES
+from conftest import BIG, COVEY, FILES, covey, publish
 
 import coveyfs
 from coveyfs import CoveyFileSystem
@@ -110,6 +111,61 @@ def test_a_grandchild_and_a_closed_tree(tree):
         os._exit(0 if good else 1)
     assert os.waitpid(pid, 0)[1] == 0
     assert tree.read("small.txt") == b"hello\n"
+
+
+def _listed(tree):
+    return tree.ls("/")
+
+
+def _first_of(fs):
+    return fs.ls("/", detail=False)
+
+
+@pytest.fixture()
+def republished(tmp_path):
+    """ORIGIN@NAME of a tree with the file `one`, and what publishes it anew, with `two` beside it."""
+    volume, source = tmp_path / "volume", tmp_path / "source"
+    source.mkdir()
+    (source / "one").write_bytes(b"1")
+    named = publish(volume, source)
+
+    def again(keep):
+        (tmp_path / "more").mkdir()
+        (tmp_path / "more" / "two").write_bytes(b"2")
+        covey("import", tmp_path / "more", f"{volume}:/")
+        covey("publish", "--keep", keep, volume, "data")
+
+    return named, again
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("how", ["fork", "spawn", "forkserver"])
+def test_regression_workers_read_the_publication_of_their_parent(republished, how):
+    """A worker that began after another publication read that one, beside workers that read the first."""
+    named, again = republished
+    with coveyfs.open_tree(named) as tree:
+        fs = CoveyFileSystem(tree=named, skip_instance_cache=True)
+        assert _first_of(fs) == ["/one"] and tree.sequence == fs.native.sequence == 1
+        again(5)
+        with multiprocessing.get_context(how).Pool(1) as pool:
+            assert [entry["name"] for entry in pool.apply(_listed, (tree,))] == ["/one"]
+            assert pool.apply(_first_of, (fs,)) == ["/one"]
+        copy = pickle.loads(pickle.dumps(tree))
+        assert copy.tree == named and len(copy.ls("/")) == 1 and copy.sequence == 1
+        copy.close()
+    assert pickle.loads(pickle.dumps(fs)) is fs
+    with coveyfs.open_tree(named) as tree:
+        assert len(tree.ls("/")) == 2 and tree.sequence == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_regression_a_publication_that_is_gone_is_an_error_in_a_worker(republished):
+    named, again = republished
+    with coveyfs.open_tree(named) as tree:
+        again(1)
+        with pytest.raises(FileNotFoundError, match="data#1 was not published, or is not kept"):
+            pickle.loads(pickle.dumps(tree)).ls("/")
+        assert len(tree.ls("/")) == 1
 
 
 PUT = """
