@@ -8,8 +8,9 @@
 //!
 //! The control socket of a volume in a folder lies in that folder, which only its owner may enter. The socket
 //! of any other mount lies in a folder of the system ([`address`]). In both cases the daemon asks the kernel
-//! for the caller's user and serves only root and its own user. Each caller has its own thread: requests are
-//! rare, and a long one (a garbage collection) must not delay `status`.
+//! for the caller's user and serves only root and its own user. Others get a refusal before anything is read,
+//! and take no place. Each caller that is served has its own thread: requests are rare, and a long one (a
+//! garbage collection) must not delay `status`.
 //!
 //! **Publishers.** The owner of a volume can allow a group to publish it ([`Listener::admit`]). Its members
 //! cannot reach the volume's own socket. The daemon has a second one for them, at which it serves a few
@@ -30,6 +31,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use base::Deadline;
 use serde::{Deserialize, Serialize};
 
 use crate::caller;
@@ -313,6 +315,8 @@ fn send(mut stream: &UnixStream, reply: &Reply) -> io::Result<()> {
 pub struct Listener {
     sockets: Vec<Socket>,
     stop: Arc<AtomicBool>,
+    /// How long a caller may take to send its request.
+    patience: Duration,
 }
 
 #[derive(Debug)]
@@ -329,10 +333,15 @@ struct Entrance {
     serve: Arc<dyn Serve>,
     /// Set if this is the socket for publishers.
     publishers: Option<Publishers>,
+    patience: Duration,
 }
 
 /// Callers served at a time. Further callers are turned away.
 const CALLERS: usize = 32;
+/// How long a caller may take to send its request, and to take a part of the answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long after a caller could not be accepted the next one is.
+const AGAIN: Duration = Duration::from_millis(50);
 /// At shutdown, callers that are being served get this long to receive their answers. So a command that
 /// watches gets its summary.
 const LAST_WORDS: Duration = Duration::from_secs(1);
@@ -340,11 +349,15 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 impl Listener {
     /// Starts listening.
     pub fn start(address: ControlAddress, serve: Arc<dyn Serve>) -> Result<Listener> {
+        Listener::with_patience(address, serve, PATIENCE)
+    }
+
+    fn with_patience(address: ControlAddress, serve: Arc<dyn Serve>, patience: Duration) -> Result<Listener> {
         let cannot = |error: io::Error| Failure::io("cannot open the control socket", &error);
         let (socket, file) = address.bind().map_err(cannot)?;
-        let mut listener = Listener { sockets: Vec::new(), stop: Arc::default() };
+        let mut listener = Listener { sockets: Vec::new(), stop: Arc::default(), patience };
         listener.sockets.push(Socket { address, file, callers: Arc::default() });
-        listener.listen(socket, Entrance { serve, publishers: None }).map_err(cannot)?;
+        listener.listen(socket, Entrance { serve, publishers: None, patience }).map_err(cannot)?;
         Ok(listener)
     }
 
@@ -356,7 +369,8 @@ impl Listener {
         let address = address.ok_or_else(|| Failure::usage("only a volume in a folder can be published"))?;
         let (socket, file) = address.bind_for_all().map_err(cannot)?;
         self.sockets.push(Socket { address, file, callers: Arc::default() });
-        self.listen(socket, Entrance { serve, publishers: Some(publishers) }).map_err(cannot)
+        let (publishers, patience) = (Some(publishers), self.patience);
+        self.listen(socket, Entrance { serve, publishers, patience }).map_err(cannot)
     }
 
     /// Listens at the last socket.
@@ -387,9 +401,21 @@ impl Drop for Listener {
 }
 
 fn accept(socket: &UnixListener, entrance: &Arc<Entrance>, stop: &AtomicBool, callers: &Arc<AtomicUsize>) {
-    while let Ok((stream, _)) = socket.accept() {
+    loop {
+        let accepted = socket.accept();
         if stop.load(Ordering::SeqCst) {
             return;
+        }
+        let Ok((stream, _)) = accepted else {
+            // For example, no descriptor is left. That may pass.
+            std::thread::sleep(AGAIN);
+            continue;
+        };
+        if let Err(refusal) = entrance.admits(&stream) {
+            // Its buffer is empty. A caller must not hold this thread up all the same.
+            let _ = stream.set_nonblocking(true);
+            let _ = send(&stream, &Reply::Failed(refusal));
+            continue;
         }
         if callers.fetch_add(1, Ordering::SeqCst) >= CALLERS {
             callers.fetch_sub(1, Ordering::SeqCst);
@@ -412,22 +438,17 @@ fn answer(stream: &UnixStream, entrance: &Entrance) {
     let send = |reply: &Reply| {
         let _ = send(stream, reply);
     };
-    let refusal = entrance.admits(stream).err();
-    // A caller that may not ask gets little time, so that it does not take the place of others.
-    let patience = Duration::from_secs(if refusal.is_some() { 1 } else { 10 });
-    let _ = stream.set_read_timeout(Some(patience));
-    let _ = stream.set_write_timeout(Some(patience));
     let mut line = String::new();
+    let asking = Asking { stream, until: Deadline::after(entrance.patience) };
     // Requests are short. The longest is a list of files. A longer line does not come from a Covey command.
-    let mut reader = BufReader::new(stream.take(1 << 20));
+    let mut reader = BufReader::new(asking.take(1 << 20));
     let read = reader.read_line(&mut line);
     let stopped = !reader.buffer().is_empty();
     if read.is_err() || line.is_empty() {
         return;
     }
-    if let Some(refusal) = refusal {
-        return send(&Reply::Failed(refusal));
-    }
+    let _ = stream.set_read_timeout(Some(entrance.patience));
+    let _ = stream.set_write_timeout(Some(entrance.patience));
     let outcome = match serde_json::from_str(&line) {
         Ok(request) if !entrance.serves(stream, &request) => Err(not_for_publishers()),
         Ok(Request::Watch { wish }) => serve.watch(&wish, &Wire { stream, stopped }),
@@ -440,6 +461,23 @@ fn answer(stream: &UnixStream, entrance: &Entrance) {
         Ok(value) => Reply::Done(value),
         Err(failure) => Reply::Failed(failure),
     });
+}
+
+/// A caller that sends its request, of which all bytes have to come in time.
+struct Asking<'a> {
+    stream: &'a UnixStream,
+    until: Deadline,
+}
+
+impl Read for Asking<'_> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let left = self.until.left();
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        self.stream.set_read_timeout(Some(left))?;
+        self.stream.read(bytes)
+    }
 }
 
 impl Entrance {
@@ -483,115 +521,4 @@ fn is_owner(stream: &UnixStream) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::fs;
-    use std::path::Path;
-
-    use super::*;
-
-    /// Knows no mount and accepts every program as the daemon.
-    pub struct Nothing;
-
-    impl Known for Nothing {
-        fn check(&self, _: &UnixStream, _: &ControlAddress) -> io::Result<()> {
-            Ok(())
-        }
-
-        fn place(&self, _: &ControlAddress) -> Option<PathBuf> {
-            None
-        }
-    }
-
-    struct Parrot;
-
-    impl Serve for Parrot {
-        fn serve(&self, request: Request, tick: &mut dyn FnMut(Tick)) -> Result<serde_json::Value> {
-            match request {
-                Request::Gc => {
-                    (1..=3).for_each(|done| tick(Tick { done, of: 3, what: "x".into() }));
-                    Ok(serde_json::json!(42))
-                }
-                Request::Flush => panic!("as a handler might"),
-                other => Err(Failure::usage(format!("{other:?}")).next("nothing")),
-            }
-        }
-
-        fn watch(&self, _: &Wish, wire: &Wire<'_>) -> Result<serde_json::Value> {
-            let mut notes = 0;
-            while wire.heard(Duration::from_millis(1)) == Heard::Nothing {
-                notes += u64::from(wire.note(&notes));
-            }
-            Ok(serde_json::json!(notes))
-        }
-    }
-
-    #[test]
-    fn one_who_looks_on_hears_notes_until_he_says_stop() {
-        let temp = tempfile::tempdir().unwrap();
-        let address = ControlAddress::of_source(temp.path());
-        let _listener = Listener::start(address.clone(), Arc::new(Parrot)).unwrap();
-        let request = Request::Watch { wish: Wish::Stats { interval_ms: 1 } };
-        let asked = Asked::ask(&Nothing, &address, &request).unwrap();
-        let stopper = asked.stopper().unwrap();
-        let mut notes = 0_u64;
-        let said: u64 = asked
-            .hear(&mut |_| (), &mut |_| {
-                notes += 1;
-                if notes == 3 {
-                    stopper.stop();
-                }
-            })
-            .unwrap();
-        assert!(notes >= 3 && said == notes, "{notes} of {said}");
-        let hasty = Asked::ask(&Nothing, &address, &request).unwrap();
-        hasty.stopper().unwrap().stop();
-        assert!(hasty.hear::<u64>(&mut |_| (), &mut |_| ()).is_ok(), "also when it comes with the request");
-    }
-
-    fn ask_all(address: &ControlAddress) {
-        let mut ticks = 0;
-        let answer: u32 = ask(&Nothing, address, &Request::Gc, &mut |tick| ticks += tick.done).unwrap();
-        assert_eq!((answer, ticks), (42, 6));
-        let failed = ask::<u32>(&Nothing, address, &Request::Status, &mut |_| ()).unwrap_err();
-        assert_eq!((failed.status, failed.next.len()), (2, 1), "{failed}");
-        assert_eq!(
-            ask::<String>(&Nothing, address, &Request::Gc, &mut |_| ()).unwrap_err().code,
-            "no-answer"
-        );
-    }
-
-    #[test]
-    fn a_daemon_answers_and_outlives_a_panic_of_a_handler() {
-        let temp = tempfile::tempdir().unwrap();
-        let deep = temp.path().join("d".repeat(120));
-        fs::create_dir(&deep).unwrap();
-        let id = base::random::u64();
-        for address in [
-            ControlAddress::of_source(temp.path()),
-            ControlAddress::of_source(&deep),
-            ControlAddress::of_source(Path::new(&format!("mem:{id:x}"))),
-        ] {
-            let listener = Listener::start(address.clone(), Arc::new(Parrot)).unwrap();
-            ask_all(&address);
-            assert_eq!(
-                ask::<u32>(&Nothing, &address, &Request::Flush, &mut |_| ()).unwrap_err().code,
-                "no-answer"
-            );
-            ask_all(&address);
-            drop(listener);
-            assert_eq!(
-                ask::<u32>(&Nothing, &address, &Request::Gc, &mut |_| ()).unwrap_err().code,
-                "no-answer"
-            );
-        }
-    }
-
-    #[test]
-    fn a_dead_daemons_socket_is_no_obstacle() {
-        let temp = tempfile::tempdir().unwrap();
-        let address = ControlAddress::of_source(temp.path());
-        drop(address.bind().unwrap());
-        let _listener = Listener::start(address.clone(), Arc::new(Parrot)).unwrap();
-        ask_all(&address);
-    }
-}
+mod tests;

@@ -92,6 +92,8 @@ impl Asked {
             (&stream).write_all(line.as_bytes())
         };
         match sent() {
+            // A daemon that refuses a caller does so before it reads. The refusal is there.
+            Err(error) if is_closed(&error) => Ok(Asked { known, stream, address: address.clone(), silence }),
             Ok(()) => Ok(Asked { known, stream, address: address.clone(), silence }),
             Err(error) => Err(lost(error)),
         }
@@ -141,6 +143,11 @@ impl Asked {
             }
         }
     }
+}
+
+/// Whether an error says that the other end was closed.
+fn is_closed(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
 }
 
 /// See [`Asked::stopper`].
@@ -267,6 +274,39 @@ mod tests {
             .scope(|| Asked::ask(&Nothing, &address, &Request::Gc).map(drop))
             .unwrap_err();
         assert_eq!(failure.code, "silent", "{failure}");
+    }
+
+    /// The command sends its request only after the daemon has refused it.
+    static REFUSED: std::sync::Barrier = std::sync::Barrier::new(2);
+
+    struct Late;
+
+    impl Known for Late {
+        fn check(&self, _: &UnixStream, _: &ControlAddress) -> io::Result<()> {
+            REFUSED.wait();
+            Ok(())
+        }
+
+        fn place(&self, _: &ControlAddress) -> Option<PathBuf> {
+            None
+        }
+    }
+
+    /// A daemon refuses a stranger without waiting for its request.
+    #[test]
+    fn a_refusal_that_comes_before_the_request_is_heard() {
+        let folder = tempfile::tempdir().unwrap();
+        let (address, listener) = ear_of(&folder);
+        let serving = std::thread::spawn(move || {
+            let (stream, _) = listener.accept().unwrap();
+            let refusal = Failure::new("not-permitted", "not you");
+            super::super::send(&stream, &Reply::Failed(refusal)).unwrap();
+            drop(stream);
+            REFUSED.wait();
+        });
+        let failure = ask::<u32>(&Late, &address, &Request::Gc, &mut |_| ()).unwrap_err();
+        serving.join().unwrap();
+        assert_eq!((&*failure.code, &*failure.what), ("not-permitted", "not you"));
     }
 
     #[test]
