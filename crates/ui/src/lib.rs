@@ -12,6 +12,7 @@
 //! ([`Daemons`]). `openapi.json` describes the interface; a test compares it with the routes.
 
 mod assets;
+mod connections;
 mod demo;
 mod guard;
 mod lab;

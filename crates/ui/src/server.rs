@@ -3,17 +3,19 @@
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
 use std::net::{SocketAddr, TcpListener as StdListener};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use api::error::{Failure, Result};
+use api::own;
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
 
 use crate::Daemons;
+use crate::connections::{self, Limits};
 use crate::demo::Demos;
 use crate::lab::Lab;
 use crate::routes::{self, App, Extras, STREAMS};
@@ -89,6 +91,11 @@ impl Bound {
     /// # Errors
     /// No thread can be started.
     pub fn serve(self, daemons: Arc<dyn Daemons>) -> Result<Server> {
+        self.serve_within(Limits::default(), daemons)
+    }
+
+    /// The same with other limits on what clients may take.
+    pub(crate) fn serve_within(self, limits: Limits, daemons: Arc<dyn Daemons>) -> Result<Server> {
         let Bound { listener, address, token, demos, lab } = self;
         let cannot = |error: io::Error| Failure::io("cannot start the threads of the dashboard", &error);
         let runtime = Builder::new_multi_thread()
@@ -106,11 +113,7 @@ impl Bound {
         let demos = demos.map(|folder| Demos::new(folder, stopped.clone()));
         let extras = Extras { demos: demos.clone(), lab };
         let router = routes::router(App::new(daemons, address, token, extras, stopped.clone()));
-        runtime.spawn(async move {
-            let mut stopped = stopped;
-            let until = async move { stopped.wait_for(|stopped| *stopped).await.map_or((), drop) };
-            let _ = axum::serve(listener, router).with_graceful_shutdown(until).await;
-        });
+        runtime.spawn(connections::accept(listener, router, limits, stopped));
         Ok(Server { address, stop, demos, runtime: Some(runtime) })
     }
 }
@@ -180,10 +183,8 @@ fn token(path: &Path) -> Result<String> {
         Err(error) => return Err(cannot(&error)),
     }
     let about = fs::metadata(path).map_err(|error| cannot(&error))?;
-    if about.mode() & 0o077 != 0 {
-        return Err(Failure::usage(format!("others may read the token in {}", path.display()))
-            .next(format!("chmod 600 {}", path.display())));
-    }
+    own::is_private(path, &about)
+        .map_err(|why| Failure::usage(format!("cannot use the token in {}", path.display())).why(why))?;
     let text = fs::read_to_string(path).map_err(|error| cannot(&error))?;
     let token = text.trim();
     if token.len() < TOKEN_MIN || token.bytes().any(|byte| !byte.is_ascii_graphic()) {

@@ -1,5 +1,6 @@
 //! The interface against daemons in this process: what it answers, and that `openapi.json` says so.
 
+mod connections;
 mod demos;
 
 use std::collections::BTreeSet;
@@ -212,6 +213,29 @@ async fn a_stream_sends_figures_until_the_browser_leaves() {
             text += std::str::from_utf8(frame.data_ref().unwrap()).unwrap();
         }
         assert!(text.starts_with("data: {") && text.contains(what), "{text}");
+    }
+}
+
+/// Only its mode was looked at, so another user could place a token that it knows.
+#[test]
+fn regression_a_token_of_another_user_is_refused() {
+    let temp = tempfile::tempdir().unwrap();
+    let token = temp.path().join("token");
+    let options = Options {
+        listen: "127.0.0.1:0".into(),
+        insecure: false,
+        token: Some(token.clone()),
+        demos: None,
+        lab: None,
+    };
+    drop(Bound::new(&options).unwrap());
+    assert!(Bound::new(&options).is_ok(), "its own");
+    std::fs::hard_link(&token, temp.path().join("again")).unwrap();
+    assert!(Bound::new(&options).err().unwrap().to_string().contains("one name"));
+    std::fs::remove_file(temp.path().join("again")).unwrap();
+    if api::caller::euid() == 0 {
+        std::os::unix::fs::chown(&token, Some(1234), None).unwrap();
+        assert!(Bound::new(&options).err().unwrap().to_string().contains("user 1234"));
     }
 }
 
