@@ -56,18 +56,20 @@ impl Tree {
     /// Opens the tree: the publication that was opened first, by this process or by one that it comes from.
     fn open(&self, second: bool) -> Opens<Reader> {
         let first = self.sequence.load(Ordering::SeqCst);
-        if first == 0 {
-            let reader = self.settings.open(second, None)?;
-            self.sequence.store(reader.sequence().unwrap_or(0), Ordering::SeqCst);
-            return Ok(reader);
+        // By its name first: without its store, a tree can be opened as the newest that was seen here.
+        match self.settings.open(second, None) {
+            Ok(newest) if first == 0 || newest.sequence() == Some(first) => {
+                self.sequence.store(newest.sequence().unwrap_or(0), Ordering::SeqCst);
+                return Ok(newest);
+            }
+            Ok(newest) => {
+                let _ = newest.close();
+            }
+            Err(failure) if first == 0 || failure.code == "origin-away" => return Err(failure),
+            // The name may be gone, and its older publications be kept.
+            Err(_) => {}
         }
-        let away = match self.settings.open(second, Some(first)) {
-            Err(failure) if failure.code == "origin-away" => failure,
-            other => return other,
-        };
-        // Without its store, a name can be opened as the newest publication that was seen here.
-        let newest = self.settings.open(second, None)?;
-        if newest.sequence() == Some(first) { Ok(newest) } else { Err(away) }
+        self.settings.open(second, Some(first))
     }
 
     /// Runs work on a path without the interpreter's lock.
