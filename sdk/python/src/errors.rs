@@ -20,10 +20,9 @@ pub const NO_MEMORY: Errno = Errno(libc::ENOMEM);
 /// [`NO_MEMORY`], where `vec!` would end the interpreter.
 pub fn zeros(len: u64) -> Result<Vec<u8>, Errno> {
     let len = usize::try_from(len).map_err(|_| NO_MEMORY)?;
-    let mut bytes = Vec::new();
-    bytes.try_reserve_exact(len).map_err(|_| NO_MEMORY)?;
-    bytes.resize(len, 0);
-    Ok(bytes)
+    // Only asks. To fill what it gives would touch all of it, which `vec!` leaves to the read.
+    Vec::<u8>::new().try_reserve_exact(len).map_err(|_| NO_MEMORY)?;
+    Ok(vec![0; len])
 }
 
 /// The exception for an error number at a path.
