@@ -120,19 +120,33 @@ impl BlobFolder {
     /// # Errors
     /// The system's error.
     pub fn sweep(&self) -> io::Result<()> {
+        let now = base::time::now();
+        self.remove_temporary(|file| {
+            let modified = file.metadata().and_then(|m| m.modified());
+            let since = modified.ok().and_then(|at| at.duration_since(std::time::UNIX_EPOCH).ok());
+            since.is_some_and(|at| {
+                now.seconds().saturating_sub_unsigned(at.as_secs()) > SWEEP_AFTER.as_secs() as i64
+            })
+        })
+    }
+
+    /// Removes all that a crash left unfinished, of whatever age. Only for a folder in which nothing else
+    /// writes, and before the first write.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn sweep_all(&self) -> io::Result<()> {
+        self.remove_temporary(|_| true)
+    }
+
+    fn remove_temporary(&self, goes: impl Fn(&fs::DirEntry) -> bool) -> io::Result<()> {
         let entries = match fs::read_dir(self.dir.join("tmp")) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             entries => entries?,
         };
-        let now = base::time::now();
         for entry in entries {
             let entry = entry?;
-            let modified = entry.metadata().and_then(|m| m.modified());
-            let since = modified.ok().and_then(|at| at.duration_since(std::time::UNIX_EPOCH).ok());
-            let old = since.is_some_and(|at| {
-                now.seconds().saturating_sub_unsigned(at.as_secs()) > SWEEP_AFTER.as_secs() as i64
-            });
-            if old {
+            if goes(&entry) {
                 ignore_missing(fs::remove_file(entry.path()))?;
             }
         }

@@ -30,6 +30,7 @@ mod keep;
 mod ledger;
 mod lend;
 mod memory;
+mod options;
 mod partial;
 pub mod pending;
 mod pool;
@@ -55,7 +56,6 @@ use std::time::Duration;
 
 use base::BlobId;
 use base::phase::{self, Phase};
-use base::size::{BLOB_MAX, GIB, MIB};
 use base::time::BootTime;
 use blob::completion::{Completion, Start};
 use blob::{Access, BlobError, BlobFolder, BlobSource, Buffer, Origin, Part, Sums};
@@ -77,82 +77,12 @@ use stats::Counters;
 
 pub use health::Report;
 pub use lend::Watch;
+pub use options::{CacheOptions, default_budget, default_floor};
 pub use stats::CacheStats;
 
 const TURNS: usize = 64;
 /// At most this many unreadable pinned blobs are reported, one line each.
 const LINES: usize = 100;
-
-/// How a cache behaves.
-#[derive(Clone, Debug)]
-pub struct CacheOptions {
-    /// How much blobs may take on the disk, in bytes. See [`default_budget`].
-    pub budget: u64,
-    /// How much stays free on the disk, in bytes. See [`default_floor`].
-    pub floor: u64,
-    /// How much parts of remote blobs may take in memory, in bytes.
-    pub memory: usize,
-    /// How much in-flight fetches may take in memory, in bytes ([`Table::new`]). A fetch that exceeds this
-    /// waits.
-    pub in_flight: u64,
-    /// How many blobs are prefetched at the same time.
-    pub readers_ahead: usize,
-    /// A failed disk is tried again after this time.
-    pub look_again: Duration,
-    /// For this long after a failed deletion, the origin may still carry it out. A store of the same blob
-    /// waits until this time is over.
-    pub doubt: Duration,
-    /// The pause between two folders while the index is compared with the disk.
-    pub walk_pause: Duration,
-}
-
-impl Default for CacheOptions {
-    fn default() -> CacheOptions {
-        CacheOptions {
-            budget: 10 * GIB,
-            floor: GIB,
-            memory: 48 * MIB as usize,
-            in_flight: 64 * MIB,
-            readers_ahead: 16,
-            look_again: Duration::from_secs(60),
-            doubt: Duration::from_secs(5),
-            walk_pause: Duration::from_millis(20),
-        }
-    }
-}
-
-impl CacheOptions {
-    /// Options for a node with this much memory, in bytes ([`memory_room`](crate::memory_room)). From 768 MiB
-    /// on these are the default sizes. Below that, parts get a sixteenth of the memory, and in-flight fetches
-    /// an eighth.
-    pub fn within(memory: u64) -> CacheOptions {
-        let usual = CacheOptions::default();
-        let in_flight = (memory / 8).clamp(16 * MIB, usual.in_flight);
-        CacheOptions {
-            memory: usize::try_from(memory / 16).unwrap_or(usize::MAX).clamp(8 * MIB as usize, usual.memory),
-            in_flight,
-            readers_ahead: ((in_flight / u64::from(BLOB_MAX)) as usize).clamp(4, usual.readers_ahead),
-            ..usual
-        }
-    }
-}
-
-/// The default budget of a cache on the disk that holds `dir`: four fifths of the space that is free now.
-///
-/// # Errors
-/// The system's error.
-pub fn default_budget(dir: &Path) -> io::Result<u64> {
-    Ok(disk_store::space_at(dir)?.available / 5 * 4)
-}
-
-/// How much a cache leaves free by default on the disk that holds `dir`: a twentieth of the disk, at least 1
-/// GiB.
-///
-/// # Errors
-/// The system's error.
-pub fn default_floor(dir: &Path) -> io::Result<u64> {
-    Ok((disk_store::space_at(dir)?.total / 20).max(GIB))
-}
 
 /// Says whether blobs may be deleted in the origin. It may have another owner by now.
 pub type MayDelete = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
@@ -389,15 +319,16 @@ impl NodeCache {
     /// kept on it then.
     pub fn open(parts: NodeParts) -> io::Result<NodeCache> {
         let folder = BlobFolder::create(&parts.folder)?;
-        // Leftovers of a crash must not prevent opening.
-        let _ = folder.sweep();
+        // Its lock lets one process have this folder. Leftovers of a crash must not prevent opening.
+        let _ = folder.sweep_all();
         Ok(NodeCache::over(Arc::new(folder), parts))
     }
 
     fn over(disk_store: Arc<dyn DiskStore>, parts: NodeParts) -> NodeCache {
         let NodeParts { index, remote, tier, table, pending, may_delete, watch, options, report, .. } = parts;
         let tier = tier.unwrap_or_else(|| Arc::new(Direct(Arc::clone(&remote))));
-        let (ledger, opened) = Ledger::open(&index, options.budget);
+        let space = || disk_store.space().ok().map(|space| space.available);
+        let (ledger, opened) = Ledger::open(&index, options.budget, space);
         let health = Health::new(report, options.look_again);
         if let Err(error) = opened {
             health.failed(&error.into());

@@ -166,6 +166,11 @@ impl Policy {
         self.budget
     }
 
+    /// Changes how many bytes all blobs may take together.
+    pub fn set_budget(&mut self, budget: u64) {
+        self.budget = budget;
+    }
+
     /// The bytes that they take.
     pub fn bytes(&self) -> u64 {
         self.lists.bytes()

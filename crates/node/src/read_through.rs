@@ -210,7 +210,6 @@ fn cached(
     joined: Option<&Joined>,
 ) -> Result<NodeCache> {
     let fits = |size: std::io::Result<u64>| size.at("use", folder);
-    let budget = size.map_or_else(|| fits(cache::default_budget(folder)), Ok)?;
     let floor = fits(cache::default_floor(folder))?;
     let blobs = folder.join("blobs");
     private_folder(&blobs)?;
@@ -227,7 +226,7 @@ fn cached(
         pending: Arc::new(StoresNothing),
         may_delete: None,
         watch: joined.map(watch),
-        options: CacheOptions { budget, floor, ..crate::limits::cache_options() },
+        options: CacheOptions { budget: size, floor, ..crate::limits::cache_options() },
         report: log::sink(),
     };
     NodeCache::open(parts).at("open", folder)

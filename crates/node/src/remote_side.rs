@@ -120,11 +120,11 @@ impl RemoteSide {
         let origin = writer.as_ref().map_or(bare, Writer::origin);
         let default = |size: io::Result<u64>| size.or_fail(|| format!("cannot use {}", dir.path().display()));
         let budget = options.cache_size.or(dir.format().cache_size);
-        let budget = budget.map_or_else(|| default(cache::default_budget(dir.path())), Ok)?;
+        let for_uploads = budget.map_or_else(|| default(cache::default_budget(dir.path())), Ok)?;
         let floor = options.cache_floor.map_or_else(|| default(cache::default_floor(dir.path())), Ok)?;
         let upload = UploadOptions {
             workers: if read_only { 0 } else { options.uploads },
-            budget,
+            budget: for_uploads,
             // Below the cache's floor. So the cache first evicts blobs that the origin has.
             floor: floor / 2,
             patience: options.timeout,

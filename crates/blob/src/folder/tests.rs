@@ -290,6 +290,8 @@ fn sweeping_takes_old_temporaries_only() {
     File::options().write(true).open(&old).unwrap().set_modified(two_hours_ago).unwrap();
     home.folder.sweep().unwrap();
     assert!(!old.exists() && young.exists());
+    home.folder.sweep_all().unwrap();
+    assert!(!young.exists());
 }
 
 #[test]

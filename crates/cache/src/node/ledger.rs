@@ -16,6 +16,7 @@ use std::time::Instant;
 use base::BlobId;
 use parking_lot::{Mutex, MutexGuard};
 
+use super::options::{CacheOptions, share};
 use crate::residency::index::{Index, Record, Rewrite};
 use crate::residency::{Cost, Policy, Rank, Victim, charge};
 
@@ -36,6 +37,8 @@ pub(super) struct Ledger {
 
 struct Inner {
     policy: Policy,
+    /// Whether the budget follows from the space on the disk.
+    by_space: bool,
     /// `None` once closed, or if it could not be opened.
     index: Option<Index>,
     closed: bool,
@@ -90,9 +93,16 @@ impl Inner {
 }
 
 impl Ledger {
-    /// Reads the index. Also returns why it cannot be written, if so. Then it counts as empty.
-    pub(super) fn open(path: &Path, budget: u64) -> (Ledger, io::Result<()>) {
-        let (mut policy, mut unwanted, mut settled) = (Policy::new(budget), HashSet::new(), HashSet::new());
+    /// Reads the index. Also returns why it cannot be written, if so. Then it counts as empty. Without a
+    /// budget, it follows from what the blobs here take and from what is available beside them.
+    pub(super) fn open(
+        path: &Path,
+        budget: Option<u64>,
+        available: impl FnOnce() -> Option<u64>,
+    ) -> (Ledger, io::Result<()>) {
+        let (by_space, usual) = (budget.is_none(), CacheOptions::default().budget.unwrap_or_default());
+        let mut policy = Policy::new(budget.unwrap_or(usual));
+        let (mut unwanted, mut settled) = (HashSet::new(), HashSet::new());
         policy.prepare_for(Index::expected(path));
         let opened = Index::open(path, &mut |record| match record {
             Record::Here { id, size, cost, rank } => policy.restore(&id, size, cost, rank),
@@ -108,6 +118,9 @@ impl Ledger {
                 settled.insert(id);
             }
         });
+        if by_space && let Some(available) = available() {
+            policy.set_budget(share(available.saturating_add(policy.bytes())));
+        }
         let (index, said) = match opened {
             Ok(index) => (Some(index), Ok(())),
             Err(error) => (None, Err(error)),
@@ -115,8 +128,9 @@ impl Ledger {
         // The process that wrote these records may have been killed before they were durable.
         let stored_again = !settled.is_empty();
         let (meanwhile, to_keep) = (None, VecDeque::new());
+        let closed = false;
         let inner =
-            Inner { policy, index, closed: false, unwanted, settled, stored_again, meanwhile, to_keep };
+            Inner { policy, by_space, index, closed, unwanted, settled, stored_again, meanwhile, to_keep };
         let ledger =
             Ledger { path: path.to_owned(), began: base::time::monotonic(), inner: Mutex::new(inner) };
         (ledger, said)
@@ -297,11 +311,17 @@ impl Ledger {
     /// Records the blobs that the walk of the disk found in a folder. Adds those that were unknown.
     pub(super) fn seen(&self, found: &[(BlobId, u32)]) {
         let (mut inner, now) = self.lock();
-        let mut records = Vec::new();
+        let (mut records, mut unknown) = (Vec::new(), 0);
         for (id, size) in found {
             if !inner.policy.confirm(id) && inner.policy.insert(id, *size, Cost::Origin, now) {
                 records.push(Record::Here { id: *id, size: *size, cost: Cost::Origin, rank: Rank::New });
+                unknown += charge(*size);
             }
+        }
+        if inner.by_space {
+            // They were on the disk at the start, so their space did not count as available.
+            let budget = inner.policy.budget().saturating_add(share(unknown));
+            inner.policy.set_budget(budget);
         }
         inner.log(&records);
     }

@@ -14,7 +14,7 @@ mod waiters;
 use std::fs;
 use std::time::Instant;
 
-use base::size::GROUP;
+use base::size::{BLOB_MAX, GROUP, MIB};
 use blob::Records;
 use fetch::Verify;
 use proptest::prelude::*;

@@ -161,7 +161,7 @@ impl Lent {
         // Other nodes are asked before a depot. So a depot fetches missing blobs only from the origin.
         let tier = keeps.then(|| Arc::clone(&joined.fleet) as Arc<dyn Tier>);
         let cache_options = CacheOptions {
-            budget: size.map_or_else(|| fits(cache::default_budget(&folder)), Ok)?,
+            budget: size,
             floor: fits(cache::default_floor(&folder))?,
             ..limits::cache_options()
         };

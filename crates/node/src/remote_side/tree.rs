@@ -94,11 +94,10 @@ impl TreeCache {
         let joined = named.fleet.as_deref().map(join).transpose()?;
         let tier = joined.as_ref().map(|joined| Arc::clone(&joined.fleet) as Arc<dyn Tier>);
         let fits = |size: std::io::Result<u64>| size.at("use", &folder);
-        let budget = options.cache_size.map_or_else(|| fits(cache::default_budget(&folder)), Ok)?;
         let floor = options.cache_floor.map_or_else(|| fits(cache::default_floor(&folder)), Ok)?;
         let blobs = folder.join("blobs");
         private_folder(&blobs)?;
-        let options = CacheOptions { budget, floor, ..crate::limits::cache_options() };
+        let options = CacheOptions { budget: options.cache_size, floor, ..crate::limits::cache_options() };
         let parts = NodeParts {
             folder: blobs,
             index: folder.join("cache.idx"),
@@ -117,7 +116,8 @@ impl TreeCache {
             fleet::calm(&joined.fleet);
         }
         let source: Arc<dyn BlobSource> = cache.clone();
-        let names = NameCache::open(source, &folder, NAMES_MAX.min(budget / 16), log::sink());
+        let names_max = NAMES_MAX.min(cache.stats().budget / 16);
+        let names = NameCache::open(source, &folder, names_max, log::sink());
         let names = names.map(Arc::new).inspect_err(|error| {
             log::warn(&format!("names are not kept in {}: {error}", folder.display()));
         });

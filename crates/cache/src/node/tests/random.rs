@@ -198,7 +198,7 @@ proptest! {
 
     #[test]
     fn nothing_stored_is_lost_or_wrong(steps in prop::collection::vec(step(), 1..80)) {
-        let home = Home::with(CacheOptions { budget: 8 * charge(60_000), ..options() });
+        let home = Home::with(CacheOptions { budget: Some(8 * charge(60_000)), ..options() });
         let mut world = World { home, model: HashMap::new(), unsynced: Vec::new(), durable_index: 0, away: false };
         for step in &steps {
             world.run(step);
@@ -221,7 +221,7 @@ proptest! {
 #[test]
 fn threads_that_store_remove_read_upload_and_evict_lose_nothing() {
     const EACH: u64 = 3;
-    let home = Home::with(CacheOptions { budget: 4 * charge(60_000), ..options() });
+    let home = Home::with(CacheOptions { budget: Some(4 * charge(60_000)), ..options() });
     let done = std::sync::atomic::AtomicU64::new(0);
     let worker = |thread: u64| {
         let mut mine = [false; EACH as usize];

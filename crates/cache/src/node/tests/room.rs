@@ -7,7 +7,7 @@ use crate::residency::index::{Index, Record};
 const SIZE: usize = 20_000;
 
 fn budget(blobs: u64) -> CacheOptions {
-    CacheOptions { budget: blobs * charge(SIZE as u32), ..options() }
+    CacheOptions { budget: Some(blobs * charge(SIZE as u32)), ..options() }
 }
 
 fn files(home: &Home) -> u64 {
@@ -281,7 +281,7 @@ fn the_index_and_the_folder_come_to_agree() {
     }
     assert!(home.read(&blobs[0].0, 0, SIZE).is_err());
     // Blobs found in the folder count against the budget.
-    home.options.budget = 5 * charge(SIZE as u32);
+    home.options.budget = Some(5 * charge(SIZE as u32));
     home.reopen();
     home.until("there are five", |stats| !stats.comparing && stats.blobs <= 5);
     home.until("files went", |stats| stats.evicted_blobs >= 15);
@@ -318,7 +318,7 @@ fn what_changes_while_the_index_is_written_anew_is_in_it() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("cache.idx");
     let id = |n: u64| Sums::of(&n.to_le_bytes()).id();
-    let (ledger, opened) = Ledger::open(&path, u64::MAX);
+    let (ledger, opened) = Ledger::open(&path, Some(u64::MAX), || None);
     opened.unwrap();
     (0..3000).for_each(|n| ledger.insert(&id(n), 1000, false));
     std::thread::scope(|scope| {
@@ -332,7 +332,7 @@ fn what_changes_while_the_index_is_written_anew_is_in_it() {
     });
     let (blobs, bytes, _) = ledger.totals();
     ledger.close();
-    let (again, opened) = Ledger::open(&path, u64::MAX);
+    let (again, opened) = Ledger::open(&path, Some(u64::MAX), || None);
     opened.unwrap();
     assert_eq!((again.totals().0, again.totals().1), (blobs, bytes));
 }
@@ -427,4 +427,62 @@ fn a_real_disk_of_one_mebibyte_is_kept_within_and_survives_being_filled() {
     // The index has grown since, so the floor may have cost a blob or two.
     assert!((blobs_now - 2..=blobs_now).contains(&cache.stats().blobs), "{blobs_now} {:?}", cache.stats());
     read_all(&cache);
+}
+
+/// The budget was four fifths of the free space at each start. The bytes of a full cache did not count as
+/// free, so the next start evicted most of them.
+#[test]
+fn regression_a_full_cache_is_kept_over_a_restart() {
+    let mut home = Home::with(options());
+    home.cache = None;
+    home.options.budget = None;
+    home.disk.room.store(50 * charge(SIZE as u32) + 1000, Ordering::SeqCst);
+    home.open();
+    home.until("the folder is compared", |stats| !stats.comparing);
+    let budget = home.stats().budget;
+    assert!(budget >= 40 * charge(SIZE as u32), "{budget}");
+    for (id, bytes) in &far_blobs(&home, 60, SIZE) {
+        assert_eq!(home.cache().fetch(id).unwrap().1, *bytes);
+        home.rest();
+    }
+    let full = home.stats().blobs;
+    assert!((35..=40).contains(&full), "{full}");
+    for has_index in [true, false] {
+        home.cache = None;
+        if !has_index {
+            fs::remove_file(home.index()).unwrap();
+        }
+        home.open();
+        home.until("the folder is compared", |stats| !stats.comparing && stats.blobs >= full);
+        home.cache().core.tend();
+        let stats = home.stats();
+        assert_eq!((stats.blobs, stats.evicted_blobs), (full, 0), "{stats:?}");
+        assert!(stats.budget <= budget && stats.budget + 1000 > budget, "{} of {budget}", stats.budget);
+    }
+}
+
+/// The files that a killed cache wanted to overwrite stayed for an hour and until the next start after that.
+/// They were up to 64 MiB that the cache did not count.
+#[test]
+fn regression_spare_files_of_a_killed_cache_are_removed_at_the_next_start() {
+    let home = Home::new();
+    let temporary = home.dir.path().join("other/blobs/tmp");
+    fs::create_dir_all(&temporary).unwrap();
+    for name in ["0123456789abcdef", "0123456789abcdef.sums"] {
+        fs::write(temporary.join(name), noise(1000, 1)).unwrap();
+    }
+    let parts = NodeParts {
+        folder: home.dir.path().join("other/blobs"),
+        index: home.dir.path().join("other/cache.idx"),
+        remote: Arc::clone(&home.far) as Arc<dyn Origin>,
+        tier: None,
+        table: Table::new(Verify::Blake3, 64 << 20),
+        pending: Arc::new(crate::StoresNothing),
+        may_delete: None,
+        watch: None,
+        options: options(),
+        report: Arc::new(|line: &str| panic!("{line}")),
+    };
+    let _cache = NodeCache::open(parts).unwrap();
+    assert_eq!(fs::read_dir(temporary).unwrap().count(), 0);
 }

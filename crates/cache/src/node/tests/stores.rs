@@ -227,7 +227,7 @@ fn regression_a_new_index_does_not_bring_back_the_deletion_of_what_was_stored_ag
         let home = tempfile::tempdir().unwrap();
         let path = home.path().join("index");
         let id = BlobId([7; 32]);
-        let (ledger, opened) = Ledger::open(&path, 1 << 20);
+        let (ledger, opened) = Ledger::open(&path, Some(1 << 20), || None);
         opened.unwrap();
         ledger.unwant(&id);
         let all = ledger.begin_anew().unwrap();
@@ -242,7 +242,7 @@ fn regression_a_new_index_does_not_bring_back_the_deletion_of_what_was_stored_ag
         let durable = ledger.durable_len();
         ledger.close();
         fs::File::options().write(true).open(&path).unwrap().set_len(durable).unwrap();
-        let (ledger, opened) = Ledger::open(&path, 1 << 20);
+        let (ledger, opened) = Ledger::open(&path, Some(1 << 20), || None);
         opened.unwrap();
         assert_eq!(ledger.unwanted().is_empty(), stored_again);
     }
