@@ -170,6 +170,7 @@ impl Engine {
         let mut last = None;
         let mut renewed = false;
         loop {
+            let changes = self.keys.as_ref().map_or(0, |keys| keys.changes());
             let fault = match timeout(call.deadline.left(), self.try_once(call, || one(tries))).await {
                 Ok(Ok(done)) => return Ok(done),
                 Ok(Err(fault)) => fault,
@@ -180,8 +181,8 @@ impl Engine {
                 return Err(Failed { fault, tries });
             }
             self.stats.error(fault.is_throttle());
-            let renew =
-                fault.is_about_keys() && !renewed && self.keys.as_ref().is_some_and(|keys| keys.reload());
+            let other_keys = || self.keys.as_ref().is_some_and(|keys| keys.differ_from(changes));
+            let renew = fault.is_about_keys() && !renewed && other_keys();
             renewed |= renew;
             doubtful += u32::from(!fault.may_pass(u32::MAX));
             if !renew && (!fault.may_pass(doubtful) || tries >= call.tries) {

@@ -149,9 +149,10 @@ impl Forward {
             return Err(NotPassed::Unfit("a header is not UTF-8"));
         }
         let Some(body) = body else {
+            let changes = self.keys.as_ref().map_or(0, |keys| keys.changes());
             let answer = self.once(&method, &uri, &headers, None).await?;
             let refused = matches!(answer.status(), StatusCode::FORBIDDEN | StatusCode::BAD_REQUEST);
-            if refused && self.keys.as_ref().is_some_and(|keys| keys.reload()) {
+            if refused && self.keys.as_ref().is_some_and(|keys| keys.differ_from(changes)) {
                 return self.once(&method, &uri, &headers, None).await;
             }
             return Ok(answer);

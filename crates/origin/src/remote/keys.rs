@@ -15,6 +15,7 @@ use std::io;
 use std::net::{TcpStream, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -114,6 +115,8 @@ pub(crate) struct Keys {
     environment: Environment,
     pub(crate) source: Source,
     now: RwLock<Option<Arc<AwsCredential>>>,
+    /// How often other keys were found in the file.
+    changes: AtomicU64,
 }
 
 impl fmt::Debug for Keys {
@@ -132,6 +135,7 @@ impl Keys {
             environment: environment.clone(),
             source,
             now: RwLock::new(triple.map(credential)),
+            changes: AtomicU64::new(0),
         };
         if let Some(triple) = in_environment(environment)? {
             return Ok(keys(Source::Environment, Some(triple)));
@@ -160,8 +164,12 @@ impl Keys {
     /// The same for an existing volume, which works in part without its origin: keys that are missing now may
     /// be in their file later.
     pub(crate) fn find_or_later(environment: &Environment) -> Keys {
-        let later =
-            || Keys { environment: environment.clone(), source: Source::Nowhere, now: RwLock::new(None) };
+        let later = || Keys {
+            environment: environment.clone(),
+            source: Source::Nowhere,
+            now: RwLock::new(None),
+            changes: AtomicU64::new(0),
+        };
         Keys::find(environment).unwrap_or_else(|_| later())
     }
 
@@ -176,12 +184,28 @@ impl Keys {
     /// Reads the keys from their file again. Returns whether they have changed.
     pub(crate) fn reload(&self) -> bool {
         let Source::Profile { .. } = self.source else { return false };
+        // Read under the lock: of two that read at the same time, the older content must not stay.
+        let mut now = self.now.write();
         let Ok(Some((_, triple))) = in_profile(&self.environment) else { return false };
         let fresh = credential(triple);
-        let mut now = self.now.write();
         let differ = now.as_ref().is_some_and(|now| **now != *fresh);
         *now = Some(fresh);
+        if differ {
+            self.changes.fetch_add(1, Ordering::AcqRel);
+        }
         differ
+    }
+
+    /// How often the keys have changed. Taken before a request, for [`Keys::differ_from`].
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
+    }
+
+    /// Whether a request that began at this number of changes was signed with other keys than there are now.
+    /// Reads the file again. Requests in flight together fail together, and only the first of them finds new
+    /// keys in the file. The others find that the keys have changed since they were signed.
+    pub(crate) fn differ_from(&self, changes: u64) -> bool {
+        self.reload() || self.changes() != changes
     }
 
     /// The text with each of the keys replaced by `...`.
@@ -293,7 +317,14 @@ fn nowhere(environment: &Environment, off: bool) -> String {
 mod tests {
     use std::fs;
 
+    use futures_util::future::join;
+
+    use super::super::engine::{Call, What};
+    use super::super::fault::{Head, read_refusal};
+    use super::super::tests::{fresh, server};
+    use super::super::{Limits, Remote};
     use super::*;
+    use crate::Access;
 
     /// Writes a file that only its owner can read.
     fn keep(path: &Path, text: &str) {
@@ -410,6 +441,44 @@ mod tests {
         assert!(matches!(Keys::find(&environment).unwrap().source, Source::Instance));
         drop(nobody);
         assert!(says(Keys::find(&environment)).contains("does not answer"));
+    }
+
+    /// Of two requests that were signed with the old keys, the first to fail read the new ones and went on.
+    /// The other then found no change in the file, and failed, as did all reads after it for a while.
+    #[test]
+    fn regression_all_requests_in_flight_go_on_with_renewed_keys() {
+        let text = |token: &str| {
+            format!(
+                "[default]\naws_access_key_id={}\naws_secret_access_key={}\naws_session_token={token}\n",
+                s3server::KEY,
+                s3server::SECRET
+            )
+        };
+        let limits = Limits::default();
+        let made = fresh(&server().endpoint(), limits);
+        let (home, environment) = with_files(&text("old"), "", &[]);
+        let remote = Remote::open(made.spec(), &environment, limits, Access::ReadOnly).unwrap();
+        let body = "<Error><Code>ExpiredToken</Code></Error>";
+        let expired = read_refusal(400, "", &Head::default(), body, str::to_owned);
+        assert!(expired.is_about_keys());
+        let (both, file) = (tokio::sync::Barrier::new(2), home.path().join(".aws/credentials"));
+        let (both, file, expired) = (&both, &file, &expired);
+        let one = |tries: u32| async move {
+            if tries > 0 {
+                return Ok(());
+            }
+            both.wait().await;
+            keep(file, &text("new"));
+            Err(expired.clone())
+        };
+        let minute = Duration::from_secs(60);
+        let deadline = base::Deadline::after(minute);
+        let call = Call { what: What::Small, deadline, one: minute, tries: 4, hedge: false };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let calls = join(remote.engine.run(call, one), remote.engine.run(call, one));
+        let done = runtime.block_on(calls);
+        assert!(matches!(done, (Ok(()), Ok(()))), "{done:?}");
+        assert!(remote.refusals().is_empty());
     }
 
     #[test]
