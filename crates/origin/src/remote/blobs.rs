@@ -31,6 +31,7 @@ use object_store::{GetRange, ObjectMeta, ObjectStoreExt, PutOptions, PutPayload}
 use parking_lot::Mutex;
 
 use super::Remote;
+use super::doubts::Tries;
 use super::engine::{BodySink, BodySinks, Call, Engine, Failed, Got, TAKERS, UNTIL, What, wait_before};
 use super::fault::Fault;
 use super::layout::{HEAD, OBJECT_MAX, blob_size, head_of, sums_in};
@@ -111,12 +112,17 @@ impl Origin for Remote {
                 return Err(too_late());
             }
             let call = Call { deadline: call.deadline.within(left), one: call.one.min(left), ..call };
+            let tries = Arc::new(Tries::default());
+            let made = Arc::clone(&tries);
             let removed = self.wait(UNTIL.scope(until, async move {
                 match &*keys {
-                    [key] => remove_one(&engine, call, key).await,
-                    _ => remove_all(&engine, call, keys).await,
+                    [key] => remove_one(&engine, call, key, &made).await,
+                    _ => remove_all(&engine, call, keys, &made).await,
                 }
             }));
+            if tries.are_doubtful() {
+                self.doubts.add(ids, base::time::monotonic());
+            }
             removed.map_err(|failed| match base::time::boot() < until {
                 true => self.unavailable(&failed),
                 false => too_late(),
@@ -221,6 +227,19 @@ impl Remote {
         }
     }
 
+    /// Waits until no removal of the blob can be carried out any more.
+    fn wait_for_removal(&self, id: &BlobId) -> Result<(), BlobError> {
+        let left = self.doubts.left(id, base::time::monotonic());
+        if Deadline::current().left() < left {
+            let what = "the store may still carry out an earlier removal of this blob";
+            return Err(BlobError::Unavailable(what.to_owned()));
+        }
+        if !left.is_zero() {
+            std::thread::sleep(left);
+        }
+        Ok(())
+    }
+
     /// Stores a blob: `object` is [`HEAD`] bytes for its head, then its own bytes.
     fn store(&self, id: &BlobId, sums: &Sums, mut object: Vec<u8>) -> Result<(), BlobError> {
         self.writable()?;
@@ -235,6 +254,7 @@ impl Remote {
             sums.check(0, bytes).map_err(|wrong| BlobError::Damaged { id: *id, what: wrong.to_string() })?;
         }
         head.copy_from_slice(&head_of(sums));
+        self.wait_for_removal(id)?;
         let (engine, call, key) = (Arc::clone(&self.engine), self.call(What::Store), self.layout.blob(id));
         let bytes = Bytes::from(object);
         let stored = self.wait(async move {
@@ -522,17 +542,18 @@ fn handing_on(id: &BlobId, onto: &Arc<dyn Onto>) -> BodySinks {
     })
 }
 
-async fn remove_one(engine: &Engine, call: Call, key: &Path) -> Result<(), Failed> {
-    let remove = |_| async { engine.one().delete(key).await.map_err(|error| Fault::of(&error)) };
+async fn remove_one(engine: &Engine, call: Call, key: &Path, tries: &Tries) -> Result<(), Failed> {
+    let delete = || async { engine.one().delete(key).await.map_err(|error| Fault::of(&error)) };
+    let remove = |_| tries.one(delete());
     match engine.run(call, remove).await {
         Err(failed) if failed.fault.is_missing() => Ok(()),
         other => other,
     }
 }
 
-async fn remove_all(engine: &Engine, call: Call, keys: Vec<Path>) -> Result<(), Failed> {
+async fn remove_all(engine: &Engine, call: Call, keys: Vec<Path>, tries: &Tries) -> Result<(), Failed> {
     let all = &keys;
-    let remove = |_| async {
+    let delete = || async {
         let keys = futures_util::stream::iter(all.clone().into_iter().map(Ok)).boxed();
         let mut removed = engine.stores.many.delete_stream(keys);
         while let Some(one) = removed.next().await {
@@ -543,6 +564,7 @@ async fn remove_all(engine: &Engine, call: Call, keys: Vec<Path>) -> Result<(), 
         }
         Ok(())
     };
+    let remove = |_| tries.one(delete());
     let failed = match engine.run(Call { tries: 4, ..call }, remove).await {
         Err(failed) => failed,
         Ok(()) => return Ok(()),
@@ -552,7 +574,7 @@ async fn remove_all(engine: &Engine, call: Call, keys: Vec<Path>) -> Result<(), 
         return Err(failed);
     }
     for keys in keys.chunks(SINGLES_AT_ONCE) {
-        let singles: Vec<_> = keys.iter().map(|key| remove_one(engine, call, key)).collect();
+        let singles: Vec<_> = keys.iter().map(|key| remove_one(engine, call, key, tries)).collect();
         futures_util::future::try_join_all(singles).await?;
     }
     Ok(())

@@ -10,8 +10,8 @@
 //! - `wire`: HTTP; `fault`: what went wrong, and what that means.
 //! - `engine`: tries, deadlines, hedges; `refusals`: what is not asked again at once; `pace`: budgets;
 //!   `latency`, `stats`: measurements.
-//! - `layout`: keys, and the header before a blob's bytes; `blobs`: the operations on blobs; `beside`:
-//!   records and the marker.
+//! - `layout`: keys, and the header before a blob's bytes; `blobs`: the operations on blobs; `doubts`:
+//!   removals that may come late; `beside`: records and the marker.
 //! - `bucket`: objects of others, read as they are; `listing`: pages of their keys.
 //!
 //! **Nothing is trusted.** Bytes are compared with the blob's name before they are returned. If they differ,
@@ -22,6 +22,7 @@
 mod beside;
 mod blobs;
 mod bucket;
+mod doubts;
 mod engine;
 mod environment;
 mod fault;
@@ -30,6 +31,7 @@ mod keys;
 mod latency;
 mod later;
 mod layout;
+mod limits;
 mod listing;
 mod pace;
 mod recent;
@@ -53,6 +55,7 @@ use parking_lot::Mutex;
 use tokio::runtime::{Builder, Runtime};
 
 use crate::{Access, OriginError};
+use doubts::Doubts;
 use engine::{Call, Engine, Failed, What};
 use fault::{About, Explained, Fault, explain, mistake_of};
 use keys::Keys;
@@ -68,40 +71,11 @@ pub use bucket::{Bucket, Unread};
 pub use environment::Environment;
 pub use fault::Mistake;
 pub use forward::{Forward, NotPassed, Passed};
+pub use limits::Limits;
 pub use listing::Object;
 pub use refusals::{ACTS, Refusal, Right};
 pub use spec::{RemoteSpec, Store, is_in_the_clear};
 pub use stats::{KINDS, Kind, RemoteStats, Times};
-
-/// What a remote origin may use, and for how long.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Concurrent requests.
-    pub in_flight: usize,
-    /// Requests per second; none: no limit.
-    pub max_requests: Option<u64>,
-    /// Bytes per second, both directions together; none: no limit.
-    pub max_bandwidth: Option<u64>,
-    /// When a read fails at the latest.
-    pub read_deadline: Duration,
-    /// The same for storing, removing and listing.
-    pub write_deadline: Duration,
-    /// Whether to hedge: a second GET is sent when the first takes long.
-    pub hedge: bool,
-}
-
-impl Default for Limits {
-    fn default() -> Limits {
-        Limits {
-            in_flight: 64,
-            max_requests: None,
-            max_bandwidth: None,
-            read_deadline: Duration::from_secs(60),
-            write_deadline: Duration::from_secs(300),
-            hedge: true,
-        }
-    }
-}
 
 /// Threads for requests.
 const THREADS: usize = 2;
@@ -144,6 +118,7 @@ pub struct Remote {
     /// The marker has not been read yet.
     unseen: AtomicBool,
     recent: Recent,
+    doubts: Doubts,
     marker_seen: Mutex<Option<Instant>>,
     /// Some until it is dropped.
     runtime: Option<Runtime>,
@@ -289,6 +264,7 @@ impl Remote {
             volume: String::new(),
             unseen: AtomicBool::new(false),
             recent: Recent::default(),
+            doubts: Doubts::default(),
             marker_seen: Mutex::new(None),
             runtime: Some(runtime),
         })
@@ -354,10 +330,11 @@ impl Remote {
 
     fn call(&self, what: What) -> Call {
         let Limits { read_deadline, write_deadline, hedge, .. } = self.limits;
+        let for_whole = |limit| self.limits.for_whole(limit);
         let (limit, one, hedge) = match what {
             What::Small => (read_deadline, TRY_SMALL, hedge),
-            What::Large => (read_deadline, TRY_LARGE, hedge),
-            What::Store => (write_deadline, TRY_STORE, false),
+            What::Large => (for_whole(read_deadline), TRY_LARGE, hedge),
+            What::Store => (for_whole(write_deadline), TRY_STORE, false),
             What::Remove | What::List => (write_deadline, TRY_LARGE, false),
         };
         // With a budget of bytes, a try may take as long as the budget requires.
