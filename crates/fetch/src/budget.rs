@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use base::Deadline;
+use blob::BlobError;
 use parking_lot::{Condvar, Mutex};
 
 /// A budget of bytes. Each fetch takes some and gives them back.
@@ -17,16 +19,28 @@ impl Budget {
         Arc::new(Budget { most, used: Mutex::new(0), freed: Condvar::new() })
     }
 
-    /// Waits for room. A prefetch leaves a quarter of the budget to fetches that a reader waits for.
-    pub fn take(self: &Arc<Budget>, bytes: u64, prefetch: bool) -> Permit {
+    /// Waits for room, until the deadline of the thread's work. A prefetch leaves a quarter of the budget to
+    /// fetches that a reader waits for.
+    ///
+    /// # Errors
+    /// `Unavailable`: the deadline has passed.
+    pub fn take(self: &Arc<Budget>, bytes: u64, prefetch: bool) -> Result<Permit, BlobError> {
         let most = if prefetch { self.most / 4 * 3 } else { self.most };
+        let deadline = Deadline::current();
         let mut used = self.used.lock();
         // A fetch larger than the budget runs alone.
         while *used > 0 && *used + bytes > most {
-            self.freed.wait(&mut used);
+            if deadline.is_over() {
+                let what = "fetches in flight take all the memory there is for them, and none ended in time";
+                return Err(BlobError::Unavailable(what.to_owned()));
+            }
+            match deadline.is_bounded() {
+                true => _ = self.freed.wait_for(&mut used, deadline.left()),
+                false => self.freed.wait(&mut used),
+            }
         }
         *used += bytes;
-        Permit { budget: Arc::clone(self), bytes }
+        Ok(Permit { budget: Arc::clone(self), bytes })
     }
 
     /// The bytes that are taken now.

@@ -89,9 +89,13 @@ impl WholeLead {
 
     /// Waits for memory for this many bytes. They are given back when the cache has written the blob, or when
     /// the fetch ends without one.
-    pub fn reserve(&mut self, bytes: u64) {
-        let permit = self.table.budget().take(bytes, self.purpose == Purpose::Prefetch);
+    ///
+    /// # Errors
+    /// `Unavailable`: the deadline of the thread's work has passed.
+    pub fn reserve(&mut self, bytes: u64) -> Result<(), BlobError> {
+        let permit = self.table.budget().take(bytes, self.purpose == Purpose::Prefetch)?;
         self.permit = Some(permit);
+        Ok(())
     }
 
     /// The buffer to fill. From now on other nodes can be served from it, and waiters are completed from it.
@@ -283,8 +287,12 @@ impl PartLead {
     }
 
     /// Waits for memory for this many bytes, until the fetch ends.
-    pub fn reserve(&mut self, bytes: u64) {
-        self.permit = Some(self.table.budget().take(bytes, false));
+    ///
+    /// # Errors
+    /// `Unavailable`: the deadline of the thread's work has passed.
+    pub fn reserve(&mut self, bytes: u64) -> Result<(), BlobError> {
+        self.permit = Some(self.table.budget().take(bytes, false)?);
+        Ok(())
     }
 
     /// Completes waiters before the end of the fetch.

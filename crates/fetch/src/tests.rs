@@ -215,7 +215,7 @@ fn a_part_that_is_a_whole_blob_goes_to_the_subscriber() {
     let (table, blob) = (table(), Blob::new(1000, 1));
     let keeper = with_keeper(&table);
     let mut lead = lead(table.join_part(&blob.id, 0..1));
-    lead.reserve(u64::from(GROUP));
+    lead.reserve(u64::from(GROUP)).unwrap();
     lead.finish(Ok(blob.whole()), |_| panic!("it is not a part")).unwrap();
     let completed = keeper.completed.lock().pop().unwrap();
     assert_eq!((completed.id, completed.part.bytes.len(), table.budget().used()), (blob.id, 1000, 1000));
@@ -223,6 +223,20 @@ fn a_part_that_is_a_whole_blob_goes_to_the_subscriber() {
     assert!(found.bytes == blob.bytes, "it is in the table until it is on the disk");
     drop(completed);
     assert_eq!((table.len(), table.budget().used()), (0, 0));
+}
+
+/// A read waited for memory without regard to its deadline, as long as others held it.
+#[test]
+fn regression_waiting_for_memory_ends_with_the_deadline() {
+    let (table, one, other) = (Table::new(Verify::Blake3, 8 << 20), Blob::new(1000, 1), Blob::new(1000, 2));
+    let mut holds = lead(table.join_whole(&one.id, Purpose::Read));
+    holds.reserve(8 << 20).unwrap();
+    let mut waits = lead(table.join_whole(&other.id, Purpose::Read));
+    let soon = base::Deadline::after(Duration::from_millis(200));
+    assert!(matches!(soon.scope(|| waits.reserve(8 << 20)), Err(BlobError::Unavailable(_))));
+    drop(holds);
+    soon.scope(|| waits.reserve(8 << 20)).unwrap();
+    assert_eq!(table.budget().used(), 8 << 20);
 }
 
 #[test]

@@ -159,6 +159,13 @@ impl Partial {
         }
     }
 
+    /// Forgets the blob's size, because parts of it disagree.
+    pub(super) fn doubt_size(&mut self, id: &BlobId) {
+        if let Some(record) = self.records.get_mut(id) {
+            record.size = None;
+        }
+    }
+
     /// The blob's size, if it is known.
     pub(super) fn size(&self, id: &BlobId) -> Option<u32> {
         self.records.get(id)?.size

@@ -252,12 +252,26 @@ impl Core {
             waiter.iter().for_each(|waiter| step.notify(waiter));
             match self.take(id, from, step) {
                 Some(Ok(part)) => got.parts.push(part),
+                // The source says that there is no such range. The size from an earlier part says otherwise.
+                Some(Err(Ended::Failed(error)))
+                    if is_no_range(&error)
+                        && self.partial.lock().size(id).is_some_and(|size| end <= size) =>
+                {
+                    self.forget_parts(id);
+                    return Ok(None);
+                }
                 Some(Err(Ended::Failed(error))) => return Err(error),
                 // The next step begins it again.
                 Some(Err(Ended::GivenUp)) => last = None,
                 None => return Ok(None),
             }
             got.fetched = true;
+        }
+        let sizes = || got.parts.iter().map(|part| part.sums.size());
+        if sizes().min() != sizes().max() {
+            // A source gave a wrong size with its part. The whole blob tells.
+            self.forget_parts(id);
+            return Ok(None);
         }
         self.partial.lock().reads(id, range.offset, end);
         Ok(Some(got))
@@ -304,9 +318,8 @@ impl Core {
             Step::Follow(fetch) => {
                 self.counters.shared_fetches.add(1);
                 // If the range of the read that fetches it was invalid, this says nothing about this one.
-                let none = |error: &io::Error| error.kind() == io::ErrorKind::InvalidInput;
                 Some(fetch.wait())
-                    .filter(|got| !matches!(got, Err(Ended::Failed(BlobError::Io(error))) if none(error)))
+                    .filter(|got| !matches!(got, Err(Ended::Failed(error)) if is_no_range(error)))
             }
         }
     }
@@ -320,7 +333,10 @@ impl Core {
         mut lead: PartLead,
     ) -> Result<Arc<Part>, BlobError> {
         let len = to - from;
-        lead.reserve(u64::from(len.next_multiple_of(GROUP)));
+        if let Err(error) = lead.reserve(u64::from(len.next_multiple_of(GROUP))) {
+            self.counters.failed_fetches.add(1);
+            return lead.finish(Err(error), |_| ());
+        }
         self.counters.part_fetches.add(1);
         let fetched = self.tier.part(&lead, from, len);
         self.refused.came(Asked::Reads, &self.health, &fetched);
@@ -391,7 +407,9 @@ impl Core {
         let parts = self.parts_here(&id);
         // Missing bytes are in memory twice while they are copied into place.
         let twice = if parts.is_empty() { 0 } else { u64::from(BLOB_MAX).saturating_sub(bytes_of(&parts)) };
-        lead.reserve(u64::from(BLOB_MAX) + twice);
+        if let Err(error) = lead.reserve(u64::from(BLOB_MAX) + twice) {
+            return lead.finish(Err(error));
+        }
         self.counters.whole_fetches.add(1);
         let completed = self.complete(&lead, &parts);
         drop(parts);
@@ -530,6 +548,11 @@ impl Core {
         }
         self.whole(id, Purpose::Read).map(|part| Warmed::Fetched(u64::from(part.sums.size())))
     }
+}
+
+/// Whether the blob has no such range, in its source's opinion.
+pub(super) fn is_no_range(error: &BlobError) -> bool {
+    matches!(error, BlobError::Io(error) if error.kind() == io::ErrorKind::InvalidInput)
 }
 
 fn bytes_of(parts: &[Arc<Part>]) -> u64 {

@@ -21,6 +21,7 @@ use parking_lot::Mutex;
 use super::Core;
 use super::memory::end_of;
 use super::partial::groups;
+use super::read::is_no_range;
 use super::refused::Asked;
 
 /// How many requests for one blob run at a time.
@@ -112,24 +113,40 @@ impl Core {
         if parts.is_empty() || self.tier.rest_by_parts(id) { parts } else { Vec::new() }
     }
 
+    /// Forgets the parts of a blob, and its size: they are damaged or disagree.
+    pub(super) fn forget_parts(&self, id: &BlobId) {
+        self.counters.damaged.add(1);
+        self.partial.lock().doubt_size(id);
+        let gone = self.memory.lock().forget(id);
+        drop(gone);
+    }
+
     /// Assembles a blob from these parts and the missing bytes. `None` if it must be fetched at once.
     pub(super) fn complete(&self, lead: &WholeLead, parts: &[Arc<Part>]) -> Option<Result<Part, BlobError>> {
         let id = lead.id();
         let sums = parts.first()?.sums.clone();
+        if parts.iter().any(|part| part.sums.size() != sums.size()) {
+            self.forget_parts(id);
+            return None;
+        }
         let mut puzzle = Puzzle::new(sums);
         parts.iter().for_each(|part| puzzle.take(part));
         for _ in 0..ROUNDS {
             puzzle = match self.fill(lead, puzzle) {
                 Ok(puzzle) => puzzle,
+                // The name of a blob proves its groups, but not its size within the last group. If the first
+                // part came with a wrong size, the missing bytes do not fit.
+                Err(error) if matches!(error, BlobError::Damaged { .. }) || is_no_range(&error) => {
+                    self.forget_parts(id);
+                    return None;
+                }
                 Err(error) => return Some(Err(error)),
             };
             if let Some(sums) = puzzle.judge(id) {
                 return Some(Ok(Part { sums, offset: 0, bytes: puzzle.bytes }));
             }
             // The damaged part in memory must not serve any more reads.
-            self.counters.damaged.add(1);
-            let gone = self.memory.lock().forget(id);
-            drop(gone);
+            self.forget_parts(id);
         }
         None
     }

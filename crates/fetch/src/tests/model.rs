@@ -107,7 +107,7 @@ impl World {
             Step::Part(blob, from, len) => {
                 let groups = from..(from + len).min(GROUPS);
                 if let Join::Leader(mut lead) = self.table.join_part(&self.blobs[blob].id, groups) {
-                    lead.reserve(100);
+                    lead.reserve(100).unwrap();
                     self.leads.push(Lead::Part(lead));
                 }
             }

@@ -14,7 +14,7 @@ fn read(table: &Arc<Table>, blob: &Blob, range: Range<u32>, mut turn: usize, fet
             0 => match table.join_whole(&blob.id, Purpose::Read) {
                 Join::Leader(mut lead) => {
                     fetches.fetch_add(1, Ordering::Relaxed);
-                    lead.reserve(300_000);
+                    lead.reserve(300_000).unwrap();
                     let buffer = lead.buffer();
                     buffer.begin(blob.sums.clone()).unwrap();
                     buffer.append(&blob.bytes[..150_000]).unwrap();

@@ -335,7 +335,7 @@ impl Inner {
             let whole = inner.whole(&lead).map(|(sums, bytes)| Part { sums, offset: 0, bytes });
             // The lease does not wait for memory. The bytes count from now on, until they are on the disk.
             if let Ok(part) = &whole {
-                lead.reserve(part.bytes.len() as u64);
+                let _ = lead.reserve(part.bytes.len() as u64);
             }
             // An error is reported to the next requester.
             let _ = lead.finish(whole);

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 
 use blob::records::RecordMap;
 use blob::{Buffer, Space};
@@ -34,6 +34,19 @@ pub(super) struct Far {
     pub(super) ahead: AtomicU64,
     /// Whether other nodes want its blobs too.
     pub(super) shared: AtomicBool,
+    /// The sums of the next part give a size that is larger by this.
+    pub(super) off: AtomicI32,
+}
+
+/// Sums with the same hashes and another size, in the same segment. The blob's name follows from them too.
+fn resized(sums: &Sums, by: i32) -> Sums {
+    let mut bytes = sums.encode();
+    let size = sums.size().checked_add_signed(by).unwrap();
+    bytes[8..12].copy_from_slice(&size.to_le_bytes());
+    let content = bytes.len() - 4;
+    let own = blob::sums::crc32c(&bytes[..content]);
+    bytes[content..].copy_from_slice(&own.to_le_bytes());
+    Sums::decode(&bytes).unwrap()
 }
 
 impl Far {
@@ -171,6 +184,7 @@ impl Origin for Far {
         }
         let (from, to) = (offset - offset % GROUP, end.next_multiple_of(GROUP).min(sums.size()));
         self.given.fetch_add(u64::from(to - from), Ordering::SeqCst);
+        let sums = resized(&sums, self.off.swap(0, Ordering::SeqCst));
         Ok(Part { sums, offset: from, bytes: bytes[from as usize..to as usize].into() })
     }
 

@@ -359,6 +359,27 @@ fn a_stream_without_a_disk_fetches_each_blob_once() {
     assert!(stats.in_memory_bytes <= home.options.memory as u64 && stats.hints_dropped > 0, "{stats:?}");
 }
 
+/// It waited for memory until another fetch ended, although its deadline had passed long before.
+#[test]
+fn regression_a_read_waits_for_memory_until_its_deadline_only() {
+    let home = Home::with(CacheOptions { in_flight: MIB4 as u64, ..options() });
+    let blobs = far_blobs(&home, 2, MIB4);
+    home.far.held.store(true, Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        let holds = scope.spawn(|| home.cache().fetch(&blobs[0].0).unwrap());
+        home.until("the first has the memory", |stats| stats.whole_fetches == 1);
+        let soon = base::Deadline::after(Duration::from_millis(200));
+        let late = soon.scope(|| home.cache().fetch(&blobs[1].0));
+        assert!(matches!(late, Err(BlobError::Unavailable(_))), "{:?}", late.map(|got| got.0));
+        let part = soon.scope(|| home.cache().fetch_part(&blobs[1].0, 0, 100));
+        assert!(matches!(part, Err(BlobError::Unavailable(_))));
+        home.far.held.store(false, Ordering::SeqCst);
+        assert!(holds.join().unwrap().1 == blobs[0].1);
+    });
+    home.rest();
+    assert!(home.cache().fetch(&blobs[1].0).unwrap().1 == blobs[1].1);
+}
+
 /// `cargo test --release -p covey-cache -- --ignored --nocapture what_a_hit_costs`
 #[test]
 #[ignore = "a measurement"]

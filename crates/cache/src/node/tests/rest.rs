@@ -135,6 +135,26 @@ fn a_rest_that_comes_wrong_or_not_at_all_is_an_error_and_nothing_is_kept() {
     home.read_whole(&blob);
 }
 
+/// The hashes of a blob prove its groups, and not how long the last one is. A source that gave another length
+/// with its part made later reads fail, as long as the part was in memory.
+#[test]
+fn regression_a_part_with_a_wrong_size_misleads_no_read() {
+    for by in [-100, 100] {
+        for reads_parts in [true, false] {
+            let home = Home::new();
+            let blob = far_blobs(&home, 1, BLOB_MAX as usize - 1000).remove(0);
+            home.far.off.store(by, Ordering::SeqCst);
+            home.read_part(&blob, 0, LEN);
+            assert_eq!(home.far.off.load(Ordering::SeqCst), 0);
+            if reads_parts {
+                home.read_part(&blob, (GROUPS - 2) * LEN, 2 * LEN);
+                home.read_part(&blob, 0, BLOB_MAX as usize);
+            }
+            home.read_whole(&blob);
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
 
