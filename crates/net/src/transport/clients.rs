@@ -30,19 +30,9 @@ pub(super) struct Client {
 }
 
 impl Client {
-    /// One more piece of work for helpers.
-    pub(super) fn slow_began(&self) {
-        self.slow.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// This many are finished.
-    pub(super) fn slow_ended(&self, count: usize) {
-        self.slow.fetch_sub(count, Ordering::Relaxed);
-    }
-
-    /// How many are in progress.
+    /// How many pieces of work for helpers are in progress.
     pub(super) fn slow(&self) -> usize {
-        self.slow.load(Ordering::Relaxed)
+        self.slow.load(Ordering::Acquire)
     }
 
     /// It suspected a blob that is sound.
@@ -72,7 +62,27 @@ pub(super) struct ClientConnection {
     pub(super) leave: Arc<Notify>,
 }
 
+impl ClientConnection {
+    /// One more piece of work for helpers, until the result is dropped.
+    pub(super) fn slow_work(&self) -> SlowWork {
+        self.client.slow.fetch_add(1, Ordering::AcqRel);
+        SlowWork { clients: Arc::clone(&self.clients), node: self.node, client: Arc::clone(&self.client) }
+    }
+}
+
 impl Clients {
+    /// Forgets a client without connections and without work for helpers. A node that connects again is still
+    /// bound by the work that it left behind.
+    fn forget_if_idle(&self, node: &NodeId, client: &Arc<Client>) {
+        let mut all = self.all.lock();
+        let idle = client.connections.lock().is_empty() && client.slow() == 0;
+        // The entry may be a newer one, which another connection created after this client's last connection
+        // had ended.
+        if idle && all.get(node).is_some_and(|other| Arc::ptr_eq(other, client)) {
+            all.remove(node);
+        }
+    }
+
     /// A node has connected. If it has more than `most` connections, the oldest ends: those of a restarted
     /// node may not have ended yet.
     pub(super) fn enter(self: &Arc<Clients>, node: NodeId, most: usize) -> ClientConnection {
@@ -121,15 +131,23 @@ impl Clients {
 
 impl Drop for ClientConnection {
     fn drop(&mut self) {
-        let mut all = self.clients.all.lock();
-        let mut connections = self.client.connections.lock();
-        connections.retain(|other| !Arc::ptr_eq(other, &self.leave));
-        // The entry may be a newer one, which another connection created after this client's last connection
-        // had ended.
-        if connections.is_empty()
-            && all.get(&self.node).is_some_and(|client| Arc::ptr_eq(client, &self.client))
-        {
-            all.remove(&self.node);
+        self.client.connections.lock().retain(|other| !Arc::ptr_eq(other, &self.leave));
+        self.clients.forget_if_idle(&self.node, &self.client);
+    }
+}
+
+/// A piece of work for a helper thread. It counts until its result has been taken. If the connection ends
+/// before, it counts until the work ends.
+pub(super) struct SlowWork {
+    clients: Arc<Clients>,
+    node: NodeId,
+    client: Arc<Client>,
+}
+
+impl Drop for SlowWork {
+    fn drop(&mut self) {
+        if self.client.slow.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.clients.forget_if_idle(&self.node, &self.client);
         }
     }
 }
@@ -162,6 +180,20 @@ mod tests {
         bodies.clear();
         assert_eq!(clients.bodies(), 0);
         drop((one, other));
+        assert!(clients.all.lock().is_empty());
+    }
+
+    #[test]
+    fn work_that_a_connection_leaves_behind_counts_for_the_next_one() {
+        let clients = Arc::new(Clients::default());
+        let first = clients.enter(NodeId([1; 16]), 9);
+        let work: Vec<SlowWork> = (0..3).map(|_| first.slow_work()).collect();
+        drop(first);
+        let second = clients.enter(NodeId([1; 16]), 9);
+        assert_eq!(second.client.slow(), 3);
+        drop(second);
+        assert_eq!(clients.all.lock().len(), 1);
+        drop(work);
         assert!(clients.all.lock().is_empty());
     }
 

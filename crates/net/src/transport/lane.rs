@@ -187,6 +187,19 @@ impl Lane {
         self.wake.notify_one();
     }
 
+    /// Answers a PING.
+    ///
+    /// # Errors
+    /// `Protocol` if much waits to be sent already: a node that reads nothing must not make this one hold
+    /// more and more answers.
+    pub(super) fn pong(&self) -> Result<(), Fail> {
+        if self.out.lock().len() > UNSENT_MAX {
+            return Err(Fail::Protocol("it sends PINGs and does not read the answers".to_owned()));
+        }
+        self.say(Type::Pong, 0, &[]);
+        Ok(())
+    }
+
     /// Writes what has accumulated. True: nothing is left.
     pub(super) fn flush(&self) -> io::Result<bool> {
         self.write(&mut self.out.lock())
@@ -268,6 +281,9 @@ impl Undo for Lane {
         }
     }
 }
+
+/// While more than this waits to be sent, no PING is answered.
+const UNSENT_MAX: usize = 64 << 10;
 
 /// The most that is read at once while frames are small.
 pub(super) const READ: usize = frame::SMALL_MAX as usize + HEADER;

@@ -64,7 +64,8 @@ impl Peers {
         if let Some((until, why)) = &known.not_before
             && base::time::monotonic() < *until
         {
-            return Err(why.clone());
+            // One more connection cannot be made now. A busy one still serves.
+            return best.map(|(_, lane)| Arc::clone(lane)).ok_or_else(|| why.clone());
         }
         let counters = Arc::clone(&shared.counters);
         let lane = Lane::new(class, counters, shared.flows.of(peer.node), limits.requests);

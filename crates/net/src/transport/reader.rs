@@ -450,10 +450,7 @@ fn take(lane: &Lane, header: &Header, payload: &[u8]) -> Result<(), Fail> {
             let error = Texted::<ErrorKind>::decode(payload).map_err(protocol)?;
             Err(Fail::of(error.kind, &error.text))
         }
-        Type::Ping => {
-            lane.say(Type::Pong, 0, &[]);
-            return Ok(());
-        }
+        Type::Ping => return lane.pong(),
         Type::Pong => return Ok(()),
         Type::Bye => return Err(Fail::Gone("the other node said goodbye".to_owned())),
         _ => return Err(Fail::Protocol(format!("{:?} is nothing that answers", header.kind))),

@@ -56,7 +56,7 @@ const PIECE: u32 = 128 << 10;
 const OUT_MAX: usize = 256 << 10;
 /// After this many reads, other connections get their turn.
 const TURN: usize = 4;
-/// While helper threads work on this many lists and fills of one connection, no requests are taken.
+/// While helper threads work on this many lists and fills of one node, no requests are taken.
 const SLOW_MAX: usize = 32;
 
 pub(super) struct Serving {
@@ -76,8 +76,6 @@ pub(super) struct Serving {
     long_went: bool,
     bell: Arc<Doorbell>,
     finished: Arc<Mutex<Finished>>,
-    /// Lists and fills that other threads work on, or that are in `finished`.
-    slow: usize,
     heard: Instant,
 }
 
@@ -121,7 +119,6 @@ impl Serving {
             long_went: false,
             bell: Arc::default(),
             finished: Arc::default(),
-            slow: 0,
             heard: base::time::monotonic(),
         }
     }
@@ -131,10 +128,9 @@ impl Serving {
         let limits = self.shared.limits;
         let idle = limits.control_idle.max(limits.bulk_idle) + 2 * limits.quiet;
         loop {
-            let finished = std::mem::take(&mut *self.finished.lock());
+            let finished = self.finished.lock().take();
             self.out.end().extend_from_slice(&finished.frames);
-            self.slow -= finished.ended;
-            self.connection.client.slow_ended(finished.ended);
+            drop(finished);
             let more = self.has_room() && self.pull()?;
             let sent = self.push()?;
             if sent == Sent::More || (more || self.stopped) && self.has_room() {
@@ -162,13 +158,7 @@ impl Serving {
 
     fn has_room(&self) -> bool {
         // The work of helpers counts for all connections of the node, because all nodes share the helpers.
-        self.out.len() < OUT_MAX && self.slow < SLOW_MAX && self.connection.client.slow() < SLOW_MAX
-    }
-
-    /// Counts one more piece of work for a helper.
-    fn slow_began(&mut self) {
-        self.slow += 1;
-        self.connection.client.slow_began();
+        self.out.len() < OUT_MAX && self.connection.client.slow() < SLOW_MAX
     }
 
     /// Takes requests as long as there are some, there is space for their answers, and it is not another
@@ -305,11 +295,11 @@ impl Serving {
     fn list(&mut self, request: u32, ask: ListAsk) {
         let (finished, bell) = (Arc::clone(&self.finished), Arc::clone(&self.bell));
         let service = Arc::clone(&self.shared.service);
-        self.slow_began();
+        let work = self.connection.slow_work();
         tokio::task::spawn_blocking(move || {
             let most = usize::from(ask.most).min(frame::LIST_MAX);
             let listed = frame::encode_listed(&service.list(ask.prefix, most));
-            finished.lock().end(|frames| frame::put(frames, Type::Listed, request, &listed));
+            finished.lock().end(work, |frames| frame::put(frames, Type::Listed, request, &listed));
             bell.ring();
         });
     }
@@ -323,10 +313,10 @@ impl Serving {
     ) {
         let (finished, bell) = (Arc::clone(&self.finished), Arc::clone(&self.bell));
         let service = Arc::clone(&self.shared.service);
-        self.slow_began();
+        let counted = self.connection.slow_work();
         tokio::task::spawn_blocking(move || {
             let done = work(&*service);
-            finished.lock().end(|frames| match done {
+            finished.lock().end(counted, |frames| match done {
                 Ok(payload) => frame::put(frames, kind, request, &payload),
                 Err(text) => {
                     let payload = Texted { kind: ErrorKind::Failed, text }.encode();
@@ -343,9 +333,9 @@ impl Serving {
             .map_err(|_| bad(frame::BadFrame::Payload("a blob's name has 32 bytes")))?;
         let (finished, bell) = (Arc::clone(&self.finished), Arc::clone(&self.bell));
         // Even if it is refused at once: refusals that are not read take memory as well.
-        self.slow_began();
+        let work = self.connection.slow_work();
         let then = move |end: Result<Filled, Unfilled>| {
-            finished.lock().end(|frames| match end {
+            finished.lock().end(work, |frames| match end {
                 Ok(filled) => frame::put(frames, Type::Filled, request, &[filled as u8]),
                 Err(why) => {
                     let kind = match why {
@@ -556,7 +546,8 @@ impl Serving {
 
 impl Drop for Serving {
     fn drop(&mut self) {
-        self.connection.client.slow_ended(self.slow);
+        let finished = self.finished.lock().close();
+        drop(finished);
     }
 }
 

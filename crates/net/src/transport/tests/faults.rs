@@ -157,6 +157,28 @@ pub(super) fn regression_a_node_that_falls_silent_is_given_up_and_its_connection
     assert_eq!(heard, [Type::Notes, Type::Ping]);
 }
 
+/// Each PING was answered. The answers to a node that did not read them took memory without bound.
+#[test]
+pub(super) fn regression_pings_without_end_end_the_connection() {
+    // More answers than the kernel buffers at both ends.
+    const MANY: usize = 1_000_000;
+    let (ended, ends) = std::sync::mpsc::channel();
+    let peer = impostor(move |mut stream| async move {
+        let request = request(&mut stream).await;
+        let mut out = Vec::with_capacity((MANY + 1) * HEADER);
+        frame::put(&mut out, Type::Done, request, &[]);
+        (0..MANY).for_each(|_| frame::put(&mut out, Type::Ping, 0, &[]));
+        let mut written = stream.write_all(&out).await;
+        if written.is_ok() {
+            written = stream.flush().await;
+        }
+        let _ = ended.send(written.is_err());
+    });
+    let (here, _) = start(options());
+    here.notes(peer, &[], TIME).wait().unwrap();
+    assert!(ends.recv_timeout(TIME).unwrap(), "all PINGs were taken");
+}
+
 #[test]
 pub(super) fn connections_that_are_not_used_end_and_come_back() {
     let (here, there, store, peer) = pair(|options| {

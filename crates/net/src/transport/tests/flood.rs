@@ -145,3 +145,35 @@ pub(super) fn regression_unread_lists_are_bounded_too() {
     assert_eq!(came.len(), MANY as usize);
     assert!(came.iter().all(|(kind, length)| *kind == Type::Listed && *length > 65_000));
 }
+
+/// What the helpers still worked on did not count any more when its connection ended. So a node that
+/// connected again and again, which ends its oldest connection, could start as many again each time.
+#[test]
+pub(super) fn regression_a_new_connection_has_no_new_helpers() {
+    let slow = Arc::new(Slow::default());
+    let mut one = options();
+    one.limits.connections_each = 1;
+    let there = Net::start(one, Arc::clone(&slow) as Arc<dyn Service>, Arc::new(|_: &str| {})).unwrap();
+    let (address, node, runtime) = (there.address().unwrap(), NodeId::random(), runtime());
+    let list = ListAsk { prefix: Prefix::ALL, most: 1 }.encode();
+    let mut frames = Vec::new();
+    (0..32).for_each(|request| frame::put(&mut frames, Type::List, request, &list));
+    let connect = || {
+        runtime.block_on(async {
+            let mut stream = faults::by_hand_as(address, Class::Control, node).await;
+            stream.write_all(&frames).await.unwrap();
+            stream.flush().await.unwrap();
+            stream
+        })
+    };
+    let _first = connect();
+    until("helpers work on all of them", || slow.inside.load(Ordering::SeqCst) == 32);
+    let _second = connect();
+    until("the first connection has ended", || {
+        let counts = there.counters();
+        (counts.accepted, counts.open) == (2, 1)
+    });
+    assert_eq!((taken(&there), slow.inside.load(Ordering::SeqCst)), (32, 32));
+    slow.goes_on.store(true, Ordering::SeqCst);
+    until("the rest is done too", || slow.inside.load(Ordering::SeqCst) == 64);
+}

@@ -138,3 +138,39 @@ fn more_requests_than_the_other_end_allows_are_answered_busy() {
         call.wait().unwrap();
     }
 }
+
+/// Another connection to a busy node could not be made. Until the next attempt nothing was asked of that
+/// node, although the first connection was sound.
+#[test]
+fn regression_a_busy_connection_serves_while_no_other_can_be_made() {
+    let (there, store) = start(options());
+    let (between, to) = (std::net::TcpListener::bind("127.0.0.1:0").unwrap(), there.address().unwrap());
+    let peer = Peer { address: between.local_addr().unwrap(), node: None };
+    let act = move || {
+        // The first connection is passed on. Later ones are refused.
+        let (mut from, _) = between.accept().unwrap();
+        drop(between);
+        let mut to = std::net::TcpStream::connect(to).unwrap();
+        let (mut back, mut answers) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+        let up = base::thread::spawn("up", move || std::io::copy(&mut from, &mut to).map(drop)).unwrap();
+        let _ = std::io::copy(&mut answers, &mut back);
+        drop(up);
+    };
+    drop(base::thread::spawn("between", act).unwrap());
+    let mut narrow = options();
+    (narrow.limits.window, narrow.limits.backoff) = (1, TIME);
+    let (here, _) = start(narrow);
+    let (long, short) = (noise(100_000, 1), noise(1000, 2));
+    let source = coming(&store, &long);
+    let id = store.keep(&short);
+    let first = fetch(&here, peer, &source);
+    until("the connection is there", || here.counters().made == 1);
+    let refused = read(&here, peer, &id, 0, 1000);
+    assert!(matches!(refused, Err(Fail::Unreachable { .. })), "{refused:?}");
+    for _ in 0..2 {
+        assert!(read(&here, peer, &id, 0, 1000).unwrap() == short);
+    }
+    source.complete(long.into()).unwrap();
+    first.wait().unwrap();
+    assert_eq!(here.counters().made, 1);
+}
