@@ -188,7 +188,7 @@ struct Inner {
     /// forgotten everything.
     fresh: Mutex<HashSet<NodeId>>,
     /// Blobs that new trackers must still be told about.
-    unreported: Mutex<Vec<BlobId>>,
+    unreported: Mutex<reporting::Unreported>,
     latencies: Mutex<Latencies>,
     /// Trackers that do not answer. The lock guards nothing else, and no other lock is taken while it is
     /// held.

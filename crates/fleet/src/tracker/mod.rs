@@ -170,7 +170,7 @@ impl Tracker {
     /// Answers a question: one answer for each of its blobs, in their order. `now` is in microseconds from
     /// any starting point and never goes backwards. `held` says whether this node has a blob itself.
     pub fn ask(&mut self, now: u64, from: NodeId, ask: &Ask, held: &dyn Fn(&BlobId) -> bool) -> Vec<Answer> {
-        let requester = self.names.number(from);
+        let requester = self.names.heard(from, now);
         self.names.set_load(requester, ask.backlog);
         // Before `not` is resolved, which may contain this node.
         self.names.number(self.own);
@@ -308,7 +308,7 @@ impl Tracker {
             }
             self.touch(note.blob);
         }
-        let from = self.names.number(from);
+        let from = self.names.heard(from, now);
         let Tracker { states, names, fetches, copies, .. } = self;
         let state = states.entry(note.blob).or_default();
         let before = state.len();
@@ -376,6 +376,7 @@ impl Tracker {
         if now >= self.faded + FADING {
             self.faded = now;
             self.names.fade();
+            self.names.forget_idle(now, &self.own);
         }
         let part: Vec<(u64, BlobId)> =
             self.order.range(self.cursor..).take(TICK).map(|(stamp, blob)| (*stamp, *blob)).collect();

@@ -4,8 +4,11 @@
 //! A node that is gone keeps its number until the last record with it is removed, but it is no longer found.
 //! If it returns with the same id it gets a new number. So nothing that was known about its previous run is
 //! applied to the new one.
+//!
+//! A node without a record that has said nothing for minutes is forgotten too. It may be no member: each
+//! program that knows the secret can ask, under any id.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use net::id::NodeId;
 
@@ -23,6 +26,8 @@ struct Name {
     load: u16,
     /// The number of records with this number.
     records: u32,
+    /// When its last message came, in microseconds.
+    heard: u64,
     /// Its upstream, as it said last.
     upstream: No,
     /// The node that follows it: the first of those that named it as their upstream. And until when that
@@ -34,6 +39,10 @@ struct Name {
 /// A node that has not named its upstream again for this long does not follow it any more, in microseconds. A
 /// node that reads over a narrow link asks one tracker every few seconds.
 const FOLLOWS: u64 = 15_000_000;
+
+/// A node without a record is forgotten when it has said nothing for this long, in microseconds. Longer than
+/// any lease, and than [`FOLLOWS`].
+const IDLE: u64 = 300_000_000;
 
 #[derive(Debug, Default)]
 pub(super) struct Names {
@@ -53,6 +62,7 @@ impl Names {
             gone: false,
             load: 0,
             records: 0,
+            heard: 0,
             upstream: NOBODY,
             follower: NOBODY,
             follows_until: 0,
@@ -68,6 +78,13 @@ impl Names {
             }
         };
         self.numbers.insert(node, no);
+        no
+    }
+
+    /// The number of a node from which a message has come.
+    pub(super) fn heard(&mut self, node: NodeId, now: u64) -> No {
+        let no = self.number(node);
+        self.names[no as usize].heard = now;
         no
     }
 
@@ -151,6 +168,40 @@ impl Names {
                 self.free.push(no);
             }
         }
+    }
+
+    /// Called every second. Forgets nodes without records that have said nothing for long, except this one.
+    pub(super) fn forget_idle(&mut self, now: u64, own: &NodeId) {
+        let is_idle = |name: &&Name| {
+            let silent = now >= name.heard.saturating_add(IDLE);
+            silent && !name.gone && name.records == 0 && name.node != *own
+        };
+        let idle: Vec<NodeId> = self.names.iter().filter(is_idle).map(|name| name.node).collect();
+        idle.iter().for_each(|node| self.forget(node));
+        if self.free.len() > self.names.len() / 2 {
+            self.shrink();
+        }
+    }
+
+    /// Gives back the memory of free numbers at the end.
+    fn shrink(&mut self) {
+        let free: HashSet<No> = self.free.iter().copied().collect();
+        let used = (0..self.names.len()).rev().find(|no| !free.contains(&(*no as No)));
+        let len = used.map_or(0, |no| no + 1);
+        let is_over = |no: No| no as usize >= len;
+        self.names.truncate(len);
+        for name in &mut self.names {
+            if is_over(name.upstream) {
+                name.upstream = NOBODY;
+            }
+            if is_over(name.follower) {
+                name.follower = NOBODY;
+            }
+        }
+        self.free.retain(|no| !is_over(*no));
+        self.names.shrink_to_fit();
+        self.free.shrink_to_fit();
+        self.numbers.shrink_to_fit();
     }
 
     #[cfg(test)]

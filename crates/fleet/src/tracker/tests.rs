@@ -409,6 +409,32 @@ fn memory_is_bounded_and_what_is_over_is_dropped() {
     assert!(tracker.names.len() < 120, "{}", tracker.names.len());
 }
 
+/// A node that is no member is never reported as gone. Each id that a question came with kept a number for
+/// ever.
+#[test]
+fn regression_nodes_that_asked_once_are_forgotten() {
+    let mut tracker = tracker();
+    tell(&mut tracker, 0, 1, What::Have);
+    let part = Ask { part: true, ..ask_of(&[1], &[]) };
+    tracker.ask(0, node(2), &part, &|_| false);
+    for n in 0..100_000u32 {
+        let mut id = [9; 16];
+        id[..4].copy_from_slice(&n.to_le_bytes());
+        tracker.ask(0, NodeId(id), &part, &|_| false);
+    }
+    tracker.tick(60_000 * MS);
+    assert!(tracker.names.len() > 100_000, "they may still be about to ask again");
+    // It follows one that is forgotten.
+    let sender = Some(tracker.names.node(tracker.names.len() as u32 - 1));
+    tracker.ask(400_000 * MS, node(2), &Ask { sender, ..ask_of(&[1], &[]) }, &|_| false);
+    tracker.tick(400_000 * MS);
+    assert!(tracker.names.len() < 10, "{}", tracker.names.len());
+    let answer = tracker.ask(401_000 * MS, node(2), &part, &|_| false)[0];
+    assert_eq!(answer, Answer::Go { first: node(1), second: None }, "a node with a blob is not forgotten");
+    assert_eq!(ask(&mut tracker, 402_000 * MS, 2, &[]), Answer::Go { first: node(1), second: None });
+    tracker.states[&blob(1)].check();
+}
+
 #[test]
 fn leases_are_as_long_as_fetches_take() {
     let mut tracker = tracker();
