@@ -334,8 +334,9 @@ impl Core {
     ) -> Result<Arc<Part>, BlobError> {
         let len = to - from;
         if let Err(error) = lead.reserve(u64::from(len.next_multiple_of(GROUP))) {
+            // Only this reader's time is over. Another one that waits for these bytes leads from here.
             self.counters.failed_fetches.add(1);
-            return lead.finish(Err(error), |_| ());
+            return Err(error);
         }
         self.counters.part_fetches.add(1);
         let fetched = self.tier.part(&lead, from, len);
@@ -407,9 +408,8 @@ impl Core {
         let parts = self.parts_here(&id);
         // Missing bytes are in memory twice while they are copied into place.
         let twice = if parts.is_empty() { 0 } else { u64::from(BLOB_MAX).saturating_sub(bytes_of(&parts)) };
-        if let Err(error) = lead.reserve(u64::from(BLOB_MAX) + twice) {
-            return lead.finish(Err(error));
-        }
+        // If this reader's time is over, another one that waits for the blob leads from here.
+        lead.reserve(u64::from(BLOB_MAX) + twice)?;
         self.counters.whole_fetches.add(1);
         let completed = self.complete(&lead, &parts);
         drop(parts);

@@ -169,9 +169,7 @@ impl Inner {
     /// Does a fetch that this node leads for other nodes, or to keep a copy. A depot asks the origin only:
     /// other nodes are asked before a depot is.
     pub(super) fn lead_for_others(self: &Arc<Inner>, mut lead: WholeLead) -> Result<Arc<Part>, BlobError> {
-        if let Err(error) = lead.reserve(u64::from(BLOB_MAX)) {
-            return lead.finish(Err(error));
-        }
+        lead.reserve(u64::from(BLOB_MAX))?;
         let whole = match self.role {
             Role::Depot => self.whole_from_origin(&lead),
             Role::Node => self.whole(&lead),
