@@ -29,6 +29,7 @@ use archive::transfer::{Source, Stop, Summary};
 use node::opened::Node;
 use node::options::NodeOptions;
 use oci::Blobs;
+use oci::claim::Claim;
 use oci::folder::{self, Named};
 use oci::manifest::{Image, Platform};
 use oci::place::{InVolume, OnMount, Place};
@@ -102,13 +103,15 @@ pub fn import(args: &Args, text: &str, term: Term) -> Result<u8> {
     let done = match target {
         Target::Mounted(at) => {
             let place = OnMount::new(&at.path);
-            let _lock = place.lock()?;
-            job.run(&place, &mut |source| onto_mount(&at, source, false, seen, &mut through_mount))?
+            let claim = place.lock()?;
+            job.run(&place, &claim, &mut |source| onto_mount(&at, source, false, seen, &mut through_mount))?
         }
         Target::Closed { dir, inner } => {
             let node = Arc::new(Node::open(&dir, &NodeOptions::writing("import"))?);
             let place = InVolume::new(node.filesystem(), &inner);
-            let outcome = job.run(&place, &mut |source| offline(&node, source, &inner, false, seen));
+            let outcome = place.lock().and_then(|claim| {
+                job.run(&place, &claim, &mut |source| offline(&node, source, &inner, false, seen))
+            });
             // Close in any case, so that everything imported so far is kept.
             let closed = node.close();
             let done = outcome?;
@@ -154,6 +157,7 @@ impl Job<'_> {
     fn run(
         &mut self,
         place: &dyn Place,
+        claim: &Claim,
         send: &mut dyn FnMut(Box<dyn Source>) -> Result<Summary>,
     ) -> Result<Done> {
         let plan = folder::plan(place, self.image, self.named, self.overwrite)?;
@@ -166,6 +170,7 @@ impl Job<'_> {
                 let (below, implied) = (plan.below.clone(), Implied::default());
                 let source = Send { blobs, layers, files, below, implied: implied.clone() };
                 let sent = send(Box::new(source)).and_then(|summary| {
+                    claim.check()?;
                     plan.commit(place, self.image, &implied.lock())?;
                     Ok(summary)
                 });
@@ -241,5 +246,10 @@ pub fn with_place<T>(text: &Path, way: &Way, work: impl FnOnce(&dyn Place) -> Re
 /// The folder of images at a path: itself, or its folder `images`.
 pub fn images_at(path: &Path) -> PathBuf {
     let inside = path.join(FOLDER);
-    if !path.join("names").is_dir() && inside.join("names").is_dir() { inside } else { path.to_owned() }
+    // A link in a tree of others would lead to a folder of this machine.
+    let is_folder = inside.symlink_metadata().is_ok_and(|about| about.is_dir());
+    match !path.join("names").is_dir() && is_folder && inside.join("names").is_dir() {
+        true => inside,
+        false => path.to_owned(),
+    }
 }

@@ -4,7 +4,8 @@
 //!   names/NAME.json             an image: its name, and the digest of its manifest. NAME is percent-encoded
 //!   blobs/sha256/HEX            manifests, indexes and configs, byte for byte
 //!   layers/sha256-HEX/          a layer as a folder in overlayfs form, by its diff id
-//!   .import                     is locked while an import runs
+//!   .import                     is locked while an import runs on this machine
+//!   .import-by                  which process of which machine imports or removes ([`crate::claim`])
 //!   .new-HEX/                   an import or a removal that runs, or was killed
 //! ```
 //!

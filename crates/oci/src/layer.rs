@@ -74,12 +74,15 @@ type Outcome<T> = std::result::Result<T, Ended>;
 
 impl<'a> Sender<'a> {
     /// Sends everything in an archive without compression to `below`. Returns the folders that the archive
-    /// leaves out although something is in them: of these only the name is known.
+    /// leaves out although something is in them: of these only the name is known. The empty path is the
+    /// layer's own folder.
     ///
     /// # Errors
     /// [`Ended`].
     pub fn send(from: impl Read, below: &'a Path, name: &'a str, feed: &'a Feed) -> Outcome<Vec<PathBuf>> {
-        let (met, implied, held) = (HashMap::new(), BTreeSet::new(), Held::default());
+        let (met, held) = (HashMap::new(), Held::default());
+        // The layer's own folder, until the archive lists it.
+        let implied = BTreeSet::from([PathBuf::new()]);
         let mut sender = Sender { feed, below, met, implied, held, name };
         // Some builders leave the end mark out. The digest says that the archive is whole.
         let mut reader = Reader::without_end_mark(from);
@@ -177,6 +180,10 @@ impl<'a> Sender<'a> {
 
     /// Keeps what a path is, within a bound.
     fn note(&mut self, path: &Path, met: Met) -> Outcome<()> {
+        // A folder is kept as it was sent, with its attributes. One that is sent again counts again.
+        if let Met::Dir(item) = &met {
+            self.held.add(item).map_err(Ended::Refused)?;
+        }
         match self.met.entry(path.to_owned()) {
             Slot::Occupied(mut slot) => drop(slot.insert(met)),
             Slot::Vacant(slot) => {
@@ -199,6 +206,7 @@ impl<'a> Sender<'a> {
                 Some(Met::Other) => return Err(self.refused(path, "its path leads through a file")),
                 Some(Met::Whiteout) => self.dir(folder(dir.to_owned(), mtime))?,
                 None => {
+                    self.held.add_path(dir).map_err(Ended::Refused)?;
                     self.implied.insert(dir.to_owned());
                     self.dir(folder(dir.to_owned(), mtime))?;
                 }

@@ -11,12 +11,14 @@
 //!   layer      one layer's archive as items in overlayfs form
 //!   folder     the folder of a volume that holds images
 //!   removal    what a removal of an image removes from it
+//!   claim      keeps other processes, also of other machines, from changing that folder meanwhile
 //!   place      that folder, on a mount or in a volume that this process has opened
 //! ```
 //!
 //! Everything here is input from others. A blob is used only if its size and its digest match, everything
 //! that is held in memory has a bound, and no name of a layer leads out of the layer.
 
+pub mod claim;
 pub mod digest;
 pub mod docker;
 pub mod folder;

@@ -2,6 +2,7 @@
 //!
 //! Large contents come through an import. This module does the rest: it looks, renames and removes.
 
+use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read};
 use std::ops::ControlFlow;
@@ -16,6 +17,7 @@ use api::error::{Context, Failure, Result};
 use archive::sys::metadata;
 use base::{Ino, Timestamp};
 
+use crate::claim::{Claim, Claimed};
 use crate::layer::OPAQUE;
 
 /// The caller is root.
@@ -78,6 +80,24 @@ pub trait Place {
     /// It cannot be changed.
     fn dress(&self, path: &Path, look: Look) -> Result<()>;
 
+    /// Makes a claim that says this. Returns false if there is one already.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    fn claim(&self, path: &Path, text: &str) -> Result<bool>;
+
+    /// What a claim says. None if it is not there.
+    ///
+    /// # Errors
+    /// It cannot be looked at.
+    fn claimed(&self, path: &Path) -> Result<Option<Claimed>>;
+
+    /// Moves the time of a claim.
+    ///
+    /// # Errors
+    /// It cannot be moved.
+    fn touch(&self, path: &Path, at: Timestamp) -> Result<()>;
+
     /// Makes everything durable.
     ///
     /// # Errors
@@ -120,7 +140,7 @@ fn no_text(path: &Path) -> Failure {
 }
 
 /// A folder of this machine, usually on a mount.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct OnMount {
     root: PathBuf,
 }
@@ -140,8 +160,8 @@ impl OnMount {
     /// others could exchange names meanwhile.
     ///
     /// # Errors
-    /// Another import runs here, or other users may write here.
-    pub fn lock(&self) -> Result<File> {
+    /// Another import runs here, or on another machine; or other users may write here.
+    pub fn lock(&self) -> Result<Claim> {
         match fs::create_dir(&self.root) {
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
             other => other.at("make", &self.root)?,
@@ -159,7 +179,7 @@ impl OnMount {
         std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NOFOLLOW);
         let file = options.create(true).truncate(false).write(true).open(&path).at("open", &path)?;
         match file.try_lock() {
-            Ok(()) => Ok(file),
+            Ok(()) => Claim::take(self, Some(file)),
             Err(fs::TryLockError::WouldBlock) => Err(Failure::new(
                 "in-use",
                 format!("another import of an image into {} runs", self.root.display()),
@@ -168,6 +188,11 @@ impl OnMount {
             Err(fs::TryLockError::Error(error)) => Err(error).at("lock", &path),
         }
     }
+}
+
+/// The steps from a layer's own folder, which is the first one, to a path in it.
+fn steps(path: &Path) -> impl Iterator<Item = Option<&OsStr>> {
+    std::iter::once(None).chain(path.iter().map(Some))
 }
 
 fn if_there<T>(outcome: io::Result<T>) -> io::Result<Option<T>> {
@@ -225,8 +250,8 @@ impl Place for OnMount {
         // Step by step, because a link of the layer must not be followed.
         let mut at = self.root.join(layer);
         let mut seen = Seen::Nothing;
-        for name in path {
-            at.push(name);
+        for name in steps(path) {
+            at.extend(name);
             let Some(about) = if_there(at.symlink_metadata()).at("look at", &at)? else {
                 return Ok(Seen::Nothing);
             };
@@ -269,6 +294,33 @@ impl Place for OnMount {
         metadata::set_times(&folder, look.atime, look.mtime).at("change the times of", &path)
     }
 
+    fn claim(&self, path: &Path, text: &str) -> Result<bool> {
+        let path = self.root.join(path);
+        match std::os::unix::fs::symlink(text, &path) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(false),
+            other => other.at("make", &path).map(|()| true),
+        }
+    }
+
+    fn claimed(&self, path: &Path) -> Result<Option<Claimed>> {
+        let path = self.root.join(path);
+        let Some(about) = if_there(path.symlink_metadata()).at("look at", &path)? else { return Ok(None) };
+        let nanos = u32::try_from(about.mtime_nsec()).unwrap_or(0);
+        let at = Timestamp::from_parts(about.mtime(), nanos);
+        // What is no link is a claim all the same.
+        let text = if about.is_symlink() { if_there(fs::read_link(&path)) } else { Ok(Some(PathBuf::new())) };
+        let text = text.at("read", &path)?;
+        Ok(text.map(|text| Claimed { text: text.to_string_lossy().into_owned(), at }))
+    }
+
+    fn touch(&self, path: &Path, at: Timestamp) -> Result<()> {
+        let path = self.root.join(path);
+        let mut options = OpenOptions::new();
+        std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_PATH | libc::O_NOFOLLOW);
+        let link = options.read(true).open(&path).at("open", &path)?;
+        metadata::set_times(&link, at, at).at("change the times of", &path)
+    }
+
     fn sync(&self) -> Result<()> {
         let folder = File::open(&self.root).at("open", &self.root)?;
         archive::sys::syncfs(&folder).at("sync", &self.root)
@@ -276,6 +328,7 @@ impl Place for OnMount {
 }
 
 /// A folder of a volume or a tree that this process has opened.
+#[derive(Clone)]
 pub struct InVolume {
     volume: Arc<dyn Filesystem>,
     root: PathBuf,
@@ -285,6 +338,26 @@ impl InVolume {
     /// `root` is a path below the volume's root. It need not exist.
     pub fn new(volume: Arc<dyn Filesystem>, root: &Path) -> InVolume {
         InVolume { volume, root: root.to_owned() }
+    }
+
+    /// Takes the folder for an import. It is made if it is not there. Other nodes of a shared volume may have
+    /// the volume open too.
+    ///
+    /// # Errors
+    /// Another import runs there.
+    pub fn lock(&self) -> Result<Claim> {
+        let mut at = Ino::ROOT;
+        for name in self.root.iter() {
+            let name = name.as_bytes();
+            let found = self.volume.lookup(at, name).or_else(|errno| match errno {
+                Errno::ENOENT => self.volume.mkdir(&ROOT, at, name, 0o755, 0),
+                other => Err(other),
+            });
+            self.forget(at);
+            at = found.map_err(|errno| self.failed("make", Path::new(""), errno))?.attr.ino;
+        }
+        self.forget(at);
+        Claim::take(self, None)
     }
 
     fn failed(&self, verb: &str, path: &Path, errno: Errno) -> Failure {
@@ -435,8 +508,8 @@ impl Place for InVolume {
     fn look(&self, layer: &Path, path: &Path) -> Result<Seen> {
         let mut at = layer.to_owned();
         let mut seen = Seen::Nothing;
-        for name in path {
-            at.push(name);
+        for name in steps(path) {
+            at.extend(name);
             let Some(attr) = self.find(&at)? else { return Ok(Seen::Nothing) };
             self.forget(attr.ino);
             if attr.kind != FileKind::Dir {
@@ -479,6 +552,40 @@ impl Place for InVolume {
             ..SetAttr::default()
         };
         let done = self.volume.setattr(&ROOT, attr.ino, &set);
+        self.forget(attr.ino);
+        done.map(drop).map_err(|errno| self.failed("change", path, errno))
+    }
+
+    fn claim(&self, path: &Path, text: &str) -> Result<bool> {
+        self.at("make", path, |folder, name| {
+            match self.volume.symlink(&ROOT, folder, name, text.as_bytes()) {
+                Err(Errno::EEXIST) => Ok(false),
+                made => made.map(|entry| self.volume.forget(entry.attr.ino, 1)).map(|()| true),
+            }
+        })
+    }
+
+    fn claimed(&self, path: &Path) -> Result<Option<Claimed>> {
+        let Some(attr) = self.find(path)? else { return Ok(None) };
+        let text = match attr.kind {
+            FileKind::Symlink => self.volume.readlink(attr.ino),
+            _ => Ok(Vec::new()),
+        };
+        self.forget(attr.ino);
+        match text {
+            Err(Errno::ENOENT | Errno::ESTALE) => Ok(None),
+            Err(errno) => Err(self.failed("read", path, errno)),
+            Ok(text) => {
+                let text = String::from_utf8_lossy(&text).into_owned();
+                Ok(Some(Claimed { text, at: attr.mtime }))
+            }
+        }
+    }
+
+    fn touch(&self, path: &Path, at: Timestamp) -> Result<()> {
+        let Some(attr) = self.find(path)? else { return Err(self.failed("change", path, Errno::ENOENT)) };
+        let (atime, mtime) = (Some(SetTime::To(at)), Some(SetTime::To(at)));
+        let done = self.volume.setattr(&ROOT, attr.ino, &SetAttr { atime, mtime, ..SetAttr::default() });
         self.forget(attr.ino);
         done.map(drop).map_err(|errno| self.failed("change", path, errno))
     }

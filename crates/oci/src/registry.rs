@@ -38,6 +38,8 @@ use reference::Reference;
 /// The limit for a connection, and for each part of an answer.
 const CONNECT: Duration = Duration::from_secs(10);
 const IDLE: Duration = Duration::from_secs(30);
+/// The limit for an answer that is no blob, and for what comes before a blob.
+const ANSWER: Duration = Duration::from_secs(60);
 /// Tries of one request that bring nothing, and waits between them.
 const TRIES: u32 = 5;
 const WAIT_FIRST: Duration = Duration::from_millis(300);
@@ -148,7 +150,7 @@ impl Registry {
         self.tries(|| {
             let response = self.0.runtime.block_on(self.send(url, 0))?;
             let headers = response.headers().clone();
-            Ok((headers, self.0.runtime.block_on(body(response))?))
+            Ok((headers, self.0.runtime.block_on(in_time(ANSWER, body(response)))?))
         })
     }
 
@@ -176,8 +178,13 @@ impl Registry {
             .next("check the name and the network; what is there already is not fetched again")
     }
 
-    /// Sends a request, with the token that is wanted. `from`: the first byte that is wanted.
+    /// Sends a request, and receives the head of its answer.
     async fn send(&self, url: &Url, from: u64) -> std::result::Result<Response, Fault> {
+        in_time(ANSWER, self.exchange(url, from)).await
+    }
+
+    /// Sends a request, with the token that is wanted. `from`: the first byte that is wanted.
+    async fn exchange(&self, url: &Url, from: u64) -> std::result::Result<Response, Fault> {
         let had_token = self.0.token.lock().clone();
         let response = self.once(url, from, had_token.as_deref()).await?;
         if response.status() == StatusCode::UNAUTHORIZED && response.url().origin() != url.origin() {
@@ -278,7 +285,16 @@ impl Registry {
     }
 }
 
-/// The whole body of an answer that is no blob.
+/// Waits at most so long. A registry that sends a byte now and then would hold an import for ever.
+async fn in_time<T>(
+    limit: Duration,
+    work: impl Future<Output = std::result::Result<T, Fault>>,
+) -> std::result::Result<T, Fault> {
+    let slow = || Fault::Again(format!("its answer takes more than {} s", limit.as_secs()), None);
+    tokio::time::timeout(limit, work).await.unwrap_or_else(|_| Err(slow()))
+}
+
+/// The whole body of an answer that is no blob. It is waited for with [`in_time`].
 async fn body(mut response: Response) -> std::result::Result<Vec<u8>, Fault> {
     let mut bytes = Vec::new();
     while let Some(piece) = response.chunk().await.map_err(|error| Fault::Again(deepest(&error), None))? {

@@ -27,19 +27,26 @@ impl Paths {
 }
 
 /// The limit in bytes for waiting items. A larger archive is refused, because no real copy is like that.
-const HELD_MAX: usize = 512 << 20;
+pub const HELD_MAX: usize = 512 << 20;
 
 /// The bytes that wait.
 #[derive(Debug, Default)]
 pub struct Held(usize);
 
 impl Held {
+    /// So many bytes wait already.
+    pub fn with(bytes: usize) -> Held {
+        Held(bytes)
+    }
+
     /// Counts a folder.
     ///
     /// # Errors
     /// The folders are too many, or their names are too long.
     pub fn add(&mut self, item: &Item) -> Result<()> {
-        let lists: usize = item.xattrs.iter().map(|(_, value)| value.len()).sum();
+        let attribute =
+            |(name, value): &(Vec<u8>, Vec<u8>)| name.len() + value.len() + 2 * size_of::<Vec<u8>>();
+        let lists: usize = item.xattrs.iter().map(attribute).sum();
         self.count(size_of::<Item>() + item.path.as_os_str().len() + lists)
     }
 

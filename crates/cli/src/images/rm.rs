@@ -57,10 +57,13 @@ pub fn run(image: &str, volume: &Path, term: Term) -> Result<u8> {
 
 fn closed(image: &str, node: &Node, inner: &Path) -> Result<Removal> {
     let place = InVolume::new(node.filesystem(), inner);
-    if place.is_there(Path::new("names"))? {
-        return remove(image, &place, |_| Ok(()));
-    }
-    remove(image, &InVolume::new(node.filesystem(), &inner.join(FOLDER)), |_| Ok(()))
+    let place = match place.is_there(Path::new("names"))? {
+        true => place,
+        false => InVolume::new(node.filesystem(), &inner.join(FOLDER)),
+    };
+    // Nothing is made in a folder without images.
+    let _import = place.is_there(Path::new("names"))?.then(|| place.lock()).transpose()?;
+    remove(image, &place, |_| Ok(()))
 }
 
 fn on_mount(image: &str, at: &Path, term: Term) -> Result<Removal> {

@@ -71,3 +71,13 @@ fn regression_what_an_opaque_folder_hides_gives_no_mode() {
     // An opaque folder itself is the one of the layers below.
     assert_eq!(completed(&[lowest, &[("a", 0o755, false), ("a/b", 0o755, true)]], "a/b"), Some(0o700));
 }
+
+/// The folder of a layer that does not list it covered that of the layers below.
+#[test]
+fn regression_the_folder_of_a_layer_is_that_of_the_layer_below() {
+    let lowest: &[_] = &[("", 0o700, false)];
+    let implied: &[_] = &[("", 0o755, false), ("a", 0o755, false)];
+    assert_eq!(completed(&[lowest, implied], ""), Some(0o700));
+    assert_eq!(completed(&[lowest, &[("", 0o711, false)], implied], ""), Some(0o711));
+    assert_eq!(completed(&[implied], ""), Some(0o755));
+}

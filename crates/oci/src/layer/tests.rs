@@ -1,16 +1,17 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::{Cursor, Write};
 use std::path::PathBuf;
 
 use api::answers::Skipped;
 use api::error::Result;
 use archive::Entry;
+use archive::import::seen::{HELD_MAX, Held};
 use archive::import::{Item, Kind, Sink};
 use archive::transfer::{self, Watch};
 use archive::write::Writer;
 
 use crate::digest::Digest;
-use crate::layer::OPAQUE;
+use crate::layer::{Ended, OPAQUE, Sender};
 use crate::manifest::{Descriptor, Layer};
 use crate::transfer::Send;
 use crate::{Blobs, Bytes};
@@ -284,4 +285,59 @@ fn a_layer_that_is_no_archive_is_named() {
     let diff_id = described.digest;
     let failure = sent(cut, described, diff_id).err().unwrap();
     assert!(failure.in_one_line().contains("cut short"), "{failure}");
+}
+
+/// A record for all members gave each folder its attributes, and only the folders' names were counted.
+#[test]
+fn regression_attributes_of_folders_are_counted() {
+    struct Many;
+    impl transfer::Source for Many {
+        fn run(&mut self, feed: &transfer::Feed) -> Result<()> {
+            let below = PathBuf::from("new");
+            // Room for some 16 folders.
+            let held = Held::with(HELD_MAX - (1 << 20));
+            let (met, implied) = (HashMap::new(), BTreeSet::new());
+            let mut sender = Sender { feed, below: &below, met, implied, held, name: "the layer" };
+            let xattrs = vec![(b"user.a".to_vec(), vec![b'x'; 64 << 10])];
+            for at in 0..100 {
+                let item = Item {
+                    xattrs: xattrs.clone(),
+                    ..super::folder(PathBuf::from(format!("d{at}")), base::Timestamp::from_parts(0, 0))
+                };
+                if let Err(Ended::Refused(failure)) = sender.dir(item) {
+                    assert!((10..20).contains(&at), "{at} folders");
+                    return Err(failure);
+                }
+            }
+            Ok(())
+        }
+    }
+    let mut kept = Kept::default();
+    let watch = Watch { stop: None, event: &mut |_| () };
+    let failure = transfer::run(Box::new(Many), &mut kept, watch).unwrap_err();
+    assert_eq!(failure.code, "too-large", "{failure}");
+}
+
+/// The folder of a layer that does not list `./` belonged to root, mode 0755, whatever is below.
+#[test]
+fn regression_the_folder_of_a_layer_that_is_not_listed_is_left_out() {
+    for (members, is_implied) in
+        [(&[(b'0', "f", "1")][..], true), (&[(b'5', "./", ""), (b'0', "f", "1")], false)]
+    {
+        let archive = archive_of(members);
+        let described = Descriptor::of("", &archive);
+        let implied = crate::transfer::Implied::default();
+        let source = Send {
+            layers: vec![Layer { diff_id: described.digest, blob: described }],
+            blobs: Box::new(One(archive)),
+            files: Vec::new(),
+            below: "new".into(),
+            implied: implied.clone(),
+        };
+        let watch = Watch { stop: None, event: &mut |_| () };
+        transfer::run(Box::new(source), &mut Kept::default(), watch).unwrap();
+        let paths: Vec<PathBuf> = implied.lock().iter().map(|(_, path)| path.clone()).collect();
+        assert_eq!(paths == [PathBuf::new()], is_implied, "{paths:?}");
+        assert!(is_implied || paths.is_empty(), "{paths:?}");
+    }
 }

@@ -3,9 +3,10 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-use super::Registry;
 use super::reference::Reference;
+use super::{Fault, Registry, body, in_time};
 use crate::Blobs;
 use crate::digest::Digest;
 use crate::manifest::Descriptor;
@@ -198,4 +199,26 @@ fn a_manifest_has_a_bound() {
         while stream.write_all(&[b' '; 65536]).is_ok() {}
     });
     assert_eq!(registry(&host).named().unwrap_err().code, "damaged");
+}
+
+/// A byte now and then restarted the limit each time, and an import waited for ever.
+#[test]
+fn regression_an_answer_that_drips_ends() {
+    let (host, _) = server(|_, _, stream| {
+        let head = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 100000\r\n\r\n";
+        let _ = stream.write_all(head);
+        while stream.write_all(b" ").is_ok() {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    });
+    let registry = registry(&host);
+    let url = registry.url("manifests/1").unwrap();
+    let got = registry.0.runtime.block_on(async {
+        let Ok(response) = registry.send(&url, 0).await else { panic!("no answer") };
+        in_time(Duration::from_secs(1), body(response)).await
+    });
+    match got {
+        Err(Fault::Again(why, None)) => assert!(why.contains("more than 1 s"), "{why}"),
+        other => panic!("{}", other.is_ok()),
+    }
 }

@@ -6,6 +6,7 @@ use std::fs;
 use serde_json::json;
 
 use super::*;
+use crate::claim::Claimed;
 use crate::manifest::{Descriptor, MANIFESTS, Platform};
 use crate::place::{Look, OnMount, Seen};
 
@@ -172,6 +173,15 @@ impl Place for Failing {
     }
     fn dress(&self, path: &Path, look: Look) -> Result<()> {
         self.place.dress(path, look)
+    }
+    fn claim(&self, path: &Path, text: &str) -> Result<bool> {
+        self.place.claim(path, text)
+    }
+    fn claimed(&self, path: &Path) -> Result<Option<Claimed>> {
+        self.place.claimed(path)
+    }
+    fn touch(&self, path: &Path, at: base::Timestamp) -> Result<()> {
+        self.place.touch(path, at)
     }
     fn sync(&self) -> Result<()> {
         self.step()
