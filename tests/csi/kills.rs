@@ -196,7 +196,7 @@ fn regression_all_volumes_of_a_daemon_that_died_come_back() {
     driver.end();
 }
 
-fn until_all_live(driver: &Driver, names: &[&str]) {
+pub fn until_all_live(driver: &Driver, names: &[&str]) {
     // statvfs(2) always asks the daemon. Between the dead mount and the new one, the place is a plain folder.
     let lives = |name: &&str| {
         let place = driver.path(name);

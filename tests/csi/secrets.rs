@@ -8,9 +8,10 @@ use covey_tests::{Need, requires};
 use csi::proto::controller::{CreateVolumeRequest, CreateVolumeResponse, DeleteVolumeRequest};
 use csi::proto::identity::Empty;
 use csi::proto::node::StageRequest;
-use csi::proto::{Texts, mode};
+use csi::proto::{Texts, Volume, mode};
 use tonic::{Code, Status};
 
+use crate::kills::{kill_daemon, until_all_live};
 use crate::requires_server;
 use crate::rig::{Driver, PASSWORD, capability, shared_volume, texts};
 
@@ -78,6 +79,46 @@ fn a_password_is_used_and_seen_nowhere() {
     driver.unstage(&volume).unwrap();
     let call = DeleteVolumeRequest { volume_id: volume.volume_id.clone(), secrets };
     driver.call::<_, Empty>("Controller/DeleteVolume", call).unwrap();
+    driver.end();
+    assert_eq!(driver.state("secrets"), Vec::<std::path::PathBuf>::new());
+}
+
+/// A new password was thrown away while the source was mounted. When the daemon died, only the old one was
+/// known, and nothing could be mounted again.
+#[test]
+fn regression_a_new_password_is_kept_for_the_next_mount() {
+    requires!(Need::Root, Need::Covey);
+    let server = requires_server!();
+    server.sql("alter role locked superuser");
+    let mut driver = Driver::new();
+    let address = shared_volume(&server, "locked", driver.folder.path());
+    let [one, two] = ["one", "two"].map(|id| Volume {
+        volume_id: id.to_owned(),
+        volume_context: texts(&[("volume", &address)]),
+        ..Volume::default()
+    });
+    let stage = |volume: &Volume, password: &str| {
+        let secrets = texts(&[("PGPASSWORD", password)]);
+        driver.call::<_, Empty>("Node/NodeStageVolume", StageRequest { secrets, ..driver.stage_call(volume) })
+    };
+    stage(&one, PASSWORD).unwrap();
+    driver.publish(&one, "pod1", false).unwrap();
+    server.sql("alter role locked password 'second-s3cret'");
+    stage(&two, "second-s3cret").unwrap();
+    driver.publish(&two, "pod2", false).unwrap();
+    fs::write(driver.path("pod1/a"), b"one").unwrap();
+    fs::File::open(driver.path("pod1/a")).unwrap().sync_all().unwrap();
+    kill_daemon(&driver);
+    until_all_live(&driver, &["pod1", "pod2"]);
+    assert_eq!(fs::read(driver.path("pod2/a")).unwrap(), b"one");
+    // A wrong one keeps the right one for a second try.
+    stage(&one, WRONG).unwrap();
+    kill_daemon(&driver);
+    until_all_live(&driver, &["pod1", "pod2"]);
+    for (volume, target) in [(&one, "pod1"), (&two, "pod2")] {
+        driver.unpublish(volume, target).unwrap();
+        driver.unstage(volume).unwrap();
+    }
     driver.end();
     assert_eq!(driver.state("secrets"), Vec::<std::path::PathBuf>::new());
 }

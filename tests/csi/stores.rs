@@ -106,6 +106,16 @@ fn regression_a_mount_stays_until_everything_is_uploaded() {
         assert_eq!((driver.state("staged").len(), driver.state("secrets").len()), (1, 1));
         assert_eq!(driver.mounts().len(), 1);
     }
+    // A stage that fails meanwhile drops neither the record nor the bytes.
+    let staging = driver.staging(volume);
+    let _ = fs::remove_dir(&staging);
+    fs::write(&staging, "").unwrap();
+    let call = driver.stage_call(volume);
+    driver.call::<_, Empty>("Node/NodeStageVolume", call).unwrap_err();
+    assert_eq!((driver.state("staged").len(), driver.state("secrets").len()), (1, 1));
+    assert_eq!(driver.mounts().len(), 1);
+    fs::remove_file(&staging).unwrap();
+    assert_eq!(driver.unstage(volume).unwrap_err().code(), Code::Unavailable);
     gate.faults().clear();
     for _ in 0..2 {
         driver.unstage(volume).unwrap();

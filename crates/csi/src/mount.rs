@@ -166,16 +166,42 @@ impl Mounts {
     fn ensure(&self, source: &Source, key: &str, secrets: &Secrets) -> Answer<()> {
         let place = self.place(key);
         if is_mounted(&place)? {
-            return Ok(());
+            // The next mount needs them, after a crash too. Whether they are right is not known.
+            return if secrets.is_empty() { Ok(()) } else { self.safe.change(key, secrets) };
         }
+        let is_new = !secrets.is_empty();
         let kept;
-        let secrets = if secrets.is_empty() {
+        let secrets = if is_new {
+            self.safe.change(key, secrets)?;
+            secrets
+        } else {
             kept = self.safe.find(key)?;
             &kept
-        } else {
-            self.safe.keep(key, secrets)?;
-            secrets
         };
+        let mut done = self.mount(source, key, secrets);
+        match &done {
+            Ok(()) => self.safe.settle(key),
+            // Both stay kept: why it failed may have nothing to do with the secrets.
+            Err(status) if !is_new && status.code() != Code::DeadlineExceeded => {
+                if let Some(earlier) = self.safe.swap(key)? {
+                    match self.mount(source, key, &earlier) {
+                        Ok(()) => done = Ok(()),
+                        Err(_) => drop(self.safe.swap(key)?),
+                    }
+                }
+            }
+            Err(_) => {}
+        }
+        if done.is_err() && self.is_unused(key, None)? {
+            places::remove(&place)?;
+            self.safe.forget(key);
+        }
+        done
+    }
+
+    /// Mounts a source that is not mounted.
+    fn mount(&self, source: &Source, key: &str, secrets: &Secrets) -> Answer<()> {
+        let place = self.place(key);
         if source.in_fleet && !secrets.has_fleet() {
             return Err(refuse::invalid(
                 "the volume joins a fleet, and there is no secret for it",
@@ -200,10 +226,6 @@ impl Mounts {
             }
             let passes = matches!(failed.code.as_str(), "in-use" | "busy" | "mountpoint-in-use");
             if !passes || deadline.is_over() {
-                if self.is_unused(key, None)? {
-                    places::remove(&place)?;
-                    self.safe.forget(key);
-                }
                 return Err(failed.status);
             }
             deadline.sleep(Duration::from_millis(300));

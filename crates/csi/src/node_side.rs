@@ -68,6 +68,7 @@ impl Driver {
             targets: Vec::new(),
         };
         let before: Option<Staged> = self.staged.find(&new.id)?;
+        let is_new = before.is_none();
         let staged = match before {
             Some(before) if !is_same(&before, &new) => {
                 return Err(refuse::exists(
@@ -81,7 +82,12 @@ impl Driver {
                 new
             }
         };
-        self.stage_it(&staged, &secrets).inspect_err(|_| self.give_up(&staged))?;
+        // An earlier record stays: it may be kept because this node has bytes that are in no origin yet.
+        self.stage_it(&staged, &secrets).inspect_err(|_| {
+            if is_new {
+                self.give_up(&staged);
+            }
+        })?;
         Ok(Empty {})
     }
 
@@ -122,7 +128,7 @@ impl Driver {
         Ok(held)
     }
 
-    /// Undoes a stage that failed, if nothing of the volume is at its places.
+    /// Undoes the first stage of a volume, which failed, if nothing of the volume is at its places.
     fn give_up(&self, staged: &Staged) {
         let is_free = |place: &Path| places::at(place).is_none_or(|there| !places::is_ours(&there));
         if staged.targets.is_empty() && is_free(&staged.staging) {

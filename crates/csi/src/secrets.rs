@@ -126,6 +126,10 @@ impl Safe {
         self.0.join(format!("{key}.json"))
     }
 
+    fn earlier(&self, key: &str) -> PathBuf {
+        self.0.join(format!("{key}.earlier"))
+    }
+
     /// The file with the fleet's secret.
     pub fn fleet_file(&self, key: &str) -> PathBuf {
         self.0.join(format!("{key}.fleet"))
@@ -142,6 +146,35 @@ impl Safe {
         Ok(())
     }
 
+    /// Keeps other secrets in the place of those that are kept. The new ones may be wrong, so those that the
+    /// source was mounted with last stay as the earlier ones.
+    pub fn change(&self, key: &str, secrets: &Secrets) -> Answer<()> {
+        let kept = self.find(key)?;
+        if kept == *secrets {
+            return Ok(());
+        }
+        if !self.earlier(key).exists() {
+            write(&self.earlier(key), &serde_json::to_vec(&kept.0).must(TEXT))?;
+        }
+        self.keep(key, secrets)
+    }
+
+    /// Exchanges the earlier secrets and those that are kept. Returns the ones that are kept now; None if
+    /// there are no earlier ones.
+    pub fn swap(&self, key: &str) -> Answer<Option<Secrets>> {
+        let kept = self.find(key)?;
+        let Some(earlier) = read_json(&self.earlier(key))?.map(Secrets) else { return Ok(None) };
+        self.keep(key, &earlier)?;
+        write(&self.earlier(key), &serde_json::to_vec(&kept.0).must(TEXT))?;
+        Ok(Some(earlier))
+    }
+
+    /// Forgets the earlier secrets: the source is mounted with those that are kept.
+    pub fn settle(&self, key: &str) {
+        // One that stays is only tried later, and in vain.
+        let _ = fs::remove_file(self.earlier(key));
+    }
+
     /// The secrets that were kept; none if there are none.
     pub fn find(&self, key: &str) -> Answer<Secrets> {
         node::secrets::keep_from_dumps();
@@ -150,7 +183,7 @@ impl Safe {
 
     /// Forgets them.
     pub fn forget(&self, key: &str) {
-        for file in [self.kept(key), self.fleet_file(key)] {
+        for file in [self.kept(key), self.earlier(key), self.fleet_file(key)] {
             // A file that is not there is as it should be. One that stays is read by this user only.
             let _ = fs::remove_file(file);
         }
@@ -219,6 +252,35 @@ mod tests {
         assert_eq!(safe.find("00ff").unwrap(), secrets);
         safe.forget("00ff");
         assert!(safe.find("00ff").unwrap().is_empty());
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    /// New secrets may be wrong, so the earlier ones stay until the source is mounted with the new ones.
+    #[test]
+    fn earlier_secrets_stay_until_the_next_mount() {
+        let folder = tempfile::tempdir().unwrap();
+        let safe = Safe::new(folder.path().to_owned());
+        let [one, two, three] = ["one-s3cret", "two-s3cret", "three-s3cret"]
+            .map(|password| Secrets::take(texts(&[("PGPASSWORD", password)])).unwrap());
+        // What is mounted with the rights of the machine has no secrets.
+        safe.change("00ff", &one).unwrap();
+        assert_eq!(safe.swap("00ff").unwrap(), Some(Secrets::default()));
+        assert_eq!(safe.swap("00ff").unwrap(), Some(one.clone()));
+        safe.settle("00ff");
+        safe.change("00ff", &one).unwrap();
+        assert_eq!(safe.swap("00ff").unwrap(), None, "nothing has changed");
+        for new in [&two, &three] {
+            safe.change("00ff", new).unwrap();
+            assert_eq!(safe.find("00ff").unwrap(), *new);
+        }
+        for entry in fs::read_dir(folder.path()).unwrap() {
+            assert_eq!(entry.unwrap().metadata().unwrap().permissions().mode() & 0o777, 0o600);
+        }
+        // Those of the last mount, and not the ones between.
+        assert_eq!(safe.swap("00ff").unwrap(), Some(one.clone()));
+        assert_eq!(safe.find("00ff").unwrap(), one);
+        assert_eq!(safe.swap("00ff").unwrap(), Some(three));
+        safe.forget("00ff");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 }
