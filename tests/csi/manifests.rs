@@ -110,3 +110,18 @@ fn the_driver_knows_the_arguments_of_the_manifests() {
     }
     assert!(seen >= 15, "{seen}");
 }
+
+/// The kubelet changed group and mode of all files of a shared volume when a pod with an fsGroup started.
+#[test]
+fn regression_files_of_shared_volumes_keep_their_group() {
+    for (name, policy) in [
+        ("kubernetes/driver.yaml", "None"),
+        ("helm/covey/templates/driver.yaml", "None"),
+        // A volume of one node belongs to one claim.
+        ("kubernetes/exclusive.yaml", "File"),
+        ("helm/covey/templates/exclusive.yaml", "File"),
+    ] {
+        let text = std::fs::read_to_string(deploy(name)).unwrap();
+        assert!(text.contains(&format!("\n  fsGroupPolicy: {policy}\n")), "{name}");
+    }
+}
