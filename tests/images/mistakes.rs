@@ -70,6 +70,23 @@ fn regression_a_mount_that_fails_leaves_the_users_folder_as_it_was() {
     mounted.umount();
 }
 
+/// The mount of the layers undid the `nodev` of a published tree.
+#[test]
+fn regression_devices_of_an_image_do_nothing() {
+    requires!(Need::Covey, Need::Root, Need::Mount);
+    let _one = one_at_a_time();
+    let folder = covey_tests::scratch();
+    let (_volume, mounted) = with_app(folder.path());
+    let image = Image::mount("app:1", &folder.path().join("image"), &mounted.join("images"), &[]);
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let place = image.0.to_str().unwrap();
+    let line = table.lines().find(|line| line.split(' ').nth(4) == Some(place)).unwrap();
+    let options = line.split(' ').nth(5).unwrap();
+    assert!(options.split(',').any(|option| option == "nodev"), "{line}");
+    image.umount();
+    mounted.umount();
+}
+
 /// A small disk.
 struct Disk(std::path::PathBuf);
 

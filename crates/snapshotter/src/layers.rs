@@ -39,23 +39,28 @@ pub struct InFolder(pub PathBuf);
 impl Layers for InFolder {
     fn check(&self) -> io::Result<()> {
         // The folder was there at the start. Without it, the mount is gone. That is no folder without layers.
-        fs::symlink_metadata(self.0.join("layers")).map(drop)
+        // Links are not followed, here and below: a tree of others would lead to a folder of this machine.
+        match fs::symlink_metadata(self.0.join("layers"))?.is_dir() {
+            true => Ok(()),
+            false => Err(io::Error::new(ErrorKind::NotADirectory, "its `layers` is no folder")),
+        }
     }
 
     fn find(&self, below: Option<&Digest>, chain: &Digest) -> io::Result<Option<Digest>> {
         self.check()?;
+        let if_folder = |layer: Digest| match fs::symlink_metadata(self.0.join(folder::layer(&layer))) {
+            Ok(about) => Ok(about.is_dir().then_some(layer)),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        };
         if below.is_none() {
-            return match fs::symlink_metadata(self.0.join(folder::layer(chain))) {
-                Ok(about) => Ok(about.is_dir().then_some(*chain)),
-                Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-                Err(error) => Err(error),
-            };
+            return if_folder(*chain);
         }
         for entry in fs::read_dir(self.0.join("layers"))? {
             let name = entry?.file_name();
             let layer = name.to_str().and_then(|name| Digest::parse(&name.replacen('-', ":", 1)));
             if let Some(layer) = layer.filter(|layer| chain_id(below, layer) == *chain) {
-                return Ok(Some(layer));
+                return if_folder(layer);
             }
         }
         Ok(None)
@@ -84,5 +89,28 @@ mod tests {
         assert_eq!(images.find(Some(&two), &above).unwrap(), None);
         assert_eq!(images.find(None, &above).unwrap(), None);
         assert!(InFolder(folder.path().join("gone")).find(None, &one).is_err());
+    }
+
+    /// A link led to a folder of the machine that mounts the image.
+    #[test]
+    fn regression_a_layer_that_is_a_link_is_not_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let images = InFolder(folder.path().join("images"));
+        let [one, two] = [b"1", b"2"].map(|bytes| Digest::of(bytes));
+        let above = chain_id(Some(&one), &two);
+        fs::create_dir_all(images.0.join("layers")).unwrap();
+        for layer in [one, two] {
+            std::os::unix::fs::symlink("/etc", images.0.join(folder::layer(&layer))).unwrap();
+        }
+        assert_eq!(images.find(None, &one).unwrap(), None);
+        assert_eq!(images.find(Some(&one), &above).unwrap(), None);
+        // Nor may the folder of all layers be a link.
+        let real = folder.path().join("real");
+        fs::create_dir_all(real.join(folder::layer(&one))).unwrap();
+        let linked = InFolder(folder.path().join("linked"));
+        fs::create_dir(&linked.0).unwrap();
+        std::os::unix::fs::symlink(real.join("layers"), linked.0.join("layers")).unwrap();
+        assert_eq!(linked.find(None, &one).unwrap_err().kind(), ErrorKind::NotADirectory);
+        assert!(linked.check().is_err());
     }
 }

@@ -134,11 +134,18 @@ impl Snapshots {
             index.insert(record);
         }
         let snapshots = Snapshots { store, layers, log: Box::new(log), index: Mutex::new(index) };
-        snapshots.remove_leftovers()?;
+        for (id, failure) in snapshots.remove_leftovers()? {
+            let why = failure.in_one_line();
+            (snapshots.log)(&format!("what is left of snapshot {id} stays for now: {why}"));
+            // No new snapshot gets the number of a folder that is there.
+            let mut index = snapshots.index.lock();
+            index.next = index.next.max(id);
+        }
         Ok(snapshots)
     }
 
-    fn remove_leftovers(&self) -> Result<()> {
+    /// Removes the folders that belong to no snapshot. Returns those that could not be removed.
+    fn remove_leftovers(&self) -> Result<Vec<(u64, Failure)>> {
         let left = {
             let index = self.index.lock();
             self.store.leftovers(|id| index.records.contains_key(&id))?
@@ -146,7 +153,8 @@ impl Snapshots {
         if !left.is_empty() {
             self.store.sync_records()?;
         }
-        left.into_iter().try_for_each(|id| self.store.remove_folder(id))
+        let failed = |id| Some((id, self.store.remove_folder(id).err()?));
+        Ok(left.into_iter().filter_map(failed).collect())
     }
 
     /// How many snapshots are layers of the folder of images.
@@ -273,7 +281,7 @@ impl Snapshots {
 
     /// The folder of a layer may be gone: an image was removed, or the tree moved on without it.
     fn check_there(&self, record: &Record, files: &Path) -> Outcome<()> {
-        match files.metadata() {
+        match self.store.look(record) {
             Ok(about) if about.is_dir() => Ok(()),
             Err(error) if error.kind() != ErrorKind::NotFound => Err(self.away(&error)),
             _ => {
@@ -431,9 +439,13 @@ impl Snapshots {
         }
     }
 
-    /// Cleanup: removes the folders that belong to no snapshot.
+    /// Cleanup: removes the folders that belong to no snapshot. One that cannot be removed keeps no
+    /// other one.
     pub fn cleanup(&self) -> Outcome<()> {
-        Ok(self.remove_leftovers()?)
+        match self.remove_leftovers()?.pop() {
+            Some((_, failure)) => Err(failure.into()),
+            None => Ok(()),
+        }
     }
 }
 

@@ -14,7 +14,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
-use std::io::{ErrorKind, Write};
+use std::io::{self, ErrorKind, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -89,6 +89,18 @@ impl Store {
     /// The files of a snapshot: a folder, or a link to one.
     pub fn files(&self, id: u64) -> PathBuf {
         self.folder(id).join("fs")
+    }
+
+    /// What is where the files of a snapshot should be. Only links that this program has made are followed: a
+    /// layer that is a link itself, in a tree of others, would lead to a folder of this machine.
+    ///
+    /// # Errors
+    /// It cannot be looked at.
+    pub fn look(&self, record: &Record) -> io::Result<fs::Metadata> {
+        let Some(layer) = &record.layer else { return self.files(record.id).symlink_metadata() };
+        let source = self.root.join("source");
+        let layers = source.join("layers").symlink_metadata()?;
+        if layers.is_dir() { source.join(folder::layer(layer)).symlink_metadata() } else { Ok(layers) }
     }
 
     /// The folder that overlayfs needs beside them.

@@ -12,7 +12,7 @@ use clap::Subcommand;
 use fuse::mount::Life;
 use node::{mounts, signals};
 use oci::folder::{self, Found, complete, find, names};
-use oci::place::{OnMount, Place};
+use oci::place::{OnMount, Place, Seen};
 use serde::Serialize;
 
 use crate::cmd::umount::busy;
@@ -352,9 +352,15 @@ fn lower_of(place: &Path, found: &Found) -> Result<Vec<PathBuf>> {
     for diff_id in found.layers.iter().rev() {
         let inside = folder::layer(diff_id);
         let path = place.join(&inside);
-        if !OnMount::new(place).is_there(&inside)? {
+        // A link in a tree of others would lead to a folder of this machine.
+        let why = match OnMount::new(place).look(Path::new(""), &inside)? {
+            Seen::Folder(_) => None,
+            Seen::Nothing => Some("is not there"),
+            Seen::Other => Some("is no folder, or is behind a symbolic link"),
+        };
+        if let Some(why) = why {
             return Err(Failure::new("damaged", format!("{} lacks the layer {diff_id}", found.named.name))
-                .why(format!("{} is not there", path.display()))
+                .why(format!("{} {why}", path.display()))
                 .next("import the image again with --overwrite"));
         }
         if !lower.contains(&path) {
@@ -467,5 +473,47 @@ fn end_tree(tree: Option<&Path>, mountpoint: &Path) -> Result<()> {
     match fs::remove_dir(tree) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(error).at("remove", tree),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use oci::digest::Digest;
+    use oci::folder::Named;
+    use oci::manifest::{Descriptor, Platform};
+
+    use super::*;
+
+    /// The link led to a folder of the machine that mounts the image.
+    #[test]
+    fn regression_a_layer_that_is_a_link_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = folder.path();
+        let [real, linked] = ["real", "linked"].map(|text| Digest::of(text.as_bytes()));
+        fs::create_dir_all(place.join(folder::layer(&real))).unwrap();
+        std::os::unix::fs::symlink("/etc", place.join(folder::layer(&linked))).unwrap();
+        let manifest = Descriptor::of("", b"manifest");
+        let text =
+            format!("{{\"schemaVersion\":2,\"config\":{},\"layers\":[]}}", serde_json::json!(manifest));
+        let found = |layers: &[Digest]| Found {
+            named: Named {
+                version: 1,
+                name: "app:1".to_owned(),
+                manifest: manifest.clone(),
+                platform: Platform::here(),
+                source: "test".to_owned(),
+            },
+            config: Vec::new(),
+            manifest: serde_json::from_str(&text).unwrap(),
+            created: None,
+            layers: layers.to_vec(),
+        };
+        assert_eq!(lower_of(place, &found(&[real])).unwrap(), [place.join(folder::layer(&real))]);
+        let refused = lower_of(place, &found(&[real, linked])).unwrap_err();
+        assert!(refused.code == "damaged" && refused.in_one_line().contains("symbolic link"), "{refused}");
+        // The folder of all layers may be no link either.
+        let other = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink(place.join("layers"), other.path().join("layers")).unwrap();
+        assert_eq!(lower_of(other.path(), &found(&[real])).unwrap_err().code, "damaged");
     }
 }

@@ -2,6 +2,9 @@
 //!
 //! Since Linux 6.7 each layer is handed over by itself. Older kernels take all of them in one text of at most
 //! a page, so an image with many layers cannot be mounted there.
+//!
+//! Device nodes of an image do nothing: the mount is `nodev`, as that of a published tree, and runtimes make
+//! a /dev of their own. Set-user-id bits do work, because programs of containers need them.
 
 use std::ffi::CString;
 use std::io::{self, Read};
@@ -67,7 +70,8 @@ impl Overlay<'_> {
             fsconfig_set_flag(&fs, "volatile").map_err(failed)?;
         }
         fsconfig_create(&fs).map_err(failed)?;
-        let made = fsmount(&fs, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty()).map_err(failed)?;
+        let made =
+            fsmount(&fs, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::MOUNT_ATTR_NODEV).map_err(failed)?;
         move_mount(&made, "", rustix::fs::CWD, at, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).map_err(failed)
     }
 
@@ -79,7 +83,7 @@ impl Overlay<'_> {
                 .next("use Linux 6.7 or newer, or a shorter path to the images"));
         }
         let text = CString::new(options).map_err(|_| Failure::usage("a path has a NUL in it"))?;
-        mount(SOURCE, at, "overlay", MountFlags::empty(), Some(text.as_c_str()))
+        mount(SOURCE, at, "overlay", MountFlags::NODEV, Some(text.as_c_str()))
             .map_err(|error| refused(at, &error.into(), ""))
     }
 

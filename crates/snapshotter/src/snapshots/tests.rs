@@ -367,3 +367,39 @@ fn regression_a_snapshot_whose_record_is_gone_can_be_removed() {
     all.remove("a").unwrap();
     assert_eq!((world.folders().len(), all.list(&[]).unwrap().len()), (0, 0));
 }
+
+/// A leftover that could not be removed kept the snapshotter from starting, and so every container.
+#[test]
+fn regression_a_leftover_that_stays_keeps_nothing_from_starting() {
+    let world = World::new();
+    drop(world.start());
+    let folder = world.root().join("snapshots");
+    // What is no folder is not removed as one, on every filesystem and for every user.
+    fs::write(folder.join("2"), "").unwrap();
+    fs::create_dir(folder.join("98")).unwrap();
+    let snapshots = world.start();
+    assert_eq!(world.folders(), ["2"]);
+    assert_eq!(snapshots.cleanup().unwrap_err().code, Code::Internal);
+    for key in ["a", "b", "c"] {
+        snapshots.prepare(&new(key, "")).unwrap();
+    }
+    assert_eq!(world.folders(), ["2", "3", "4", "5"]);
+    fs::remove_file(folder.join("2")).unwrap();
+    snapshots.cleanup().unwrap();
+}
+
+/// A layer that was replaced by a link led to a folder of the machine that starts the container.
+#[test]
+fn regression_a_layer_that_became_a_link_is_refused() {
+    let world = World::new();
+    let snapshots = world.start();
+    let one = world.layer("one");
+    assert_eq!(snapshots.prepare(&layer("x", "", &one)).unwrap_err().code, Code::AlreadyExists);
+    let name = snapshots.list(&[]).unwrap()[0].name.clone();
+    snapshots.prepare(&new("a", &name)).unwrap();
+    let at = world.images().join(folder::layer(&one));
+    fs::remove_dir(&at).unwrap();
+    std::os::unix::fs::symlink("/etc", &at).unwrap();
+    assert_eq!(snapshots.prepare(&new("b", &name)).unwrap_err().code, Code::FailedPrecondition);
+    assert_eq!(snapshots.mounts("a").unwrap_err().code, Code::FailedPrecondition);
+}
