@@ -4,7 +4,9 @@
 //! A thread receives SIGINT, SIGTERM and SIGHUP and tells the daemon to stop. The daemon then sends its
 //! summary, and the command ends as if it had finished normally. A second signal ends the command at once.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use api::control::{ControlAddress, Request, Stopper};
@@ -15,6 +17,10 @@ use node::signals;
 use serde::de::DeserializeOwned;
 
 use crate::target::{Target, resolve_volume};
+
+/// After a signal, a daemon that says nothing for so long is given up. One that works on its summary says so
+/// every second.
+const SILENCE: Duration = Duration::from_secs(10);
 
 /// The control socket of the daemon that serves a path. A volume that is not mounted has none.
 pub fn ear_of(path: &Path, does: &str) -> Result<ControlAddress> {
@@ -36,10 +42,23 @@ pub fn look_on<N: DeserializeOwned, T: DeserializeOwned>(
     at_most: Option<Duration>,
     each: &mut dyn FnMut(N),
 ) -> Result<T> {
+    look_on_leaving(address, wish, at_most, None, each)
+}
+
+/// The same for a command that makes a file. If it is ended early, it removes that.
+pub fn look_on_leaving<N: DeserializeOwned, T: DeserializeOwned>(
+    address: &ControlAddress,
+    wish: Wish,
+    at_most: Option<Duration>,
+    file: Option<PathBuf>,
+    each: &mut dyn FnMut(N),
+) -> Result<T> {
     signals::block();
     let asked = control::begin(address, &Request::Watch { wish })?;
-    stop_by_signal(vec![asked.stopper()?], at_most)?;
+    let heard = Arc::new(AtomicU64::new(0));
+    stop(vec![asked.stopper()?], at_most, Ending { heard: heard.clone(), file })?;
     asked.hear(&mut |_| (), &mut |value| {
+        heard.fetch_add(1, Ordering::Relaxed);
         if let Ok(note) = serde_json::from_value(value) {
             each(note);
         }
@@ -48,11 +67,42 @@ pub fn look_on<N: DeserializeOwned, T: DeserializeOwned>(
 
 /// Stops all watches when a signal arrives or the time is over. A second signal ends the program.
 pub fn stop_by_signal(stoppers: Vec<Stopper>, at_most: Option<Duration>) -> Result<()> {
+    stop(stoppers, at_most, Ending::default())
+}
+
+/// What counts after a signal.
+#[derive(Default)]
+struct Ending {
+    /// How many notes have come.
+    heard: Arc<AtomicU64>,
+    /// What is removed if the program is ended.
+    file: Option<PathBuf>,
+}
+
+impl Ending {
+    /// Waits for another signal, or until no note has come for so long.
+    fn wait(&self, silence: Duration, signal_within: impl Fn(Duration) -> bool) {
+        loop {
+            let before = self.heard.load(Ordering::Relaxed);
+            if signal_within(silence) || self.heard.load(Ordering::Relaxed) == before {
+                return;
+            }
+        }
+    }
+}
+
+fn stop(stoppers: Vec<Stopper>, at_most: Option<Duration>, ending: Ending) -> Result<()> {
     let spawned = base::thread::spawn("covey-signals", move || {
         let signalled = signals::next_within(at_most);
         stoppers.iter().for_each(Stopper::stop);
         // A second signal ends the program at once. So does a daemon that no longer answers.
-        signals::next_within(signalled.then_some(Duration::from_secs(10)));
+        match signalled {
+            true => ending.wait(SILENCE, |limit| signals::next_within(Some(limit))),
+            false => _ = signals::next_within(None),
+        }
+        if let Some(file) = &ending.file {
+            let _ = std::fs::remove_file(file);
+        }
         std::process::exit(130);
     });
     spawned.map(drop).map_err(|error| Failure::io("cannot start a thread", &error))
@@ -92,5 +142,29 @@ mod tests {
         for bad in ["", "ms", "-1s", "1h", "NaNs", "inf", "1e300"] {
             assert!(parse_time(bad).is_err(), "{bad}");
         }
+    }
+
+    /// A recording was thrown away ten seconds after Ctrl-C, while the daemon still sent it.
+    #[test]
+    fn regression_a_daemon_that_still_sends_is_waited_for() {
+        let ending = Ending::default();
+        let waits = std::cell::Cell::new(0);
+        // A note comes in each of the first three waits.
+        ending.wait(SILENCE, |limit| {
+            assert_eq!(limit, SILENCE);
+            waits.set(waits.get() + 1);
+            if waits.get() <= 3 {
+                ending.heard.fetch_add(1, Ordering::Relaxed);
+            }
+            false
+        });
+        assert_eq!(waits.get(), 4);
+        // A second signal ends it at once.
+        ending.wait(SILENCE, |_| {
+            ending.heard.fetch_add(1, Ordering::Relaxed);
+            waits.set(waits.get() + 1);
+            true
+        });
+        assert_eq!(waits.get(), 5);
     }
 }

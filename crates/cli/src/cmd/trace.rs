@@ -16,7 +16,7 @@ use node::watch::opcode_of;
 use serde_json::json;
 
 use crate::guest_trace;
-use crate::looking::{ear_of, look_on, parse_time};
+use crate::looking::{ear_of, look_on, look_on_leaving, parse_time};
 use crate::table::Table;
 use crate::term::Term;
 
@@ -119,7 +119,9 @@ fn record(args: &Args, list: &Path, term: Term) -> Result<u8> {
             outcome = std::mem::replace(&mut outcome, Ok(())).and_then(|()| out.write_all(&line));
         }
     };
-    let recorded = look_on::<Recorded, RecordSummary>(&address, Wish::Record, args.at_most, &mut each);
+    let (at_most, unfinished) = (args.at_most, Some(new.clone()));
+    let recorded =
+        look_on_leaving::<Recorded, RecordSummary>(&address, Wish::Record, at_most, unfinished, &mut each);
     let done = recorded.and_then(|summary| {
         outcome.and_then(|()| out.flush()).at("write", &new)?;
         std::fs::rename(&new, list).at("rename", &new)?;

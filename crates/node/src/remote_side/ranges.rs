@@ -14,12 +14,14 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::time::Duration;
 
 use api::answers::{Missed, NAMED, WarmSummary};
 use api::control::Tick;
-use api::error::Result;
+use api::error::{Failure, Result};
 use api::reads::ReadRange;
-use api::text::bytes;
+use api::text::{bytes, count};
 use base::size::{BLOB_MAX, MIB};
 use base::{BlobId, Ino};
 use blob::{Access, BlobSource};
@@ -34,6 +36,8 @@ const PAGE: u64 = BLOB_MAX as u64;
 const HANDS: usize = 16;
 /// A gap of at most so many bytes is fetched with what is around it.
 const GAP: u32 = 128 << 10;
+/// How often to say how far it is.
+const TICK: Duration = Duration::from_millis(250);
 /// Bytes that are read at a time.
 const PIECE: usize = MIB as usize;
 
@@ -155,7 +159,7 @@ fn pieces_of(names: &Names, ino: Ino, read: &ReadRange) -> std::result::Result<V
 }
 
 /// Looks up everything that the list names.
-fn look_up(names: &Names, reads: &[ReadRange]) -> Found {
+fn look_up(names: &Names, reads: &[ReadRange], so_far: &SoFar) -> Found {
     // A file stands for all its ranges: one lookup.
     let mut files: Vec<(&Path, Vec<usize>)> = Vec::new();
     let mut places: HashMap<&Path, usize> = HashMap::new();
@@ -166,6 +170,7 @@ fn look_up(names: &Names, reads: &[ReadRange]) -> Found {
         });
         files[place].1.push(at);
     }
+    so_far.files.store(files.len() as u64, Ordering::Relaxed);
     let found = Mutex::new(Found::default());
     let work = |(path, ranges): &(&Path, Vec<usize>)| {
         let looked_up = find(names, path).and_then(|ino| {
@@ -173,6 +178,7 @@ fn look_up(names: &Names, reads: &[ReadRange]) -> Found {
             let pieces_at = |&at: &usize| Ok((at, pieces_of(names, ino, &reads[at])?));
             ranges.iter().map(pieces_at).collect::<std::result::Result<Vec<_>, StoreError>>().map(Some)
         });
+        so_far.looked_up.fetch_add(1, Ordering::Relaxed);
         let mut found = found.lock();
         match looked_up {
             Ok(None) => found.gone += 1,
@@ -211,6 +217,50 @@ fn fetch(cache: &NodeCache, wanted: &Wanted) -> std::result::Result<bool, String
     Ok(true)
 }
 
+/// How far it is.
+#[derive(Debug, Default)]
+struct SoFar {
+    files: AtomicU64,
+    looked_up: AtomicU64,
+    /// Bytes that are wanted. 0 until everything is looked up.
+    total: AtomicU64,
+    done: AtomicU64,
+}
+
+impl SoFar {
+    fn tick(&self) -> Tick {
+        let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let (done, of) = (get(&self.done), get(&self.total));
+        let what = match of {
+            0 => format!("looked up {} of {} files", count(get(&self.looked_up)), count(get(&self.files))),
+            _ => format!("{} of {}", bytes(done), bytes(of)),
+        };
+        Tick { done, of, what }
+    }
+}
+
+/// Does `work` on a thread of its own, and says every `pause` how far it is. The command takes a daemon that
+/// says nothing for long for one that hangs.
+fn told<T: Send + 'static>(
+    work: impl FnOnce(&SoFar) -> T + Send + 'static,
+    pause: Duration,
+    tick: &mut dyn FnMut(Tick),
+) -> Result<T> {
+    let so_far = Arc::new(SoFar::default());
+    let (theirs, (tell, told)) = (so_far.clone(), sync_channel(1));
+    let worker = base::thread::spawn("covey-warm", move || drop(tell.send(work(&theirs))))
+        .map_err(|error| Failure::io("cannot start a thread to fetch with", &error))?;
+    let done = loop {
+        match told.recv_timeout(pause) {
+            Ok(done) => break Some(done),
+            Err(RecvTimeoutError::Timeout) => tick(so_far.tick()),
+            Err(RecvTimeoutError::Disconnected) => break None,
+        }
+    };
+    let _ = worker.join();
+    done.ok_or_else(|| Failure::new("io", "fetching ended by a panic").next("look at the log of the mount"))
+}
+
 /// Fetches the ranges of a list. Files that are gone are counted, and no failure.
 pub fn warm(
     cache: &Arc<NodeCache>,
@@ -218,30 +268,37 @@ pub fn warm(
     reads: &[ReadRange],
     tick: &mut dyn FnMut(Tick),
 ) -> Result<WarmSummary> {
+    let (cache, names, reads) = (cache.clone(), names.clone(), reads.to_vec());
+    told(move |so_far| warm_all(&cache, &names, &reads, so_far), TICK, tick)
+}
+
+fn warm_all(cache: &NodeCache, names: &Names, reads: &[ReadRange], so_far: &SoFar) -> WarmSummary {
     let started = base::time::monotonic();
-    let mut found = look_up(names, reads);
+    let mut found = look_up(names, reads, so_far);
     let all = plan(&found.pieces);
-    let total: u64 = all.iter().map(Wanted::bytes).sum();
-    tick(Tick { done: 0, of: total, what: format!("{} to fetch", bytes(total)) });
+    so_far.total.store(all.iter().map(Wanted::bytes).sum(), Ordering::Relaxed);
     let (here, fetched) = ([const { AtomicU64::new(0) }; 2], [const { AtomicU64::new(0) }; 2]);
     let failed = Mutex::new(&mut found);
     let work = |wanted: &Wanted| {
         let counts = match fetch(cache, wanted) {
-            Ok(true) => &fetched,
-            Ok(false) => &here,
+            Ok(true) => Some(&fetched),
+            Ok(false) => Some(&here),
             Err(why) => {
                 failed.lock().fail(&reads[wanted.first].path, why);
-                return Ok::<(), ()>(());
+                None
             }
         };
-        counts[0].fetch_add(1, Ordering::Relaxed);
-        counts[1].fetch_add(wanted.bytes(), Ordering::Relaxed);
-        Ok(())
+        so_far.done.fetch_add(wanted.bytes(), Ordering::Relaxed);
+        if let Some(counts) = counts {
+            counts[0].fetch_add(1, Ordering::Relaxed);
+            counts[1].fetch_add(wanted.bytes(), Ordering::Relaxed);
+        }
+        Ok::<(), ()>(())
     };
     let _ = base::thread::for_each("covey-warm", HANDS, &all, work);
     let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
     let files: std::collections::HashSet<&Path> = reads.iter().map(|read| &*read.path).collect();
-    Ok(WarmSummary {
+    WarmSummary {
         files: files.len() as u64 - found.gone,
         blobs: all.len() as u64,
         here_blobs: get(&here[0]),
@@ -252,7 +309,7 @@ pub fn warm(
         failed_count: found.failed_count,
         gone: found.gone,
         seconds: started.elapsed().as_secs_f64(),
-    })
+    }
 }
 
 #[cfg(test)]
@@ -286,5 +343,29 @@ mod tests {
         let half = 2 << 20;
         assert!(plan(&[(0, piece(1, 0, half))])[0].is_whole());
         assert_eq!(plan(&[(0, piece(1, 0, half - 1))])[0].ranges, [(0, half - 1)]);
+    }
+
+    /// Nothing was said while names were looked up and ranges fetched, so the command gave up after two
+    /// minutes.
+    #[test]
+    fn regression_a_long_fetch_says_how_far_it_is() {
+        let (go, wait) = sync_channel(0);
+        let work = move |so_far: &SoFar| {
+            so_far.total.store(100, Ordering::Relaxed);
+            so_far.done.store(40, Ordering::Relaxed);
+            wait.recv().unwrap();
+            7
+        };
+        let mut ticks = Vec::new();
+        let mut tick = |tick: Tick| {
+            ticks.push((tick.done, tick.of));
+            if ticks.iter().filter(|tick| **tick == (40, 100)).count() == 3 {
+                go.send(()).unwrap();
+            }
+        };
+        assert_eq!(told(work, Duration::from_millis(20), &mut tick).unwrap(), 7);
+        assert!(ticks.ends_with(&[(40, 100); 3]), "{ticks:?}");
+        let failed = told(|_| -> u8 { panic!("as the test wants") }, Duration::from_millis(20), &mut |_| ());
+        assert_eq!(failed.unwrap_err().code, "io");
     }
 }

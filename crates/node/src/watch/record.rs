@@ -4,8 +4,7 @@
 //! seen: what the page cache has is not read again. So a list of everything that a program reads is recorded
 //! on a fresh mount. The names are looked up at the end, so that the lookups do not disturb the program.
 
-use std::collections::HashMap;
-use std::path::PathBuf;
+use std::collections::HashSet;
 
 use api::control::{Heard, Wire};
 use api::error::{Failure, Result};
@@ -19,7 +18,7 @@ use serde_json::Value;
 
 use super::{LOOK_EVERY, SIGN_OF_LIFE, has_ended};
 use crate::mount::Mount;
-use crate::paths::path_of;
+use crate::paths::paths_of;
 
 /// The most reads that are kept: 40 MB.
 const READS_MAX: usize = 1 << 20;
@@ -69,11 +68,19 @@ pub(super) fn serve(node: &Mount, session: &Session, wire: &Wire<'_>) -> Result<
 }
 
 fn send(names: &Names, reads: Vec<(u64, u64, u64)>, summary: &mut RecordSummary, wire: &Wire<'_>) {
-    let mut known: HashMap<u64, Option<PathBuf>> = HashMap::new();
+    let files: HashSet<Ino> = reads.iter().map(|(ino, ..)| Ino(*ino)).collect();
+    let mut told = base::time::monotonic();
+    // The command ends if it hears nothing for some seconds.
+    let mut going = || {
+        told.elapsed() < SIGN_OF_LIFE || {
+            told = base::time::monotonic();
+            wire.note(&Recorded::default())
+        }
+    };
+    let paths = paths_of(names, files.iter().copied(), &mut going);
     let mut batch = Recorded::default();
     for (ino, offset, len) in reads {
-        let path = known.entry(ino).or_insert_with(|| path_of(names, Ino(ino)));
-        let Some(path) = path.clone() else { continue };
+        let Some(path) = paths.get(&Ino(ino)).cloned() else { continue };
         batch.reads.push(ReadRange { path, offset, len });
         (summary.ranges, summary.bytes) = (summary.ranges + 1, summary.bytes + len);
         if batch.reads.len() == BATCH && !wire.note(&std::mem::take(&mut batch)) {
@@ -81,6 +88,6 @@ fn send(names: &Names, reads: Vec<(u64, u64, u64)>, summary: &mut RecordSummary,
         }
     }
     wire.note(&batch);
-    summary.files = known.values().flatten().count() as u64;
-    summary.unnamed = known.values().filter(|path| path.is_none()).count() as u64;
+    summary.files = paths.len() as u64;
+    summary.unnamed = (files.len() - paths.len()) as u64;
 }
