@@ -192,7 +192,7 @@ impl Mounts {
             }
             Err(_) => {}
         }
-        if done.is_err() && self.is_unused(key, None)? {
+        if done.is_err() && places::at(&place).is_none() && self.is_unused(key, None)? {
             places::remove(&place)?;
             self.safe.forget(key);
         }
