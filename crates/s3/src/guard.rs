@@ -31,18 +31,13 @@ pub fn check(method: &Method, uri: &Uri, headers: &HeaderMap) -> Result<()> {
     if expires.is_some_and(|seconds| !(1..=EXPIRES_MAX).contains(&seconds)) {
         return Err(s3_error!(AccessDenied, "a URL is valid for 1 second to 7 days"));
     }
-    let by_url = query(uri, "X-Amz-SignedHeaders");
     if authorization.is_some_and(|value| value.starts_with("AWS ")) || query(uri, "Signature").is_some() {
         return Err(s3_error!(
             InvalidRequest,
             "sign with AWS4-HMAC-SHA256; older signatures are not accepted"
         ));
     }
-    let listed = authorization.and_then(|value| {
-        let (_, rest) = value.split_once("SignedHeaders=")?;
-        Some(rest.split(',').next().unwrap_or("").trim().to_owned())
-    });
-    let Some(signed) = listed.or(by_url) else { return Ok(()) };
+    let Some(signed) = signed_headers(uri, headers)? else { return Ok(()) };
     let is_signed = |name: &str| signed.split(';').any(|word| word.eq_ignore_ascii_case(name));
     let unsigned = headers.keys().map(|name| name.as_str());
     let unsigned = unsigned.chain(["host"]).find(|name| {
@@ -52,6 +47,26 @@ pub fn check(method: &Method, uri: &Uri, headers: &HeaderMap) -> Result<()> {
     match unsigned {
         Some(name) => Err(s3_error!(AccessDenied, "the header {name} is not signed")),
         None => Ok(()),
+    }
+}
+
+/// The list of signed headers, from the place that s3s verifies. `None`: the request is not signed. A list of
+/// one place must never stand for a signature in the other, so a request that names both is refused.
+fn signed_headers(uri: &Uri, headers: &HeaderMap) -> Result<Option<String>> {
+    let by_url = query(uri, "X-Amz-SignedHeaders");
+    let Some(value) = headers.get("authorization") else { return Ok(by_url) };
+    if by_url.is_some() || query(uri, "X-Amz-Signature").is_some() {
+        return Err(s3_error!(
+            InvalidArgument,
+            "sign in the URL or in the Authorization header, not in both"
+        ));
+    }
+    let unreadable = || s3_error!(InvalidRequest, "the Authorization header is not of AWS4-HMAC-SHA256");
+    let value = value.to_str().map_err(|_| unreadable())?;
+    let mut lists = value.strip_prefix("AWS4-HMAC-SHA256 ").ok_or_else(unreadable)?.split("SignedHeaders=");
+    match (lists.next(), lists.next(), lists.next()) {
+        (Some(_), Some(list), None) => Ok(list.split(',').next().map(|list| list.trim().to_owned())),
+        _ => Err(unreadable()),
     }
 }
 
@@ -73,7 +88,7 @@ mod tests {
     fn code(method: Method, uri: &str, headers: &[(&'static str, &str)]) -> String {
         let mut map = HeaderMap::new();
         for (name, value) in headers {
-            map.append(*name, value.parse().unwrap());
+            map.append(*name, http::HeaderValue::from_bytes(value.as_bytes()).unwrap());
         }
         let done = check(&method, &uri.parse().unwrap(), &map);
         done.map_or_else(|error| error.code().as_str().to_owned(), |()| "fine".to_owned())
@@ -92,6 +107,20 @@ mod tests {
         assert_eq!(code(Method::PUT, url, &[("x-amz-acl", "private")]), "fine");
         assert_eq!(code(Method::PUT, url, &[("x-amz-meta-a", "b")]), "AccessDenied");
         assert_eq!(code(Method::PUT, "/b/k?X-Amz-SignedHeaders=x", &[]), "AccessDenied");
+    }
+
+    #[test]
+    fn regression_another_list_of_signed_headers_does_not_stand_for_the_signed_one() {
+        let url = "/b/k?X-Amz-SignedHeaders=host&X-Amz-Signature=00";
+        let copies = ("x-amz-copy-source", "/b/secret");
+        assert_eq!(code(Method::PUT, url, &[copies]), "AccessDenied");
+        let other = ("authorization", "x SignedHeaders=host;x-amz-copy-source");
+        assert_eq!(code(Method::PUT, url, &[other, copies]), "InvalidArgument");
+        assert_eq!(code(Method::PUT, "/b/k?X-Amz-Signature=00", &[other, copies]), "InvalidArgument");
+        let twice = "AWS4-HMAC-SHA256 SignedHeaders=host;x-amz-copy-source, Credential=K, SignedHeaders=host";
+        for bad in ["x SignedHeaders=host", "AWS4-HMAC-SHA256", "AWS4-HMAC-SHA256 x", "\u{e4}", "", twice] {
+            assert_eq!(code(Method::GET, "/b", &[("authorization", bad)]), "InvalidRequest", "{bad}");
+        }
     }
 
     #[test]
