@@ -155,9 +155,12 @@ impl Foreign {
         let changing = Changing::begin(self, changed);
         let query: Vec<String> = query
             .iter()
-            .map(|(name, value)| match value {
-                Some(value) => format!("{name}={}", utf8_percent_encode(value, PLAIN)),
-                None => name.clone(),
+            .map(|(name, value)| {
+                let name = utf8_percent_encode(name, PLAIN);
+                match value {
+                    Some(value) => format!("{name}={}", utf8_percent_encode(value, PLAIN)),
+                    None => name.to_string(),
+                }
             })
             .collect();
         let passed = Passed { method, key, query: query.join("&"), headers, body: outgoing };
@@ -192,8 +195,7 @@ impl Foreign {
                 true => OF_OBJECT.contains(&name.as_str()) || name.starts_with("response-"),
                 false => OF_BUCKET.contains(&name.as_str()),
             };
-            // In a signed URL, headers of Amazon may be parameters.
-            if !known && !name.to_ascii_lowercase().starts_with("x-amz-") {
+            if !known && !is_header(&name) {
                 return Err(s3_error!(NotImplemented, "{name} is not offered for a bucket of another store"));
             }
             let begins = !of_object && BEGINNINGS.contains(&name.as_str());
@@ -286,9 +288,10 @@ impl Foreign {
         expected.compare(&hashing.finish())?;
         let xml =
             std::str::from_utf8(&bytes).map_err(|_| s3_error!(MalformedXML, "the body is not UTF-8"))?;
-        let keys = xml::keys(xml);
         let (_, prefix) = self.upstream.place();
-        let xml = xml::to_store(xml, prefix);
+        let (xml, keys) = xml::deletion(xml, prefix).ok_or_else(|| {
+            s3_error!(MalformedXML, "the body is not Delete with one Key in each Object, as plain text")
+        })?;
         let sums: Vec<HeaderName> =
             headers.keys().filter(|name| name.as_str().starts_with("x-amz-checksum-")).cloned().collect();
         for name in sums {
@@ -341,6 +344,14 @@ impl Foreign {
         headers.remove(header::CONTENT_LENGTH);
         Ok(S3Response { status, headers, ..S3Response::new(Body::from(bytes)) })
     }
+}
+
+/// Whether a parameter is a header of Amazon, as in a signed URL. The source of a copy is not one of them: it
+/// names an object outside the prefix.
+fn is_header(name: &str) -> bool {
+    let name = name.to_ascii_lowercase();
+    let plain = |rest: &str| rest.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+    name.strip_prefix("x-amz-").is_some_and(|rest| plain(rest) && !rest.starts_with("copy-source"))
 }
 
 /// All bytes of a body, up to [`XML_MAX`]. `None`: it has more.

@@ -55,8 +55,14 @@ impl Wanted {
     /// A GET of the whole object, without conditions.
     #[cfg(test)]
     pub(super) fn all() -> Wanted {
+        Wanted::part(None)
+    }
+
+    /// A GET of a range, without conditions.
+    #[cfg(test)]
+    pub(super) fn part(range: Option<Range>) -> Wanted {
         let headers = HeaderMap::new();
-        Wanted { head: false, range: None, sums: false, instead: Vec::new(), headers }
+        Wanted { head: false, range, sums: false, instead: Vec::new(), headers }
     }
 
     /// What a request wants. `None`: it is one to pass on.
@@ -159,6 +165,8 @@ impl Foreign {
             let size = entry.version.size;
             let range = match &wanted.range {
                 None => 0..size,
+                // The end of nothing is nothing: there is no such range.
+                Some(_) if size == 0 => return Err(unsatisfiable(0)),
                 Some(range) => range.check(size).map_err(|_| unsatisfiable(size))?,
             };
             let headers = answer_headers(&entry, &range, wanted)?;

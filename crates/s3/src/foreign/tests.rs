@@ -19,6 +19,8 @@ struct Memory {
     objects: Mutex<BTreeMap<String, (String, Vec<u8>)>>,
     heads: AtomicU64,
     down: AtomicBool,
+    /// Requests other than HEAD: the query and the body.
+    passed: Mutex<Vec<(String, String)>>,
     /// The object is replaced when a read reaches this offset.
     replaced_at: Mutex<Option<u64>>,
 }
@@ -42,10 +44,17 @@ impl Upstream for Memory {
         if self.down.load(Ordering::SeqCst) {
             return Err(Away("connection refused".to_owned()));
         }
-        assert_eq!(request.method, Method::HEAD);
-        self.heads.fetch_add(1, Ordering::SeqCst);
         let empty = http_body_util::Empty::new().map_err(|never| match never {}).boxed_unsync();
         let mut answer = http::Response::new(empty);
+        if request.method != Method::HEAD {
+            let mut bytes = Vec::new();
+            if let Some(body) = request.body {
+                bytes.extend_from_slice(&body.collect().await.unwrap().to_bytes());
+            }
+            self.passed.lock().push((request.query, String::from_utf8(bytes).unwrap()));
+            return Ok(answer);
+        }
+        self.heads.fetch_add(1, Ordering::SeqCst);
         match self.objects.lock().get(request.key.as_deref().unwrap_or("")) {
             None => *answer.status_mut() = StatusCode::NOT_FOUND,
             Some((etag, bytes)) => {
@@ -135,4 +144,70 @@ async fn always_asks_each_time() {
     }
     memory.objects.lock().clear();
     assert_eq!(get(&foreign, "key").await, Err("NoSuchKey".to_owned()));
+}
+
+/// Passes a request on. Returns the code of an error.
+async fn pass(foreign: &Arc<Foreign>, method: Method, key: Option<&str>, uri: &str, body: &str) -> String {
+    let request = S3Request {
+        input: Body::from(Bytes::from(body.to_owned())),
+        method,
+        uri: uri.parse().unwrap(),
+        headers: HeaderMap::new(),
+        extensions: http::Extensions::new(),
+        credentials: None,
+        region: None,
+        service: None,
+        trailing_headers: None,
+    };
+    let passed = foreign.pass(key.map(str::to_owned), request).await;
+    passed.map_or_else(|error| error.code().as_str().to_owned(), |_| "fine".to_owned())
+}
+
+#[tokio::test]
+async fn regression_no_key_to_delete_is_passed_on_without_the_prefix() {
+    let (memory, foreign) = foreign(Revalidate::Never);
+    for key in ["<Key>v2/x</Key>", "<Key >v2/x</Key >", "<Key xmlns='u'>v2/x</Key>", "<Key><!---->v2/x</Key>"]
+    {
+        let delete = format!("<Delete><Object>{key}</Object></Delete>");
+        assert_eq!(pass(&foreign, Method::POST, None, "/here?delete", &delete).await, "fine", "{key}");
+        let (_, sent) = memory.passed.lock().pop().unwrap();
+        assert!(sent.contains("<Object><Key>p/v2/x</Key></Object>"), "{sent}");
+    }
+    for key in ["<s:Key>v2/x</s:Key>", "<Key><![CDATA[v2/x]]></Key>", "<Key>../x</Key>"] {
+        let delete = format!("<Delete><Object>{key}</Object></Delete>");
+        assert_eq!(
+            pass(&foreign, Method::POST, None, "/here?delete", &delete).await,
+            "MalformedXML",
+            "{key}"
+        );
+    }
+    assert!(memory.passed.lock().is_empty());
+}
+
+#[tokio::test]
+async fn regression_no_name_of_a_parameter_becomes_another_parameter() {
+    let (memory, foreign) = foreign(Revalidate::Never);
+    let query = |uri: &'static str, key: Option<&'static str>| {
+        let (memory, foreign) = (memory.clone(), foreign.clone());
+        async move {
+            let code = pass(&foreign, Method::GET, key, uri, "").await;
+            memory.passed.lock().pop().map_or(code, |(query, _)| query)
+        }
+    };
+    assert_eq!(query("/here?prefix=a/&x-amz-a=b", None).await, "prefix=p%2Fa%2F&x-amz-a=b");
+    assert_eq!(query("/here?x-amz-a%26prefix%3Dv2%2F", None).await, "NotImplemented");
+    assert_eq!(query("/here?x-amz-a%26prefix%3Dv2%2F=x", None).await, "NotImplemented");
+    let named = query("/here/key?response-a%26versionId%3Dx=1", Some("key")).await;
+    assert_eq!(named, "response-a%26versionId%3Dx=1");
+    let copies = "/here/key?X-Amz-Copy-Source=%2Fthere%2Fv2%2Fx";
+    assert_eq!(pass(&foreign, Method::PUT, Some("key"), copies, "").await, "NotImplemented");
+}
+
+#[tokio::test]
+async fn regression_an_empty_object_has_no_last_bytes() {
+    let (memory, foreign) = foreign(Revalidate::Never);
+    memory.put("empty", "e", "");
+    let end = Wanted::part(s3s::dto::Range::parse("bytes=-5").ok());
+    let answer = foreign.send("empty", &end).await;
+    assert_eq!(answer.err().map(|error| error.code().as_str().to_owned()), Some("InvalidRange".to_owned()));
 }

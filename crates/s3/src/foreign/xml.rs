@@ -1,6 +1,9 @@
 //! XML of the store and of clients, with keys of the one as keys of the other: the prefix is taken away or
 //! put before, and the bucket's name is replaced. The prefix has only characters that XML and URLs write as
-//! they are: `node` refuses others. So text can be compared without decoding it; a `/` may be `%2F`.
+//! they are: `node` refuses others. So text of the store can be compared without decoding it; a `/` may be
+//! `%2F`. The prefix is a border for clients, so their XML is read by a parser.
+
+use s3s::xml::{DeError, DeResult, Deserializer};
 
 /// Elements whose text is a key or the beginning of one.
 const KEYS: [&str; 7] = ["Key", "Prefix", "Marker", "NextMarker", "StartAfter", "KeyMarker", "NextKeyMarker"];
@@ -47,50 +50,82 @@ pub fn to_client(xml: &str, prefix: &str, bucket: &str) -> String {
     })
 }
 
-/// XML of a client for the store: keys with the prefix.
-pub fn to_store(xml: &str, prefix: &str) -> String {
-    changed(xml, |tag, text| (tag == "Key").then(|| format!("{prefix}{text}")))
-}
-
-/// The keys in XML, decoded.
-pub fn keys(xml: &str) -> Vec<String> {
-    let mut keys = Vec::new();
-    changed(xml, |tag, text| {
-        if tag == "Key" {
-            keys.push(decoded(text));
-        }
-        None
-    });
-    keys
-}
-
-/// Text without its references.
-fn decoded(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some((before, reference)) = rest.split_once('&') {
-        out.push_str(before);
-        let Some((name, after)) = reference.split_once(';') else {
-            out.push('&');
-            rest = reference;
-            continue;
-        };
-        let number = |digits: &str, radix| u32::from_str_radix(digits, radix).ok().and_then(char::from_u32);
-        let letter = match name {
-            "amp" => Some('&'),
-            "lt" => Some('<'),
-            "gt" => Some('>'),
-            "quot" => Some('"'),
-            "apos" => Some('\''),
-            _ => name.strip_prefix("#x").map_or_else(
-                || name.strip_prefix('#').and_then(|digits| number(digits, 10)),
-                |digits| number(digits, 16),
-            ),
-        };
-        out.extend(letter);
-        rest = after;
+/// XML of a client that deletes several keys, for the store: keys with the prefix. Also the keys without it.
+/// `None` if it is not understood.
+///
+/// A parser reads the keys, and they are written anew. So there is no XML that shows the store a key without
+/// the prefix, because this program did not take it for one.
+pub fn deletion(xml: &str, prefix: &str) -> Option<(String, Vec<String>)> {
+    // The parser leaves such text out of keys.
+    if xml.contains("<![CDATA[") {
+        return None;
     }
-    out + rest
+    let mut keys = Vec::new();
+    let mut out = String::from(DELETE);
+    let mut reader = Deserializer::new(xml.as_bytes());
+    let read = reader.named_element("Delete", |reader| {
+        reader.for_each_element(|reader, name| match name {
+            b"Object" => {
+                out.push_str("<Object>");
+                keys.push(object(reader, prefix, &mut out)?);
+                out.push_str("</Object>");
+                Ok(())
+            }
+            b"Quiet" => reader.text(|text| {
+                write(&mut out, "Quiet", text);
+                Ok(())
+            }),
+            _ => Err(DeError::UnexpectedTagName),
+        })
+    });
+    read.and_then(|()| reader.expect_eof()).ok()?;
+    out.push_str("</Delete>");
+    (!keys.is_empty()).then_some((out, keys))
+}
+
+/// The beginning of what [`deletion`] writes.
+const DELETE: &str = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\
+    <Delete xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">";
+/// What an object to delete has beside its key.
+const BESIDE: [&str; 4] = ["VersionId", "ETag", "LastModifiedTime", "Size"];
+
+/// Reads an object to delete and writes it with the prefix. Returns its key.
+fn object(reader: &mut Deserializer<'_>, prefix: &str, out: &mut String) -> DeResult<String> {
+    let mut key = None;
+    reader.for_each_element(|reader, name| {
+        let beside = BESIDE.into_iter().find(|known| known.as_bytes() == name);
+        reader.text(|text| match beside {
+            Some(known) => {
+                write(out, known, text);
+                Ok(())
+            }
+            None if name == b"Key" && key.is_none() && is_below(text) => {
+                write(out, "Key", &format!("{prefix}{text}"));
+                key = Some(text.to_owned());
+                Ok(())
+            }
+            None => Err(DeError::InvalidContent),
+        })
+    })?;
+    key.ok_or(DeError::MissingField)
+}
+
+/// Whether a key behind a prefix is below it for every store.
+fn is_below(key: &str) -> bool {
+    !key.is_empty() && !key.split('/').any(|part| matches!(part, "." | ".."))
+}
+
+/// Writes an element. What a parser might change in text is written as references.
+fn write(out: &mut String, name: &str, text: &str) {
+    out.push_str(&format!("<{name}>"));
+    for letter in text.chars() {
+        if letter.is_control() || matches!(letter, '<' | '>' | '&' | '"' | '\'' | '\u{2028}') {
+            out.push_str(&format!("&#x{:x};", u32::from(letter)));
+        } else {
+            out.push(letter);
+        }
+    }
+    out.push_str(&format!("</{name}>"));
 }
 
 #[cfg(test)]
@@ -109,14 +144,51 @@ mod tests {
             client.contains("<Prefix>d/</Prefix>") && client.contains("<Key>other</Key></R>"),
             "{client}"
         );
-        let delete = "<Delete><Object><Key>a&amp;b&#x20;c</Key></Object></Delete>";
-        assert_eq!(keys(delete), ["a&b c"]);
-        assert!(to_store(delete, "p/").contains("<Key>p/a&amp;b&#x20;c</Key>"));
         assert_eq!(to_client(store, "", "b"), store);
         for odd in ["", "<", "<a", "a<b>c", "<Key>", "<Key>x</Other>", "&", "&;&x"] {
             to_client(odd, "p", "b");
-            keys(odd);
-            assert_eq!(to_store(odd, ""), odd);
+            assert_eq!(deletion(odd, "p"), None, "{odd}");
+        }
+    }
+
+    #[test]
+    fn keys_to_delete_get_the_prefix() {
+        let delete = "<?xml version='1.0'?><Delete xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">\
+            <Quiet>true</Quiet> <Object><Key>a&amp;b&#x20;c&#13;</Key><VersionId>v</VersionId>\
+            <ETag>&quot;e&quot;</ETag></Object><Object><Key>d</Key></Object></Delete>";
+        let (store, keys) = deletion(delete, "p/").unwrap();
+        assert_eq!(keys, ["a&b c\r", "d"]);
+        assert_eq!(
+            store.strip_prefix(DELETE).unwrap(),
+            "<Quiet>true</Quiet><Object><Key>p/a&#x26;b c&#xd;</Key><VersionId>v</VersionId>\
+            <ETag>&#x22;e&#x22;</ETag></Object><Object><Key>p/d</Key></Object></Delete>"
+        );
+    }
+
+    #[test]
+    fn regression_no_form_of_a_key_passes_the_prefix() {
+        for written in ["<Key >x</Key >", "<Key xmlns='u'>x</Key>", "<Key><!-- y -->x</Key>"] {
+            let delete = format!("<Delete><Object>{written}</Object></Delete>");
+            let (store, keys) = deletion(&delete, "p/").unwrap();
+            assert_eq!(keys, ["x"], "{written}");
+            assert_eq!(&store[DELETE.len()..], "<Object><Key>p/x</Key></Object></Delete>", "{written}");
+        }
+        for refused in [
+            "<s:Key>x</s:Key>",
+            "<Key><![CDATA[x]]></Key>",
+            "<Key>a</Key><Key>b</Key>",
+            "<Key><Key>x</Key></Key>",
+            "<Key/>",
+            "<Key>../x</Key>",
+            "<Key>&own;</Key>",
+            "<VersionId>v</VersionId>",
+        ] {
+            let delete = format!("<Delete><Object>{refused}</Object></Delete>");
+            assert_eq!(deletion(&delete, "p/"), None, "{refused}");
+        }
+        let twice = "<Delete><Object><Key>a</Key></Object></Delete>".repeat(2);
+        for refused in ["<Delete></Delete>", "<Delete><Key>x</Key></Delete>", "<Other/>", &twice] {
+            assert_eq!(deletion(refused, "p/"), None, "{refused}");
         }
     }
 }
