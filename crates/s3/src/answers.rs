@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use base::Timestamp;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
-use s3s::dto::{self, ETag};
+use s3s::dto::{self, ETag, ETagCondition};
 use s3s::{S3Request, s3_error};
 
 use crate::attributes::Headers;
@@ -12,6 +12,7 @@ use crate::errors::Result;
 use crate::flow::Upload;
 use crate::list::{Order, Page};
 use crate::object::{Object, Wanted, content_range};
+use crate::stage::Conditions;
 use crate::sums::{Algorithm, Expected};
 use crate::tags;
 
@@ -24,6 +25,21 @@ const PLAIN: &AsciiSet =
 pub const OWNER: &str = "covey";
 /// The type of content without a type.
 const BINARY: &str = "binary/octet-stream";
+
+/// The conditions on the object that a request replaces, where the type of the request has no field for them.
+pub fn conditions(headers: &http::HeaderMap) -> Result<Conditions> {
+    let condition = |name: &str| -> Result<Option<ETagCondition>> {
+        let Some(value) = headers.get(name) else { return Ok(None) };
+        let parsed = ETagCondition::parse_http_header(value.as_bytes());
+        parsed.map(Some).map_err(|_| s3_error!(InvalidArgument, "{name} is not an ETag or *"))
+    };
+    Ok(Conditions { if_match: condition("if-match")?, if_none_match: condition("if-none-match")? })
+}
+
+/// The value of If-Range.
+pub fn if_range(headers: &http::HeaderMap) -> Option<Vec<u8>> {
+    headers.get(http::header::IF_RANGE).map(|value| value.as_bytes().to_vec())
+}
 
 /// A time as s3s has it.
 pub fn time(time: Timestamp) -> dto::Timestamp {
@@ -302,6 +318,19 @@ mod tests {
         for bad in ["!", "gA", "YQ==="] {
             assert_eq!(from_token(bad).unwrap_err().code().as_str(), "InvalidArgument", "{bad}");
         }
+    }
+
+    #[test]
+    fn regression_conditions_of_a_copy_are_read() {
+        let mut headers = http::HeaderMap::new();
+        assert!(conditions(&headers).unwrap().if_match.is_none());
+        headers.insert("if-none-match", http::HeaderValue::from_static("*"));
+        headers.insert("if-match", http::HeaderValue::from_static("\"00\""));
+        let found = conditions(&headers).unwrap();
+        assert_eq!(found.if_none_match, Some(ETagCondition::Any));
+        assert_eq!(found.if_match, Some("\"00\"".parse().unwrap()));
+        headers.insert("if-match", http::HeaderValue::from_static("\"00"));
+        assert_eq!(conditions(&headers).unwrap_err().code().as_str(), "InvalidArgument");
     }
 
     #[test]

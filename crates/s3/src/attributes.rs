@@ -130,7 +130,7 @@ impl Headers {
     pub fn read(bucket: &Bucket, node: Ino) -> Outcome<Headers> {
         let mut headers = Headers::default();
         for name in names(bucket, node)? {
-            let Some(value) = bucket.get(node, &name) else { continue };
+            let Some(value) = bucket.get(node, &name)? else { continue };
             if let Some(meta) = name.strip_prefix(META) {
                 headers.meta.insert(meta.to_owned(), value);
             } else if let Some(slot) = headers.slot(&name) {
@@ -154,23 +154,32 @@ pub fn stamp(bucket: &Bucket, node: Ino, attr: &Attr, name: &str, value: &str) -
 }
 
 /// A value that belongs to the content with these attributes.
-pub fn stamped(bucket: &Bucket, node: Ino, attr: &Attr, name: &str) -> Option<String> {
-    let text = bucket.get(node, name)?;
+pub fn stamped(bucket: &Bucket, node: Ino, attr: &Attr, name: &str) -> Outcome<Option<String>> {
+    Ok(bucket.get(node, name)?.and_then(|text| belonging(&text, attr)))
+}
+
+/// The value in a text, if it belongs to the content with these attributes.
+fn belonging(text: &str, attr: &Attr) -> Option<String> {
     let mut words = text.splitn(3, ' ');
     let size: u64 = words.next()?.parse().ok()?;
     let mtime: i128 = words.next()?.parse().ok()?;
     (size == attr.size && Timestamp(mtime) == attr.mtime).then(|| words.next().unwrap_or("").to_owned())
 }
 
+/// The checksum of the content with these attributes.
+pub fn sum(bucket: &Bucket, node: Ino, attr: &Attr) -> Outcome<Option<Sum>> {
+    Ok(stamped(bucket, node, attr, CHECKSUM)?.and_then(|text| Sum::from_text(&text)))
+}
+
 /// An object's ETag, without quotes. Content that was written through the mount has one that is not an MD5.
-pub fn etag(bucket: &Bucket, node: Ino, attr: &Attr) -> String {
-    stamped(bucket, node, attr, ETAG).unwrap_or_else(|| {
+pub fn etag(bucket: &Bucket, node: Ino, attr: &Attr) -> Outcome<String> {
+    Ok(stamped(bucket, node, attr, ETAG)?.unwrap_or_else(|| {
         let mut hasher = blake3::Hasher::new();
         hasher.update(&attr.ino.0.to_be_bytes()).update(&attr.size.to_be_bytes());
         hasher.update(&attr.mtime.0.to_be_bytes());
         let hex = hasher.finalize().to_hex();
         format!("{}-0", hex.get(..32).unwrap_or_default())
-    })
+    }))
 }
 
 /// A checksum of the whole object, as it was given.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use base::{Ino, Timestamp};
 use fs::Errno;
-use fs::api::{Attr, Caller, FileKind, Filesystem, XattrMode};
+use fs::api::{Attr, Caller, Coherence, FileKind, Filesystem, XattrMode};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::attributes;
@@ -14,6 +14,19 @@ use crate::sorted::Ahead;
 
 /// The result of a step in the filesystem.
 pub type Outcome<T> = std::result::Result<T, Errno>;
+
+/// `None` if something is not there. Any other failure says nothing about whether it is, and stays one.
+pub fn there<T>(outcome: Outcome<T>) -> Outcome<Option<T>> {
+    match outcome {
+        Ok(found) => Ok(Some(found)),
+        Err(Errno::ENOENT | Errno::ENOTDIR) => Ok(None),
+        Err(other) => Err(other),
+    }
+}
+
+/// On a volume that other nodes change too, what is half done and younger than this may be the work of one of
+/// them. In nanoseconds.
+const YOUNG_NS: i128 = 6 * 3_600 * 1_000_000_000;
 
 /// Learns of every change, so that a kernel that has the filesystem mounted can forget what it cached.
 pub trait Changes: Send + Sync {
@@ -152,6 +165,16 @@ impl Bucket {
         if self.read_only { Err(Errno::EROFS) } else { Ok(()) }
     }
 
+    /// Whether other nodes change the filesystem too. [`Bucket::lock`] does not keep them away.
+    pub fn is_shared(&self) -> bool {
+        self.fs.coherence() == Coherence::Shared
+    }
+
+    /// Whether something half done with these attributes may be the work of another node.
+    pub fn may_be_in_use(&self, attr: &Attr) -> bool {
+        self.is_shared() && attr.ctime.0 + YOUNG_NS > base::time::now().0
+    }
+
     /// Keeps other requests from giving or taking names until the value is dropped.
     pub fn lock(&self) -> MutexGuard<'_, ()> {
         self.names.lock()
@@ -174,7 +197,7 @@ impl Bucket {
         let found = self.lookup(way.folder(), key.name()).map_err(missing)?;
         let is_object = match (found.attr.kind, key.is_folder()) {
             (FileKind::File, false) => true,
-            (FileKind::Dir, true) => self.has(found.node(), attributes::FOLDER),
+            (FileKind::Dir, true) => self.has(found.node(), attributes::FOLDER)?,
             _ => false,
         };
         if is_object { Ok(found) } else { Err(Errno::ENOENT) }
@@ -215,7 +238,11 @@ impl Bucket {
             Ok(_) => Err(Errno::ENOTDIR),
             Err(Errno::ENOENT) => {
                 let perm = if marked { 0o755 } else { 0o700 };
-                let made = self.fs.mkdir(&self.caller, parent, name, perm, 0)?;
+                let made = match self.fs.mkdir(&self.caller, parent, name, perm, 0) {
+                    // Another request has made it since.
+                    Err(Errno::EEXIST) => return self.made_by_another(parent, name),
+                    made => made?,
+                };
                 let held = self.hold(made.node);
                 if marked {
                     self.set(held.node, attributes::MADE, b"1")?;
@@ -227,11 +254,18 @@ impl Bucket {
         }
     }
 
+    fn made_by_another(&self, parent: Ino, name: &[u8]) -> Outcome<Held> {
+        let found = self.lookup(parent, name)?;
+        if found.attr.kind == FileKind::Dir { Ok(found.held) } else { Err(Errno::ENOTDIR) }
+    }
+
     /// Removes the folders at the end of a way as long as they are empty, were made by the gateway, and are
     /// not objects themselves.
     pub fn prune(&self, mut way: Way) {
         while let Some((held, name)) = way.steps.pop() {
-            let mine = self.has(held.node, attributes::MADE) && !self.has(held.node, attributes::FOLDER);
+            // One that cannot be read stays.
+            let mine = self.has(held.node, attributes::MADE) == Ok(true)
+                && self.has(held.node, attributes::FOLDER) == Ok(false);
             if !mine || self.fs.rmdir(way.folder(), &name).is_err() {
                 break;
             }
@@ -252,13 +286,23 @@ impl Bucket {
     }
 
     /// Whether an inode has an attribute.
-    pub fn has(&self, node: Ino, name: &str) -> bool {
-        self.fs.getxattr(node, name.as_bytes()).is_ok()
+    pub fn has(&self, node: Ino, name: &str) -> Outcome<bool> {
+        Ok(self.bytes_of(node, name)?.is_some())
     }
 
     /// An attribute's text. `None` if there is none, or if it is no text.
-    pub fn get(&self, node: Ino, name: &str) -> Option<String> {
-        String::from_utf8(self.fs.getxattr(node, name.as_bytes()).ok()?).ok()
+    pub fn get(&self, node: Ino, name: &str) -> Outcome<Option<String>> {
+        Ok(self.bytes_of(node, name)?.and_then(|value| String::from_utf8(value).ok()))
+    }
+
+    /// An attribute. Only an answer that there is none means `None`: a failure says nothing about it.
+    fn bytes_of(&self, node: Ino, name: &str) -> Outcome<Option<Vec<u8>>> {
+        match self.fs.getxattr(node, name.as_bytes()) {
+            Ok(value) => Ok(Some(value)),
+            // There is none, or this filesystem has no attributes.
+            Err(Errno::ENODATA | Errno::EOPNOTSUPP | Errno::ENOSYS) => Ok(None),
+            Err(other) => Err(other),
+        }
     }
 
     /// Sets an attribute.

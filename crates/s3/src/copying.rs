@@ -56,8 +56,15 @@ pub struct Instead {
     pub tags: Option<Option<String>>,
 }
 
-/// Copies an object. When this returns, the copy is durable.
-pub fn object(from: &From<'_>, to: &Arc<Bucket>, key: &str, instead: Instead) -> Result<Copied> {
+/// Copies an object. `conditions` are those on the object that the copy replaces. When this returns, the copy
+/// is durable.
+pub fn object(
+    from: &From<'_>,
+    to: &Arc<Bucket>,
+    key: &str,
+    instead: Instead,
+    conditions: &Conditions,
+) -> Result<Copied> {
     to.writable().map_err(errors::of)?;
     let path = Key::parse(key)?;
     let original = from.open()?;
@@ -73,7 +80,7 @@ pub fn object(from: &From<'_>, to: &Arc<Bucket>, key: &str, instead: Instead) ->
             return Err(s3_error!(InvalidArgument, "a folder has no content"));
         }
         let dress = Dress { headers, tags, etag: EMPTY.to_owned(), ..Dress::default() };
-        stage::make_folder(to, &path, &dress, &Conditions::default())?;
+        stage::make_folder(to, &path, &dress, conditions)?;
         return Ok(Copied { etag: dress.etag, modified: base::time::now(), sum: None });
     }
     let wanted = Wanted { offset: 0, len: original.size, partial: false };
@@ -82,7 +89,7 @@ pub fn object(from: &From<'_>, to: &Arc<Bucket>, key: &str, instead: Instead) ->
     let mut dress = Dress { headers, tags, sum: original.sum.clone(), parts, ..Dress::default() };
     dress.etag = etag(&original, digests.as_ref(), whole.node().0);
     let attr = whole.dress(&dress).map_err(errors::of)?;
-    whole.publish(&path, &Conditions::default())?;
+    whole.publish(&path, conditions)?;
     Ok(Copied { etag: dress.etag, modified: attr.mtime, sum: dress.sum })
 }
 

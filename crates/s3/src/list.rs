@@ -3,12 +3,16 @@
 //!
 //! A walk descends through the folders with the sorted entries of each ([`crate::sorted`]). It enters no
 //! folder whose keys are before the position, or are one group.
+//!
+//! What is gone is left out. Any other failure fails the listing: a program that keeps another place equal to
+//! the bucket removes there what a listing leaves out.
 
 use base::{Ino, Timestamp};
+use fs::Errno;
 use fs::api::FileKind;
 
 use crate::attributes;
-use crate::bucket::{Bucket, Held, Outcome};
+use crate::bucket::{Bucket, Held, Outcome, there};
 use crate::keys::HIDDEN;
 use crate::sorted::{self, Batch, Position};
 
@@ -78,23 +82,20 @@ pub fn list(bucket: &Bucket, order: &Order) -> Outcome<Page> {
         }
         let Item::Object { key, parent, name } = item else { continue };
         // What was removed meanwhile is not listed.
-        let Ok(found) = bucket.lookup(parent, &name) else { continue };
+        let Some(found) = there(bucket.lookup(parent, &name))? else { continue };
+        let is_folder = found.attr.kind == FileKind::Dir;
+        let etag = match is_folder {
+            true => Ok(EMPTY.to_owned()),
+            false => attributes::etag(bucket, found.node(), &found.attr),
+        };
+        let Some(etag) = there(etag)? else { continue };
         if page.objects.len() + page.groups.len() == order.max {
             page.next = Some(last);
             return Ok(page);
         }
         last = key.clone();
-        let is_folder = found.attr.kind == FileKind::Dir;
-        page.objects.push(Listed {
-            key,
-            size: if is_folder { 0 } else { found.attr.size },
-            etag: if is_folder {
-                EMPTY.to_owned()
-            } else {
-                attributes::etag(bucket, found.node(), &found.attr)
-            },
-            modified: found.attr.mtime,
-        });
+        let size = if is_folder { 0 } else { found.attr.size };
+        page.objects.push(Listed { key, size, etag, modified: found.attr.mtime });
     }
     Ok(page)
 }
@@ -168,13 +169,18 @@ impl<'b> Walk<'b> {
         }
         for name in path.split('/').filter(|_| !path.is_empty()) {
             let parent = above.last().map_or(Ino::ROOT, Held::node);
-            let nowhere = matches!(name, "" | "." | "..") || key.is_empty() && name == HIDDEN;
+            if matches!(name, "" | "." | "..") || key.is_empty() && name == HIDDEN {
+                return Ok(None);
+            }
             let found = match bucket.lookup(parent, name.as_bytes()) {
-                Ok(found) if found.attr.kind == FileKind::Dir && !nowhere => found,
-                _ => return Ok(None),
+                Err(Errno::ENAMETOOLONG) => None,
+                found => there(found)?.filter(|found| found.attr.kind == FileKind::Dir),
             };
+            let Some(found) = found else { return Ok(None) };
+            let is_object = there(bucket.has(found.node(), attributes::FOLDER))?;
+            let Some(is_object) = is_object else { return Ok(None) };
             key = format!("{key}{name}/");
-            last = Some((parent, name.as_bytes().to_vec(), bucket.has(found.node(), attributes::FOLDER)));
+            last = Some((parent, name.as_bytes().to_vec(), is_object));
             above.push(found.held);
         }
         let is_prefix = key == order.prefix && key.as_str() > order.after.as_str();
@@ -193,36 +199,38 @@ impl<'b> Walk<'b> {
             let Some(level) = self.levels.last() else { return Ok(None) };
             if level.batch.is_empty() && level.more {
                 self.fill()?;
-            } else if let Some(item) = self.take() {
+            } else if let Some(item) = self.take()? {
                 return Ok(Some(item));
             }
         }
     }
 
     /// Takes the next entry of the last level, or leaves the level.
-    fn take(&mut self) -> Option<Item> {
+    fn take(&mut self) -> Outcome<Option<Item>> {
         let by_slash = self.order.delimiter.as_deref() == Some("/");
-        let level = self.levels.last_mut()?;
+        let Some(level) = self.levels.last_mut() else { return Ok(None) };
         let Some(entry) = level.batch.pop() else {
             self.levels.pop();
-            return None;
+            return Ok(None);
         };
         level.last = Some(entry.clone());
         let key = format!("{}{entry}", level.key);
         let parent = level.node();
         let Some(name) = entry.strip_suffix('/') else {
-            return Some(Item::Object { key, parent, name: entry.into_bytes() });
+            return Ok(Some(Item::Object { key, parent, name: entry.into_bytes() }));
         };
         let name = name.as_bytes().to_vec();
         if by_slash {
-            return Some(Item::Folder { key });
+            return Ok(Some(Item::Folder { key }));
         }
         // What was removed meanwhile is not entered.
-        let found = self.bucket.lookup(parent, &name).ok()?;
-        let is_object = self.bucket.has(found.node(), attributes::FOLDER);
+        let found = there(self.bucket.lookup(parent, &name))?;
+        let Some(found) = found.filter(|found| found.attr.kind == FileKind::Dir) else { return Ok(None) };
+        let is_object = there(self.bucket.has(found.node(), attributes::FOLDER))?;
+        let Some(is_object) = is_object else { return Ok(None) };
         let held = Some(found.held);
         self.levels.push(Level { held, key: key.clone(), batch: Vec::new(), more: true, last: None });
-        (is_object && key > self.order.after).then_some(Item::Object { key, parent, name })
+        Ok((is_object && key > self.order.after).then_some(Item::Object { key, parent, name }))
     }
 
     /// Reads the smallest entries behind the last one that was taken.

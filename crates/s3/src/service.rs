@@ -69,7 +69,12 @@ impl Gateway {
     }
 
     /// An object for GET or HEAD. `content`: with its bytes in the answer.
-    async fn get(&self, input: GetObjectInput, content: bool) -> S3Result<(bool, GetObjectOutput)> {
+    async fn get(
+        &self,
+        input: GetObjectInput,
+        if_range: Option<Vec<u8>>,
+        content: bool,
+    ) -> S3Result<(bool, GetObjectOutput)> {
         if input.version_id.as_deref().is_some_and(|version| version != "null") {
             return Err(s3_error!(NoSuchVersion, "objects have no versions here"));
         }
@@ -83,7 +88,8 @@ impl Gateway {
                 if_unmodified_since: input.if_unmodified_since,
             };
             conditions.check(&object)?;
-            let wanted = object::wanted(&object, input.range, input.part_number)?;
+            let range = input.range.filter(|_| object::holds(if_range.as_deref(), &object.etag));
+            let wanted = object::wanted(&object, range, input.part_number)?;
             let sums = input.checksum_mode.is_some_and(|mode| mode.as_str() == ChecksumMode::ENABLED);
             let mut output = answers::got(&object, &wanted, input.part_number.is_some(), sums);
             let (held, offset, len) = (object.found.held, wanted.offset, wanted.len);
@@ -225,11 +231,13 @@ impl S3 for Gateway {
     }
 
     async fn get_object(&self, request: S3Request<GetObjectInput>) -> Answer<GetObjectOutput> {
-        let (partial, output) = self.get(request.input, true).await?;
+        let if_range = answers::if_range(&request.headers);
+        let (partial, output) = self.get(request.input, if_range, true).await?;
         Ok(S3Response { status: status(partial), ..S3Response::new(output) })
     }
 
     async fn head_object(&self, request: S3Request<HeadObjectInput>) -> Answer<HeadObjectOutput> {
+        let if_range = answers::if_range(&request.headers);
         let input = request.input;
         let (partial, output) = self
             .get(
@@ -246,6 +254,7 @@ impl S3 for Gateway {
                     version_id: input.version_id,
                     ..GetObjectInput::default()
                 },
+                if_range,
                 false,
             )
             .await?;
@@ -296,6 +305,7 @@ impl S3 for Gateway {
 
     async fn copy_object(&self, request: S3Request<CopyObjectInput>) -> Answer<CopyObjectOutput> {
         let (from, from_key) = self.source(&request, &request.input.copy_source)?;
+        let replaced = answers::conditions(&request.headers)?;
         let input = request.input;
         let bucket = self.bucket(&input.bucket)?;
         let headers = headers_of!(input);
@@ -316,7 +326,7 @@ impl S3 for Gateway {
                 if_unmodified_since: input.copy_source_if_unmodified_since,
             };
             let from = From { bucket: &from, key: &from_key, conditions: &conditions };
-            copying::object(&from, &bucket, &input.key, instead)
+            copying::object(&from, &bucket, &input.key, instead, &replaced)
         });
         let (e_tag, last_modified, sum) = copied_result(copied.await?);
         let mut result = CopyObjectResult { e_tag, last_modified, ..CopyObjectResult::default() };

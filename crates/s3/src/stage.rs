@@ -14,10 +14,11 @@ use s3s::dto::ETagCondition;
 use s3s::{S3Error, s3_error};
 
 use crate::attributes::{self, Headers, Parts, Sum};
-use crate::bucket::{Bucket, Held, Outcome};
+use crate::bucket::{Bucket, Found, Held, Outcome, there};
 use crate::errors::{self, Result};
 use crate::keys::Key;
 use crate::sums::{Digests, Expected, Hashing};
+use crate::uploads;
 
 /// The folder with names of files that are about to replace others.
 const STAGE: &[u8] = b"stage";
@@ -54,6 +55,20 @@ impl Conditions {
         }
         Ok(())
     }
+}
+
+/// Refuses conditions of a change that cannot be kept. Between a look at an object and its change, another
+/// node may change it. Only a name that must be new is safe: the filesystem itself refuses to give it twice.
+fn possible(bucket: &Bucket, conditions: &Conditions, by_link: bool) -> Result<()> {
+    let Conditions { if_match, if_none_match } = conditions;
+    let new = by_link && matches!(if_none_match, None | Some(ETagCondition::Any));
+    if !bucket.is_shared() || if_match.is_none() && (if_none_match.is_none() || new) {
+        return Ok(());
+    }
+    Err(s3_error!(
+        NotImplemented,
+        "on a volume of several nodes, the only condition of a change is If-None-Match: * for an object"
+    ))
 }
 
 fn failed() -> S3Error {
@@ -165,10 +180,17 @@ impl Whole {
 
     /// Gives it the name of an object. When this returns, it is durable.
     pub fn publish(&self, key: &Key, conditions: &Conditions) -> Result<()> {
+        self.publish_of(key, conditions, None)
+    }
+
+    /// The same for the object of an upload, which ends with it: the upload whose folder this is.
+    /// NoSuchUpload if it has ended before.
+    pub fn publish_of(&self, key: &Key, conditions: &Conditions, upload: Option<Ino>) -> Result<()> {
         let bucket = &*self.bucket;
+        possible(bucket, conditions, true)?;
         let mut outcome = Err(errors::of(Errno::EAGAIN));
         for _ in 0..TRIES {
-            match self.name(key, conditions) {
+            match self.name(key, conditions, upload) {
                 // A folder was renamed or removed, or a file appeared, through the mount.
                 Ok(Err(Errno::ENOENT | Errno::EEXIST)) => continue,
                 Ok(named) => outcome = named.map_err(errors::of),
@@ -182,9 +204,11 @@ impl Whole {
         Ok(())
     }
 
-    fn name(&self, key: &Key, conditions: &Conditions) -> Result<Outcome<()>> {
+    fn name(&self, key: &Key, conditions: &Conditions, upload: Option<Ino>) -> Result<Outcome<()>> {
         let (bucket, name) = (&*self.bucket, key.name());
         let _guard = bucket.lock();
+        // Before the conditions: they are not about an object that this upload itself has become.
+        upload.map_or(Ok(()), |upload| uploads::check_open(bucket, upload))?;
         let way = match bucket.make_way(key) {
             Ok(way) => way,
             Err(errno) => return Ok(Err(errno)),
@@ -195,19 +219,17 @@ impl Whole {
             Err(Errno::ENOENT) => None,
             Err(errno) => return Ok(Err(errno)),
         };
-        let is_file = |kind: FileKind| kind == FileKind::File;
-        let etag = old.as_ref().filter(|old| is_file(old.attr.kind));
-        let etag = etag.map(|old| attributes::etag(bucket, old.node(), &old.attr));
-        let allowed = conditions.check(etag.as_deref()).and_then(|()| match &old {
-            Some(old) if old.attr.kind == FileKind::Dir => Err(errors::of(Errno::EISDIR)),
-            _ => Ok(()),
-        });
+        let allowed = allowed(bucket, old.as_ref(), conditions)
+            .and_then(|()| upload.map_or(Ok(()), |upload| uploads::claim(bucket, upload)));
         if let Err(error) = allowed {
             bucket.prune(way);
             return Err(error);
         }
         let named = self.enter(parent, name, old.is_some());
         if named.is_err() {
+            if let Some(upload) = upload {
+                uploads::release(bucket, upload);
+            }
             bucket.prune(way);
             return Ok(named);
         }
@@ -247,6 +269,19 @@ impl Whole {
     }
 }
 
+/// Whether an object may take the place of what has its name.
+fn allowed(bucket: &Bucket, old: Option<&Found>, conditions: &Conditions) -> Result<()> {
+    let file = old.filter(|old| old.attr.kind == FileKind::File);
+    let etag = file.map(|old| attributes::etag(bucket, old.node(), &old.attr)).transpose();
+    conditions.check(etag.map_err(errors::of)?.as_deref())?;
+    match old {
+        Some(old) if old.attr.kind == FileKind::Dir => Err(errors::of(Errno::EISDIR)),
+        // It is no object, but another node may put one in its place before this one does.
+        Some(_) if bucket.is_shared() && conditions.if_none_match.is_some() => Err(failed()),
+        _ => Ok(()),
+    }
+}
+
 /// A name that nothing has.
 pub fn unique() -> String {
     crate::sums::hex(&base::random::id16())
@@ -254,12 +289,19 @@ pub fn unique() -> String {
 
 /// Removes what an earlier run left half done. Uploads in parts stay: they can go on.
 pub fn clean(bucket: &Bucket) -> Outcome<()> {
-    if bucket.writable().is_err() || bucket.lookup(Ino::ROOT, crate::keys::HIDDEN.as_bytes()).is_err() {
+    if bucket.writable().is_err() {
+        return Ok(());
+    }
+    if there(bucket.lookup(Ino::ROOT, crate::keys::HIDDEN.as_bytes()))?.is_none() {
         return Ok(());
     }
     let stage = bucket.hidden(STAGE)?;
     for name in names(bucket, stage.node())? {
-        bucket.fs().unlink(stage.node(), &name)?;
+        let Some(found) = there(bucket.lookup(stage.node(), &name))? else { continue };
+        if bucket.may_be_in_use(&found.attr) {
+            continue;
+        }
+        there(bucket.fs().unlink(stage.node(), &name))?;
         bucket.changed(stage.node(), &name);
     }
     Ok(())
@@ -280,11 +322,16 @@ pub fn names(bucket: &Bucket, folder: Ino) -> Outcome<Vec<Vec<u8>>> {
 /// Makes a folder that is an object itself. Returns when it is durable.
 pub fn make_folder(bucket: &Bucket, key: &Key, dress: &Dress, conditions: &Conditions) -> Result<()> {
     bucket.writable().map_err(errors::of)?;
+    possible(bucket, conditions, false)?;
     let guard = bucket.lock();
     let way = bucket.make_way(key).map_err(errors::of)?;
-    let there = bucket.lookup(way.folder(), key.name()).ok();
-    let is_object = there.is_some_and(|there| bucket.has(there.node(), attributes::FOLDER));
-    let made = conditions.check(is_object.then_some(crate::list::EMPTY)).and_then(|()| {
+    let old = there(bucket.lookup(way.folder(), key.name()));
+    let is_object = old.and_then(|old| match old {
+        Some(old) => bucket.has(old.node(), attributes::FOLDER),
+        None => Ok(false),
+    });
+    let made = is_object.map_err(errors::of).and_then(|is_object| {
+        conditions.check(is_object.then_some(crate::list::EMPTY))?;
         let held = bucket.folder(way.folder(), key.name(), true).map_err(errors::of)?;
         dress_folder(bucket, held.node(), dress).map_err(errors::of)
     });
@@ -309,6 +356,7 @@ fn dress_folder(bucket: &Bucket, node: Ino, dress: &Dress) -> Outcome<()> {
 /// Removes an object. True if there was one. Durable only after a sync.
 pub fn remove(bucket: &Bucket, key: &Key, conditions: &Conditions) -> Result<bool> {
     bucket.writable().map_err(errors::of)?;
+    possible(bucket, conditions, false)?;
     let _guard = bucket.lock();
     let found = match bucket.find(key) {
         Ok(found) => Some(found),
@@ -316,10 +364,10 @@ pub fn remove(bucket: &Bucket, key: &Key, conditions: &Conditions) -> Result<boo
         Err(errno) => return Err(errors::of(errno)),
     };
     let etag = found.as_ref().map(|found| match found.attr.kind {
-        FileKind::Dir => crate::list::EMPTY.to_owned(),
+        FileKind::Dir => Ok(crate::list::EMPTY.to_owned()),
         _ => attributes::etag(bucket, found.node(), &found.attr),
     });
-    conditions.check(etag.as_deref())?;
+    conditions.check(etag.transpose().map_err(errors::of)?.as_deref())?;
     let Some(found) = found else { return Ok(false) };
     let mut way = bucket.way(key).map_err(errors::of)?;
     if key.is_folder() {

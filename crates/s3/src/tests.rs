@@ -1,5 +1,8 @@
 //! Objects in a volume in memory.
 
+mod faults;
+mod odd;
+
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -330,14 +333,17 @@ fn copies_share_bytes_and_keep_headers() {
     let conditions = ReadConditions::default();
     let from = From { bucket: &bucket, key: "from", conditions: &conditions };
     for to in [&bucket, &other] {
-        let copied = copying::object(&from, to, "to/x", Instead::default()).unwrap();
+        let copied = copying::object(&from, to, "to/x", Instead::default(), &Conditions::default()).unwrap();
         assert_eq!(copied.etag, digests.md5_hex());
         assert_eq!(get(to, "to/x").unwrap(), big);
         assert_eq!(object::open(to, "to/x").unwrap().headers, headers);
     }
-    assert_eq!(code(copying::object(&from, &bucket, "from", Instead::default())), "InvalidRequest");
+    assert_eq!(
+        code(copying::object(&from, &bucket, "from", Instead::default(), &Conditions::default())),
+        "InvalidRequest"
+    );
     let instead = Instead { headers: Some(Headers::default()), tags: None };
-    copying::object(&from, &bucket, "from", instead).unwrap();
+    copying::object(&from, &bucket, "from", instead, &Conditions::default()).unwrap();
     assert_eq!(object::open(&bucket, "from").unwrap().headers, Headers::default());
 }
 

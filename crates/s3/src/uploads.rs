@@ -6,18 +6,25 @@
 //! ```
 //!
 //! The parts of an upload become an object by reference: no byte is moved. They survive a restart.
+//!
+//! **An upload ends once**: by one completion or by one abort. The first that sets the attribute ENDED ends
+//! it, and from then on it is not found. A completion sets it under the bucket's lock, just before the object
+//! gets its name, so no older content replaces what another client put there since. It takes KEY away when
+//! the name is durable, and then removes the parts. A crash between leaves an upload with both attributes.
+//! The next start looks whether its object is there. If so, the parts go. If not, the upload is open again:
+//! its completion was not answered, and its parts were.
 
 use std::sync::Arc;
 
 use base::Timestamp;
 use crc_fast::CrcAlgorithm;
 use fs::Errno;
-use fs::api::FileKind;
+use fs::api::{FileKind, XattrMode};
 use s3s::crypto::{Checksum as _, Crc32, Crc32c, Crc64Nvme, Md5, Sha1, Sha256};
-use s3s::{S3Error, s3_error};
+use s3s::{S3Error, S3ErrorCode, s3_error};
 
 use crate::attributes::{self, Headers, Parts, Sum};
-use crate::bucket::{Bucket, Found, Held, Outcome};
+use crate::bucket::{Bucket, Found, Held, Outcome, there};
 use crate::errors::{self, Result};
 use crate::keys::Key;
 use crate::stage::{self, Conditions, Dress, Staged, Whole};
@@ -27,6 +34,10 @@ use crate::sums::{Algorithm, Expected, hex};
 const UPLOADS: &[u8] = b"uploads";
 /// The key that an upload is for.
 const KEY: &str = "user.s3.key";
+/// An upload that a completion or an abort ends.
+const ENDED: &str = "user.s3.ended";
+/// How often the parts of an ended upload are listed again because one more arrived.
+const TRIES: usize = 8;
 /// The checksum that an upload computes: algorithm and type.
 const ALGORITHM: &str = "user.s3.algorithm";
 /// The highest number of a part.
@@ -204,35 +215,69 @@ fn is_id(id: &str) -> bool {
 
 /// Finds an upload.
 pub fn find(bucket: &Bucket, key: &str, id: &str) -> Result<Upload> {
-    let upload = get(bucket, id).filter(|upload| upload.key == key);
-    upload.ok_or_else(no_upload)
+    let upload = get(bucket, id).map_err(errors::of)?;
+    upload.filter(|upload| upload.key == key).ok_or_else(no_upload)
 }
 
-fn get(bucket: &Bucket, id: &str) -> Option<Upload> {
+/// The folder with the uploads.
+fn folder(bucket: &Bucket) -> Outcome<Option<Found>> {
+    let Some(top) = there(bucket.lookup(base::Ino::ROOT, crate::keys::HIDDEN.as_bytes()))? else {
+        return Ok(None);
+    };
+    there(bucket.lookup(top.node(), UPLOADS))
+}
+
+fn get(bucket: &Bucket, id: &str) -> Outcome<Option<Upload>> {
     if !is_id(id) {
-        return None;
+        return Ok(None);
     }
-    let top = bucket.lookup(base::Ino::ROOT, crate::keys::HIDDEN.as_bytes()).ok()?;
-    let uploads = bucket.lookup(top.node(), UPLOADS).ok()?;
-    let found = bucket.lookup(uploads.node(), id.as_bytes()).ok()?;
-    let key = bucket.get(found.node(), KEY)?;
-    let summing = bucket.get(found.node(), ALGORITHM).and_then(|text| Summing::from_text(&text));
-    Some(Upload { begun: found.attr.btime, held: found.held, id: id.to_owned(), key, summing })
+    let Some(uploads) = folder(bucket)? else { return Ok(None) };
+    let Some(found) = there(bucket.lookup(uploads.node(), id.as_bytes()))? else { return Ok(None) };
+    there(read(bucket, id, found)).map(Option::flatten)
+}
+
+/// The upload in a folder, if it is one that goes on.
+fn read(bucket: &Bucket, id: &str, found: Found) -> Outcome<Option<Upload>> {
+    let node = found.node();
+    let Some(key) = bucket.get(node, KEY)? else { return Ok(None) };
+    if bucket.has(node, ENDED)? {
+        return Ok(None);
+    }
+    let summing = bucket.get(node, ALGORITHM)?.and_then(|text| Summing::from_text(&text));
+    Ok(Some(Upload { begun: found.attr.btime, held: found.held, id: id.to_owned(), key, summing }))
+}
+
+/// Whether the upload in this folder goes on: NoSuchUpload if it has ended. Under the bucket's lock.
+pub(crate) fn check_open(bucket: &Bucket, node: base::Ino) -> Result<()> {
+    let open = bucket.has(node, KEY).and_then(|has| Ok(has && !bucket.has(node, ENDED)?));
+    match there(open).map_err(errors::of)? {
+        Some(true) => Ok(()),
+        _ => Err(no_upload()),
+    }
+}
+
+/// Ends the upload in this folder: NoSuchUpload if something else has ended it, also on another node. Under
+/// the bucket's lock.
+pub(crate) fn claim(bucket: &Bucket, node: base::Ino) -> Result<()> {
+    match bucket.fs().setxattr(node, ENDED.as_bytes(), b"1", XattrMode::Create, false) {
+        Err(Errno::EEXIST | Errno::ENOENT) => Err(no_upload()),
+        other => other.map_err(errors::of),
+    }
+}
+
+/// Opens an upload again whose end failed. If this fails too, the next start does it.
+pub(crate) fn release(bucket: &Bucket, node: base::Ino) {
+    let _ = bucket.unset(node, ENDED);
 }
 
 /// All uploads of a bucket, by key and then by time.
 pub fn all(bucket: &Bucket) -> Result<Vec<Upload>> {
-    let nothing = |errno| if errno == Errno::ENOENT { Ok(Vec::new()) } else { Err(errors::of(errno)) };
-    let names = bucket
-        .lookup(base::Ino::ROOT, crate::keys::HIDDEN.as_bytes())
-        .and_then(|top| bucket.lookup(top.node(), UPLOADS))
-        .and_then(|uploads| stage::names(bucket, uploads.node()));
-    let names = match names {
-        Ok(names) => names,
-        Err(errno) => return nothing(errno),
-    };
-    let ids = names.iter().filter_map(|name| std::str::from_utf8(name).ok());
-    let mut uploads: Vec<Upload> = ids.filter_map(|id| get(bucket, id)).collect();
+    let Some(folder) = folder(bucket).map_err(errors::of)? else { return Ok(Vec::new()) };
+    let names = stage::names(bucket, folder.node()).map_err(errors::of)?;
+    let mut uploads = Vec::new();
+    for id in names.iter().filter_map(|name| std::str::from_utf8(name).ok()) {
+        uploads.extend(get(bucket, id).map_err(errors::of)?);
+    }
     uploads.sort_by(|a, b| (&a.key, a.begun, &a.id).cmp(&(&b.key, b.begun, &b.id)));
     Ok(uploads)
 }
@@ -250,16 +295,11 @@ pub fn keep(bucket: &Bucket, key: &str, id: &str, number: i32, whole: &Whole, dr
     whole.sync().map_err(errors::of)
 }
 
-fn part_of(bucket: &Bucket, number: i32, found: &Found) -> Part {
+fn part_of(bucket: &Bucket, number: i32, found: &Found) -> Outcome<Part> {
     let (node, attr) = (found.node(), &found.attr);
-    let sum = attributes::stamped(bucket, node, attr, attributes::CHECKSUM);
-    Part {
-        number,
-        size: attr.size,
-        etag: attributes::etag(bucket, node, attr),
-        modified: attr.mtime,
-        sum: sum.and_then(|text| Sum::from_text(&text)),
-    }
+    let etag = attributes::etag(bucket, node, attr)?;
+    let sum = attributes::sum(bucket, node, attr)?;
+    Ok(Part { number, size: attr.size, etag, modified: attr.mtime, sum })
 }
 
 /// The parts behind a number, at most `max`, and whether there are more.
@@ -271,9 +311,9 @@ pub fn parts(bucket: &Bucket, upload: &Upload, after: i32, max: usize) -> Result
     let more = numbers.len() > max;
     let mut parts = Vec::new();
     for number in numbers.into_iter().take(max) {
-        if let Ok(found) = bucket.lookup(upload.held.node(), &part_name(number)) {
-            parts.push(part_of(bucket, number, &found));
-        }
+        let found = bucket.lookup(upload.held.node(), &part_name(number));
+        let part = found.and_then(|found| part_of(bucket, number, &found));
+        parts.extend(there(part).map_err(errors::of)?);
     }
     Ok((parts, more))
 }
@@ -317,7 +357,7 @@ pub fn complete(bucket: &Arc<Bucket>, key: &str, id: &str, asked: &Completion) -
     let path = Key::parse(key)?;
     let upload = match find(bucket, key, id) {
         Ok(upload) => upload,
-        Err(error) => return done_before(bucket, &path, id).ok_or(error),
+        Err(error) => return done_before(bucket, &path, id, error),
     };
     let found = chosen(bucket, &upload, asked)?;
     let parts: Vec<Part> = found.iter().map(|(part, _)| part.clone()).collect();
@@ -326,12 +366,7 @@ pub fn complete(bucket: &Arc<Bucket>, key: &str, id: &str, asked: &Completion) -
         return Err(s3_error!(InvalidRequest, "the object would have {total} bytes"));
     }
     let sum = upload.summing.and_then(|summing| summing.combine(&parts));
-    if let (Some(sum), Some(summing)) = (&sum, upload.summing) {
-        let given = summing.algorithm.of(&asked.sums);
-        if given.is_some_and(|given| *given != sum.value) {
-            return Err(s3_error!(BadDigest, "the object does not have the given checksum"));
-        }
-    }
+    compare(&asked.sums, sum.as_ref(), &parts)?;
     let mut staged = Staged::new(bucket, &Expected::default()).map_err(errors::of)?;
     let mut sizes = Parts::default();
     for (part, found) in &found {
@@ -342,29 +377,58 @@ pub fn complete(bucket: &Arc<Bucket>, key: &str, id: &str, asked: &Completion) -
     let node = upload.held.node();
     let dress = Dress {
         headers: Headers::read(bucket, node).map_err(errors::of)?,
-        tags: bucket.get(node, attributes::TAGS),
+        tags: bucket.get(node, attributes::TAGS).map_err(errors::of)?,
         etag: etag_of(&parts),
         sum: sum.clone(),
         parts: Some(sizes),
         upload: Some(id.to_owned()),
     };
     whole.dress(&dress).map_err(errors::of)?;
-    whole.publish(&path, &asked.conditions)?;
-    // The object is there. If the parts cannot be removed now, the upload is listed until it is aborted.
+    if let Err(error) = whole.publish_of(&path, &asked.conditions, Some(node)) {
+        // Another completion may have been first.
+        return done_before(bucket, &path, id, error);
+    }
+    // The object is there. If the parts cannot be removed now, the next start does it.
     let _ = discard(bucket, &upload);
     Ok(Completed { etag: dress.etag, sum })
 }
 
-/// The object, if this upload has become it already.
-fn done_before(bucket: &Bucket, key: &Key, id: &str) -> Option<Completed> {
-    let found = bucket.find(key).ok()?;
-    let (node, attr) = (found.node(), &found.attr);
-    bucket.get(node, attributes::UPLOAD).filter(|upload| upload == id)?;
-    let sum = attributes::stamped(bucket, node, attr, attributes::CHECKSUM);
-    Some(Completed {
-        etag: attributes::etag(bucket, node, attr),
-        sum: sum.and_then(|text| Sum::from_text(&text)),
-    })
+/// Compares the checksums that a client gives for an object. `sum`: the one that the upload computes. Others
+/// come from the same checksums of all parts.
+fn compare(given: &s3s::dto::Checksum, sum: Option<&Sum>, parts: &[Part]) -> Result<()> {
+    for algorithm in Algorithm::ALL {
+        let Some(given) = algorithm.of(given) else { continue };
+        // The checksum of checksums has the number of parts behind it.
+        let summing = Summing { algorithm, full: !given.contains('-') };
+        let computed = match sum {
+            Some(sum) if sum.algorithm == algorithm.name() => Some(sum.clone()),
+            _ => summing.combine(parts),
+        };
+        if computed.is_some_and(|sum| sum.value != *given) {
+            return Err(s3_error!(BadDigest, "the object does not have the given checksum"));
+        }
+    }
+    Ok(())
+}
+
+/// The object, if this upload has become it already. The error if it has not, and was not found.
+fn done_before(bucket: &Bucket, key: &Key, id: &str, error: S3Error) -> Result<Completed> {
+    if *error.code() != S3ErrorCode::NoSuchUpload {
+        return Err(error);
+    }
+    let found = || -> Outcome<Option<Completed>> {
+        let Some(found) = there(bucket.find(key))? else { return Ok(None) };
+        let (node, attr) = (found.node(), &found.attr);
+        if bucket.get(node, attributes::UPLOAD)?.as_deref() != Some(id) {
+            return Ok(None);
+        }
+        let etag = attributes::etag(bucket, node, attr)?;
+        let sum = attributes::sum(bucket, node, attr)?;
+        // The completion that made it may not have been answered yet.
+        bucket.fs().fsync(node, false)?;
+        Ok(Some(Completed { etag, sum }))
+    };
+    found().map_err(errors::of)?.ok_or(error)
 }
 
 /// The parts that a client chose, in order.
@@ -378,11 +442,12 @@ fn chosen(bucket: &Bucket, upload: &Upload, asked: &Completion) -> Result<Vec<(P
     }
     let mut chosen = Vec::with_capacity(asked.parts.len());
     for named in &asked.parts {
-        let found = bucket.lookup(upload.held.node(), &part_name(named.number)).map_err(|_| invalid())?;
+        let found = there(bucket.lookup(upload.held.node(), &part_name(named.number)));
+        let found = found.map_err(errors::of)?.ok_or_else(invalid)?;
         if found.attr.kind != FileKind::File {
             return Err(invalid());
         }
-        let part = part_of(bucket, named.number, &found);
+        let part = part_of(bucket, named.number, &found).map_err(errors::of)?;
         let other = Algorithm::ALL.into_iter().any(|algorithm| {
             let has = part.sum.as_ref().filter(|sum| sum.algorithm == algorithm.name());
             algorithm.of(&named.sums).is_some_and(|given| has.is_none_or(|sum| sum.value != *given))
@@ -414,40 +479,77 @@ fn etag_of(parts: &[Part]) -> String {
 pub fn abort(bucket: &Bucket, key: &str, id: &str) -> Result<()> {
     bucket.writable().map_err(errors::of)?;
     let upload = find(bucket, key, id)?;
-    discard(bucket, &upload).map_err(errors::of)?;
+    let node = upload.held.node();
+    let ended = {
+        let _guard = bucket.lock();
+        claim(bucket, node)?;
+        bucket.unset(node, KEY).inspect_err(|_| release(bucket, node))
+    };
+    ended.and_then(|()| discard(bucket, &upload)).map_err(errors::of)?;
     stage::settle(bucket)
 }
 
+/// Removes an upload that has ended.
 fn discard(bucket: &Bucket, upload: &Upload) -> Outcome<()> {
     let node = upload.held.node();
-    // From now on no part is added, because the upload is not found.
     bucket.unset(node, KEY)?;
-    for name in stage::names(bucket, node)? {
-        match bucket.fs().unlink(node, &name) {
-            Ok(_) | Err(Errno::ENOENT) => {}
-            Err(other) => return Err(other),
+    let uploads = bucket.hidden(UPLOADS)?;
+    remove(bucket, uploads.node(), upload.id.as_bytes(), node)
+}
+
+/// Removes the folder of an upload with its parts. A part that was on its way when the upload ended may still
+/// come, so it may take more than one pass.
+fn remove(bucket: &Bucket, uploads: base::Ino, id: &[u8], node: base::Ino) -> Outcome<()> {
+    let mut outcome = Ok(());
+    for _ in 0..TRIES {
+        for name in stage::names(bucket, node)? {
+            there(bucket.fs().unlink(node, &name))?;
+        }
+        outcome = there(bucket.fs().rmdir(uploads, id)).map(drop);
+        if outcome != Err(Errno::ENOTEMPTY) {
+            break;
         }
     }
-    let uploads = bucket.hidden(UPLOADS)?;
-    bucket.fs().rmdir(uploads.node(), upload.id.as_bytes())?;
-    bucket.changed(uploads.node(), upload.id.as_bytes());
+    outcome?;
+    bucket.changed(uploads, id);
     Ok(())
 }
 
-/// Removes uploads that were begun or ended only in part.
+/// Removes uploads that were begun or ended only in part. What cannot be read stays, and so does what another
+/// node may be working on.
 pub fn clean(bucket: &Bucket) -> Outcome<()> {
-    let Ok(top) = bucket.lookup(base::Ino::ROOT, crate::keys::HIDDEN.as_bytes()) else { return Ok(()) };
-    let Ok(uploads) = bucket.lookup(top.node(), UPLOADS) else { return Ok(()) };
+    if bucket.writable().is_err() {
+        return Ok(());
+    }
+    let Some(uploads) = folder(bucket)? else { return Ok(()) };
     for name in stage::names(bucket, uploads.node())? {
-        let found = bucket.lookup(uploads.node(), &name)?;
-        if found.attr.kind != FileKind::Dir || bucket.has(found.node(), KEY) {
+        let Some(found) = there(bucket.lookup(uploads.node(), &name))? else { continue };
+        if found.attr.kind != FileKind::Dir || bucket.may_be_in_use(&found.attr) {
             continue;
         }
-        for part in stage::names(bucket, found.node())? {
-            bucket.fs().unlink(found.node(), &part)?;
+        match is_over(bucket, &name, found.node()) {
+            Ok(true) => remove(bucket, uploads.node(), &name, found.node())?,
+            Ok(false) | Err(_) => {}
         }
-        bucket.fs().rmdir(uploads.node(), &name)?;
-        bucket.changed(uploads.node(), &name);
     }
     Ok(())
+}
+
+/// Whether an upload was begun or ended only in part. One whose end left no object is opened again.
+fn is_over(bucket: &Bucket, id: &[u8], node: base::Ino) -> Outcome<bool> {
+    if !bucket.has(node, KEY)? {
+        return Ok(true);
+    }
+    if !bucket.has(node, ENDED)? {
+        return Ok(false);
+    }
+    let path = bucket.get(node, KEY)?.and_then(|key| Key::parse(&key).ok());
+    let Some(path) = path else { return Ok(false) };
+    let object = there(bucket.find(&path))?;
+    let made = object.map(|object| bucket.get(object.node(), attributes::UPLOAD)).transpose()?.flatten();
+    if made.is_some_and(|made| made.as_bytes() == id) {
+        return Ok(true);
+    }
+    bucket.unset(node, ENDED)?;
+    Ok(false)
 }
