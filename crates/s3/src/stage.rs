@@ -226,6 +226,8 @@ impl Whole {
             return Err(error);
         }
         let named = self.enter(parent, name, old.is_some());
+        // A change whose answer was lost may have happened. Then the upload must not be opened again.
+        let named = named.or_else(|errno| if self.is_at(parent, name) { Ok(()) } else { Err(errno) });
         if named.is_err() {
             if let Some(upload) = upload {
                 uploads::release(bucket, upload);
@@ -237,6 +239,11 @@ impl Whole {
         bucket.changes().inode(self.held.node());
         old.iter().for_each(|old| bucket.changes().inode(old.node()));
         Ok(Ok(()))
+    }
+
+    /// Whether it has this name.
+    fn is_at(&self, parent: Ino, name: &[u8]) -> bool {
+        self.bucket.lookup(parent, name).is_ok_and(|found| found.node() == self.held.node())
     }
 
     /// Enters the file into a folder, over what has the name.

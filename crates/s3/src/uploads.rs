@@ -527,9 +527,8 @@ pub fn clean(bucket: &Bucket) -> Outcome<()> {
         if found.attr.kind != FileKind::Dir || bucket.may_be_in_use(&found.attr) {
             continue;
         }
-        match is_over(bucket, &name, found.node()) {
-            Ok(true) => remove(bucket, uploads.node(), &name, found.node())?,
-            Ok(false) | Err(_) => {}
+        if is_over(bucket, &name, found.node()) == Ok(true) {
+            remove(bucket, uploads.node(), &name, found.node())?;
         }
     }
     Ok(())
