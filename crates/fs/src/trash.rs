@@ -253,12 +253,7 @@ impl Core {
 
     /// As [`Core::expire`]. If the entry itself is at fault, such as one whose rows are damaged, it is false,
     /// and the error goes into `failed`. So it does not keep the others from expiring.
-    fn expire_or_pass(
-        &self,
-        ino: Ino,
-        at: Timestamp,
-        failed: &mut Result<(), Error>,
-    ) -> Result<bool, Error> {
+    fn expire_or_pass(&self, ino: Ino, at: Timestamp, failed: &mut Result<(), Error>) -> Result<bool, Error> {
         match self.expire(ino, at) {
             Err(error @ (Error::Refused(_) | Error::Store(StoreError::Damaged(_)))) => {
                 *failed = Err(error);
