@@ -13,9 +13,6 @@
 //! clocks of the machines must agree within some minutes for that. A process that lost its claim all the
 //! same, because it was stopped for so long, finds that out before it names anything ([`Claim::check`]).
 
-#[cfg(test)]
-mod tests;
-
 use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -232,3 +229,6 @@ fn in_use(met: Option<Claimed>) -> Failure {
         STALE / 60
     ))
 }
+
+#[cfg(test)]
+mod tests;

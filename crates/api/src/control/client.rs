@@ -19,6 +19,8 @@ use crate::error::{Failure, Result};
 
 /// The limit for connecting and for sending a request.
 pub(super) const CONNECT: Duration = Duration::from_secs(5);
+/// A daemon listens so long after its mount is there, at most.
+const BEGINS: Duration = Duration::from_millis(300);
 /// A daemon that is alive answers a question about figures within this. A command that watches receives a
 /// note every second.
 const QUESTION: Duration = Duration::from_secs(10);
@@ -65,6 +67,22 @@ pub fn ask<T: DeserializeOwned>(
     asked.hear(tick, &mut |_| ())
 }
 
+/// Connects to a daemon. A mount is there a moment before its daemon listens.
+fn connect(address: &ControlAddress) -> io::Result<UnixStream> {
+    let until = Deadline::current().within(BEGINS);
+    loop {
+        match address.connect() {
+            Err(error)
+                if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
+                    && !until.is_over() =>
+            {
+                until.sleep(Duration::from_millis(10));
+            }
+            done => return done,
+        }
+    }
+}
+
 /// A request that was sent to a daemon.
 pub struct Asked {
     known: &'static dyn Known,
@@ -78,7 +96,7 @@ impl Asked {
     pub fn ask(known: &'static dyn Known, address: &ControlAddress, request: &Request) -> Result<Asked> {
         let lost = |error| lost(known, address, error, CONNECT);
         let silence = silence(request);
-        let stream = match address.connect() {
+        let stream = match connect(address) {
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied && request.is_of_publishers() => {
                 address.of_publishers().and_then(|address| address.connect().ok()).ok_or_else(no_publisher)?
             }

@@ -155,3 +155,16 @@ fn a_dead_daemons_socket_is_no_obstacle() {
     let _listener = Listener::start(address.clone(), Arc::new(Parrot)).unwrap();
     ask_all(&address);
 }
+
+/// A command that came between the mount and the listener was told that the daemon does not answer.
+#[test]
+fn regression_a_daemon_that_listens_a_moment_later_is_heard() {
+    let temp = tempfile::tempdir().unwrap();
+    let address = ControlAddress::of_source(temp.path());
+    std::thread::scope(|scope| {
+        let asks = scope.spawn(|| ask_all(&address));
+        std::thread::sleep(Duration::from_millis(30));
+        let _listener = Listener::start(address.clone(), Arc::new(Parrot)).unwrap();
+        asks.join().unwrap();
+    });
+}

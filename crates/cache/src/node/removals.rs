@@ -7,8 +7,8 @@
 //! An origin that was only slow to answer may still carry out a failed attempt. So a store also waits until
 //! the last attempt is some seconds old ([`super::CacheOptions::doubt`]).
 //!
-//! A deletion that succeeded can have had such an attempt too. The remote origin knows of it, and waits before
-//! it stores the blob.
+//! A deletion that succeeded can have had such an attempt too. The remote origin knows of it, and waits
+//! before it stores the blob.
 //!
 //! For the same reason, a deletion does not begin while an upload of the blob is in flight.
 

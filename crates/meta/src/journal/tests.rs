@@ -301,8 +301,9 @@ fn regression_a_commit_that_was_given_up_is_not_made_later() {
     let late = |n: u8| Deadline::after(Duration::from_millis(50)).scope(|| journal.commit(put([n], value)));
     // While a reader reads, nothing is drained, so the log becomes full.
     let reader = journal.shared.gate.enter();
-    let given_up = (0..100).find(|&n| late(n).is_err()).expect("the log has a limit");
-    assert!(matches!(late(given_up), Err(CommitError::Store(StoreError::Unavailable(_)))));
+    let refused = (0..100).find_map(|n| late(n).err().map(|error| (n, error)));
+    let (given_up, error) = refused.expect("the log has a limit");
+    assert!(matches!(error, CommitError::Store(StoreError::Unavailable(_))), "{error:?}");
     drop(reader);
     journal.commit(put("a", value)).unwrap();
     journal.drain().unwrap();
