@@ -153,7 +153,7 @@ impl Claim {
                 let _ = theirs.touch(Path::new(NAME), base::time::now());
             }
         };
-        let spawned = base::thread::spawn("covey-claim", work);
+        let spawned = base::thread::spawn("covey-images", work);
         claim.thread = Some(spawned.map_err(|error| Failure::io("cannot start a thread", &error))?);
         Ok(claim)
     }

@@ -183,8 +183,11 @@ fn token(path: &Path) -> Result<String> {
         Err(error) => return Err(cannot(&error)),
     }
     let about = fs::metadata(path).map_err(|error| cannot(&error))?;
-    own::is_private(path, &about)
-        .map_err(|why| Failure::usage(format!("cannot use the token in {}", path.display())).why(why))?;
+    own::is_private(path, &about).map_err(|why| {
+        Failure::usage(format!("cannot use the token in {}", path.display()))
+            .why(why)
+            .next("make it a file that only you can read, or name another one with --ui-token")
+    })?;
     let text = fs::read_to_string(path).map_err(|error| cannot(&error))?;
     let token = text.trim();
     if token.len() < TOKEN_MIN || token.bytes().any(|byte| !byte.is_ascii_graphic()) {
