@@ -196,7 +196,7 @@ impl Drop for Depot {
 /// How often the fleet was slow or failing, as happens on a busy machine. Then a blob may be fetched from the
 /// store once more.
 fn troubles(fleet: &Value) -> u64 {
-    ["origin_hedged", "origin_alone", "asks_late", "failed"]
+    ["origin_hedged", "origin_alone", "asks_late", "leases_again", "failed"]
         .iter()
         .map(|name| fleet[name].as_u64().unwrap())
         .sum()

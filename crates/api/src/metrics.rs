@@ -149,6 +149,11 @@ pub const METRICS: &[(&str, &str, &str)] = &[
         "Questions about the holders of a blob that were not answered in time.",
     ),
     (
+        "covey_fleet_second_leases_total",
+        "counter",
+        "Second leases of a blob that this node gave, because the first was late or no holder could be reached.",
+    ),
+    (
         "covey_fleet_direct_total",
         "counter",
         "Ranges given to readers by the event loop that received them from another node.",

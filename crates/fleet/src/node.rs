@@ -181,8 +181,8 @@ struct Inner {
     /// The placement of the last complete report to trackers. Nodes that tracked a group then need not be
     /// told again.
     before: Mutex<Option<Placement>>,
-    /// Addresses of members at the last change. A node that has left is no longer in the roster, so its
-    /// address is taken from here.
+    /// Addresses of the members that have their places. A node that has left is no longer in the roster, so
+    /// its address is taken from here.
     addresses: Mutex<HashMap<NodeId, SocketAddr>>,
     /// Nodes that joined since all trackers were told. A restarted node tracks the same groups, but has
     /// forgotten everything.
@@ -478,8 +478,8 @@ impl Inner {
         self.seen_after(NodeId([0; 16]), usize::MAX).members
     }
 
-    /// At most `most` of the members after this one. Only these are examined, because other nodes can call
-    /// it.
+    /// At most `most` of the members after this one. Hardly more are examined, because other nodes can call
+    /// it. A member without a place yet is left out: until then the wrong trackers would be asked.
     fn seen_after(&self, after: NodeId, most: usize) -> Roll {
         let Some(members) = self.members.get() else { return Roll::default() };
         let seen = |member: &Member| Seen {
@@ -489,8 +489,11 @@ impl Inner {
         };
         let roster = members.roster();
         let from = roster.members.partition_point(|member| member.node <= after);
-        let rest = roster.members.get(from..).unwrap_or(&[]);
-        Roll { more: rest.len() > most, members: rest.iter().take(most).map(seen).collect() }
+        let placed = self.addresses.lock();
+        let is_placed = |member: &&Member| member.node == self.own || placed.contains_key(&member.node);
+        let mut rest = roster.members.get(from..).unwrap_or(&[]).iter().filter(is_placed);
+        let members = rest.by_ref().take(most).map(seen).collect();
+        Roll { more: rest.next().is_some(), members }
     }
 
     fn net(&self) -> Option<&Net> {
@@ -549,13 +552,14 @@ impl Inner {
     fn place(&self, roster: &Roster) {
         // A node that is alone has no other node to keep blobs in memory for.
         self.table.remember(roster.members.len() > 1);
-        *self.addresses.lock() = roster.members.iter().map(|member| (member.node, member.address)).collect();
         let placement = Placement::new(roster.epoch, &self.zone, &roster.members);
         let mut placed = self.placed.lock();
         if !placed.placement().is_empty() && placed.placement().epoch() != placement.epoch() {
             self.before.lock().get_or_insert_with(|| placed.placement().clone());
         }
         placed.update(placement);
+        drop(placed);
+        *self.addresses.lock() = roster.members.iter().map(|member| (member.node, member.address)).collect();
     }
 
     /// One round of the periodic work. False when the node ends.

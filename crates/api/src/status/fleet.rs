@@ -124,6 +124,10 @@ pub struct FleetStatus {
     /// Questions to trackers that were not answered in time.
     #[serde(default)]
     pub asks_late: u64,
+    /// Second leases that this node gave as a tracker, because the node with the first one was late, or the
+    /// nodes with the blob could not be reached. Each may have cost one more fetch from the origin.
+    #[serde(default)]
+    pub leases_again: u64,
     /// Ranges that the receiving I/O loop gave directly to local readers.
     #[serde(default)]
     pub direct: u64,

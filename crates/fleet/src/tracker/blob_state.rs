@@ -132,6 +132,8 @@ struct Candidate {
 pub(super) struct BlobState {
     records: Records,
     pub(super) lease: Option<Lease>,
+    /// The last lease ended before its node was known to have the blob, and none was given since.
+    pub(super) ended: bool,
     /// The first node that wanted a part of it while no node had it.
     parted: Option<No>,
     /// Its place in the order of questions.
@@ -172,6 +174,11 @@ impl BlobState {
 
     pub(super) fn get(&self, node: No) -> Option<&Copy> {
         self.records.at(node).map(|at| &self.records.copies[at])
+    }
+
+    /// Whether another node has the blob, as far as is known.
+    pub(super) fn has_holder_beside(&self, node: No, names: &Names) -> bool {
+        self.records.copies.iter().any(|copy| copy.holds && copy.node != node && !names.is_gone(copy.node))
     }
 
     /// The lease, if a node has the right to fetch from the origin now.
@@ -277,7 +284,14 @@ impl BlobState {
         for node in lost.into_iter().filter(|node| Some(*node) != leased) {
             self.remove(node, names);
         }
-        self.lease = self.live_lease(now, names);
+        self.drop_ended_lease(now, names);
+    }
+
+    /// Drops a lease that is no longer live. Its node is then not known to have the blob.
+    pub(super) fn drop_ended_lease(&mut self, now: u64, names: &Names) {
+        let live = self.live_lease(now, names);
+        self.ended |= live.is_none() && self.lease.is_some();
+        self.lease = live;
     }
 
     /// The best of a few nodes from which the requester could take the blob. If no node has a free slot, the

@@ -108,7 +108,8 @@ pub struct Counts {
     pub sent: u64,
     /// LEASE answers.
     pub leased: u64,
-    /// Of these, leases taken from a node that still had it, because the requester could not reach that node.
+    /// Of these, leases for a blob that other nodes have or are fetching, because the requester could reach
+    /// none of them.
     pub overtaken: u64,
     /// Of these, leases after one that ended before its node was known to have the blob.
     pub expired: u64,
@@ -122,6 +123,14 @@ pub struct Counts {
     pub blobs: u64,
     /// Records now.
     pub copies: u64,
+}
+
+impl Counts {
+    /// Leases for a blob that had been leased before, or that other nodes have. Each may have cost one more
+    /// fetch from the origin.
+    pub fn again(&self) -> u64 {
+        self.expired + self.overtaken
+    }
 }
 
 /// See the module.
@@ -288,10 +297,12 @@ impl Tracker {
         time: Duration,
     ) -> Answer {
         self.counts.leased += 1;
-        self.counts.overtaken += u64::from(live.is_some());
         self.leases = self.leases.wrapping_add(1);
         let state = self.states.entry(blob).or_default();
-        self.counts.expired += u64::from(live.is_none() && state.lease.is_some());
+        let overtakes = live.is_some() || state.has_holder_beside(requester.node, &self.names);
+        self.counts.overtaken += u64::from(overtakes);
+        state.drop_ended_lease(requester.now, &self.names);
+        self.counts.expired += u64::from(std::mem::take(&mut state.ended) && !overtakes);
         state.fetches(requester.node, NOBODY, requester.now + BELIEF * micros(time), &mut self.names);
         let until = requester.now + micros(time);
         state.lease = Some(Lease { id: self.leases, node: requester.node, since: requester.now, until });
@@ -317,6 +328,7 @@ impl Tracker {
                 if let Some(lease) = state.lease.take_if(|lease| lease.node == from) {
                     fetches.record(Duration::from_micros(now.saturating_sub(lease.since)));
                 }
+                state.ended = false;
                 state.holds(from, names);
             }
             // The node passes on what arrives. If its fetch fails, it refuses. A node whose lease is known

@@ -195,6 +195,32 @@ fn a_lease_that_is_late_failed_refused_or_orphaned_goes_to_the_next() {
     );
 }
 
+/// A lease that had ended was dropped when the blob's records were swept, and then it was not counted. Nor
+/// was a lease to a node that could not reach a holder.
+#[test]
+fn regression_second_leases_are_counted() {
+    let mut tracker = tracker();
+    let mut expired = |now: u64, from: u8, tick: bool| {
+        if tick {
+            tracker.tick(now * MS);
+        }
+        lease(ask(&mut tracker, now * MS, from, &[]));
+        tracker.counts().expired
+    };
+    assert_eq!(expired(0, 1, false), 0);
+    assert_eq!(expired(100, 1, false), 0, "it is the same lease");
+    assert_eq!(expired(2_000, 2, false), 1);
+    assert_eq!(expired(4_000, 3, true), 2);
+    // The end of this one is known in time.
+    tell(&mut tracker, 4_100 * MS, 3, What::Have);
+    tell(&mut tracker, 4_200 * MS, 3, What::Gone);
+    lease(ask(&mut tracker, 6_000 * MS, 4, &[]));
+    assert_eq!(tracker.counts().again(), 2);
+    tell(&mut tracker, 6_100 * MS, 4, What::Have);
+    lease(ask(&mut tracker, 6_200 * MS, 5, &[4]));
+    assert_eq!((tracker.counts().expired, tracker.counts().overtaken), (2, 1));
+}
+
 /// The nodes in its queue reported it as if it had refused. A slow node in front of all others was believed
 /// to have nothing as soon as two had waited for a p99, and nearly every blob was fetched once more.
 #[test]

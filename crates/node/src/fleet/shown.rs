@@ -72,6 +72,7 @@ pub fn of(fleet: &Fleet, cache: &Arc<NodeCache>) -> FleetStatus {
         failed: counts.failed,
         hedges: counts.hedges,
         asks_late: counts.asks_late,
+        leases_again: fleet.tracker_counts().again(),
         direct: counts.direct,
         asks: counts.asks,
         answered: counts.answered,

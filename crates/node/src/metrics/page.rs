@@ -124,6 +124,7 @@ fn fleet(page: &mut Page, fleet: &FleetStatus) {
     let why = [("told", fleet.origin_told), ("hedge", fleet.origin_hedged), ("alone", fleet.origin_alone)];
     page.labelled("covey_fleet_origin_fetches_total", "why", why);
     page.value("covey_fleet_late_answers_total", fleet.asks_late);
+    page.value("covey_fleet_second_leases_total", fleet.leases_again);
     page.value("covey_fleet_direct_total", fleet.direct);
     page.value("covey_fleet_failures_total", fleet.failed);
     page.value("covey_fleet_corrupt_total", fleet.corrupt);

@@ -149,7 +149,7 @@ fn a_part_that_many_want_at_once_is_fetched_once() {
         }
     });
     soon("the rest is here", || nodes.iter().any(|node| node.disk.open(&ids[0]).is_some()));
-    let troubles: u64 = nodes.iter().map(|node| node.fleet.counts().troubles()).sum();
+    let troubles = troubles(&nodes);
     assert!(store.fetches() <= 1 + troubles && store.parts.lock().0 <= 2, "{:?}", store.parts.lock());
 }
 
@@ -259,7 +259,7 @@ fn a_part_and_the_whole_may_be_wanted_on_one_node_at_once() {
             }
         });
     }
-    let troubles: u64 = nodes.iter().map(|node| node.fleet.counts().troubles()).sum();
+    let troubles = troubles(&nodes);
     assert!(store.fetches() <= 8 + troubles, "{} fetches, {troubles} troubles", store.fetches());
     assert!(begun.elapsed() < Duration::from_secs(120), "a reader waited: {:?}", begun.elapsed());
 }
