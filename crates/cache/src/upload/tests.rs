@@ -205,9 +205,8 @@ fn what_is_forgotten_while_it_is_sent_is_pending_until_that_has_ended() {
 #[test]
 fn writers_wait_at_the_gate_until_uploads_make_room() {
     let world = World::new();
-    let patience = Duration::from_secs(10);
-    let uploads =
-        Arc::new(world.open_with(UploadOptions { budget: 10_000, patience, ..UploadOptions::default() }));
+    let options = UploadOptions { budget: 10_000, patience: LONG, ..UploadOptions::default() };
+    let uploads = Arc::new(world.open_with(options));
     uploads.pass().unwrap();
     world.faults.fail(Op::Store, u64::MAX);
     world.note(&uploads, 1, 8000);
