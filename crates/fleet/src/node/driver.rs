@@ -465,8 +465,13 @@ impl Inner {
     /// The address of a node that a tracker has named. The node may have joined a moment ago, and the tracker
     /// may know it before this node does. If that counted as a failure, the named node would be excluded, and
     /// this node would get a second lease for a blob that is being fetched.
-    pub(super) async fn introduced(&self, node: NodeId) -> Option<Peer> {
-        let until = base::time::monotonic() + INTRODUCED;
+    async fn introduced(&self, node: NodeId) -> Option<Peer> {
+        self.introduced_within(node, INTRODUCED).await
+    }
+
+    /// The same with another limit.
+    pub(super) async fn introduced_within(&self, node: NodeId, limit: Duration) -> Option<Peer> {
+        let until = base::time::monotonic() + limit;
         loop {
             let known = self.members.get().is_some_and(|members| members.roster().get(node).is_some());
             if known || base::time::monotonic() >= until {

@@ -6,6 +6,7 @@ mod slack;
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -352,6 +353,13 @@ fn soon(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
+/// So many nodes, and blobs that the origin has.
+fn fleet_with(nodes: usize, count: u64, size: usize) -> (Arc<Store>, Vec<BlobId>, Vec<Node>) {
+    let (store, ids) = Store::with(count, size);
+    let nodes = Node::fleet_of(&store, nodes);
+    (store, ids, nodes)
+}
+
 fn see_each_other(nodes: &[Node]) {
     soon("all see all", || nodes.iter().all(|node| node.fleet.seen().len() == nodes.len()));
 }
@@ -385,6 +393,38 @@ fn troubles(nodes: &[Node]) -> u64 {
     nodes.iter().map(of).sum()
 }
 
+/// Checks what nodes do that get their answers in time. If something took longer than a node waits for it, the
+/// nodes may do something else instead. A busy machine causes that now and then, and it is counted. So a check
+/// that fails beside a trouble is made again, with other nodes.
+fn undisturbed<T>(
+    start: impl Fn() -> (Arc<Store>, Vec<BlobId>, Vec<Node>),
+    check: impl Fn(&Arc<Store>, &[BlobId], &[Node]) -> T,
+) -> T {
+    let mut attempts = 0;
+    loop {
+        attempts += 1;
+        let (store, ids, nodes) = start();
+        let checked = catch_unwind(AssertUnwindSafe(|| check(&store, &ids, &nodes)));
+        let hedges: u64 = nodes.iter().map(|node| node.fleet.counts().hedges).sum();
+        match checked {
+            Ok(done) => return done,
+            Err(why) if attempts == 5 || troubles(&nodes) + hedges == 0 => resume_unwind(why),
+            Err(_) => println!("{} troubles and {hedges} hedges: once more", troubles(&nodes)),
+        }
+    }
+}
+
+/// Waits until the first trackers of these blobs know that so many of the nodes have them.
+fn known(nodes: &[Node], ids: &[BlobId], holders: usize) {
+    let holders_of = |id: &BlobId| {
+        let inner = &nodes[0].fleet.inner;
+        let first = inner.trackers(inner.groups.of(id)).first().copied();
+        let tracker = nodes.iter().find(|node| Some(node.fleet.node()) == first);
+        tracker.map_or(0, |node| node.fleet.inner.tracker.lock().holders(id))
+    };
+    soon("trackers know the holders", || ids.iter().all(|id| holders_of(id) >= holders));
+}
+
 #[test]
 fn who_comes_later_gets_it_from_a_node_and_never_from_the_origin() {
     let (store, ids) = Store::with(12, 300_000);
@@ -400,7 +440,7 @@ fn who_comes_later_gets_it_from_a_node_and_never_from_the_origin() {
     assert!(from_nodes(&nodes[1]) + from_nodes(&nodes[2]) + troubles(&nodes) >= 24);
     // A node gets an evicted blob back from the others, once their trackers know that they have it. While
     // they are believed to be fetching it from this node, they cannot be named.
-    std::thread::sleep(Duration::from_millis(300));
+    known(&nodes, &ids, 3);
     nodes[0].evict(&ids[0]);
     assert_eq!(nodes[0].read(&ids[0]).unwrap(), store.blobs.lock()[&ids[0]]);
     let counts = || nodes.iter().map(|node| node.fleet.counts()).collect::<Vec<_>>();
@@ -419,18 +459,23 @@ fn who_comes_later_gets_it_from_a_node_and_never_from_the_origin() {
 /// each blob would be random.
 #[test]
 fn a_node_is_sent_to_its_upstream_again() {
-    let (store, ids) = Store::with(10, 100_000);
-    let nodes = Node::fleet_of(&store, 3);
-    nodes[..2].iter().for_each(|node| ids.iter().for_each(|id| drop(node.read(id).unwrap())));
-    std::thread::sleep(Duration::from_millis(300));
-    let (inner, [other, sender]) = (&nodes[2].fleet.inner, [0, 1].map(|at: usize| nodes[at].fleet.node()));
-    for id in &ids {
-        inner.activity.heard(inner.now(), sender, 8 << 20);
-        nodes[2].read(id).unwrap();
-        // Until its tracker knows that the blob arrived, the sender counts as busy with it.
-        std::thread::sleep(Duration::from_millis(200));
-    }
-    assert!(inner.activity.last(other).is_none() || troubles(&nodes) > 0, "{:?}", nodes[2].fleet.counts());
+    undisturbed(
+        || fleet_with(3, 10, 100_000),
+        |_, ids, nodes| {
+            nodes[..2].iter().for_each(|node| ids.iter().for_each(|id| drop(node.read(id).unwrap())));
+            known(nodes, ids, 2);
+            let inner = &nodes[2].fleet.inner;
+            let [other, sender] = [0, 1].map(|at: usize| nodes[at].fleet.node());
+            for id in ids {
+                // So much that it is the upstream for some seconds.
+                inner.activity.heard(inner.now(), sender, 1 << 30);
+                nodes[2].read(id).unwrap();
+                // Until its tracker knows that the blob arrived, the sender counts as busy with it.
+                known(nodes, &[*id], 3);
+            }
+            assert!(inner.activity.last(other).is_none(), "{:?}", nodes[2].fleet.counts());
+        },
+    );
 }
 
 /// Between a blob's last byte and its file, its tracker believed it gone, and a requester was given a lease:
@@ -481,36 +526,50 @@ fn a_crowd_that_comes_at_once_costs_one_fetch_from_the_origin() {
 
 #[test]
 fn a_depot_fetches_once_for_all_and_keeps_it() {
-    let (store, ids) = Store::with(6, 200_000);
+    undisturbed(
+        || with_depot(6, 200_000),
+        |store, ids, nodes| {
+            for id in ids {
+                assert_eq!(nodes[1].read(id).unwrap(), store.blobs.lock()[id]);
+            }
+            assert_eq!(nodes[1].fleet.counts().depot_blobs, 6);
+            assert_eq!((store.fetches(), nodes[1].fleet.counts().origin_blobs), (6, 0));
+            // A depot counts a blob after it has sent it.
+            soon("the depot counts all", || nodes[0].fleet.counts().filled == 6);
+        },
+    );
+}
+
+/// A depot and a node.
+fn with_depot(count: u64, size: usize) -> (Arc<Store>, Vec<BlobId>, Vec<Node>) {
+    let (store, ids) = Store::with(count, size);
     let depot = Node::start(&store, Role::Depot, None);
     let node = Node::start(&store, Role::Node, Some(&depot));
-    let nodes = [depot, node];
+    let nodes = vec![depot, node];
     see_each_other(&nodes);
-    for id in &ids {
-        assert_eq!(nodes[1].read(id).unwrap(), store.blobs.lock()[id]);
-    }
-    // A depot counts a blob after it has sent it.
-    soon("the depot counts all", || nodes[0].fleet.counts().filled == 6);
-    assert_eq!(nodes[1].fleet.counts().depot_blobs, 6);
-    assert_eq!((store.fetches(), nodes[1].fleet.counts().origin_blobs), (6, 0));
+    (store, ids, nodes)
 }
 
 /// A depot that is also a blob's tracker answers SERVE. The blob was counted, and recorded, as another
 /// node's.
 #[test]
 fn regression_what_a_depot_gives_as_a_tracker_came_from_the_depot() {
-    let (store, ids) = Store::with(12, 50_000);
-    let depot = Node::start(&store, Role::Depot, None);
-    let node = Node::start(&store, Role::Node, Some(&depot));
-    let nodes = [depot, node];
-    see_each_other(&nodes);
-    for id in &ids {
-        let bytes = store.blobs.lock()[id].clone();
-        nodes[0].disk.0.put(id, &Sums::of(&bytes), &bytes).unwrap();
-        assert_eq!(nodes[1].read(id).unwrap(), bytes);
-    }
-    let counts = nodes[1].fleet.counts();
-    assert_eq!((counts.depot_blobs, counts.peer_blobs, counts.origin_blobs), (12, 0, 0), "{counts:?}");
+    undisturbed(
+        || with_depot(12, 50_000),
+        |store, ids, nodes| {
+            for id in ids {
+                let bytes = store.blobs.lock()[id].clone();
+                nodes[0].disk.0.put(id, &Sums::of(&bytes), &bytes).unwrap();
+                assert_eq!(nodes[1].read(id).unwrap(), bytes);
+            }
+            let counts = nodes[1].fleet.counts();
+            assert_eq!(
+                (counts.depot_blobs, counts.peer_blobs, counts.origin_blobs),
+                (12, 0, 0),
+                "{counts:?}"
+            );
+        },
+    );
 }
 
 #[test]
@@ -533,7 +592,7 @@ fn a_depot_that_is_warmed_says_what_came_of_it() {
     assert!(failed.contains("the store is away") && failed.contains("the depot at 127.0.0.1"), "{failed}");
     // A node that is not a depot fetches for no other node, and says so when asked.
     let peer = Peer { address: node.fleet.address().unwrap(), node: None };
-    let refused = depot.fleet.inner.net().unwrap().fill(peer, &ids[1], Duration::from_secs(5)).wait();
+    let refused = depot.fleet.inner.net().unwrap().fill(peer, &ids[1], Duration::from_secs(60)).wait();
     assert_eq!(refused, Err(Fail::Unable("this node is no depot".to_owned())));
     assert_eq!(node.fleet.counts().origin_blobs + node.fleet.counts().depot_blobs, 0, "it carries no bytes");
 }
@@ -543,21 +602,23 @@ fn a_node_that_vanishes_costs_time_and_no_bytes() {
     let (store, ids) = Store::with(10, 100_000);
     let mut nodes = Node::fleet_of(&store, 3);
     ids.iter().for_each(|id| drop(nodes[0].read(id).unwrap()));
-    std::thread::sleep(Duration::from_millis(300));
+    known(&nodes, &ids, 1);
     let gone = nodes.remove(0);
     gone.fleet.close();
     for id in &ids {
         assert_eq!(nodes[0].read(id).unwrap(), store.blobs.lock()[id]);
         assert_eq!(nodes[1].read(id).unwrap(), store.blobs.lock()[id]);
     }
-    assert!(store.most() <= 2, "once for the node that is gone, once more for those that stay");
+    let most = 2 + troubles(&nodes);
+    assert!(store.most() <= most, "once for the node that is gone, once more for those that stay");
 }
 
 #[test]
 fn a_copy_that_rots_is_found_dropped_and_had_from_elsewhere() {
     let (store, ids) = Store::with(4, 300_000);
     let nodes = Node::fleet_of(&store, 2);
-    for id in &ids {
+    // The first of them last, because it is in memory for some seconds only.
+    for id in ids.iter().rev() {
         nodes[0].read(id).unwrap();
         let path = nodes[0].disk.0.file(id);
         let mut permissions = std::fs::metadata(&path).unwrap().permissions();
@@ -655,7 +716,10 @@ fn regression_a_node_that_is_named_before_it_is_known_is_waited_for() {
     let first = Node::start(&store, Role::Node, None);
     let second = Node::start(&store, Role::Node, Some(&first));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-    let named = |node| runtime.block_on(first.fleet.inner.introduced(node));
-    assert!(named(second.fleet.node()).is_some_and(|peer| peer.node == Some(second.fleet.node())));
-    assert!(named(net::id::NodeId([9; 16])).is_none(), "the wait ends");
+    let named = |node, seconds| {
+        let limit = Duration::from_secs(seconds);
+        runtime.block_on(first.fleet.inner.introduced_within(node, limit))
+    };
+    assert!(named(second.fleet.node(), 60).is_some_and(|peer| peer.node == Some(second.fleet.node())));
+    assert!(named(net::id::NodeId([9; 16]), 1).is_none(), "the wait ends");
 }

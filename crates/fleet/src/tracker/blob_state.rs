@@ -176,6 +176,12 @@ impl BlobState {
         self.records.at(node).map(|at| &self.records.copies[at])
     }
 
+    /// How many nodes have the blob, for tests.
+    #[cfg(test)]
+    pub(super) fn holders(&self) -> usize {
+        self.records.copies.iter().filter(|copy| copy.holds).count()
+    }
+
     /// Whether another node has the blob, as far as is known.
     pub(super) fn has_holder_beside(&self, node: No, names: &Names) -> bool {
         self.records.copies.iter().any(|copy| copy.holds && copy.node != node && !names.is_gone(copy.node))

@@ -410,6 +410,12 @@ impl Tracker {
         Counts { blobs: self.states.len() as u64, copies: self.copies as u64, ..self.counts }
     }
 
+    /// How many nodes are known to have the blob, for tests.
+    #[cfg(test)]
+    pub(crate) fn holders(&self, blob: &BlobId) -> usize {
+        self.states.get(blob).map_or(0, BlobState::holders)
+    }
+
     /// How long a lease lasts now: three times the p99 of fetches.
     pub fn lease_time(&self) -> Duration {
         (self.fetches.p99() * 3).clamp(LEASE_LEAST, LEASE_MOST)

@@ -18,139 +18,160 @@ fn right(store: &Store, id: &BlobId, part: &Part, offset: u32, len: u32) {
 
 #[test]
 fn a_little_of_a_blob_moves_little_from_the_node_that_has_it() {
-    let (store, ids) = Store::with(4, BLOB_MAX as usize);
-    let nodes = Node::fleet_of(&store, 3);
-    for (n, id) in ids.iter().enumerate() {
-        nodes[0].read(id).unwrap();
-        // The last bytes are in a group that ends with the blob.
-        let offset = [0, 70_000, BLOB_MAX / 2 - 100, BLOB_MAX - 4096][n];
-        let part = nodes[1].fetch_part(id, offset, 4096).unwrap();
-        right(&store, id, &part, offset, 4096);
-    }
-    let (counts, net) = (nodes[1].fleet.counts(), nodes[1].fleet.net_counts());
-    assert_eq!((counts.peer_parts, counts.origin_parts, counts.peer_blobs), (4, 0, 0), "{counts:?}");
-    // All of it: bytes that arrived together with a frame's header were not counted.
-    assert_eq!(
-        (counts.peer_part_bytes, net.blob_bytes_in),
-        (5 << 16, 5 << 16),
-        "one range crosses two groups"
+    undisturbed(
+        || fleet_with(3, 4, BLOB_MAX as usize),
+        |store, ids, nodes| {
+            for (n, id) in ids.iter().enumerate() {
+                nodes[0].read(id).unwrap();
+                known(nodes, &[*id], 1);
+                // The last bytes are in a group that ends with the blob.
+                let offset = [0, 70_000, BLOB_MAX / 2 - 100, BLOB_MAX - 4096][n];
+                let part = nodes[1].fetch_part(id, offset, 4096).unwrap();
+                right(store, id, &part, offset, 4096);
+            }
+            let (counts, net) = (nodes[1].fleet.counts(), nodes[1].fleet.net_counts());
+            assert_eq!((counts.peer_parts, counts.origin_parts, counts.peer_blobs), (4, 0, 0), "{counts:?}");
+            // All of it: bytes that arrived together with a frame's header were not counted.
+            assert_eq!(
+                (counts.peer_part_bytes, net.blob_bytes_in),
+                (5 << 16, 5 << 16),
+                "one range crosses two groups"
+            );
+            let flow = |from: usize, to: usize| nodes[from].fleet.flows()[&nodes[to].fleet.node()];
+            assert_eq!((flow(1, 0).received, flow(0, 1).sent, flow(1, 0).sent), (5 << 16, 5 << 16, 0));
+            assert_eq!((store.fetches(), store.parts.lock().0), (4, 0));
+            // No node is sent to a node that read only a part.
+            for id in ids {
+                assert_eq!(nodes[2].read(id).unwrap(), store.blobs.lock()[id]);
+            }
+            assert_eq!((nodes[2].fleet.counts().failed, nodes[1].fleet.net_counts().blob_bytes_out), (0, 0));
+        },
     );
-    let flow = |from: usize, to: usize| nodes[from].fleet.flows()[&nodes[to].fleet.node()];
-    assert_eq!((flow(1, 0).received, flow(0, 1).sent, flow(1, 0).sent), (5 << 16, 5 << 16, 0));
-    assert_eq!((store.fetches(), store.parts.lock().0), (4, 0));
-    // No node is sent to a node that read only a part.
-    for id in &ids {
-        assert_eq!(nodes[2].read(id).unwrap(), store.blobs.lock()[id]);
-    }
-    assert_eq!((nodes[2].fleet.counts().failed, nodes[1].fleet.net_counts().blob_bytes_out), (0, 0));
 }
 
 #[test]
 fn regression_without_a_holder_one_node_gets_parts_and_the_rest_comes_once_for_all() {
-    let (store, ids) = Store::with(3, 1 << 20);
-    let nodes = Node::fleet_of(&store, 3);
-    for (n, id) in (1..).zip(&ids) {
-        // One node that reads a little fetches parts only, however often.
-        for offset in [500_000, 70_000] {
-            right(&store, id, &nodes[2].fetch_part(id, offset, 4096).unwrap(), offset, 4096);
-        }
-        assert_eq!((store.fetches(), store.parts.lock().0), (n - 1, 3 * n - 1));
-        let begun = base::time::monotonic();
-        let part = nodes[1].fetch_part(id, 70_000, 4096).unwrap();
-        // The store takes 30 ms for a blob and no time for a part.
-        println!("a part after {:?}", begun.elapsed());
-        right(&store, id, &part, 70_000, 4096);
-        soon("the rest follows", || nodes[1].disk.open(id).is_some());
-        right(&store, id, &nodes[0].fetch_part(id, 900_000, 100_000).unwrap(), 900_000, 100_000);
-    }
-    assert_eq!(*store.parts.lock(), (9, 9 << 16));
-    assert_eq!((store.fetches(), store.most()), (3, 1), "each blob once");
-    let parts = nodes.iter().map(|node| node.fleet.counts().origin_parts).collect::<Vec<_>>();
-    assert_eq!((parts, nodes[0].fleet.counts().peer_parts), (vec![0, 3, 6], 3));
+    undisturbed(
+        || fleet_with(3, 3, 1 << 20),
+        |store, ids, nodes| {
+            for (n, id) in (1..).zip(ids) {
+                // One node that reads a little fetches parts only, however often.
+                for offset in [500_000, 70_000] {
+                    right(store, id, &nodes[2].fetch_part(id, offset, 4096).unwrap(), offset, 4096);
+                }
+                assert_eq!((store.fetches(), store.parts.lock().0), (n - 1, 3 * n - 1));
+                let begun = base::time::monotonic();
+                let part = nodes[1].fetch_part(id, 70_000, 4096).unwrap();
+                // The store takes 30 ms for a blob and no time for a part.
+                println!("a part after {:?}", begun.elapsed());
+                right(store, id, &part, 70_000, 4096);
+                soon("the rest follows", || nodes[1].disk.open(id).is_some());
+                right(store, id, &nodes[0].fetch_part(id, 900_000, 100_000).unwrap(), 900_000, 100_000);
+            }
+            assert_eq!(*store.parts.lock(), (9, 9 << 16));
+            assert_eq!((store.fetches(), store.most()), (3, 1), "each blob once");
+            let parts = nodes.iter().map(|node| node.fleet.counts().origin_parts).collect::<Vec<_>>();
+            assert_eq!((parts, nodes[0].fleet.counts().peer_parts), (vec![0, 3, 6], 3));
+        },
+    );
 }
 
 /// A node that has parts asks for the rest as parts only while it is the only one.
 #[test]
 fn the_rest_comes_by_parts_only_where_nobody_else_wants_the_blob() {
-    let (store, ids) = Store::with(2, 1 << 20);
-    let nodes = Node::fleet_of(&store, 3);
-    let rest_by_parts = |node: usize, id: &BlobId| nodes[node].fleet.rest_by_parts(id);
-    for id in &ids {
-        right(&store, id, &nodes[2].fetch_part(id, 70_000, 4096).unwrap(), 70_000, 4096);
-        assert!(rest_by_parts(2, id) && rest_by_parts(2, id), "however often it asks");
-        right(&store, id, &nodes[2].fetch_part(id, 0, 4096).unwrap(), 0, 4096);
-    }
-    assert_eq!(store.fetches(), 0, "asking fetches nothing");
-    // Another that has a part fetches the whole for all, and who asked first has it from there.
-    nodes[1].fetch_part(&ids[0], 70_000, 4096).unwrap();
-    soon("the rest follows", || nodes[1].disk.open(&ids[0]).is_some());
-    assert!(!rest_by_parts(2, &ids[0]) && !rest_by_parts(0, &ids[0]));
-    assert_eq!(nodes[2].read(&ids[0]).unwrap(), store.blobs.lock()[&ids[0]]);
-    // Another that only asks gets the lease with that, and by it fetches the whole.
-    assert!(!rest_by_parts(1, &ids[1]));
-    assert_eq!(nodes[1].read(&ids[1]).unwrap(), store.blobs.lock()[&ids[1]]);
-    assert_eq!((store.fetches(), store.most()), (2, 1), "each blob once");
+    undisturbed(
+        || fleet_with(3, 2, 1 << 20),
+        |store, ids, nodes| {
+            let rest_by_parts = |node: usize, id: &BlobId| nodes[node].fleet.rest_by_parts(id);
+            for id in ids {
+                right(store, id, &nodes[2].fetch_part(id, 70_000, 4096).unwrap(), 70_000, 4096);
+                assert!(rest_by_parts(2, id) && rest_by_parts(2, id), "however often it asks");
+                right(store, id, &nodes[2].fetch_part(id, 0, 4096).unwrap(), 0, 4096);
+            }
+            assert_eq!(store.fetches(), 0, "asking fetches nothing");
+            // Another that has a part fetches the whole for all, and who asked first has it from there.
+            nodes[1].fetch_part(&ids[0], 70_000, 4096).unwrap();
+            soon("the rest follows", || nodes[1].disk.open(&ids[0]).is_some());
+            assert!(!rest_by_parts(2, &ids[0]) && !rest_by_parts(0, &ids[0]));
+            assert_eq!(nodes[2].read(&ids[0]).unwrap(), store.blobs.lock()[&ids[0]]);
+            // Another that only asks gets the lease with that, and by it fetches the whole.
+            assert!(!rest_by_parts(1, &ids[1]));
+            assert_eq!(nodes[1].read(&ids[1]).unwrap(), store.blobs.lock()[&ids[1]]);
+            assert_eq!((store.fetches(), store.most()), (2, 1), "each blob once");
+        },
+    );
 }
 
 #[test]
 fn regression_of_what_a_depot_has_each_gets_its_part_and_the_rest_does_not_follow() {
-    let (store, ids) = Store::with(3, BLOB_MAX as usize);
-    let depot = Node::start(&store, Role::Depot, None);
-    let nodes = [1, 2].map(|_| Node::start(&store, Role::Node, Some(&depot)));
-    let nodes: Vec<Node> = [depot].into_iter().chain(nodes).collect();
-    see_each_other(&nodes);
-    for id in &ids {
-        let bytes = store.blobs.lock()[id].clone();
-        nodes[0].disk.0.put(id, &Sums::of(&bytes), &bytes).unwrap();
-        for node in &nodes[1..] {
-            right(&store, id, &node.fetch_part(id, 70_000, 4096).unwrap(), 70_000, 4096);
-            // A note gives the lease back.
-            std::thread::sleep(Duration::from_millis(100));
+    let start = || {
+        let (store, ids) = Store::with(3, BLOB_MAX as usize);
+        let depot = Node::start(&store, Role::Depot, None);
+        let nodes = [1, 2].map(|_| Node::start(&store, Role::Node, Some(&depot)));
+        let nodes: Vec<Node> = [depot].into_iter().chain(nodes).collect();
+        see_each_other(&nodes);
+        (store, ids, nodes)
+    };
+    undisturbed(start, |store, ids, nodes| {
+        for id in ids {
+            let bytes = store.blobs.lock()[id].clone();
+            nodes[0].disk.0.put(id, &Sums::of(&bytes), &bytes).unwrap();
+            for node in &nodes[1..] {
+                right(store, id, &node.fetch_part(id, 70_000, 4096).unwrap(), 70_000, 4096);
+                // A note gives the lease back.
+                std::thread::sleep(Duration::from_millis(100));
+            }
         }
-    }
-    for node in &nodes[1..] {
-        let (counts, net) = (node.fleet.counts(), node.fleet.net_counts());
-        assert_eq!(
-            (counts.depot_parts, counts.peer_parts, net.blob_bytes_in, node.fleet.under_way()),
-            (3, 0, 3 << 16, 0),
-            "{counts:?}"
-        );
-        assert_eq!((counts.origin_told, counts.origin_parts, counts.failed), (0, 0, 0), "{counts:?}");
-    }
-    assert_eq!((store.fetches(), store.parts.lock().0), (0, 0));
+        for node in &nodes[1..] {
+            let (counts, net) = (node.fleet.counts(), node.fleet.net_counts());
+            assert_eq!(
+                (counts.depot_parts, counts.peer_parts, net.blob_bytes_in, node.fleet.under_way()),
+                (3, 0, 3 << 16, 0),
+                "{counts:?}"
+            );
+            assert_eq!((counts.origin_told, counts.origin_parts, counts.failed), (0, 0, 0), "{counts:?}");
+        }
+        assert_eq!((store.fetches(), store.parts.lock().0), (0, 0));
+    });
 }
 
 #[test]
 fn regression_parts_have_longer_the_more_are_wanted_at_once() {
-    let (store, ids) = Store::with(1, BLOB_MAX as usize);
-    let nodes = Node::fleet_of(&store, 2);
-    let inner = &nodes[1].fleet.inner;
-    nodes[0].read(&ids[0]).unwrap();
-    nodes[1].fetch_part(&ids[0], 0, 4096).unwrap();
-    assert_eq!(inner.parts.load(Ordering::SeqCst), 0, "finished ones do not count");
-    assert!(inner.pace().peer < Duration::from_millis(500), "{:?}", inner.pace());
-    // 64 parts of 192 KiB take half a second on a link of 200 Mbit/s.
-    inner.parts.store(64, Ordering::SeqCst);
-    assert!(inner.pace().peer > Duration::from_secs(1), "{:?}", inner.pace());
-    inner.parts.store(0, Ordering::SeqCst);
+    undisturbed(
+        || fleet_with(2, 1, BLOB_MAX as usize),
+        |_, ids, nodes| {
+            let inner = &nodes[1].fleet.inner;
+            nodes[0].read(&ids[0]).unwrap();
+            nodes[1].fetch_part(&ids[0], 0, 4096).unwrap();
+            assert_eq!(inner.parts.load(Ordering::SeqCst), 0, "finished ones do not count");
+            assert!(inner.pace().peer < Duration::from_millis(500), "{:?}", inner.pace());
+            // 64 parts of 192 KiB take half a second on a link of 200 Mbit/s.
+            inner.parts.store(64, Ordering::SeqCst);
+            assert!(inner.pace().peer > Duration::from_secs(1), "{:?}", inner.pace());
+            inner.parts.store(0, Ordering::SeqCst);
+        },
+    );
 }
 
 #[test]
 fn a_part_that_many_want_at_once_is_fetched_once() {
-    let (store, ids) = Store::with(1, 1 << 20);
-    let nodes = Node::fleet_of(&store, 6);
-    let begin = Barrier::new(nodes.len());
-    std::thread::scope(|scope| {
-        for node in &nodes {
-            scope.spawn(|| {
-                begin.wait();
-                right(&store, &ids[0], &node.fetch_part(&ids[0], 0, 100).unwrap(), 0, 100);
+    undisturbed(
+        || fleet_with(6, 1, 1 << 20),
+        |store, ids, nodes| {
+            let begin = Barrier::new(nodes.len());
+            std::thread::scope(|scope| {
+                for node in nodes {
+                    scope.spawn(|| {
+                        begin.wait();
+                        right(store, &ids[0], &node.fetch_part(&ids[0], 0, 100).unwrap(), 0, 100);
+                    });
+                }
             });
-        }
-    });
-    soon("the rest is here", || nodes.iter().any(|node| node.disk.open(&ids[0]).is_some()));
-    let troubles = troubles(&nodes);
-    assert!(store.fetches() <= 1 + troubles && store.parts.lock().0 <= 2, "{:?}", store.parts.lock());
+            soon("the rest is here", || nodes.iter().any(|node| node.disk.open(&ids[0]).is_some()));
+            let troubles = troubles(nodes);
+            assert!(store.fetches() <= 1 + troubles && store.parts.lock().0 <= 2, "{:?}", store.parts.lock());
+        },
+    );
 }
 
 #[test]
@@ -203,31 +224,34 @@ fn neighbours_are_asked_about_together() {
 }
 
 fn questions_of_sixteen_readers() -> u64 {
-    let (store, ids) = Store::with(16, 50_000);
-    let nodes = Node::fleet_of(&store, 2);
-    let own = nodes[0].fleet.node();
-    let tracked = |group: &u64| nodes[1].fleet.inner.placed.lock().trackers(Group(*group))[0] == own;
-    let group = (0..1000).find(tracked).unwrap();
-    for node in &nodes {
-        for (n, id) in ids.iter().enumerate() {
-            node.fleet.inner.groups.learn(id, group * super::super::groups::TOGETHER + n as u64);
-        }
-    }
-    ids.iter().for_each(|id| drop(nodes[0].read(id).unwrap()));
-    let begin = Barrier::new(ids.len());
-    std::thread::scope(|scope| {
-        for id in &ids {
-            scope.spawn(|| {
-                begin.wait();
-                assert_eq!(nodes[1].read(id).unwrap(), store.blobs.lock()[id]);
+    undisturbed(
+        || fleet_with(2, 16, 50_000),
+        |store, ids, nodes| {
+            let own = nodes[0].fleet.node();
+            let tracked = |group: &u64| nodes[1].fleet.inner.placed.lock().trackers(Group(*group))[0] == own;
+            let group = (0..1000).find(tracked).unwrap();
+            for node in nodes {
+                for (n, id) in ids.iter().enumerate() {
+                    node.fleet.inner.groups.learn(id, group * super::super::groups::TOGETHER + n as u64);
+                }
+            }
+            ids.iter().for_each(|id| drop(nodes[0].read(id).unwrap()));
+            let begin = Barrier::new(ids.len());
+            std::thread::scope(|scope| {
+                for id in ids {
+                    scope.spawn(|| {
+                        begin.wait();
+                        assert_eq!(nodes[1].read(id).unwrap(), store.blobs.lock()[id]);
+                    });
+                }
             });
-        }
-    });
-    let (counts, answered) = (nodes[1].fleet.counts(), nodes[0].fleet.counts().answered);
-    println!("{} questions about {} blobs", counts.asks, ids.len());
-    assert_eq!(answered, counts.asks, "each question should be answered: {counts:?}");
-    assert_eq!((counts.peer_blobs, store.fetches()), (16, 16));
-    counts.asks
+            let (counts, answered) = (nodes[1].fleet.counts(), nodes[0].fleet.counts().answered);
+            println!("{} questions about {} blobs", counts.asks, ids.len());
+            assert_eq!(answered, counts.asks, "each question should be answered: {counts:?}");
+            assert_eq!((counts.peer_blobs, store.fetches()), (16, 16));
+            counts.asks
+        },
+    )
 }
 
 /// A part is being requested, or the whole is being fetched behind it, and a reader on the same node wants
