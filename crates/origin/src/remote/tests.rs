@@ -1,20 +1,20 @@
 //! Faults, users' mistakes, and the cost of each operation, against an S3 server in this process.
 
+mod arriving;
+
 use std::fs;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use base::BlobId;
 use base::time::BootTime;
 use base::trial::{at_some_scale, in_time};
-use blob::source::Onto;
 use blob::{BlobError, BlobSource, Origin, Records, Sums};
 use http::Method;
-use parking_lot::Mutex;
 use s3server::{Azure, BUCKET, Canned, Fault, KEY, Minio, Proxy, Rule, SECRET, Server, environment};
 
-use super::layout::{HEAD, head_of};
+use super::layout::head_of;
 use super::stats::Kind;
 use super::{Environment, Limits, Mistake, Remote, RemoteSpec};
 use crate::tests::noise;
@@ -55,6 +55,11 @@ fn short() -> Limits {
 
 fn deadlines(deadline: Duration) -> Limits {
     Limits { read_deadline: deadline, write_deadline: deadline, ..Limits::default() }
+}
+
+/// No second GET, which a busy machine would cause: each request counts.
+fn unhedged() -> Limits {
+    Limits { hedge: false, ..Limits::default() }
 }
 
 /// A proxy before the server, and an origin behind it with one blob.
@@ -261,7 +266,7 @@ fn regression_refused_deletes_and_writes_refuse_no_read() {
 #[test]
 fn regression_a_page_for_people_is_waited_out_as_an_outage_is() {
     for (seed, page) in [Canned::Page, Canned::BarePage].into_iter().enumerate() {
-        let (proxy, remote, id, bytes) = behind(263 + seed as u64, short());
+        let (proxy, remote, id, bytes) = behind(263 + seed as u64, Limits::default());
         let reads: [&(dyn Fn() + Sync); 3] = [
             &|| assert!(remote.fetch(&id).unwrap().1 == bytes),
             &|| {
@@ -284,12 +289,18 @@ fn regression_a_page_for_people_is_waited_out_as_an_outage_is() {
                 read.join().unwrap();
             });
         }
-        proxy.add(Rule::new(Fault::Answer(page)));
-        let error = remote.fetch(&id).unwrap_err();
-        assert!(
-            matches!(&error, BlobError::Unavailable(why) if why.contains("check the endpoint")),
-            "{error}"
-        );
+        at_some_scale(|scale| {
+            let limits = deadlines(scale * Duration::from_secs(2));
+            let hasty = Remote::open(remote.spec(), &keys(), limits, Access::ReadOnly).unwrap();
+            proxy.add(Rule::new(Fault::Answer(page.clone())));
+            let error = hasty.fetch(&id).unwrap_err();
+            proxy.faults().clear();
+            match &error {
+                BlobError::Unavailable(why) if why.contains("check the endpoint") => Ok(()),
+                other => Err(other.to_string()),
+            }
+        })
+        .unwrap();
     }
 }
 
@@ -324,11 +335,11 @@ fn follows_within_the_deadline(scale: u32) -> Result<(), String> {
 #[test]
 fn regression_an_unseen_origin_is_seen_before_it_is_changed() {
     let (proxy, remote, id, bytes) = behind(267, short());
-    let unseen = |volume: &str| {
-        Remote::open_unseen(remote.spec(), &keys(), short(), Access::ReadWrite, volume).unwrap()
+    let unseen = |volume: &str, limits| {
+        Remote::open_unseen(remote.spec(), &keys(), limits, Access::ReadWrite, volume).unwrap()
     };
     proxy.down();
-    let (ours, others) = (unseen(remote.volume()), unseen("another"));
+    let (ours, others) = (unseen(remote.volume(), short()), unseen("another", Limits::default()));
     assert!(matches!(ours.remove(&id), Err(BlobError::Unavailable(_))));
     assert!(ours.see().is_err());
     proxy.up();
@@ -394,13 +405,25 @@ fn everything_at_once_gives_right_bytes_or_an_error() {
 
 #[test]
 fn an_outage_is_waited_for_up_to_the_deadline() {
-    let (proxy, remote, id, bytes) = behind(5, short());
+    let (proxy, remote, id, bytes) = behind(5, Limits::default());
+    at_some_scale(|scale| {
+        let limits = deadlines(scale * Duration::from_secs(2));
+        let hasty = Remote::open(remote.spec(), &keys(), limits, Access::ReadOnly).unwrap();
+        proxy.down();
+        let error = hasty.fetch(&id).unwrap_err().to_string();
+        proxy.up();
+        let says_why = error.contains("nothing listens at") && error.contains("tried");
+        says_why.then_some(()).ok_or(error)
+    })
+    .unwrap();
     proxy.down();
-    let error = remote.fetch(&id).unwrap_err().to_string();
-    assert!(error.contains("nothing listens at") && error.contains("tried"), "{error}");
+    let retries = remote.stats().retries;
     std::thread::scope(|scope| {
         let read = scope.spawn(|| remote.fetch(&id).unwrap().1);
-        std::thread::sleep(Duration::from_millis(400));
+        while remote.stats().retries == retries {
+            assert!(!read.is_finished(), "it was not waited for");
+            std::thread::sleep(Duration::from_millis(5));
+        }
         proxy.up();
         assert!(read.join().unwrap() == bytes);
     });
@@ -553,7 +576,7 @@ fn an_origin_that_was_emptied_is_away_and_not_without_blobs() {
 #[test]
 fn each_operation_costs_the_requests_that_it_must() {
     let server = Server::start();
-    let remote = fresh(&server.endpoint(), short());
+    let remote = fresh(&server.endpoint(), unhedged());
     let bytes = noise(1 << 20, 9);
     let cost = |work: &dyn Fn()| {
         let before = server.counts();
@@ -722,14 +745,16 @@ fn renewed_keys_are_taken_from_their_file() {
 fn a_refused_key_is_not_asked_for_again_at_once() {
     let (proxy, remote, id, bytes) = behind(61, short());
     proxy.add(Rule::new(Fault::Answer(Canned::UnknownKey)));
-    let before = remote.stats().requests(Kind::Get);
+    let (before, begin) = (remote.stats().requests(Kind::Get), Instant::now());
     for _ in 0..50 {
         let error = remote.fetch(&id).unwrap_err();
         assert!(matches!(&error, BlobError::Refused(why) if why.contains("AWS_ACCESS_KEY_ID")), "{error}");
         says_no_secret(&error.to_string());
     }
     let asked = remote.stats().requests(Kind::Get) - before;
-    assert!(asked <= 3, "{asked} requests for 50 reads");
+    // There is a trial after a second, and then after two.
+    let most = 3 + 2 * begin.elapsed().as_secs();
+    assert!(asked <= most.min(20), "{asked} requests for 50 reads");
     assert!(remote.stats().refusals >= 50, "each of them is counted: {}", remote.stats().refusals);
     let refused = remote.refusals();
     assert_eq!((refused.len(), refused[0].what(), refused[0].cause()), (1, "everything", "credentials"));
@@ -748,103 +773,21 @@ fn a_refused_key_is_not_asked_for_again_at_once() {
 fn the_stores_clock_is_compared_with_ours() {
     let (proxy, remote, ..) = behind(62, short());
     let ahead = || Remote::clock_ahead(remote.spec(), &keys()).unwrap().unwrap();
-    assert!(ahead().abs() <= 2, "{}", ahead());
+    // The time that an answer takes counts too, so there are several attempts.
+    let is_about = |right: i64| (0..10).any(|_| (right - 2..=right + 2).contains(&ahead()));
+    assert!(is_about(0), "{}", ahead());
     proxy.add(Rule::new(Fault::Clock(3600)));
-    assert!((-3602..=-3598).contains(&ahead()), "we are an hour behind: {}", ahead());
+    assert!(is_about(-3600), "we are an hour behind: {}", ahead());
     // A wrong clock leads to refusals, and such an answer has the time as well.
     proxy.add(Rule::new(Fault::Answer(Canned::ClockSkew)));
-    assert!((-3602..=-3598).contains(&ahead()), "{}", ahead());
+    assert!(is_about(-3600), "{}", ahead());
     proxy.down();
     assert!(Remote::clock_ahead(remote.spec(), &keys()).is_err());
 }
 
-/// Receives a blob as it arrives.
-#[derive(Default)]
-struct Growing {
-    came: AtomicU64,
-    bytes: Mutex<Vec<u8>>,
-    size: AtomicU64,
-    refuses: bool,
-}
-
-impl Onto for Growing {
-    fn came(&self, bytes: u64) {
-        self.came.fetch_add(bytes, Ordering::Relaxed);
-    }
-
-    fn take(&self, sums: &Sums, offset: u32, bytes: &[u8]) -> bool {
-        let mut all = self.bytes.lock();
-        assert!(offset as usize <= all.len(), "the bytes before it have arrived");
-        self.size.store(u64::from(sums.size()), Ordering::Relaxed);
-        let new = (all.len() - offset as usize).min(bytes.len());
-        all.extend_from_slice(&bytes[new..]);
-        !self.refuses
-    }
-
-    fn is_whole(&self) -> bool {
-        let all = self.bytes.lock();
-        !self.refuses && all.len() as u64 == self.size.load(Ordering::Relaxed) && !all.is_empty()
-    }
-}
-
-/// Many GETs that share a line are all slow: each was hedged, and the line became even slower.
-#[test]
-fn regression_what_comes_slowly_is_not_asked_for_twice() {
-    let (proxy, remote, id, bytes) = behind(13, Limits::default());
-    proxy.add(Rule::new(Fault::Trickle(100_000)).only(Method::GET).times(1));
-    let growing = Arc::new(Growing::default());
-    let onto: Arc<dyn Onto> = growing.clone();
-    let begin = Instant::now();
-    std::thread::scope(|scope| {
-        let fetched = scope.spawn(|| remote.fetch_onto(&id, &onto).unwrap());
-        while growing.bytes.lock().len() < 50_000 {
-            assert!(begin.elapsed() < Duration::from_secs(120) && !fetched.is_finished());
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        assert!(!fetched.is_finished() && !onto.is_whole(), "the beginning should be here before the end");
-        assert!(fetched.join().unwrap().is_none(), "the fetch should leave all bytes to the receiver");
-    });
-    assert!(begin.elapsed() > Duration::from_secs(2), "{:?}", begin.elapsed());
-    assert_eq!(remote.stats().hedges, 0);
-    assert!(*growing.bytes.lock() == bytes);
-    assert_eq!(
-        growing.came.load(Ordering::Relaxed),
-        300_000 + u64::from(HEAD),
-        "and a waiter can see it arrive"
-    );
-}
-
-#[test]
-fn a_blob_that_nobody_takes_as_it_comes_is_given_whole() {
-    let (proxy, remote, id, bytes) = behind(14, Limits::default());
-    let refusing: Arc<dyn Onto> = Arc::new(Growing { refuses: true, ..Growing::default() });
-    let before = remote.stats().requests(Kind::Get);
-    assert!(remote.fetch_onto(&id, &refusing).unwrap().unwrap().1 == bytes);
-    assert_eq!(remote.stats().requests(Kind::Get) - before, 1);
-    // The first answer is corrupt, in the sums or in the bytes: the second is compared as a whole.
-    for fault in [Fault::Flip, Fault::Shorten(1000)] {
-        proxy.add(Rule::new(fault).only(Method::GET).times(1));
-        let onto: Arc<dyn Onto> = Arc::new(Growing::default());
-        let whole = remote.fetch_onto(&id, &onto).unwrap();
-        assert!(whole.is_none_or(|whole| whole.1 == bytes));
-        proxy.faults().clear();
-    }
-}
-
-/// The lease went to another node meanwhile, because nothing seemed to arrive.
-#[test]
-fn regression_the_second_answer_after_a_spoilt_one_is_seen_to_come() {
-    let (proxy, remote, id, bytes) = behind(16, Limits::default());
-    proxy.add(Rule::new(Fault::Flip).only(Method::GET).times(1));
-    let growing = Arc::new(Growing { refuses: true, ..Growing::default() });
-    let onto: Arc<dyn Onto> = growing.clone();
-    assert!(remote.fetch_onto(&id, &onto).unwrap().unwrap().1 == bytes);
-    assert_eq!(growing.came.load(Ordering::Relaxed), 2 * (300_000 + u64::from(HEAD)));
-}
-
 #[test]
 fn the_first_part_of_a_blob_is_one_request() {
-    let (_proxy, remote, id, bytes) = behind(15, Limits::default());
+    let (_proxy, remote, id, bytes) = behind(15, unhedged());
     for (offset, gets) in [(0, 1), (70_000, 2), (250_000, 2)] {
         remote.recent.forget(&id);
         let before = remote.stats().requests(Kind::Get);
