@@ -393,9 +393,9 @@ fn troubles(nodes: &[Node]) -> u64 {
     nodes.iter().map(of).sum()
 }
 
-/// Checks what nodes do that get their answers in time. If something took longer than a node waits for it, the
-/// nodes may do something else instead. A busy machine causes that now and then, and it is counted. So a check
-/// that fails beside a trouble is made again, with other nodes.
+/// Checks what nodes do that get their answers in time. If something takes longer than a node waits for it,
+/// the node does something else instead. A busy machine causes that now and then, and it is counted. So a
+/// check that fails beside a trouble is made again, with other nodes.
 fn undisturbed<T>(
     start: impl Fn() -> (Arc<Store>, Vec<BlobId>, Vec<Node>),
     check: impl Fn(&Arc<Store>, &[BlobId], &[Node]) -> T,
