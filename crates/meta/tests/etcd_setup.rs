@@ -170,7 +170,7 @@ fn a_node_keeps_its_number_and_gets_new_epochs() {
     let found = open().join(&node(1)).unwrap_err().to_string();
     assert!(found.contains("\"machine-a\"") && found.contains("wait ") && found.contains("twice"), "{found}");
     let renewed = first.renew().unwrap();
-    assert!(renewed.remaining > Duration::from_secs(50) && renewed.remaining <= Duration::from_secs(60));
+    assert!(renewed.remaining > Duration::from_secs(30) && renewed.remaining <= Duration::from_secs(60));
     first.commit(put("a", "1")).unwrap();
     first.leave().unwrap();
     first.leave().unwrap();
@@ -182,7 +182,7 @@ fn a_node_keeps_its_number_and_gets_new_epochs() {
         (rows[1].host.as_str(), rows[1].address.as_str(), rows[1].node),
         ("machine-a", "10.0.0.1:7", [2; 16])
     );
-    assert!(rows[1].expires_in_ms > 45_000, "{rows:?}");
+    assert!(rows[1].expires_in_ms > 20_000, "{rows:?}");
     assert!(open().renew().unwrap_err().to_string().contains("join first"));
 }
 
@@ -207,21 +207,27 @@ fn a_session_that_was_taken_over_or_expired_is_fenced() {
     new.renew().unwrap();
     assert_eq!(old.get(&key("a")).unwrap().as_deref(), Some(&b"new"[..]));
 
-    let brief = open();
-    brief.join(&Join { ttl: Duration::from_millis(200), ..node(3) }).unwrap();
-    let begun = Instant::now();
-    let mut done = 0;
-    while !is_fenced(brief.commit(add())) {
-        done += 1;
-        assert!(begun.elapsed() < Duration::from_secs(20));
-        thread::sleep(Duration::from_millis(5));
+    let (brief, begun, mut done) = (open(), Instant::now(), 0);
+    // On a busy machine a session may be over before its first commit. Then the next one lasts longer.
+    let mut last = Session { number: 0, epoch: 0 };
+    for ttl in [200, 1_000, 4_000, 16_000] {
+        let join = Join { ttl: Duration::from_millis(ttl), take_over: last.epoch > 0, ..node(3) };
+        last = brief.join(&join).unwrap();
+        while !is_fenced(brief.commit(add())) {
+            done += 1;
+            assert!(begun.elapsed() < Duration::from_secs(120));
+            thread::sleep(Duration::from_millis(5));
+        }
+        if done > 0 {
+            break;
+        }
     }
     assert!(done > 0 && matches!(brief.renew(), Err(StoreError::Fenced(_))));
     assert_eq!(number(&new), done);
     let row = new.sessions().unwrap().remove(1);
     assert!(!row.alive && row.expires_in_ms < 0, "{row:?}");
     // The same node may join at once.
-    assert_eq!(open().join(&node(3)).unwrap().epoch, 2);
+    assert_eq!(open().join(&node(3)).unwrap().epoch, last.epoch + 1);
     // A store that joins again commits again.
     brief.join(&Join { take_over: true, ..node(3) }).unwrap();
     brief.commit(add()).unwrap();

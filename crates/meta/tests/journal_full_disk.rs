@@ -58,12 +58,15 @@ fn count(journal: &Journal) -> u32 {
     journal.scan(&range([], [0xFF; 9]), usize::MAX).unwrap().len() as u32
 }
 
+/// How often something is tried again, after a pause of 50 ms.
+const TRIES: usize = 1200;
+
 /// Retries the commit for a short time, until the journal notices that there is room.
 fn insist(journal: &Journal, what: &str, commit: impl Fn() -> Commit) {
     let mut tries = 0;
     while let Err(error) = journal.commit(commit()) {
         tries += 1;
-        assert!(tries < 100, "{what}: {error:?} {:?}", journal.stats());
+        assert!(tries < TRIES, "{what}: {error:?} {:?}", journal.stats());
         std::thread::sleep(Duration::from_millis(50));
     }
 }
@@ -78,11 +81,11 @@ fn remove_all(journal: &Journal, rows: u32) {
     // The filesystem frees deleted space when it commits the deletion: a busy one may report "full" a few
     // more times.
     let drained = || journal.flush().and_then(|_| journal.drain());
-    let tries = (0..100)
+    let tries = (0..TRIES)
         .take_while(|_| drained().is_err())
         .inspect(|_| std::thread::sleep(Duration::from_millis(50)))
         .count();
-    assert!(tries < 100, "after removing all: {:?}", journal.stats());
+    assert!(tries < TRIES, "after removing all: {:?}", journal.stats());
     assert_eq!(count(journal), 0);
 }
 

@@ -24,6 +24,12 @@ fn open(target: &Target) -> Postgres {
     Postgres::open(target, Options::default()).unwrap()
 }
 
+/// A store whose commits may wait for a lock as long as a test likes.
+fn patient(target: &Target) -> Postgres {
+    let options = Options { patience: Duration::from_secs(60), ..Options::default() };
+    Postgres::open(target, options).unwrap()
+}
+
 fn add(name: &str, by: i64) -> Commit {
     Commit { adds: vec![(key(name), by)], ..Commit::default() }
 }
@@ -110,7 +116,27 @@ impl Other {
     }
 
     fn run(&self, text: &str) {
-        self.0.block_on(self.1.batch_execute(text)).unwrap();
+        self.try_run(text).unwrap();
+    }
+
+    fn try_run(&self, text: &str) -> Result<(), tokio_postgres::Error> {
+        self.0.block_on(self.1.batch_execute(text))
+    }
+
+    /// Waits until a process of the server waits for a lock that this connection has. `eyes` looks. Returns
+    /// that process.
+    fn waited_for(&self, eyes: &Other) -> Option<i32> {
+        let row = self.0.block_on(self.1.query_one("select pg_backend_pid()", &[])).unwrap();
+        let me: i32 = row.get(0);
+        let query = format!("select pid from pg_stat_activity where {me} = any(pg_blocking_pids(pid))");
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_secs(30) {
+            if let Some(row) = eyes.0.block_on(eyes.1.query_opt(&query, &[])).unwrap() {
+                return Some(row.get(0));
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        None
     }
 }
 
@@ -118,41 +144,49 @@ impl Other {
 fn a_commit_that_the_server_picks_against_a_deadlock_is_tried_again() {
     let Some(server) = Server::shared() else { return };
     let target = server.volume();
-    let store = open(&target);
+    let store = patient(&target);
     store.commit(put("a", "1")).unwrap();
     store.commit(put("b", "1")).unwrap();
     let deadlocks = || -> u64 {
         server.sql("select pg_stat_force_next_flush(); select deadlocks from pg_stat_database where datname = 'covey'").trim().parse().unwrap()
     };
-    let before = deadlocks();
     let lock = |row: &str| {
         format!(
             "select 1 from covey_kv where k = '{row}' and volume = (select id from covey_volume where name = '{}') for update",
             target.volume
         )
     };
-    let other = Other::new(server);
-    other.run(&format!("begin; {}", lock("b")));
-    thread::scope(|scope| {
-        let waiting = scope.spawn(|| {
-            // It has `a` and waits for `b`.
-            let both = Commit { puts: vec![(key("b"), value("2")), (key("a"), value("2"))], ..add("n", 1) };
-            store.commit(both).unwrap();
-        });
-        thread::sleep(Duration::from_millis(300));
-        other.run(&lock("a"));
-        other.run("commit");
-        waiting.join().unwrap();
+    let (other, eyes) = (Other::new(server), Other::new(server));
+    // The server looks for a deadlock when a commit has waited for a second. On a busy machine there may be
+    // none by then, and the other one is picked.
+    let is_picked = || {
+        other.run(&format!("begin; {}", lock("b")));
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| {
+                // It has `a` and waits for `b`.
+                let puts = vec![(key("b"), value("2")), (key("a"), value("2"))];
+                store.commit(Commit { puts, ..add("n", 1) }).unwrap();
+            });
+            other.waited_for(&eyes).expect("it waits");
+            let is_picked = other.try_run(&lock("a")).is_ok();
+            other.run(if is_picked { "commit" } else { "rollback" });
+            waiting.join().unwrap();
+            is_picked
+        })
+    };
+    let before = (1..20).find_map(|done| {
+        let before = deadlocks();
+        let is_picked = is_picked();
+        assert_eq!(counter(&store, "n"), done);
+        is_picked.then_some(before)
     });
-    assert_eq!(counter(&store, "n"), 1);
+    let before = before.expect("it is picked");
     assert_eq!(store.get(&key("a")).unwrap(), Some(value("2")));
-    for _ in 0..50 {
-        if deadlocks() > before {
-            return;
-        }
+    let begun = Instant::now();
+    while deadlocks() == before {
+        assert!(begun.elapsed() < Duration::from_secs(60), "the server noticed no deadlock");
         thread::sleep(Duration::from_millis(100));
     }
-    panic!("the server noticed no deadlock");
 }
 
 /// Commits that name the same rows in different orders, with every kind of check and change. Each success
@@ -282,7 +316,7 @@ fn removing_a_directory_and_creating_in_it_exclude_each_other() {
 fn a_checked_row_is_kept_until_the_commit_ends() {
     let Some(server) = Server::shared() else { return };
     let target = server.volume();
-    let store = open(&target);
+    let (store, eyes) = (patient(&target), Other::new(server));
     for (n, expect) in [Expect::Exists, Expect::Is(value("d"))].into_iter().enumerate() {
         store.commit(put("dir", "d")).unwrap();
         store.commit(put("zz", "")).unwrap();
@@ -300,7 +334,7 @@ fn a_checked_row_is_kept_until_the_commit_ends() {
             let mut waits = create(format!("dir/a {n}"));
             waits.puts.push((key("zz"), value("new")));
             let waits = scope.spawn(|| is_conflict(store.commit(waits)));
-            thread::sleep(Duration::from_millis(300));
+            other.waited_for(&eyes).expect("it waits");
             assert!(!is_conflict(store.commit(create(format!("dir/b {n}")))), "it shares the row");
             store.commit(del(format!("dir/b {n}"))).unwrap();
             let remove = Commit { empty: vec![range("dir/", "dir0")], ..del("dir") };
@@ -360,13 +394,20 @@ fn a_server_may_crash_and_restart_in_the_middle_of_commits() {
                 }
             });
         }
-        for _ in 0..3 {
+        let works = || {
+            let (before, begun) = (done.load(Ordering::SeqCst), Instant::now());
             thread::sleep(Duration::from_millis(200));
+            while done.load(Ordering::SeqCst) < before + 6 && begun.elapsed() < Duration::from_secs(60) {
+                thread::sleep(Duration::from_millis(10));
+            }
+        };
+        for _ in 0..3 {
+            works();
             server.down();
             thread::sleep(Duration::from_millis(100));
             server.up();
         }
-        thread::sleep(Duration::from_millis(200));
+        works();
         stop.store(true, Ordering::SeqCst);
     });
     assert!(done.load(Ordering::SeqCst) > 20);
@@ -377,11 +418,30 @@ fn a_server_may_crash_and_restart_in_the_middle_of_commits() {
 #[test]
 fn a_server_that_hangs_is_an_error_after_the_patience() {
     let Some(server) = Server::shared() else { return };
+    base::trial::at_some_scale(|scale| hangs(server, scale * Duration::from_secs(1))).unwrap();
+}
+
+/// An error if the patience ended before the server was stopped, or after it went on, as on a busy machine.
+fn hangs(server: &Server, patience: Duration) -> Result<(), String> {
+    let late = |error: &dyn std::fmt::Debug| format!("{error:?}");
     let target = server.volume();
-    let options = Options { lanes: 1, patience: Duration::from_secs(1), ..Options::default() };
-    let store = Postgres::open(&target, options).unwrap();
-    store.commit(add("n", 1)).unwrap();
-    let pid = server.sql("select pid from pg_stat_activity where query like '%covey_commit_1%' and application_name = 'covey' and state = 'idle' order by query_start desc limit 1");
+    let options = Options { lanes: 1, patience, ..Options::default() };
+    let store = Postgres::open(&target, options).map_err(|error| late(&error))?;
+    store.commit(add("n", 1)).map_err(|error| late(&error))?;
+    // The process is the one that waits for a row of this volume.
+    let (other, eyes) = (Other::new(server), Other::new(server));
+    other.run(&format!(
+        "begin; select 1 from covey_kv where k = 'n' and volume = (select id from covey_volume where name = '{}') for update",
+        target.volume
+    ));
+    let (pid, added) = thread::scope(|scope| {
+        let waits = scope.spawn(|| store.commit(add("n", 1)));
+        let pid = other.waited_for(&eyes);
+        other.run("commit");
+        (pid, waits.join().unwrap())
+    });
+    let pid = pid.ok_or("it did not wait")?.to_string();
+    added.map_err(|error| late(&error))?;
     let signal = |signal: &str| {
         assert!(std::process::Command::new("kill").args([signal, &pid]).status().unwrap().success());
     };
@@ -390,12 +450,13 @@ fn a_server_that_hangs_is_an_error_after_the_patience() {
     let error = store.get(&key("n")).unwrap_err();
     let took = begun.elapsed();
     signal("-CONT");
-    assert!(
-        matches!(&error, StoreError::Unavailable(why) if why.contains("did not answer within")),
-        "{error}"
-    );
-    assert!(took < Duration::from_secs(4), "{took:?}");
-    assert_eq!(counter(&store, "n"), 1);
+    if !matches!(&error, StoreError::Unavailable(why) if why.contains("did not answer within")) {
+        return Err(late(&error));
+    }
+    assert!(took < Duration::from_secs(60), "{took:?}");
+    store.get(&key("n")).map_err(|error| late(&error))?;
+    assert_eq!(counter(&open(&target), "n"), 2);
+    Ok(())
 }
 
 #[test]
@@ -430,5 +491,5 @@ fn thousands_of_rows_are_one_commit() {
     assert!(scanned.iter().zip(&rows).all(|((key, value), row)| key == row && **value == *b"b"));
     assert_eq!(scanned.len(), 20_000);
     assert_eq!(store.scan(&range("row", "rox"), 15_000).unwrap().len(), 15_000);
-    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(100), "{:?}", begun.elapsed());
 }

@@ -36,12 +36,23 @@ fn is_in(world: &World, node: usize, name: &str) -> Option<(Ino, InodeRecord)> {
     world.names(node).entry(Ino(2), name.as_bytes()).unwrap().inode
 }
 
+/// Repeats a check until it says whether it holds. It says `None` if this machine was too slow for it: a loan
+/// lasts for a moment only.
+fn quickly(check: impl Fn() -> Option<()>) {
+    assert!((0..50).any(|_| check().is_some()), "the machine was too slow each time");
+}
+
 fn unlink(world: &World, node: usize, name: &str) {
     world.names(node).run(&Op::Unlink { parent: Ino(2), name: name.as_bytes() }, &ctx()).unwrap();
 }
 
 #[test]
 fn the_lease_stays_with_the_node_that_writes() {
+    quickly(lease_stays);
+}
+
+fn lease_stays() -> Option<()> {
+    let ready = Instant::now();
     let world = lent(2);
     let (row, before) = (lease_row(&world, Ino(2)), loans(&world));
     let (trips, began) = (world.engine.trips.load(Ordering::SeqCst), Instant::now());
@@ -52,6 +63,10 @@ fn the_lease_stays_with_the_node_that_writes() {
         let file = world.names(1).file_page(Ino(20 + n), 0).unwrap().unwrap();
         assert!(file.record.is_file() && file.extents.extents().is_empty());
     }
+    // What has not changed for a second is not lent.
+    if ready.elapsed() > Duration::from_millis(900) {
+        return None;
+    }
     assert_eq!(lease_row(&world, Ino(2)), row, "no row of a lease has changed");
     let trips = world.engine.trips.load(Ordering::SeqCst) - trips;
     if began.elapsed() < Duration::from_millis(200) {
@@ -60,6 +75,7 @@ fn the_lease_stays_with_the_node_that_writes() {
         assert!((20..=40).contains(&loans), "{loans} loans: not one for each turn, or for each read");
         assert!(trips <= 21, "{trips} round trips: more than the batches take");
     }
+    Some(())
 }
 
 /// What another node has seen is not lost with the node that did it.
@@ -100,20 +116,35 @@ fn a_loan_is_over_before_its_unit_changes() {
 /// A borrower that does not answer holds the change up until its loan is over by itself.
 #[test]
 fn a_borrower_that_cannot_be_asked_is_waited_for() {
+    quickly(deaf_borrower);
+}
+
+fn deaf_borrower() -> Option<()> {
     let world = lent(2);
+    let ready = Instant::now();
     make(&world.names(0), Ino(2), "second", 11, mode::S_IFREG).unwrap();
     assert!(is_in(&world, 1, "second").is_some());
     world.fleet.deaf.lock().push(1);
+    // Otherwise little of the loan is left.
+    if ready.elapsed() > LENT_END / 3 {
+        return None;
+    }
     let began = Instant::now();
     unlink(&world, 0, "second");
     let took = began.elapsed();
     assert!(is_in(&world, 1, "second").is_none());
-    assert!(took > LENT_END / 2 && took < LENT_END * 10, "{took:?}");
+    assert!(took > LENT_END / 2 && took < Duration::from_secs(60), "{took:?}");
+    Some(())
 }
 
 /// The kernel is not told when a loan is over.
 #[test]
 fn the_kernel_keeps_nothing_of_a_loan() {
+    quickly(kernel_keeps_nothing);
+}
+
+fn kernel_keeps_nothing() -> Option<()> {
+    let ready = Instant::now();
     let world = lent(2);
     let told = |node: usize| {
         let leases = &world.leases[node];
@@ -121,13 +152,24 @@ fn the_kernel_keeps_nothing_of_a_loan() {
         leases.deliver(leases.mark(), &mut promises, |_| {});
         promises[0]
     };
-    assert_eq!(told(0), Promise::of(Ino(2), Ino(2)), "nor does the holder's kernel");
-    let before = loans(&world);
+    let holder = told(0);
+    // A second after the loan the holder's kernel may keep something again.
+    if ready.elapsed() > Duration::from_millis(900) {
+        return None;
+    }
+    assert_eq!(holder, Promise::of(Ino(2), Ino(2)), "nor does the holder's kernel");
     std::thread::sleep(Duration::from_millis(400));
+    let (before, ready) = (loans(&world), Instant::now());
     make(&world.names(0), Ino(2), "second", 11, mode::S_IFREG).unwrap();
     assert!(is_in(&world, 1, "second").is_some());
-    assert_eq!(told(1), Promise::of(Ino(2), Ino(2)));
+    let borrower = told(1);
+    // One loan lasts for both reads, if they are not far apart.
+    if ready.elapsed() > Duration::from_millis(200) {
+        return None;
+    }
+    assert_eq!(borrower, Promise::of(Ino(2), Ino(2)));
     assert_eq!(loans(&world), before + 1, "it was a loan");
+    Some(())
 }
 
 /// A loan outlives the node that gave it. The next holder does not know of it.
@@ -191,41 +233,51 @@ fn readers_see_each_change_at_once() {
         names.run(&Op::SetAttr { ino: Ino(10), set }, &ctx()).map(drop)
     };
     set(&world.names(0), 0).unwrap();
-    let end = Instant::now() + Duration::from_secs(3);
-    let seen: u64 = std::thread::scope(|scope| {
+    // Three seconds, and longer until enough has happened.
+    let limit = Duration::from_secs(120);
+    let (began, is_over, changes) = (Instant::now(), AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
         let readers: Vec<_> = (0..4)
             .map(|reader| {
                 let (world, begun, done) = (world.clone(), begun.clone(), done.clone());
+                let (is_over, changes) = (&is_over, &changes);
                 scope.spawn(move || {
                     let (names, mut seen, mut last) = (world.names(1 + reader % 2), 0, 0);
-                    while Instant::now() < end {
+                    while !is_over.load(Ordering::SeqCst) && began.elapsed() < 2 * limit {
                         let least = done.load(Ordering::SeqCst);
                         let uid = u64::from(names.attr(Ino(10)).unwrap().unwrap().uid);
                         let most = begun.load(Ordering::SeqCst);
                         assert!((least..=most).contains(&uid), "{uid} is not in {least}..={most}");
-                        seen += u64::from(uid != last);
+                        if uid != last {
+                            seen += 1;
+                            changes.fetch_add(1, Ordering::SeqCst);
+                        }
                         last = uid;
                         if seen % 3 == 0 {
                             std::thread::sleep(Duration::from_micros(seen % 7 * 100));
                         }
                     }
-                    seen
                 })
             })
             .collect();
         let mut n = 0;
-        while Instant::now() < end {
+        let few = |n| n <= 50 || changes.load(Ordering::SeqCst) <= 50 || loans(&world) <= 50;
+        while began.elapsed() < Duration::from_secs(3) || few(n) && began.elapsed() < limit {
+            if readers.iter().any(std::thread::ScopedJoinHandle::is_finished) {
+                break;
+            }
             n += 1;
             begun.store(n, Ordering::SeqCst);
             set(&world.names(0), n).unwrap();
             done.store(n, Ordering::SeqCst);
             std::thread::sleep(Duration::from_micros(n % 5 * 300));
         }
+        is_over.store(true, Ordering::SeqCst);
         println!("{n} changes, {} loans", loans(&world));
+        readers.into_iter().for_each(|reader| reader.join().unwrap());
         assert!(n > 50, "{n} changes: the writer does not get on");
-        readers.into_iter().map(|reader| reader.join().unwrap()).sum()
     });
-    assert!(seen > 50, "{seen} changes were seen");
+    assert!(changes.load(Ordering::SeqCst) > 50, "{changes:?} changes were seen");
     assert!(loans(&world) > 50);
     world.rows();
     check(&world.engine.memory);
@@ -244,10 +296,19 @@ fn loans_that_are_called_back_are_given_back_earlier() {
     };
     (0..6).for_each(&mut turn);
     let of = |count: &AtomicU64| count.load(Ordering::SeqCst);
-    let (recalls, returns) = (of(&world.fleet.recalls), of(&world.fleet.returns));
-    (6..26).for_each(&mut turn);
-    let (recalls, returns) = (of(&world.fleet.recalls) - recalls, of(&world.fleet.returns) - returns);
-    assert!(returns > recalls, "{returns} loans were given back and {recalls} called back");
+    // On a busy machine the thread that gives loans back may be late for many of them.
+    let mut counts = Vec::new();
+    for round in 0..20 {
+        let (recalls, returns) = (of(&world.fleet.recalls), of(&world.fleet.returns));
+        (6 + 20 * round..26 + 20 * round).for_each(&mut turn);
+        let (recalls, returns) = (of(&world.fleet.recalls) - recalls, of(&world.fleet.returns) - returns);
+        counts.push((returns, recalls));
+        if returns > recalls {
+            break;
+        }
+    }
+    let is_earlier = counts.last().is_some_and(|(returns, recalls)| returns > recalls);
+    assert!(is_earlier, "loans that were given back, and called back: {counts:?}");
     let (before, began) = (loans(&world), Instant::now());
     for _ in 0..60 {
         assert!(is_in(&world, 1, "first").is_some());
@@ -260,18 +321,31 @@ fn loans_that_are_called_back_are_given_back_earlier() {
 /// A loan was given back, and the message came after the next loan.
 #[test]
 fn a_late_return_ends_no_later_loan() {
+    quickly(late_return);
+}
+
+fn late_return() -> Option<()> {
     let world = lent(2);
     let ask = LoanAsk { unit: Ino(2), returns: true, keys: Vec::new() };
-    let [first, second] = [(); 2].map(|()| world.leases[0].lend(1, &ask).unwrap().unwrap());
+    let ready = Instant::now();
+    // It is not lent if its last change was more than a second ago.
+    let lend = || world.leases[0].lend(1, &ask).unwrap();
+    let (first, second) = (lend()?, lend()?);
     assert!(first.number < second.number);
     let recalls = world.fleet.recalls.load(Ordering::SeqCst);
     world.leases[0].returned(Ino(2), 1, first.number);
     make(&world.names(0), Ino(2), "second", 11, mode::S_IFREG).unwrap();
-    assert_eq!(world.fleet.recalls.load(Ordering::SeqCst), recalls + 1, "the second loan is called back");
-    let third = world.leases[0].lend(1, &ask).unwrap().unwrap();
+    let called = world.fleet.recalls.load(Ordering::SeqCst);
+    // Otherwise the loan may have been over by itself.
+    if ready.elapsed() > LENT_END / 2 {
+        return None;
+    }
+    assert_eq!(called, recalls + 1, "the second loan is called back");
+    let third = lend()?;
     world.leases[0].returned(Ino(2), 1, third.number);
     make(&world.names(0), Ino(2), "third", 12, mode::S_IFREG).unwrap();
     assert_eq!(world.fleet.recalls.load(Ordering::SeqCst), recalls + 1, "nothing is left to call back");
+    Some(())
 }
 
 /// A thread that waited for a batch on its way used to hurry the next one too. So what came first after it
@@ -295,5 +369,5 @@ fn regression_a_change_after_a_flush_waits_for_others() {
         commits() - before == 1
     };
     // On a busy machine it may take longer than a batch waits.
-    assert!((0..10).any(is_gathered), "the first change is always a batch of its own");
+    assert!((0..100).any(is_gathered), "the first change is always a batch of its own");
 }

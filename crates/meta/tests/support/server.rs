@@ -233,8 +233,14 @@ impl Server {
         let ca = self.dir.join("ca.pem");
         fs::write(&ca, certificate).unwrap();
         self.sql("alter system set ssl = on; select pg_reload_conf()");
-        thread::sleep(Duration::from_millis(300));
-        ca
+        // A process of the server that begins now has the settings of its parent.
+        for _ in 0..600 {
+            if self.sql("show ssl") == "on" {
+                return ca;
+            }
+            thread::sleep(Duration::from_millis(100));
+        }
+        panic!("the server does not turn TLS on");
     }
 
     /// Runs statements as the administrator, and returns what psql prints.
