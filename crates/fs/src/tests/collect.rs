@@ -98,17 +98,21 @@ fn random_overwrites_store_at_most_twice_what_is_live() {
 
 #[test]
 fn a_blob_that_two_packs_are_goes_with_the_last() {
-    let world = World::new();
-    let v = world.open();
     let bytes = noise(5, 4 * MIB as usize);
-    let mut files = Vec::new();
-    for name in ["a", "b"] {
-        let f = v.file(Ino::ROOT, name);
-        for n in 0..4 {
-            v.put(f, n * MIB, &bytes[(n * MIB) as usize..((n + 1) * MIB) as usize]);
-        }
-        files.push(f);
-    }
+    // A pack that is left alone for a second is sealed. On a busy machine it may not be full by then.
+    let full_packs = || {
+        let world = World::new();
+        let (v, began) = (world.open(), Instant::now());
+        let files = ["a", "b"].map(|name| {
+            let f = v.file(Ino::ROOT, name);
+            for n in 0..4 {
+                v.put(f, n * MIB, &bytes[(n * MIB) as usize..((n + 1) * MIB) as usize]);
+            }
+            f
+        });
+        (began.elapsed() < Duration::from_secs(1)).then_some((world, v, files))
+    };
+    let (world, v, files) = (0..20).find_map(|_| full_packs()).expect("two files in time");
     v.core.packs.close_all();
     eventually("sealed", || v.core.packs.all_sealed());
     let stats = v.stats().unwrap();
@@ -154,12 +158,15 @@ fn a_crowded_page_becomes_one_extent_when_it_is_left_alone() {
     let v = world.open();
     let f = write_file(&v, "f", 1, 4);
     let mut model = v.get(f);
+    let began = Instant::now();
     for n in 0..200u64 {
         let at = (n * 37 % 1024) * 4096;
         v.put(f, at, &noise(n, 4096));
         model[at as usize..at as usize + 4096].copy_from_slice(&noise(n, 4096));
     }
-    assert!(v.core.extents_at(f, 0).extents().len() > 64);
+    // On a busy machine it may have been left alone for a moment.
+    let crowd = v.core.extents_at(f, 0).extents().len();
+    assert!(crowd > 64 || began.elapsed() > Duration::from_secs(2), "{crowd} extents");
     eventually("it is one", || v.core.extents_at(f, 0).extents().len() == 1);
     assert!(v.get(f) == model);
     // Tiny writes without a pause do not let a page grow without bound.
@@ -175,16 +182,23 @@ fn a_crowded_page_becomes_one_extent_when_it_is_left_alone() {
 
 #[test]
 fn what_a_crash_left_open_is_sealed_or_thrown_away() {
-    let world = World::new();
-    let v = world.open();
-    let f = v.file(Ino::ROOT, "f");
-    v.put(f, 0, &noise(1, 100_000));
-    let g = write_file(&v, "g", 1, 1);
-    v.unlink(Ino::ROOT, b"g").unwrap();
-    v.forget(g, 1);
-    eventually("g is reaped", || v.getattr(g) == Err(Errno::ENOENT));
-    drop(v);
-    assert_eq!(world.parts.packs.open_packs().unwrap().len(), 2);
+    // A pack that is left alone for a second is sealed. On a busy machine that may be before the crash.
+    let crashed = || {
+        let world = World::new();
+        let v = world.open();
+        let f = v.file(Ino::ROOT, "f");
+        v.put(f, 0, &noise(1, 100_000));
+        let began = Instant::now();
+        let g = write_file(&v, "g", 1, 1);
+        v.unlink(Ino::ROOT, b"g").unwrap();
+        v.forget(g, 1);
+        eventually("g is reaped", || v.getattr(g) == Err(Errno::ENOENT));
+        drop(v);
+        let open = world.parts.packs.open_packs().unwrap().len();
+        (open == 2 || began.elapsed() < Duration::from_secs(1)).then_some((world, f, open))
+    };
+    let (world, f, open) = (0..20).find_map(|_| crashed()).expect("a crash in time");
+    assert_eq!(open, 2);
     // And a pack that was created just before the kill, without a row yet.
     world.parts.packs.create(base::PackNo(1 << 40)).unwrap();
     let v = world.open();

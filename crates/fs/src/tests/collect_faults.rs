@@ -62,7 +62,8 @@ fn regression_an_origin_that_is_away_is_no_damage_and_holds_no_deletion_up() {
     eventually("a pack could not be read", || far.refused.load(Ordering::SeqCst) > 0);
     remove(&v, "doomed", doomed);
     eventually("its blob is gone", || world.origin.bytes() == 200_000);
-    assert!(began.elapsed() < Duration::from_secs(40), "{:?}", began.elapsed());
+    // Each of the twenty packs would be waited for for ten seconds.
+    assert!(began.elapsed() < Duration::from_secs(100), "{:?}", began.elapsed());
     far.away.store(false, Ordering::SeqCst);
     v.core.sweep.copy_now();
     eventually("few are left", || {
@@ -120,13 +121,13 @@ fn regression_a_pack_that_cannot_be_sealed_again_holds_no_other_up() {
     let file = v.lookup(Ino::ROOT, b"f0").unwrap().attr.ino;
     assert_eq!(v.read(file, 0, &mut buf), Ok(10_000));
     assert!(buf == noise(0, 100_000)[..10_000]);
-    v.seal_now(Duration::from_secs(10)).unwrap();
+    v.seal_now(Duration::from_secs(60)).unwrap();
     remove(&v, "f0", file);
     eventually("nothing is left of it", || {
         world.parts.packs.open_packs().unwrap().is_empty()
             && world.parts.store.get(&Key::pack(first)).unwrap().is_none()
     });
-    v.seal_now(Duration::from_secs(10)).unwrap();
+    v.seal_now(Duration::from_secs(60)).unwrap();
     v.close().unwrap();
 }
 

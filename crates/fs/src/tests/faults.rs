@@ -146,7 +146,7 @@ fn regression_a_wait_for_room_that_was_in_vain_is_not_repeated() {
     let began = base::time::monotonic();
     assert!((100..130).all(|n| write(n) == Some(Errno::ENOSPC)));
     let took = began.elapsed();
-    assert!(took < Duration::from_secs(20), "30 writes were refused in {took:?}");
+    assert!(took < Duration::from_secs(45), "30 writes were refused in {took:?}");
     // What is removed is waited for again.
     world.faults.heal();
     v.unlink(Ino::ROOT, b"f").unwrap();

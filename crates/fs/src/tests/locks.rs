@@ -231,7 +231,7 @@ fn a_waiting_request_is_granted_when_the_holder_unlocks() {
     assert_eq!(here.try_recv(), Ok(Ok(())), "one of this node is granted at once");
     a.release_locks(FILE, LockOwner(2), LockStyle::Range).unwrap();
     assert_eq!(there.recv_timeout(SOON), Ok(Ok(())));
-    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
     assert_eq!(a.set_lock(FILE, &write(1)), Err(Errno::EAGAIN));
 }
 

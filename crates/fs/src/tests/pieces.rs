@@ -20,7 +20,7 @@ fn pieces_are_what_a_read_returns() {
     let small = volume.file(Ino::ROOT, "small");
     volume.put(small, 0, b"small");
     assert_eq!(volume.pieces(small, 0, 5), Ok(None), "in the names");
-    volume.seal_now(Duration::from_secs(20)).unwrap();
+    volume.seal_now(Duration::from_secs(60)).unwrap();
     for (offset, len) in
         [(0, u64::MAX), (5, 10), (page - 1, 2), (page + 7, page), (2 * page + 50_000, 1 << 40)]
     {

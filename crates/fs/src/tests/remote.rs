@@ -57,7 +57,7 @@ fn a_closed_gate_refuses_new_bytes_and_nothing_else() {
     v.cut(f, 1 << 20);
     v.unlink(Ino::ROOT, b"small").unwrap();
     v.sync().unwrap();
-    v.seal_now(Duration::from_secs(10)).unwrap();
+    v.seal_now(Duration::from_secs(60)).unwrap();
     assert_eq!(v.get(f), bytes[..1 << 20]);
     door.closed.store(false, Ordering::SeqCst);
     v.put(f, 0, &noise(2, 5000));
@@ -152,7 +152,7 @@ fn small_packs_wait_for_the_configured_time() {
     v.put(f, 0, &noise(1, 5000));
     std::thread::sleep(Duration::from_millis(600));
     assert_eq!(v.stats().unwrap().open_packs, 1);
-    v.seal_now(Duration::from_secs(10)).unwrap();
+    v.seal_now(Duration::from_secs(60)).unwrap();
     assert_eq!(v.stats().unwrap().open_packs, 0);
     drop(v);
     let options = Options { seal_small: Duration::from_millis(1), ..world.options() };

@@ -427,7 +427,7 @@ fn a_planned_read_finds_bytes_that_moved_meanwhile() {
     volume.put(file, 0, &bytes);
     let plan = volume.plan_read(file, 0, 4096);
     // The pack becomes a blob, and what it was is removed.
-    volume.seal_now(Duration::from_secs(10)).unwrap();
+    volume.seal_now(Duration::from_secs(60)).unwrap();
     volume.sync().unwrap();
     let mut buf = vec![0; 4096];
     assert_eq!(volume.read_planned(&plan, &mut buf), Ok(4096));

@@ -69,9 +69,10 @@ fn a_blob_stays_for_a_while() {
     let file = uploaded(&node, "f", 1, 100_000);
     let began = Instant::now();
     node.cut(file, 0);
-    eventually("it is condemned", || cluster.count(tags::CONDEMNED) == 1);
+    eventually("it is condemned", || cluster.count(tags::CONDEMNED) == 1 || cluster.blobs().is_empty());
     node.round();
-    assert!(cluster.blobs().len() == 1 && began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    let is_there = cluster.blobs().len() == 1;
+    assert!(is_there || began.elapsed() >= Duration::from_secs(3), "{:?}", began.elapsed());
     eventually("it is deleted", || cluster.blobs().is_empty());
     assert!(began.elapsed() >= Duration::from_secs(3));
 }
@@ -139,11 +140,18 @@ fn a_blob_is_stored_again_only_after_its_deletion_is_over() {
     let (one, two) = (cluster.join(), cluster.join());
     let file = uploaded(&two, "f", 1, 100_000);
     let blob = blob_of(&noise(1, 100_000));
+    // When it was there the last time: the time until it is seen that it is gone does not count.
+    let mut last = Instant::now();
     two.cut(file, 0);
-    eventually("it is deleted", || cluster.blobs().is_empty());
-    let deleted = Instant::now();
+    eventually("it is deleted", || {
+        let now = Instant::now();
+        let is_there = !cluster.blobs().is_empty();
+        last = if is_there { now } else { last };
+        !is_there
+    });
     let again = uploaded(&one, "again", 1, 100_000);
-    assert!(deleted.elapsed() > HOLD - Duration::from_secs(2), "{:?}", deleted.elapsed());
+    // A deletion is sent a little after its time has begun.
+    assert!(last.elapsed() > HOLD / 2, "{:?}", last.elapsed());
     assert_eq!(cluster.blobs(), [blob]);
     assert!(two.get(again) == noise(1, 100_000));
     cluster.assert_whole();
@@ -207,11 +215,12 @@ fn what_is_published_stays_and_so_does_all_while_a_node_publishes() {
     eventually("the pack is forgotten", || cluster.count(tags::PACK) == 0);
     assert_eq!((cluster.blobs(), cluster.count(tags::HELD)), (vec![blob], 1));
     assert_eq!(cluster.rows.get(&Key::publishing()).unwrap(), None, "its turn was taken away");
+    let began = Instant::now();
     two.let_go("tree").unwrap();
     two.round();
-    assert_eq!((cluster.blobs(), cluster.count(tags::HELD)), (vec![], 0));
+    // A round of the other node may have begun it.
+    eventually("it is deleted", || cluster.blobs().is_empty() && cluster.count(tags::HELD) == 0);
     // A tree that needs the blob now waits until it may be stored again.
-    let began = Instant::now();
     one.hold("tree", &mut std::iter::once(blob)).unwrap();
     assert!(began.elapsed() > HOLD / 2, "{:?}", began.elapsed());
     let row = cluster.rows.get(&Key::held(&blob, "tree")).unwrap().unwrap();
@@ -301,7 +310,7 @@ fn regression_what_is_removed_before_it_is_stored_holds_nothing_up() {
     node.cut(file, 0);
     eventually("the pack is forgotten", || cluster.count(tags::PACK) == 0);
     node.faults.heal();
-    node.seal_now(Duration::from_secs(10)).unwrap();
+    node.seal_now(Duration::from_secs(60)).unwrap();
     eventually("nothing is left of it", || {
         cluster.count(tags::BLOB_PACK) + cluster.count(tags::CONDEMNED) == 0
             && node.parts().packs.open_packs().unwrap().is_empty()

@@ -70,6 +70,8 @@ type OnThread = (std::thread::ThreadId, Box<dyn FnOnce() + Send>);
 /// How long a session would last without being renewed; rounds are half as long apart.
 const LEASE: Duration = Duration::from_millis(100);
 const LONG: Duration = Duration::from_secs(3600);
+/// How long a small pack waits for more bytes.
+const SEAL_SMALL: Duration = Duration::from_millis(50);
 
 impl Cluster {
     pub fn new(delay: Duration) -> Arc<Cluster> {
@@ -91,20 +93,30 @@ impl Cluster {
 
     /// A node joins.
     pub fn join(self: &Arc<Cluster>) -> Node {
-        self.join_with(None, true)
+        self.join_with(None, true, SEAL_SMALL)
+    }
+
+    /// A node joins whose small packs stay open until they are uploaded.
+    pub fn join_sealing_late(self: &Arc<Cluster>) -> Node {
+        self.join_with(None, true, LONG)
     }
 
     /// A node joins whose fsync(2) waits for another node, or the origin.
     pub fn join_copying(self: &Arc<Cluster>) -> Node {
-        self.join_with(Some(Arc::default()), true)
+        self.join_with(Some(Arc::default()), true, SEAL_SMALL)
     }
 
     /// A node joins that deletes inodes without a name only when the test calls for it.
     pub fn join_without_reaper(self: &Arc<Cluster>) -> Node {
-        self.join_with(None, false)
+        self.join_with(None, false, SEAL_SMALL)
     }
 
-    fn join_with(self: &Arc<Cluster>, keeping: Option<Arc<Keeping>>, reaps: bool) -> Node {
+    fn join_with(
+        self: &Arc<Cluster>,
+        keeping: Option<Arc<Keeping>>,
+        reaps: bool,
+        seal_small: Duration,
+    ) -> Node {
         let mut places = self.places.lock();
         let node = places.len() as u32 + 1;
         let (term, faults, folder) = (Arc::new(Term::default()), Faults::new(), tempfile::tempdir().unwrap());
@@ -152,7 +164,7 @@ impl Cluster {
             shared: Some(sharing),
             reaps,
             commit: Duration::from_millis(50),
-            seal_small: Duration::from_millis(50),
+            seal_small,
             report: Arc::new(move |line| lines.lock().push(format!("node {node}: {line}"))),
             ..Options::default()
         };
