@@ -158,6 +158,11 @@ fn workers_are_as_many_as_needed_and_never_more_than_allowed() {
         let work = move |_: &PendingRequest, _: &mut [u8]| {
             let now = at_once.fetch_add(1, Ordering::SeqCst) + 1;
             most.fetch_max(now, Ordering::SeqCst);
+            // The first one waits until there are as many workers as are allowed.
+            let begun = base::time::monotonic();
+            while most.load(Ordering::SeqCst) < 3 && begun.elapsed() < LONG / 2 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
             std::thread::sleep(Duration::from_millis(10));
             at_once.fetch_sub(1, Ordering::SeqCst);
             done.send(()).unwrap();
@@ -165,7 +170,7 @@ fn workers_are_as_many_as_needed_and_never_more_than_allowed() {
         pool.push(pending_table.enter(unique, 0, None, &sink), Box::new(work));
     }
     for _ in 0..20 {
-        wait.recv_timeout(Duration::from_secs(10)).unwrap();
+        wait.recv_timeout(LONG).unwrap();
     }
     assert_eq!(most.load(Ordering::SeqCst), 3);
 }
@@ -177,7 +182,7 @@ fn regression_a_panic_in_a_worker_does_not_use_it_up() {
     let (done, wait) = mpsc::channel();
     pool.push(pending_table.enter(1, 0, None, &sink), Box::new(|_, _| panic!("on purpose")));
     pool.push(pending_table.enter(2, 0, None, &sink), Box::new(move |_, _| done.send(()).unwrap()));
-    wait.recv_timeout(Duration::from_secs(10)).unwrap();
+    wait.recv_timeout(LONG).unwrap();
 }
 
 #[test]

@@ -75,7 +75,7 @@ fn regression_seek_data_and_hole_of_a_dirty_file() {
     file.write_all(&[7; 4096]).unwrap();
     file.write_all_at(&[9; 100], 40960).unwrap();
     assert_eq!(rig.count("WRITE"), 0, "the kernel still holds all of it");
-    within(Duration::from_secs(20), move || {
+    within(Duration::from_secs(120), move || {
         assert_eq!(seek(&file, 0, libc::SEEK_DATA), Ok(0));
         assert_eq!(seek(&file, 0, libc::SEEK_HOLE), Ok(4096));
         assert_eq!(seek(&file, 4096, libc::SEEK_DATA), Ok(40960));
@@ -111,7 +111,7 @@ fn regression_seek_data_of_a_file_dirtied_through_a_mapping() {
         // SAFETY: the mapping is 1 MiB long and writable.
         unsafe { map.cast::<u8>().add(500_000).write(42) };
         let page = 500_000 / 4096 * 4096;
-        let found = within(Duration::from_secs(20), move || {
+        let found = within(Duration::from_secs(120), move || {
             (seek(&file, 0, libc::SEEK_DATA), seek(&file, page, libc::SEEK_HOLE), file)
         });
         assert_eq!((found.0, found.1), (Ok(page), Ok(page + 4096)));
@@ -129,7 +129,7 @@ fn seeking_and_writing_at_once_do_not_deadlock() {
     let path = rig.path("busy");
     std::fs::write(&path, vec![1; 1 << 20]).unwrap();
     let paths = [path.clone(), path.clone()];
-    within(Duration::from_secs(60), move || {
+    within(Duration::from_secs(120), move || {
         std::thread::scope(|scope| {
             for path in &paths {
                 scope.spawn(move || {
