@@ -144,7 +144,9 @@ fn regression_a_request_has_one_deadline() {
         std::thread::sleep(Duration::from_millis(50));
     }
     assert!(begin.elapsed() >= patience, "{:?}", begin.elapsed());
-    ask_all(&address);
+    // On a busy machine a request may come too late for this daemon.
+    let is_answered = || ask::<u32>(&Nothing, &address, &Request::Gc, &mut |_| ()).is_ok();
+    assert!((0..10).any(|_| is_answered()), "it answers no more");
 }
 
 #[test]
@@ -159,12 +161,19 @@ fn a_dead_daemons_socket_is_no_obstacle() {
 /// A command that came between the mount and the listener was told that the daemon does not answer.
 #[test]
 fn regression_a_daemon_that_listens_a_moment_later_is_heard() {
-    let temp = tempfile::tempdir().unwrap();
-    let address = ControlAddress::of_source(temp.path());
-    std::thread::scope(|scope| {
-        let asks = scope.spawn(|| ask_all(&address));
-        std::thread::sleep(Duration::from_millis(30));
-        let _listener = Listener::start(address.clone(), Arc::new(Parrot)).unwrap();
-        asks.join().unwrap();
+    // Each time the daemon listens a little later. On a busy machine that may be much later.
+    let heard = (0..20).find_map(|_| {
+        let temp = tempfile::tempdir().unwrap();
+        let address = ControlAddress::of_source(temp.path());
+        let begin = base::time::monotonic();
+        std::thread::scope(|scope| {
+            let asks = scope.spawn(|| ask::<u32>(&Nothing, &address, &Request::Gc, &mut |_| ()));
+            std::thread::sleep(Duration::from_millis(30));
+            let _listener = Listener::start(address.clone(), Arc::new(Parrot)).unwrap();
+            let is_late = begin.elapsed() > Duration::from_millis(200);
+            let heard = asks.join().unwrap();
+            (heard.is_ok() || !is_late).then_some(heard)
+        })
     });
+    assert_eq!(heard.expect("it listens in time").unwrap(), 42);
 }

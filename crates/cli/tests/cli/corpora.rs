@@ -73,7 +73,19 @@ fn what_is_no_corpus_is_refused() {
 /// The corpus has enough files for seconds of work, so the signal arrives in the middle of it.
 #[test]
 fn a_corpus_in_the_making_can_be_stopped() {
-    let Some(world) = World::mountable() else { return };
+    for _ in 0..5 {
+        let Some(world) = World::mountable() else { return };
+        match stopped_in_the_making(&world) {
+            // On a busy machine the signal may come when the corpus is there. That is an end in good order.
+            0 => {}
+            status => return assert_eq!(status, 130),
+        }
+    }
+    panic!("each corpus was made before the signal came");
+}
+
+/// The exit status of a mount that is signalled while its corpus is made.
+fn stopped_in_the_making(world: &World) -> i32 {
     let mut command = covey(&[Path::new("mount"), Path::new("corpus:3,10000,64K"), &world.mnt()]);
     let mut daemon = command.stderr(Stdio::null()).spawn().unwrap();
     soon("it is at work", || {
@@ -83,9 +95,10 @@ fn a_corpus_in_the_making_can_be_stopped() {
     });
     kill(daemon.id(), libc::SIGINT);
     let since = Instant::now();
-    assert_eq!(end_of(&mut daemon, "a signalled mount"), 130);
+    let status = end_of(&mut daemon, "a signalled mount");
     assert!(!world.is_mounted(), "a mount that was stopped should not be mounted");
     assert!(since.elapsed() < Duration::from_secs(60), "{:?}", since.elapsed());
+    status
 }
 
 /// The kernel learns once that it can open, close and cache files by itself. Then no more requests arrive.

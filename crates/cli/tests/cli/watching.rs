@@ -52,10 +52,10 @@ impl Drop for Daemon<'_> {
     }
 }
 
-/// Works in a folder until it is told to stop.
+/// Works in a folder until it is told to stop, and once at least.
 fn work(folder: &Path, stop: &AtomicBool) {
     let mut round = 0;
-    while !stop.load(Ordering::Relaxed) {
+    while round == 0 || !stop.load(Ordering::Relaxed) {
         let path = folder.join(format!("f{}", round % 7));
         let mut file = File::create(&path).unwrap();
         file.write_all(&vec![round as u8; 40_000]).unwrap();

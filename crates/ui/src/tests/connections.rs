@@ -24,9 +24,13 @@ fn connect(server: &Server) -> TcpStream {
     stream
 }
 
-fn ask(server: &Server, mut stream: &TcpStream, path: &str) {
+fn ask(server: &Server, stream: &TcpStream, path: &str) {
+    try_ask(server, stream, path).unwrap();
+}
+
+fn try_ask(server: &Server, mut stream: &TcpStream, path: &str) -> std::io::Result<()> {
     let host = server.address();
-    write!(stream, "GET /api/v1{path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n").unwrap();
+    write!(stream, "GET /api/v1{path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n")
 }
 
 fn is_answered(mut stream: &TcpStream) -> bool {
@@ -39,9 +43,17 @@ fn is_answered(mut stream: &TcpStream) -> bool {
 fn regression_a_client_that_asks_nothing_is_cut() {
     let server = serve(Limits { connections: 2, idle: SHORT, patience: LONG }, Arc::new(Two));
     let mut silent = [connect(&server), connect(&server)];
-    let third = connect(&server);
-    ask(&server, &third, "/mounts");
-    assert!(is_answered(&third), "it gets the place of one that is cut");
+    // On a busy machine it may be cut before it asks.
+    let begin = std::time::Instant::now();
+    let is_served = || {
+        let third = connect(&server);
+        try_ask(&server, &third, "/mounts").is_ok() && is_answered(&third)
+    };
+    let mut is_there = false;
+    while !is_there && begin.elapsed() < LONG / 2 {
+        is_there = is_served();
+    }
+    assert!(is_there, "it gets the place of one that is cut");
     for stream in &mut silent {
         assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0, "it is closed");
     }
