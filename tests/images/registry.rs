@@ -1,12 +1,12 @@
 //! The registry of Docker's distribution project, as a process that ends with the test.
 
 use std::fs;
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use covey_tests::run_ok;
+use covey_tests::{free_port, run_ok};
 
 /// A process that ends with the test.
 pub struct Ends(pub Child);
@@ -16,10 +16,6 @@ impl Drop for Ends {
         self.0.kill().ok();
         self.0.wait().ok();
     }
-}
-
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 /// A registry on this machine. Its log names every request.
@@ -44,7 +40,7 @@ impl Registry {
         registry.arg("serve").arg(&config).stdin(Stdio::null());
         registry.stdout(fs::File::create(&log).unwrap()).stderr(Stdio::null());
         let process = Ends(registry.spawn().unwrap());
-        let there = (0..300).any(|_| {
+        let there = (0..1200).any(|_| {
             std::thread::sleep(Duration::from_millis(50));
             TcpStream::connect(("127.0.0.1", port)).is_ok()
         });

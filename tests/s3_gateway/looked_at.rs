@@ -7,10 +7,10 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use covey_tests::program::{covey, covey_ok};
-use covey_tests::{Need, Volume, requires, run, run_ok, scratch};
+use covey_tests::{Need, Volume, free_port, requires, run, run_ok, scratch};
 use serde_json::Value;
 
-use crate::{Gateway, PATIENCE, Unmount, WRITER, free_port, keys};
+use crate::{Gateway, PATIENCE, Unmount, WRITER, keys};
 
 /// The findings of the doctor whose names begin with `s3`: name, level, text.
 fn findings(args: &[&str]) -> Vec<(String, String, String)> {

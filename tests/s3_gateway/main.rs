@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use covey_tests::program::{covey, covey_ok, wait};
-use covey_tests::{Need, Volume, requires, run_ok, scratch};
+use covey_tests::{Need, Volume, free_port, requires, run_ok, scratch};
 
 mod clients;
 mod foreign;
@@ -225,10 +225,6 @@ impl Drop for Unmount<'_> {
     fn drop(&mut self) {
         covey_tests::volume::detach(self.0);
     }
-}
-
-fn free_port() -> u16 {
-    std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
 }
 
 #[test]

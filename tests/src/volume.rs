@@ -208,13 +208,7 @@ impl Mounted {
         let Some(mut daemon) = self.daemon.take() else {
             return;
         };
-        let end = Instant::now() + Duration::from_secs(5);
-        let mut done = run(covey().arg("umount").arg(&self.path), PATIENCE);
-        // Another process may be reading all mounts for a moment (as df does).
-        while done.stderr.contains("is busy") && Instant::now() < end {
-            std::thread::sleep(Duration::from_millis(100));
-            done = run(covey().arg("umount").arg(&self.path), PATIENCE);
-        }
+        let done = umount(&self.path);
         let ended = wait(&mut daemon, PATIENCE);
         if ended.is_none() {
             daemon.kill().ok();
@@ -261,6 +255,20 @@ impl Drop for Mounted {
             daemon.wait().ok();
         }
         detach(&self.path);
+    }
+}
+
+/// Runs `covey umount`, again for as long as the mount is busy. Another process may be reading all mounts for
+/// a moment (as df does), and one that another thread has just forked has copies of all open files until it
+/// executes its program.
+pub fn umount(path: &Path) -> Finished {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let done = run(covey().arg("umount").arg(path), PATIENCE);
+        if !done.stderr.contains("is busy") || Instant::now() > end {
+            return done;
+        }
+        std::thread::sleep(Duration::from_millis(100));
     }
 }
 

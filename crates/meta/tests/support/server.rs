@@ -117,7 +117,7 @@ impl Server {
         let mut keeper = Command::new("sh");
         keeper.args(["-c", KEEPER, "keeper"]).arg(&dir).stdin(Stdio::piped());
         let keeper = keeper.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = free_port();
         Server { wrap: None, bin, dir, port, keeper, volumes: AtomicU64::new(0) }
     }
 
@@ -297,6 +297,20 @@ impl Drop for Server {
     fn drop(&mut self) {
         drop(self.keeper.stdin.take());
         let _ = self.keeper.wait();
+    }
+}
+
+/// A port that is free until the program that it is for listens, and while that is down. The kernel gives
+/// none of this range to a connection, or to a server that leaves the choice to it.
+fn free_port() -> u16 {
+    static NEXT: OnceLock<AtomicU64> = OnceLock::new();
+    let next = NEXT.get_or_init(|| AtomicU64::new(base::random::u64() >> 1));
+    loop {
+        // Each is given once, and another program begins elsewhere.
+        let port = 10_000 + (next.fetch_add(1, Ordering::Relaxed) % 22_000) as u16;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
     }
 }
 
