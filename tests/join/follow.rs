@@ -69,6 +69,9 @@ fn followers_see_whole_trees_whatever_fails() {
         let until = |n: u64| soon(&format!("tree {n} is shown"), || seen.lock().unwrap().contains(&n));
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             until(1);
+            // On a busy machine a read may have missed its deadline.
+            let is_here = || fs::read(second.at.join("left")).is_ok_and(|read| read == contents(1)[1].1);
+            soon("it has the first tree", is_here);
             let open = fs::File::open(second.at.join("left")).unwrap();
             // The store is unreachable for the second node: it need not notice the new tree, and must keep
             // reading its own data.

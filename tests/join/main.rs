@@ -268,8 +268,12 @@ fn a_node_that_reads_a_little_moves_little() {
     // part, and later the whole blob.
     let (moved, parts, other) = (received() - before, second.hits("part"), second.hits("origin_part"));
     println!("12 reads of 4 KiB moved {moved} bytes in {parts} parts, and the store gave {other}");
+    let late = || {
+        let status = status();
+        troubles(&status) + status["hedges"].as_u64().unwrap()
+    };
     assert!(
-        parts + other >= 12 && parts > 0 && moved <= 16 * (128 << 10),
+        parts + other >= 12 && parts > 0 && moved <= (16 + late()) * (128 << 10),
         "{moved} bytes, {parts} and {other} parts"
     );
     // A second place in the same blobs does not fetch them whole.
@@ -278,8 +282,9 @@ fn a_node_that_reads_a_little_moves_little() {
         file.read_exact_at(&mut some, at as u64).unwrap();
         assert_eq!(some, bytes[at..at + 4096], "at {at}");
     }
-    assert!(received() - before <= 32 * (128 << 10), "{}", status());
-    assert!(second.hits("origin") <= from_origin + other, "the other has them all: {}", status());
+    assert!(received() - before <= (32 + late()) * (128 << 10), "{}", status());
+    let most = from_origin + other + late();
+    assert!(second.hits("origin") <= most, "the other has them all: {}", status());
 }
 
 /// A mapping that is read from its end: the preceding blobs are prefetched.
@@ -318,16 +323,16 @@ fn regression_a_node_that_is_unmounted_leaves_the_fleet() {
     let world = World::new();
     let first = world.mount("a", None, &[]);
     // A node that only falls silent is declared dead after five seconds or more. A busy machine may delay a
-    // goodbye as much, but not each time.
-    let quick = ["b", "c", "d", "e"].into_iter().any(|name| {
-        let second = world.mount(name, Some(&first.address()), &[]);
+    // goodbye as much, and the commands, but not each time.
+    let quick = (0..10).any(|n| {
+        let second = world.mount(&format!("node-{n}"), Some(&first.address()), &[]);
         soon("they see each other", || first.nodes() == 2 && second.nodes() == 2);
-        let since = Instant::now();
         covey_ok(&["umount", second.at.to_str().unwrap()]);
+        let since = Instant::now();
         soon("one node remains", || first.nodes() == 1);
-        since.elapsed() < Duration::from_secs(4)
+        since.elapsed() < Duration::from_secs(3)
     });
-    assert!(quick, "each of four nodes was declared dead instead of leaving");
+    assert!(quick, "each of ten nodes was declared dead instead of leaving");
 }
 
 /// A depot is between the nodes and the store, and has no mount.
@@ -431,7 +436,7 @@ fn a_store_that_refuses_is_seen_in_the_metrics() {
     requires!(Need::Covey);
     let world = World::new();
     let proxy = Proxy::start(world.server.address(), 5);
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let free = format!("127.0.0.1:{}", covey_tests::free_port());
     let mount = Mount { at: world.path("a") };
     fs::create_dir(&mount.at).unwrap();
     let (tree, cache) = (format!("s3://{BUCKET}/prefix@latest"), world.path("cache"));

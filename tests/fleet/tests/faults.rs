@@ -6,6 +6,7 @@
 
 use std::time::{Duration, Instant};
 
+use base::size::BLOB_MAX;
 use nets::clock::Clock;
 use nets::evil::{Evil, Lie};
 use nets::fleet::{HANG, until_sent};
@@ -15,7 +16,7 @@ use s3server::{Fault, Rule};
 
 /// The deadline of a request to a daemon here, and the time that a read may take: several requests, on a busy
 /// machine.
-const DEADLINE: &str = "deadline=8";
+const DEADLINE: &str = "deadline=20";
 const WITHIN: Duration = Duration::from_secs(40);
 
 /// Bits per second of a link over which all data takes more than ten seconds.
@@ -24,7 +25,11 @@ const THIN: u64 = 40_000_000;
 const FLOWING: u64 = 2 << 20;
 
 fn fleet(nodes: usize, seed: u64) -> Fleet {
-    let mut fleet = Fleet::joined(Tree::of_tests(), nodes, seed, &How::default().with(DEADLINE));
+    fleet_with(nodes, seed, DEADLINE)
+}
+
+fn fleet_with(nodes: usize, seed: u64, deadline: &str) -> Fleet {
+    let mut fleet = Fleet::joined(Tree::of_tests(), nodes, seed, &How::default().with(deadline));
     fleet.start();
     fleet
 }
@@ -43,7 +48,7 @@ fn all(fleet: &Fleet) -> Vec<usize> {
 fn must_be_well(fleet: &mut Fleet, seed: u64) {
     fleet.heal();
     fleet.start();
-    fleet.settle(Duration::from_secs(30));
+    fleet.settle(HANG);
     let nodes = all(fleet);
     fleet.must_read(&nodes, 4, 10, seed, WITHIN);
 }
@@ -130,9 +135,7 @@ fn a_node_that_is_stopped() {
 #[test]
 fn a_node_behind_a_slow_link() {
     requires_nets!();
-    // No read fails here, however busy the machine is.
-    let mut fleet = Fleet::joined(Tree::of_tests(), 3, 4, &How::default().with("deadline=20"));
-    fleet.start();
+    let mut fleet = fleet(3, 4);
     fleet.must_read(&[1], 4, 10, 40, WITHIN);
     let report = while_reading(&mut fleet, &[0, 2], 41, |fleet| {
         fleet.nodes[1].port.shape(Some(2_000_000));
@@ -213,7 +216,8 @@ fn a_store_that_never_answers() {
 #[test]
 fn a_store_on_a_thin_line() {
     requires_nets!();
-    let mut fleet = fleet(2, 7);
+    // Reads may fail here, and a test that waits for them should not wait long.
+    let mut fleet = fleet_with(2, 7, "deadline=8");
     let report = while_reading(&mut fleet, &[0, 1], 70, |fleet| {
         fleet.store.port.shape(Some(20_000_000));
         std::thread::sleep(Duration::from_secs(4));
@@ -288,6 +292,12 @@ fn all_nodes_restarted_at_once() {
     requires_nets!();
     let mut fleet = fleet(3, 11);
     (0..3).for_each(|node| fleet.warm(node));
+    // The caches are written behind the reads.
+    let end = Instant::now() + Duration::from_secs(20);
+    let is_kept = |node: &nets::Node| node.figure("/far/cache/bytes") >= fleet.tree.bytes() * 9 / 10;
+    while !fleet.nodes.iter().all(is_kept) && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(50));
+    }
     fleet.store.forget();
     let report = while_reading(&mut fleet, &[0, 1, 2], 110, |fleet| {
         fleet.nodes.iter_mut().for_each(nets::Node::kill);
@@ -327,8 +337,14 @@ fn a_crowd_asks_the_store_once() {
         blobs.values().map(|got| got.gets).sum::<u64>(),
         bytes as f64 / fleet.tree.bytes() as f64
     ));
-    // Without the fleet it would be four times. On a busy machine some fetches are late, and are hedged.
-    assert!(bytes as f64 <= 2.0 * fleet.tree.bytes() as f64, "{blobs:?}");
+    // On a busy machine some fetches are late. They are hedged, or their lease ends and another node is told
+    // to fetch the blob too.
+    let told = fleet.sum("/fleet/origin_told").saturating_sub(blobs.len() as u64);
+    let late = told + fleet.troubles(&[0, 1, 2, 3]);
+    let once = fleet.tree.bytes() * 3 / 2;
+    assert!(bytes <= once + late * u64::from(BLOB_MAX), "{late} times late: {blobs:?}");
+    // Without the fleet it would be four times.
+    assert!(bytes <= fleet.tree.bytes() * 3, "{late} times late: {blobs:?}");
     fleet.end();
 }
 
@@ -336,9 +352,7 @@ fn a_crowd_asks_the_store_once() {
 #[test]
 fn a_tracker_lost_while_it_holds_leases() {
     requires_nets!();
-    // Slow links and a busy machine: a deadline of 8 s is sometimes not enough for a read without a fault.
-    let mut fleet = Fleet::joined(Tree::of_tests(), 4, 13, &How::default().with("deadline=20"));
-    fleet.start();
+    let mut fleet = fleet(4, 13);
     fleet.store.be_like_a_store(Duration::from_millis(200));
     // Behind slow links, fetches are still in flight when the tracker dies.
     fleet.nodes.iter().for_each(|node| node.port.shape(Some(THIN)));
@@ -382,7 +396,7 @@ fn a_clock_that_jumps() {
         return;
     }
     const DAY: i64 = 86_400;
-    let mut fleet = fleet(3, 15);
+    let mut fleet = fleet_with(3, 15, "deadline=8");
     let file = fleet.nodes[1].mnt().with_file_name("clock");
     for (number, seconds) in [DAY, -DAY].into_iter().enumerate() {
         fleet.end_and_forget(&[0, 1, 2]);
@@ -451,18 +465,25 @@ fn a_member_that_lies() {
     for (number, lie) in Lie::ALL.into_iter().enumerate() {
         let mut fleet = fleet(3, 140 + number as u64);
         let evil = Evil::join(&fleet, "evil", 60, lie);
-        let end = Instant::now() + Duration::from_secs(20);
+        let end = Instant::now() + HANG;
         while evil.sees() < 4 {
             assert!(Instant::now() < end, "it sees {} nodes", evil.sees());
             std::thread::sleep(Duration::from_millis(50));
         }
-        // Trackers learn from it what it claims to have.
-        std::thread::sleep(Duration::from_secs(1));
-        (0..3).for_each(|node| fleet.warm(node));
-        fleet.must_read(&[0, 1, 2], 6, 10, 141, WITHIN);
-        say(format_args!("{lie:?}: sent {} times, never accepted", evil.lies_sent()));
-        assert!(evil.lies_sent() > 0, "no node was sent to the liar");
-        assert!(fleet.sum("/fleet/failed") > 0, "fetches from it failed, and that is counted");
+        loop {
+            // Trackers learn from it what it claims to have. On a busy machine that may take longer.
+            std::thread::sleep(Duration::from_secs(1));
+            (0..3).for_each(|node| fleet.warm(node));
+            fleet.must_read(&[0, 1, 2], 6, 10, 141, WITHIN);
+            let (sent, failed) = (evil.lies_sent(), fleet.sum("/fleet/failed"));
+            say(format_args!("{lie:?}: sent {sent} times, never accepted"));
+            if sent > 0 && failed > 0 {
+                break;
+            }
+            assert!(Instant::now() < end, "{sent} lies were sent, and {failed} fetches failed");
+            fleet.end_and_forget(&[0, 1, 2]);
+            fleet.start();
+        }
         fleet.end();
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use nets::fleet::HANG;
 use nets::{Fleet, How, Tree, requires_nets, say};
 
-const DEADLINE: &str = "deadline=8";
+const DEADLINE: &str = "deadline=20";
 const WITHIN: Duration = Duration::from_secs(40);
 /// Bits per second: a blob takes about two seconds.
 const THIN: u64 = 16_000_000;

@@ -216,12 +216,21 @@ fn the_driver_says_what_a_stopped_node_has() {
     let said = holders(&at(1));
     assert_eq!(said.len(), 3, "{said:?}");
     assert!(said[&address(1)] < Some(100), "this node read nothing: {said:?}");
-    fleet.nodes[0].freeze();
-    fleet.nodes[2].freeze();
-    let said = holders(&at(1));
-    assert_eq!((said[&address(0)], said[&address(2)]), (Some(100), None), "{said:?}");
-    fleet.nodes[0].thaw();
-    fleet.nodes[2].thaw();
+    // On a busy machine an answer may come too late, and after some seconds a stopped node is declared dead.
+    let end = Instant::now() + PATIENCE;
+    loop {
+        [0, 2].iter().for_each(|&node: &usize| fleet.nodes[node].freeze());
+        let said = holders(&at(1));
+        [0, 2].iter().for_each(|&node: &usize| fleet.nodes[node].thaw());
+        if (said.get(&address(0)), said.get(&address(2))) == (Some(&Some(100)), Some(&None)) {
+            break;
+        }
+        assert!(Instant::now() < end, "{said:?}");
+        soon("both answer again", || {
+            let said = holders(&at(1));
+            [0, 2].iter().all(|&node| said.get(&address(node)) == Some(&Some(100)))
+        });
+    }
     let status = fleet.nodes[0].status();
     assert!(status["fleet"]["in_driver"]["answered"].as_u64() > Some(0), "{status}");
     assert_eq!(status["fleet"]["in_driver"]["is_full"], false);
