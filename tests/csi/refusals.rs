@@ -58,13 +58,13 @@ fn what_comes_too_early_or_is_wrong_changes_nothing() {
     let mut mount = std::process::Command::new("mount");
     run_ok(
         mount.args(["-t", "tmpfs", "none"]).arg(driver.path("foreign")),
-        std::time::Duration::from_secs(10),
+        std::time::Duration::from_secs(60),
     );
     driver.unpublish(&volume, "foreign").unwrap();
     assert_eq!(driver.mounts(), [driver.path("foreign")]);
     run_ok(
         std::process::Command::new("umount").arg(driver.path("foreign")),
-        std::time::Duration::from_secs(10),
+        std::time::Duration::from_secs(60),
     );
     assert!(driver.state("staged").is_empty());
     driver.end();
@@ -119,14 +119,14 @@ fn an_endpoint_in_use_is_not_taken() {
         let mut command = covey();
         command.args(["csi", "--node-id", "n2", "--state"]).arg(driver.path("other"));
         command.arg("--endpoint").arg(format!("unix://{}", endpoint.display()));
-        covey_tests::run(&mut command, std::time::Duration::from_secs(20))
+        covey_tests::run(&mut command, std::time::Duration::from_secs(60))
     };
     let taken = start(&driver.path("sock"));
     assert!(taken.code() == 1 && taken.stderr.contains("a process listens on"), "{taken:?}");
     let mut same = covey();
     same.args(["csi", "--node-id", "n2", "--state"]).arg(driver.path("state"));
     same.arg("--endpoint").arg(driver.path("another"));
-    let same = covey_tests::run(&mut same, std::time::Duration::from_secs(20));
+    let same = covey_tests::run(&mut same, std::time::Duration::from_secs(60));
     assert!(same.code() == 1 && same.stderr.contains("another driver uses"), "{same:?}");
     fs::write(driver.path("file"), b"mine").unwrap();
     let file = start(&driver.path("file"));
@@ -174,7 +174,7 @@ fn regression_a_volume_is_removed_although_an_earlier_one_is_half_removed() {
 fn regression_a_copy_that_fills_the_disk_leaves_it_as_it_was() {
     requires!(Need::Root, Need::Covey);
     let mut driver = Driver::new();
-    let limit = std::time::Duration::from_secs(20);
+    let limit = std::time::Duration::from_secs(60);
     let disk = driver.path("volumes");
     run_ok(
         std::process::Command::new("mount").args(["-t", "tmpfs", "-o", "size=110m", "none"]).arg(&disk),

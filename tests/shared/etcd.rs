@@ -84,7 +84,14 @@ fn names_in_etcd_are_linearizable_while_answers_are_lost_and_a_node_is_killed() 
 fn names_in_etcd_are_linearizable_when_a_killed_node_comes_back() {
     requires!(Need::Covey);
     let Some(mut volume) = Volume::new(3) else { return };
-    for seed in seeds(650, rounds()) {
+    let said = |volume: &Volume| -> usize {
+        volume.nodes.iter().map(|node| node.log().matches("earlier process").count()).sum()
+    };
+    // On a busy machine it may happen that no kill came at the right moment. Then there are more rounds.
+    for seed in seeds(650, rounds()).chain(10_000..10_020) {
+        if seed >= 10_000 && said(&volume) > 0 {
+            break;
+        }
         let victim = (seed % 3) as usize;
         let all = folders(&volume, seed);
         let folders: Vec<PathBuf> = [0, 1, 0, 2].map(|node| all[(victim + node) % 3].clone()).into();
@@ -98,8 +105,7 @@ fn names_in_etcd_are_linearizable_when_a_killed_node_comes_back() {
             volume.nodes[victim].mount();
         });
     }
-    let said = volume.nodes.iter().map(|node| node.log().matches("earlier process").count()).sum::<usize>();
-    assert!(said > 0, "no kill left anything to store");
+    assert!(said(&volume) > 0, "no kill left anything to store");
 }
 
 /// A node that is stopped for longer than its session shows nothing old when it goes on, and joins again.

@@ -183,16 +183,35 @@ fn a_reader_that_is_stopped_delays_a_change_a_little() {
     requires!(Need::Covey);
     let shared = Shared::new(requires_server!(), 2);
     fs::create_dir(shared.path(0, "dir")).unwrap();
-    for round in 0..5 {
+    // On a busy machine some rounds take longer, or the reader gets the lease and no loan. A writer that
+    // waits for the reader itself, or for the end of its session, takes more than two seconds each time.
+    let (mut took, mut quick) = (Vec::new(), 0);
+    while quick < 5 {
+        let round = took.len();
+        assert!(round < 20, "{took:?}");
         let (old, new) = (format!("old {round}"), format!("new {round}"));
         fs::write(shared.path(0, "dir/file"), &old).unwrap();
-        assert_eq!(fs::read_to_string(shared.path(1, "dir/file")).unwrap(), old);
+        assert_eq!(read_at_last(&shared.path(1, "dir/file")), old);
         shared.nodes[1].freeze(true);
         let began = std::time::Instant::now();
         fs::write(shared.path(0, "dir/file"), &new).unwrap();
-        let took = began.elapsed();
+        let waited = began.elapsed();
         shared.nodes[1].freeze(false);
-        assert_eq!(fs::read_to_string(shared.path(1, "dir/file")).unwrap(), new);
-        assert!(took < Duration::from_secs(2), "round {round}: {took:?}");
+        assert_eq!(read_at_last(&shared.path(1, "dir/file")), new, "round {round}");
+        took.push(waited);
+        quick += usize::from(waited < Duration::from_secs(2));
+    }
+}
+
+/// What the first read gives that succeeds. A node that was stopped for longer than its session has errors
+/// until it has joined again.
+fn read_at_last(path: &std::path::Path) -> String {
+    let end = std::time::Instant::now() + Duration::from_secs(60);
+    loop {
+        match fs::read_to_string(path) {
+            Ok(text) => return text,
+            Err(error) => assert!(std::time::Instant::now() < end, "{error}"),
+        }
+        std::thread::sleep(Duration::from_millis(20));
     }
 }

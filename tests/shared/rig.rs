@@ -200,7 +200,8 @@ impl Node {
 
     /// Unmounts in good order.
     pub fn unmount(&mut self) {
-        run_ok(covey().arg("umount").arg(&self.mountpoint), PATIENCE);
+        let done = covey_tests::volume::umount(&self.mountpoint);
+        assert!(done.status.success(), "covey umount: {done:?}");
         if let Some(mut daemon) = self.daemon.take() {
             wait(&mut daemon, PATIENCE).expect("the daemon should end");
         }

@@ -124,7 +124,7 @@ fn a_database_that_is_down_for_long_gives_errors_and_no_hang() {
     std::thread::scope(|scope| {
         let check = |what: &'static str, done: std::io::Result<()>, began: Instant| {
             let error = done.expect_err(what);
-            assert!(began.elapsed() < PATIENCE + Duration::from_secs(5), "{what}: {:?}", began.elapsed());
+            assert!(began.elapsed() < PATIENCE + Duration::from_secs(30), "{what}: {:?}", began.elapsed());
             assert!(!matches!(error.kind(), ErrorKind::NotFound), "{what}: {error}");
         };
         let [a, b] = [0, 1].map(|node| shared.path(node, ""));

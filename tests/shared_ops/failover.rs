@@ -191,7 +191,7 @@ struct Pooler {
 impl Pooler {
     fn new(server: &Server) -> Pooler {
         let folder = tempfile::Builder::new().prefix("covey-pool-").tempdir_in("/tmp").unwrap();
-        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = covey_tests::free_port();
         let users = folder.path().join("users");
         fs::write(&users, "\"covey\" \"\"\n").unwrap();
         let config = folder.path().join("pgbouncer.ini");

@@ -3,8 +3,8 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -17,6 +17,9 @@ pub enum Then {
     Cut,
 }
 
+/// What is looked at before each answer, until it is true.
+type Begins = Box<dyn Fn() -> bool + Send>;
+
 /// See the module.
 pub struct Gate {
     port: u16,
@@ -24,6 +27,8 @@ pub struct Gate {
     limit: Arc<AtomicU64>,
     is_shut: Arc<AtomicBool>,
     is_open: Arc<AtomicBool>,
+    begins: Arc<Mutex<Option<(u64, Begins)>>>,
+    begun: Arc<AtomicU64>,
 }
 
 impl Gate {
@@ -37,11 +42,15 @@ impl Gate {
             limit: Arc::new(AtomicU64::new(limit)),
             is_shut: Arc::default(),
             is_open: Arc::default(),
+            begins: Arc::default(),
+            begun: Arc::new(AtomicU64::new(u64::MAX)),
         };
         let all = (gate.passed.clone(), gate.limit.clone(), gate.is_shut.clone(), gate.is_open.clone());
+        let beginning = (gate.begins.clone(), gate.begun.clone());
         thread::spawn(move || {
             for client in listener.incoming() {
                 let (passed, limit, is_shut, is_open) = all.clone();
+                let (begins, begun) = beginning.clone();
                 let (Ok(client), Ok(server)) = (client, TcpStream::connect(("127.0.0.1", to))) else {
                     continue;
                 };
@@ -52,6 +61,13 @@ impl Gate {
                 thread::spawn(move || copy(from_client, to_server, || true));
                 thread::spawn(move || {
                     copy(server, client, || {
+                        let mut waits = begins.lock().unwrap();
+                        if let Some((more, _)) = waits.take_if(|(_, begins)| begins()) {
+                            begun.store(passed.load(Ordering::SeqCst), Ordering::SeqCst);
+                            let most = passed.load(Ordering::SeqCst).saturating_add(more);
+                            limit.store(most, Ordering::SeqCst);
+                        }
+                        drop(waits);
                         let is_first = passed.fetch_add(1, Ordering::SeqCst) < limit.load(Ordering::SeqCst);
                         if is_first || is_open.load(Ordering::SeqCst) {
                             return true;
@@ -75,6 +91,17 @@ impl Gate {
     /// Passes so many more answers on.
     pub fn shut_after(&self, more: u64) {
         self.limit.store(self.answers() + more, Ordering::SeqCst);
+    }
+
+    /// Passes so many more answers on from the moment on when `begins` is true. That is looked at before each
+    /// answer, so it does not matter how late a test sees it.
+    pub fn shut_after_begin(&self, more: u64, begins: impl Fn() -> bool + Send + 'static) {
+        *self.begins.lock().unwrap() = Some((more, Box::new(begins)));
+    }
+
+    /// How many answers there were since then.
+    pub fn since_begin(&self) -> u64 {
+        self.answers().saturating_sub(self.begun.load(Ordering::SeqCst))
     }
 
     /// Serves as if nothing had been.

@@ -18,8 +18,9 @@ use crate::single::{Single, a_blob, gate_of, small};
 
 const LIVE: &[&str] = &["-o", "promotable,locks=fleet"];
 
-/// A program that uses a mount in all ways at once. It prints `ready`, then what it did when it is told
-/// `stop`. It keeps everything open until its input ends. Any error ends it.
+/// A program that uses a mount in all ways at once. It prints `ready`. When it is told how often it must have
+/// done each thing at least, it goes on until then, and prints what it did. It keeps everything open until
+/// its input ends. Any error ends it.
 const BUSY: &str = r#"
 import fcntl, json, mmap, os, sys, threading, time
 root = sys.argv[1]
@@ -38,12 +39,12 @@ locked = open(root + '/flock', 'w')
 fcntl.flock(locked, fcntl.LOCK_EX)
 ranged = open(root + '/range', 'w')
 fcntl.lockf(ranged, fcntl.LOCK_EX, 10, 5)
-stop, count, slowest = False, {}, 0.0
+stop, least, count, slowest = False, 0, {}, 0.0
 def each(name, work):
     global slowest
     n = 0
     try:
-        while not stop:
+        while not stop or n < least:
             began = time.monotonic()
             work(n)
             slowest = max(slowest, time.monotonic() - began)
@@ -74,7 +75,7 @@ works = {'append': append, 'haunt': haunt, 'dirty': dirty, 'beside': beside, 'ma
 threads = [threading.Thread(target=each, args=pair) for pair in works.items()]
 [thread.start() for thread in threads]
 print('ready', flush=True)
-sys.stdin.readline()
+least = int(sys.stdin.readline() or 0)
 stop = True
 [thread.join() for thread in threads]
 pages.flush()
@@ -106,11 +107,11 @@ impl Busy {
         line.trim().to_owned()
     }
 
-    /// What it did, by kind. It goes on to hold everything.
+    /// What it did, by kind, at least 60 times each. It goes on to hold everything.
     fn stop(&mut self) -> serde_json::Value {
         let input = self.child.stdin.as_mut().unwrap();
         // A program that has met an error is gone, and has said so.
-        input.write_all(b"stop\n").ok();
+        input.write_all(b"60\n").ok();
         let line = self.line();
         let done: serde_json::Value = serde_json::from_str(&line).unwrap_or_else(|_| panic!("{line}"));
         assert!(done["error"].is_null(), "{done}");
@@ -333,17 +334,18 @@ fn programs_go_on_when_a_promotion_fails() {
     busy.end();
 }
 
-/// Promotes a mounted volume through a relay, and waits until its programs wait.
-fn paused(single: &Single<'_>, node: &Node, gate: &Gate) -> Child {
+/// Promotes a mounted volume through a relay, which passes so many answers on from the moment on when its
+/// programs wait.
+fn pausing(single: &Single<'_>, node: &Node, gate: &Gate, more: u64) -> Child {
+    let log = node.mountpoint.with_extension("log");
+    gate.shut_after_begin(more, move || fs::read_to_string(&log).is_ok_and(|log| log.contains(WAIT)));
     let mut command = covey();
     command.arg("promote").arg(&node.mountpoint).arg(single.through(gate));
-    let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    while !node.log().contains("programs wait") {
-        assert!(child.try_wait().unwrap().is_none(), "the command ended before: {}", node.log());
-        std::thread::sleep(Duration::from_micros(200));
-    }
-    child
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
 }
+
+/// What a daemon says when the programs of its mount wait.
+const WAIT: &str = "programs wait";
 
 /// The command is killed while programs wait: they go on with what is there then, the volume as it was or the
 /// shared one.
@@ -356,19 +358,17 @@ fn programs_go_on_when_a_promotion_is_killed() {
     let all = {
         let single = small(&shared, "clean", &source);
         let (node, gate) = (live(&single, "one"), gate_of(&shared));
-        let mut child = paused(&single, &node, &gate);
-        let before = gate.answers();
+        let mut child = pausing(&single, &node, &gate, u64::MAX);
         // The daemon's own requests are counted too, at the end.
         assert!(child.wait().unwrap().success());
-        gate.answers() - before
+        gate.since_begin()
     };
     let (mut as_it_was, mut as_shared) = (0, 0);
     for more in (0..all).filter(|more| *more == 3 || more % 4 == 0 && more + 48 >= all) {
         let single = small(&shared, &format!("m{more}"), &source);
         let (node, gate) = (live(&single, "one"), gate_of(&shared));
         let mut busy = Busy::start(&node.mountpoint);
-        let mut child = paused(&single, &node, &gate);
-        gate.shut_after(more);
+        let mut child = pausing(&single, &node, &gate, more);
         gate.wait_shut(|| child.try_wait().unwrap().is_some());
         child.kill().ok();
         child.wait().unwrap();
@@ -442,8 +442,9 @@ fn a_mount_can_be_ended_while_its_volume_is_promoted() {
     let single = small(&shared, "single", &source);
     let mut node = live(&single, "one");
     let gate = gate_of(&shared);
-    let mut child = paused(&single, &node, &gate);
-    gate.shut_after(0);
+    let mut child = pausing(&single, &node, &gate, 0);
+    assert!(gate.wait_shut(|| child.try_wait().unwrap().is_some()), "it ended: {}", node.log());
+    assert!(node.log().contains(WAIT));
     let place = node.mountpoint.join("tree");
     let waits = std::thread::spawn(move || fs::read_dir(place).map(Iterator::count));
     std::thread::sleep(Duration::from_millis(300));

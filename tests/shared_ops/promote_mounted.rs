@@ -96,20 +96,14 @@ fn a_mounted_volume_is_promoted_when_no_program_uses_it() {
     assert!(!single.folder().join("promoting").exists());
 }
 
-/// Promotes a mounted volume through a relay, and waits until it is not mounted. None if all was over before
-/// this was seen.
-fn unmounted(single: &Single<'_>, node: &Node, gate: &Gate) -> Option<Child> {
+/// Promotes a mounted volume through a relay, which passes so many answers on from the moment on when the
+/// volume is not mounted.
+fn unmounting(single: &Single<'_>, node: &Node, gate: &Gate, more: u64) -> Child {
+    let mountpoint = node.mountpoint.clone();
+    gate.shut_after_begin(more, move || !is_fuse_mount(&mountpoint));
     let mut command = covey();
     command.args(["promote"]).arg(&node.mountpoint).arg(single.through(gate));
-    let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    while is_fuse_mount(&node.mountpoint) {
-        if let Some(status) = child.try_wait().unwrap() {
-            assert!(status.success() && single.is_nodes(), "it ended before it had unmounted");
-            return None;
-        }
-        std::thread::sleep(Duration::from_micros(200));
-    }
-    Some(child)
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
 }
 
 /// The command is killed while the volume is not mounted: its daemon mounts what is there then, the volume as
@@ -120,22 +114,19 @@ fn a_mount_comes_back_when_its_promotion_is_killed() {
     let shared = Shared::new(requires_server!(), 0);
     let source = shared.folder.path().join("source");
     fill(&source, 7);
-    let count = |attempt: usize| {
-        let single = small(&shared, &format!("clean{attempt}"), &source);
+    let all = {
+        let single = small(&shared, "clean", &source);
         let (node, gate) = (single.mount("one"), gate_of(&shared));
-        let mut child = unmounted(&single, &node, &gate)?;
-        let before = gate.answers();
+        let mut child = unmounting(&single, &node, &gate, u64::MAX);
         // The daemon's own requests are counted too, at the end.
         assert!(child.wait().unwrap().success());
-        Some(gate.answers() - before)
+        gate.since_begin()
     };
-    let all = (0..10).find_map(count).expect("no attempt was seen while the volume was not mounted");
     let (mut as_it_was, mut as_shared) = (0, 0);
     for more in (0..all).filter(|more| *more == 3 || more % 5 == 0 && more + 60 >= all) {
         let single = small(&shared, &format!("m{more}"), &source);
         let (node, gate) = (single.mount("one"), gate_of(&shared));
-        let Some(mut child) = unmounted(&single, &node, &gate) else { continue };
-        gate.shut_after(more);
+        let mut child = unmounting(&single, &node, &gate, more);
         gate.wait_shut(|| child.try_wait().unwrap().is_some());
         child.kill().ok();
         child.wait().unwrap();

@@ -15,6 +15,9 @@ use crate::rig::Shared;
 
 const REPAIRING: &str = "select count(*) from covey_kv where k = '\\x00726570616972696e67'";
 
+/// How long a session lasts without being renewed.
+const SESSION: Duration = Duration::from_secs(15);
+
 fn repair(address: &str) -> Command {
     let mut command = covey();
     command.args(["fsck", "--repair", "--json", address]);
@@ -92,8 +95,9 @@ fn a_repair_keeps_nodes_out() {
     assert_eq!(shared.server.sql(REPAIRING), "0");
     File::open(shared.path(0, "")).unwrap().sync_all().unwrap();
     shared.nodes[0].unmount();
-    let mut answers = 1;
+    let (mut answers, mut slow) = (1, 0);
     let mut under_way = loop {
+        let begun = Instant::now();
         let gate = Gate::new(shared.server.port(), answers, Then::Hold);
         let through =
             shared.address.replace(&format!(":{}/", shared.server.port()), &format!(":{}/", gate.port()));
@@ -101,17 +105,28 @@ fn a_repair_keeps_nodes_out() {
         let is_shut = gate.wait_shut(|| child.try_wait().unwrap().is_some());
         thread::sleep(Duration::from_millis(100));
         if is_shut && shared.server.sql(REPAIRING) == "1" {
-            break child;
+            let mounted = shared.nodes[0].try_mount(&[]);
+            let repaired = run(&mut repair(&shared.address), LIMIT);
+            // It cannot renew its session. On a busy machine that may have been over.
+            let is_slow = begun.elapsed() >= SESSION && slow < 5;
+            if !is_slow || mounted.is_err() && repaired.code() == 1 {
+                let refused = mounted.unwrap_err();
+                assert!(refused.contains("the volume is being repaired on"), "{refused}");
+                let said = &repaired.stderr;
+                assert!(repaired.code() == 1 && said.contains("is being repaired on"), "{repaired:?}");
+                break child;
+            }
+            if mounted.is_ok() {
+                shared.nodes[0].unmount();
+            }
+            slow += 1;
+        } else {
+            answers += 1;
         }
         child.kill().unwrap();
         child.wait().unwrap();
-        answers += 1;
         assert!(answers < 60, "the repair writes its row");
     };
-    let refused = shared.nodes[0].try_mount(&[]).unwrap_err();
-    assert!(refused.contains("the volume is being repaired on"), "{refused}");
-    let refused = run(&mut repair(&shared.address), LIMIT);
-    assert!(refused.code() == 1 && refused.stderr.contains("is being repaired on"), "{refused:?}");
     under_way.kill().unwrap();
     under_way.wait().unwrap();
     let until = Instant::now() + LIMIT;
