@@ -148,7 +148,7 @@ fn a_server_that_is_killed_and_restarted_is_followed() {
         open.read_to_string(&mut text).unwrap();
         assert_eq!(text, "after56789");
         say(format_args!("{sharing:?}: {} requests failed with EIO", errors.load(Ordering::Relaxed)));
-        assert!(guest.log().contains("a new run of the server takes over"), "{}", guest.log());
+        until("the log says it", || guest.log().contains("a new run of the server takes over"));
         drop(open);
         guest.end();
         server.end();
@@ -300,7 +300,7 @@ fn without_a_server_requests_wait_and_then_fail() {
     server.end();
     let failed = fs::write(guest.join("lost"), "x").unwrap_err();
     assert_eq!(failed.raw_os_error(), Some(libc::EIO));
-    assert!(guest.log().contains("requests fail with EIO until one answers"), "{}", guest.log());
+    until("the log says it", || guest.log().contains("requests fail with EIO until one answers"));
     assert_eq!(fs::read(guest.join("f")).unwrap_err().raw_os_error(), Some(libc::EIO));
     let _server = place.serve(&["--many"]);
     until("it works again", || fs::read_to_string(guest.join("f")).is_ok_and(|text| text == "x"));

@@ -133,7 +133,7 @@ fn every_lie_ends_its_own_connection_only() {
     let liar = Liar::greet(&place);
     liar.say(Kind::Request, 0, 1, &getattr);
     assert!(liar.why_cut().contains("wrong order"), "a request came before INIT");
-    assert!(server.log().contains("cut off"));
+    until("the log says it", || server.log().contains("cut off"));
     guest.end();
 }
 
@@ -230,7 +230,7 @@ fn regression_a_guest_that_vanishes_without_a_word_is_missed() {
     let address: Address = server.tcp().parse().unwrap();
     let keys = Keys::new(Some(&base::secret::Secret::from_file(Path::new(&secret)).unwrap()));
     let greeted = greet(&address, &keys, [0; 16], 0).unwrap_or_else(|trouble| panic!("{}", trouble.text));
-    assert!(server.log().contains("guest 1 attached"), "{}", server.log());
+    until("it is attached", || server.log().contains("guest 1 attached"));
     vanish(greeted.receiver.socket());
     drop(greeted);
     until("the server misses it", || server.log().contains("is forgotten"));

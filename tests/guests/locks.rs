@@ -308,8 +308,14 @@ fn a_killed_guest_loses_its_locks() {
         let holders = HELD.map(|style| Python::holder(style, &guest.join("f")));
         let waits = Python::waiter("flock", &guest.join("f"));
         let there = open(&other.join("f"));
+        let killed = Instant::now();
         guest.kill();
-        HELD.iter().for_each(|style| assert_eq!(try_lock(&there, style), Err(libc::EAGAIN), "{style}"));
+        for style in HELD {
+            // On a busy machine the server may have forgotten it already.
+            let tried = try_lock(&there, style);
+            let lingered = killed.elapsed() >= Duration::from_secs(1);
+            assert!(tried == Err(libc::EAGAIN) || tried.is_ok() && lingered, "{style}: {tried:?}");
+        }
         until("the server forgets it", || two.server.log().contains("is forgotten"));
         drop(there);
         HELD.iter().for_each(|style| until_free(&other.join("f"), style));

@@ -84,14 +84,25 @@ fn covey_trace_hears_a_guests_mount() {
         let out = place.path(&format!("trace-{every}"));
         command.stdout(fs::File::create(&out).unwrap()).spawn().map(|child| (child, out)).unwrap()
     };
-    let (all, some) = (listen("1"), listen("10"));
-    let end = std::time::Instant::now() + Duration::from_secs(2);
-    while std::time::Instant::now() < end {
-        work(&guest);
+    let heard = || {
+        let mut listeners = [listen("1"), listen("10")];
+        while listeners.iter_mut().any(|(child, _)| child.try_wait().unwrap().is_none()) {
+            work(&guest);
+        }
+        listeners.map(|(mut child, out)| {
+            assert!(child.wait().unwrap().success());
+            fs::read_to_string(out).unwrap()
+        })
+    };
+    // On a busy machine there may be little to hear within three seconds.
+    let mut outs = heard();
+    for _ in 0..9 {
+        if outs.iter().all(|out| check(out) > 20) {
+            break;
+        }
+        outs = heard();
     }
-    for (mut listener, out) in [all, some] {
-        assert!(listener.wait().unwrap().success());
-        let out = fs::read_to_string(out).unwrap();
+    for out in outs {
         assert!(check(&out) > 20, "{out}");
         assert!(out.contains("trace summary read: "), "{out}");
     }
@@ -105,7 +116,7 @@ fn covey_trace_hears_a_guests_mount() {
     deaf.kill().unwrap();
     deaf.wait().unwrap();
     let mut wrong = covey();
-    let said = run(wrong.args(["trace", "--op", "read"]).arg(guest.path()), Duration::from_secs(10));
+    let said = run(wrong.args(["trace", "--op", "read"]).arg(guest.path()), Duration::from_secs(60));
     assert!(said.code() == 2 && said.stderr.contains("only --every and --for"), "{said:?}");
     work(&guest);
     assert!(!guest.log().contains("trace "), "{}", guest.log());

@@ -90,7 +90,8 @@ impl Mount {
 
     fn umount(mut self) {
         self.mounted = false;
-        covey_ok(&["umount", self.at.to_str().unwrap()]);
+        let done = covey_tests::volume::umount(&self.at);
+        assert!(done.status.success(), "covey umount: {done:?}");
     }
 }
 

@@ -95,7 +95,7 @@ fn a_clone_whose_bytes_are_lost_gets_sigbus_and_the_others_go_on() {
     File::options().write(true).open(place.path("memory")).unwrap().set_len(8 * MIB as u64).unwrap();
     lost.go();
     assert_eq!(lost.died_of(), libc::SIGBUS);
-    assert!(server.log().contains("cannot go on: bytes "), "{}", server.log());
+    until("the log says what is lost", || server.log().contains("cannot go on: bytes "));
     until("the log says what the VMM sees", || server.log().contains("gets SIGBUS"));
     assert!(well.runs());
     well.kill();

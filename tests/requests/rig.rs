@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use blob::{BlobError, BlobSource, Origin, PackStore};
 use fs::volume::{FormatRequest, Options, Parts, Volume};
@@ -105,14 +105,12 @@ impl Mount {
 
     /// Unmounts. Retries for a moment, because another process may be reading all mounts (as df does).
     pub fn end(self) {
-        for _ in 0..100 {
-            if self.0.unmount(Unmount::Polite).is_ok() {
-                self.0.wait_for(Duration::from_secs(60)).expect("the session ends");
-                return;
-            }
+        let end = Instant::now() + Duration::from_secs(60);
+        while self.0.unmount(Unmount::Polite).is_err() {
+            assert!(Instant::now() < end, "the mount stays busy");
             std::thread::sleep(Duration::from_millis(20));
         }
-        panic!("the mount stays busy");
+        self.0.wait_for(Duration::from_secs(60)).expect("the session ends");
     }
 }
 

@@ -220,6 +220,14 @@ impl Vmm {
         self.memory.store(available, at, Ordering::Release).unwrap();
     }
 
+    /// How many of the chains that were made available the server has not taken yet. It says how far it is
+    /// when it asks for the next kick.
+    pub fn untaken(&self, queue: usize) -> u16 {
+        let event = GuestAddress(Vmm::rings(queue) + 0x2004 + 8 * u64::from(SIZE));
+        let taken: u16 = self.memory.load(event, Ordering::SeqCst).unwrap();
+        self.queues[queue].available.wrapping_sub(taken)
+    }
+
     pub fn kick(&self, queue: usize) {
         self.queues[queue].kick.write(1).unwrap();
     }

@@ -7,7 +7,7 @@ use covey_tests::Rng;
 use stream::hello::Sharing;
 
 use crate::driver::{Descriptor, INDIRECT, MEMORY, NEXT, SIZE, Vmm, WRITE, message};
-use crate::world::{PATIENCE, World};
+use crate::world::{PATIENCE, World, until};
 
 const GETATTR: u32 = 3;
 const FSYNC: u32 = 20;
@@ -149,7 +149,7 @@ fn a_reply_without_room_leaves_no_reference() {
     let head = vmm.send(1, &message(1, 1001, 1, b"0\0"), 100);
     let (_, len) = vmm.used(1, PATIENCE).unwrap();
     assert_eq!(vmm.reply(head, len).error, -libc::EIO);
-    crate::world::until("it is given back", || world.watched.references() == before);
+    until("it is given back", || world.watched.references() == before);
 }
 
 /// A driver that offers the same chain again and again, without waiting for it, takes bounded memory: it has
@@ -160,12 +160,14 @@ fn a_flood_ends_its_queue() {
     let (mut vmm, mut other) = (Vmm::mounted(&world.path("one"), 2), Vmm::mounted(&world.path("two"), 2));
     world.watched.hold_back(true);
     let head = vmm.send(1, &message(FSYNC, 1001, 2, &[0; 16]), 16);
+    const FLOOD: &str = "more requests are in flight than it has descriptors";
     for _ in 0..4 * SIZE {
         vmm.offer(1, head);
         vmm.kick(1);
-        std::thread::sleep(Duration::from_micros(200));
+        // More chains that the server has not taken yet than the ring has places are another mistake.
+        until("the server takes them", || vmm.untaken(1) < SIZE / 2 || world.log().contains(FLOOD));
     }
-    world.says("more requests are in flight than it has descriptors");
+    world.says(FLOOD);
     assert!(other.is_served());
     world.watched.hold_back(false);
 }
