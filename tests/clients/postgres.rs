@@ -127,6 +127,12 @@ fn work_and_kill(volume: &Volume, cluster: &Cluster, mounted: covey_tests::Mount
     bench.arg(cluster.outside.path().join(format!("tx{seed}"))).stdout(Stdio::null()).stderr(Stdio::null());
     let mut bench = bench.spawn().unwrap();
     std::thread::sleep(Duration::from_millis(1_500 + Rng::new(seed).below(3_000)));
+    // On a busy machine the first transaction may take longer.
+    let end = Instant::now() + LIMIT;
+    while cluster.ask("select count(*) from pgbench_history") == "0" {
+        assert!(Instant::now() < end, "no transaction is committed");
+        std::thread::sleep(Duration::from_millis(50));
+    }
     if volume.fsck().is_none() {
         // A plain folder cannot be killed, so the server is killed.
         server.kill().unwrap();

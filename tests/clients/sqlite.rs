@@ -2,27 +2,33 @@
 
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use covey_tests::program::wait;
 use covey_tests::{Ground, Need, Rng, Volume, ground, requires, run_ok, say, seeds};
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/clients/sqlite.py");
 
-/// Commits until the daemon is killed. Returns the highest row whose commit returned, and what the client
-/// found at its start.
-fn work_and_kill(volume: &Volume, mode: &str, pause: Duration) -> (u64, String) {
+/// Commits until the daemon is killed, and something at least if that `must` be. Returns the highest row
+/// whose commit returned, and what the client found at its start.
+fn work_and_kill(volume: &Volume, mode: &str, pause: Duration, must: bool) -> (u64, String) {
     let mounted = volume.mount();
     let log = tempfile::NamedTempFile::new().unwrap();
     let mut client = Command::new("python3");
     client.arg(SCRIPT).arg("work").arg(mounted.join("db")).arg(mode);
-    let complaints_of = |file: &tempfile::NamedTempFile| std::fs::read_to_string(file.path()).unwrap();
+    let text_of = |file: &tempfile::NamedTempFile| std::fs::read_to_string(file.path()).unwrap();
     let complaints = tempfile::NamedTempFile::new().unwrap();
     client.stdout(log.reopen().unwrap()).stderr(complaints.reopen().unwrap());
     let mut client = client.spawn().unwrap();
     std::thread::sleep(pause);
+    // On a busy machine the first commit may take longer.
+    let end = Instant::now() + Duration::from_secs(120);
+    while must && text_of(&log).is_empty() && client.try_wait().unwrap().is_none() {
+        assert!(Instant::now() < end, "nothing is committed");
+        std::thread::sleep(Duration::from_millis(10));
+    }
     if client.try_wait().unwrap().is_some() {
-        let said = complaints_of(&complaints);
+        let said = text_of(&complaints);
         panic!("the client ended before the daemon was killed: {said}\n{}", volume.log());
     }
     let below = mounted.path().to_owned();
@@ -44,7 +50,7 @@ fn work_and_kill(volume: &Volume, mode: &str, pause: Duration) -> (u64, String) 
     // A last line without a newline was not printed completely.
     let whole = printed.rsplit_once('\n').map_or("", |(whole, _)| whole);
     let top = whole.lines().last().map_or(0, |line| line.parse().unwrap());
-    (top, complaints_of(&complaints).lines().next().unwrap_or("").to_owned())
+    (top, text_of(&complaints).lines().next().unwrap_or("").to_owned())
 }
 
 fn check(database: &Path, least: u64) {
@@ -58,7 +64,7 @@ fn rounds(mode: &str, first: u64, rounds: u64) {
     let mut committed = 0;
     for seed in seeds(first, rounds) {
         let pause = Duration::from_millis(400 + Rng::new(seed).below(1_500));
-        let (top, found) = work_and_kill(&volume, mode, pause);
+        let (top, found) = work_and_kill(&volume, mode, pause, committed == 0);
         let was = committed;
         committed = top.max(committed);
         // A client that begins with an empty database has found another database than the one that was

@@ -467,7 +467,8 @@ def raw(head, body=b"", cut=False):
     """Sends bytes, and returns what comes back. `cut`: the client goes away in the middle."""
     port = urllib.parse.urlsplit(ENDPOINT).port
     with socket.create_connection(("127.0.0.1", port)) as stream:
-        stream.settimeout(5)
+        # An answer may be late on a busy machine. After it, not every connection is closed at once.
+        stream.settimeout(5 if cut else 60)
         answer = b""
         try:
             stream.sendall(head + b"\r\nConnection: close\r\n\r\n" + body)
@@ -475,6 +476,7 @@ def raw(head, body=b"", cut=False):
                 stream.shutdown(socket.SHUT_WR)
             while more := stream.recv(65536):
                 answer += more
+                stream.settimeout(5)
         except (socket.timeout, ConnectionError):
             pass
         return answer

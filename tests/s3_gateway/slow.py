@@ -62,12 +62,19 @@ except ConnectionError:
 took = time.monotonic() - began
 assert took < 15, took
 
-# Some kilobytes a second are enough.
-stream = begin("slow", 12 * 2048)
-for _ in range(12):
-    stream.sendall(2048 * b"x")
-    time.sleep(0.5)
-answer = stream.recv(65536)
+# Some kilobytes a second are enough. On a busy machine this program may stand still for two seconds
+# itself, but not each time.
+for _ in range(5):
+    stream = begin("slow", 12 * 2048)
+    try:
+        for _ in range(12):
+            stream.sendall(2048 * b"x")
+            time.sleep(0.5)
+        answer = stream.recv(65536)
+    except ConnectionError as error:
+        answer = repr(error).encode()
+    if answer.startswith(b"HTTP/1.1 200"):
+        break
 assert answer.startswith(b"HTTP/1.1 200"), answer
 
 # An answer that nobody reads ends too: the gateway ends in time, which the test checks.

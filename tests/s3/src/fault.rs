@@ -18,6 +18,8 @@ pub enum Fault {
         /// 0.6 is usual for a store.
         sigma: f64,
     },
+    /// The server executes the request, and its answer is held back until the rules are cleared.
+    Hold,
     /// The answer is delayed by this for each MiB of it.
     WaitPerMib(Duration),
     /// 503 with the code SlowDown.
@@ -180,6 +182,7 @@ struct State {
     rules: Vec<Rule>,
     lot: u64,
     happened: u64,
+    held: u64,
 }
 
 /// The faults of a proxy, shared with the test that switches them.
@@ -190,7 +193,7 @@ pub struct Faults {
 impl Faults {
     pub(crate) fn new(seed: u64) -> Faults {
         let lot = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-        Faults { state: Mutex::new(State { rules: Vec::new(), lot, happened: 0 }) }
+        Faults { state: Mutex::new(State { rules: Vec::new(), lot, happened: 0, held: 0 }) }
     }
 
     /// Adds a rule. Several rules may apply to one request.
@@ -208,10 +211,25 @@ impl Faults {
         self.state.lock().unwrap().happened
     }
 
+    /// How many answers were held back until now.
+    pub fn held(&self) -> u64 {
+        self.state.lock().unwrap().held
+    }
+
+    /// Notes that an answer is held back.
+    pub(crate) fn hold(&self) {
+        self.state.lock().unwrap().held += 1;
+    }
+
+    /// Whether answers that are held back stay so.
+    pub(crate) fn holds(&self) -> bool {
+        self.state.lock().unwrap().rules.iter().any(|rule| rule.fault == Fault::Hold)
+    }
+
     /// The faults of the next request.
     pub(crate) fn meet(&self, method: &Method, path: &str) -> Vec<Fault> {
         let mut state = self.state.lock().unwrap();
-        let State { rules, lot, happened } = &mut *state;
+        let State { rules, lot, happened, .. } = &mut *state;
         let mut met = Vec::new();
         for rule in rules.iter_mut() {
             let fits = rule.only.as_ref().is_none_or(|only| only == method) && path.contains(&rule.path);

@@ -284,6 +284,12 @@ async fn spoil(
     for fault in met {
         match fault {
             Fault::Wait(wait) => tokio::time::sleep(*wait).await,
+            Fault::Hold => {
+                faults.hold();
+                while faults.holds() {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+            }
             Fault::WaitLike { median, sigma } => {
                 tokio::time::sleep(median.mul_f64((sigma * faults.normal()).exp())).await
             }
