@@ -3,7 +3,6 @@
 //! The tests of this package start the real `covey`, mount it through the real kernel, and check what
 //! programs would see. They end everything that they start: a [`Mounted`] unmounts when it is dropped, also
 //! by a panic, and a daemon is killed only by its own process id.
-//! by its own process id only.
 //!
 //! Settings, all by environment:
 //!
@@ -30,15 +29,16 @@ pub mod shrink;
 pub mod tree;
 pub mod volume;
 
+#[path = "../../crates/meta/tests/support/port.rs"]
+mod port;
+
 pub use need::Need;
+pub use port::free_port;
 pub use program::{Finished, run, run_ok};
 pub use rng::Rng;
 pub use volume::{Mounted, Volume};
 
-use std::net::TcpListener;
 use std::path::PathBuf;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Unless everything named exists here, ends the test early and says what is missing.
 ///
@@ -71,20 +71,6 @@ pub fn scratch() -> tempfile::TempDir {
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(folder.path(), open).unwrap();
     folder
-}
-
-/// A port that is free until the program that it is for listens, and while that is down. The kernel gives
-/// none of this range to a connection, or to a server that leaves the choice to it.
-pub fn free_port() -> u16 {
-    static NEXT: OnceLock<AtomicU64> = OnceLock::new();
-    let next = NEXT.get_or_init(|| AtomicU64::new(base::random::u64() >> 1));
-    loop {
-        // Each is given once, and another program begins elsewhere.
-        let port = 10_000 + (next.fetch_add(1, Ordering::Relaxed) % 22_000) as u16;
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return port;
-        }
-    }
 }
 
 /// Where the tests run.

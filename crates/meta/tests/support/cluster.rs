@@ -14,6 +14,10 @@ use std::time::{Duration, Instant};
 use std::{env, fs, thread};
 
 use meta::engine::etcd::{Etcd, Options, Target};
+use port::free_port;
+
+#[path = "port.rs"]
+mod port;
 
 const KEEPER: &str = r#"trap "" INT TERM HUP
 cat >/dev/null
@@ -58,20 +62,6 @@ pub fn program() -> Option<PathBuf> {
         env::split_paths(&path).map(|folder| folder.join("etcd")).find(|path| path.is_file())
     };
     built.or_else(on_path)
-}
-
-/// A port that is free until the program that it is for listens, and while that is down. The kernel gives
-/// none of this range to a connection, or to a server that leaves the choice to it.
-fn free_port() -> u16 {
-    static NEXT: OnceLock<AtomicU64> = OnceLock::new();
-    let next = NEXT.get_or_init(|| AtomicU64::new(base::random::u64() >> 1));
-    loop {
-        // Each is given once, and another program begins elsewhere.
-        let port = 10_000 + (next.fetch_add(1, Ordering::Relaxed) % 22_000) as u16;
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return port;
-        }
-    }
 }
 
 impl Cluster {

@@ -16,6 +16,10 @@ use std::{fs, thread};
 
 use meta::Postgres;
 use meta::engine::postgres::{Options, Target};
+use port::free_port;
+
+#[path = "port.rs"]
+mod port;
 
 const ACCESS: &str = "local all all trust
 host all locked 127.0.0.1/32 scram-sha-256
@@ -297,20 +301,6 @@ impl Drop for Server {
     fn drop(&mut self) {
         drop(self.keeper.stdin.take());
         let _ = self.keeper.wait();
-    }
-}
-
-/// A port that is free until the program that it is for listens, and while that is down. The kernel gives
-/// none of this range to a connection, or to a server that leaves the choice to it.
-fn free_port() -> u16 {
-    static NEXT: OnceLock<AtomicU64> = OnceLock::new();
-    let next = NEXT.get_or_init(|| AtomicU64::new(base::random::u64() >> 1));
-    loop {
-        // Each is given once, and another program begins elsewhere.
-        let port = 10_000 + (next.fetch_add(1, Ordering::Relaxed) % 22_000) as u16;
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return port;
-        }
     }
 }
 
