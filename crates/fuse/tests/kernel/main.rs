@@ -12,6 +12,7 @@ mod budgets;
 mod files;
 mod killed;
 mod listings;
+mod mapped;
 mod memory;
 mod shared;
 mod shared_locks;

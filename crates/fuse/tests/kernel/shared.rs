@@ -11,6 +11,7 @@ use std::time::Duration;
 use fuse::Options;
 use fuse::abi::init::flag;
 
+use crate::mapped::Mapped;
 use crate::memory::Memory;
 use crate::{Rig, as_nobody, options, rig_with, within};
 
@@ -33,22 +34,6 @@ fn size(path: &Path) -> u64 {
 
 fn kind(error: std::io::Error) -> i32 {
     error.raw_os_error().unwrap()
-}
-
-/// A mapping of the first page of a file. It ends with the test's process.
-fn map(file: &File) -> &'static mut [u8] {
-    let protection = libc::PROT_READ | libc::PROT_WRITE;
-    let fd = file.as_raw_fd();
-    // SAFETY: this makes a new mapping of an open file, at an address that the kernel chooses.
-    let map = unsafe { libc::mmap(std::ptr::null_mut(), 4096, protection, libc::MAP_SHARED, fd, 0) };
-    assert_ne!(map, libc::MAP_FAILED);
-    // SAFETY: the mapping is one page long, readable and writable, and is unmapped only by `unmap`.
-    unsafe { std::slice::from_raw_parts_mut(map.cast(), 4096) }
-}
-
-fn unmap(map: &'static mut [u8]) {
-    // SAFETY: this is exactly what `map` mapped, and the caller does not use it any more.
-    unsafe { libc::munmap(map.as_mut_ptr().cast(), map.len()) };
 }
 
 #[test]
@@ -245,20 +230,20 @@ fn mappings_read_and_write() {
         let open =
             || OpenOptions::new().read(true).write(true).append(append).open(here.path("map")).unwrap();
         let file = open();
-        let page = map(&file);
-        assert!(page.iter().all(|byte| *byte == 7), "append {append}");
-        page[100] = 42;
-        file.sync_all().unwrap();
+        let change = |page: &mut [u8]| {
+            let is_right = page.iter().all(|byte| *byte == 7);
+            page[100] = 42;
+            is_right && file.sync_all().is_ok()
+        };
+        let mapped = Mapped::new(&file, 4096, change, |page| page[101] = 43);
         assert_eq!(std::fs::read(there.path("map")).unwrap()[100], 42, "after fsync");
-        page[101] = 43;
-        unmap(page);
+        mapped.end();
         drop(file);
         assert_eq!(std::fs::read(there.path("map")).unwrap()[101], 43, "after close");
         std::fs::write(there.path("map"), [8; 4096]).unwrap();
         let file = open();
-        let page = map(&file);
-        assert!(page.iter().all(|byte| *byte == 8), "what the other node wrote, after the next open");
-        unmap(page);
+        // What the other node wrote is there after the next open.
+        Mapped::new(&file, 4096, |page| page.iter().all(|byte| *byte == 8), |_| ()).end();
         std::fs::write(there.path("map"), [7; 4096]).unwrap();
     }
 }
@@ -361,15 +346,18 @@ fn data_and_holes_are_found_on_a_shared_mount() {
     let file =
         OpenOptions::new().read(true).write(true).create(true).truncate(true).open(rig.path("s")).unwrap();
     file.set_len(1 << 20).unwrap();
-    let page = map(&file);
-    page[5] = 1;
+    let change = |page: &mut [u8]| {
+        page[5] = 1;
+        true
+    };
+    let mapped = Mapped::new(&file, 4096, change, |_| ());
     let found = within(SOON, move || {
         // SAFETY: the descriptor is open. lseek takes numbers only.
         let seek = |at, what| unsafe { libc::lseek(file.as_raw_fd(), at, what) };
         (seek(0, libc::SEEK_DATA), seek(0, libc::SEEK_HOLE))
     });
     assert_eq!(found, (0, 4096));
-    unmap(page);
+    mapped.end();
 }
 
 /// The requests of each operation on a name in the root, when all of it is warm.

@@ -10,6 +10,7 @@ use std::time::Duration;
 use fuse::Options;
 use fuse::abi::init::flag;
 
+use crate::mapped::Mapped;
 use crate::memory::Memory;
 use crate::{as_nobody, options, rig, rig_with, within};
 
@@ -103,20 +104,17 @@ fn regression_seek_data_of_a_file_dirtied_through_a_mapping() {
         let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path).unwrap();
         file.set_len(1 << 20).unwrap();
         assert_eq!(seek(&file, 0, libc::SEEK_DATA), Err(libc::ENXIO));
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        let fd = file.as_raw_fd();
-        // SAFETY: this makes a new mapping of an open file of this size. Only this test uses it.
-        let map = unsafe { libc::mmap(std::ptr::null_mut(), 1 << 20, protection, libc::MAP_SHARED, fd, 0) };
-        assert_ne!(map, libc::MAP_FAILED);
-        // SAFETY: the mapping is 1 MiB long and writable.
-        unsafe { map.cast::<u8>().add(500_000).write(42) };
+        let change = |bytes: &mut [u8]| {
+            bytes[500_000] = 42;
+            true
+        };
+        let mapped = Mapped::new(&file, 1 << 20, change, |_| ());
         let page = 500_000 / 4096 * 4096;
         let found = within(Duration::from_secs(120), move || {
             (seek(&file, 0, libc::SEEK_DATA), seek(&file, page, libc::SEEK_HOLE), file)
         });
         assert_eq!((found.0, found.1), (Ok(page), Ok(page + 4096)));
-        // SAFETY: this unmaps exactly what was mapped above.
-        unsafe { libc::munmap(map, 1 << 20) };
+        mapped.end();
         drop(found);
         assert_eq!(std::fs::read(&path).unwrap()[500_000], 42);
     }
