@@ -16,6 +16,8 @@ use std::{env, fs, thread};
 use meta::engine::etcd::{Etcd, Options, Target};
 use port::free_port;
 
+// Some programs have both of these servers.
+#[allow(clippy::duplicate_mod)]
 #[path = "port.rs"]
 mod port;
 

@@ -18,6 +18,8 @@ use meta::Postgres;
 use meta::engine::postgres::{Options, Target};
 use port::free_port;
 
+// Some programs have both of these servers.
+#[allow(clippy::duplicate_mod)]
 #[path = "port.rs"]
 mod port;
 
