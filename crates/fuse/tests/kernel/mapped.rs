@@ -1,8 +1,8 @@
 //! A shared mapping of a file, in a process of its own.
 //!
-//! The filesystem of these tests is served by the test's own process. munmap(2) of changed pages waits for its
-//! replies while it holds the lock of the process's address space. The server may need that lock too, for
-//! instance to make its heap larger. Then both would wait for ever.
+//! The filesystem of these tests is served by the test's own process. munmap(2) of changed pages waits for
+//! its replies while it holds the lock of the process's address space. The server may need that lock too,
+//! for instance to make its heap larger. Then both would wait for ever.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
