@@ -386,6 +386,18 @@ fn a_node_that_is_alone_asks_the_origin() {
     assert_eq!(node.fleet.under_way(), 0);
 }
 
+/// It was listed before its place was known. So a node that waited for it could still ask the wrong tracker.
+#[test]
+fn regression_a_member_is_listed_once_it_has_its_place() {
+    let (_store, _, nodes) = fleet_with(2, 1, 1000);
+    let inner = &nodes[0].fleet.inner;
+    inner.addresses.lock().clear();
+    let seen = nodes[0].fleet.seen();
+    assert!(seen.len() == 1 && seen[0].is_own, "{seen:?}");
+    inner.place(&inner.members.get().unwrap().roster());
+    assert_eq!(nodes[0].fleet.seen().len(), 2);
+}
+
 /// How many times a blob may have been fetched once more than necessary. On a busy machine trackers are late,
 /// a fetch may take longer than its lease lasts, and a holder may send nothing for a second.
 fn troubles(nodes: &[Node]) -> u64 {
