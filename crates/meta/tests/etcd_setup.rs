@@ -14,7 +14,7 @@ use meta::engine::etcd::{Etcd, Options, Secrets, Target};
 use meta::store::{CommitError, StoreError};
 use meta::{Commit, MetaStore};
 use support::cluster::Cluster;
-use support::{key, put, range};
+use support::{commit_until_fenced, key, put, range};
 
 fn line(result: Result<Etcd, SetupError>) -> String {
     result.err().expect("it is refused").to_string()
@@ -207,22 +207,12 @@ fn a_session_that_was_taken_over_or_expired_is_fenced() {
     new.renew().unwrap();
     assert_eq!(old.get(&key("a")).unwrap().as_deref(), Some(&b"new"[..]));
 
-    let (brief, begun, mut done) = (open(), Instant::now(), 0);
-    // On a busy machine a session may be over before its first commit. Then the next one lasts longer.
-    let mut last = Session { number: 0, epoch: 0 };
-    for ttl in [200, 1_000, 4_000, 16_000] {
-        let join = Join { ttl: Duration::from_millis(ttl), take_over: last.epoch > 0, ..node(3) };
-        last = brief.join(&join).unwrap();
-        while !is_fenced(brief.commit(add())) {
-            done += 1;
-            assert!(begun.elapsed() < Duration::from_secs(120));
-            thread::sleep(Duration::from_millis(5));
-        }
-        if done > 0 {
-            break;
-        }
-    }
-    assert!(done > 0 && matches!(brief.renew(), Err(StoreError::Fenced(_))));
+    let brief = open();
+    let (last, done) = commit_until_fenced(
+        |ttl, take_over| brief.join(&Join { ttl, take_over, ..node(3) }).unwrap(),
+        || is_fenced(brief.commit(add())),
+    );
+    assert!(matches!(brief.renew(), Err(StoreError::Fenced(_))));
     assert_eq!(number(&new), done);
     let row = new.sessions().unwrap().remove(1);
     assert!(!row.alive && row.expires_in_ms < 0, "{row:?}");

@@ -14,7 +14,7 @@ use meta::engine::postgres::{Checked, Join, Level, Options, Postgres, Secrets, S
 use meta::store::{CommitError, StoreError};
 use meta::{Commit, MetaStore};
 use support::server::Server;
-use support::{key, put};
+use support::{commit_until_fenced, key, put};
 
 fn line(result: Result<Postgres, SetupError>) -> String {
     result.err().expect("it is refused").to_string()
@@ -231,22 +231,12 @@ fn a_session_that_was_taken_over_or_expired_is_fenced() {
     new.commit(put("a", "new")).unwrap();
     assert_eq!(old.get(&key("a")).unwrap().as_deref(), Some(&b"new"[..]));
 
-    let (brief, begun, mut done) = (open(), Instant::now(), 0);
-    let add = || Commit { adds: vec![(key("n"), 1)], ..Commit::default() };
-    // On a busy machine a session may be over before its first commit. Then the next one lasts longer.
-    let mut last = Session { number: 0, epoch: 0 };
-    for ttl in [200, 1_000, 4_000, 16_000] {
-        let join = Join { ttl: Duration::from_millis(ttl), take_over: last.epoch > 0, ..node(3) };
-        last = brief.join(&join).unwrap();
-        while !is_fenced(brief.commit(add())) {
-            done += 1;
-            assert!(begun.elapsed() < Duration::from_secs(120));
-        }
-        if done > 0 {
-            break;
-        }
-    }
-    assert!(done > 0 && matches!(brief.renew(), Err(StoreError::Fenced(_))));
+    let brief = open();
+    let (last, done) = commit_until_fenced(
+        |ttl, take_over| brief.join(&Join { ttl, take_over, ..node(3) }).unwrap(),
+        || is_fenced(brief.commit(Commit { adds: vec![(key("n"), 1)], ..Commit::default() })),
+    );
+    assert!(matches!(brief.renew(), Err(StoreError::Fenced(_))));
     let n = new.get(&key("n")).unwrap().unwrap();
     assert_eq!(i64::from_be_bytes((*n).try_into().unwrap()), done);
     assert!(!new.sessions().unwrap()[1].alive);

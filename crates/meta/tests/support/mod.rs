@@ -13,6 +13,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use base::{BlobId, PackNo};
 use blob::sums::crc32c;
@@ -21,6 +22,29 @@ use meta::key::KeyRange;
 use meta::store::FreshData;
 use meta::{Commit, Key, Value};
 use parking_lot::Mutex;
+
+/// Joins with a session that is not renewed, and commits until it is fenced. `join` is given how long the
+/// session is to last, and whether it takes an earlier one over. On a busy machine a session may be over
+/// before its first commit, so the next one lasts longer. Returns the last session and the number of commits.
+pub fn commit_until_fenced<S>(join: impl Fn(Duration, bool) -> S, is_fenced: impl Fn() -> bool) -> (S, i64) {
+    let begun = Instant::now();
+    let mut ttl = Duration::from_millis(200);
+    let mut session = join(ttl, false);
+    let mut done = 0;
+    loop {
+        while !is_fenced() {
+            done += 1;
+            assert!(begun.elapsed() < Duration::from_secs(120), "it is not fenced");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        if done > 0 {
+            return (session, done);
+        }
+        assert!(ttl < Duration::from_secs(10), "nothing is committed");
+        ttl *= 4;
+        session = join(ttl, true);
+    }
+}
 
 /// A key of any bytes.
 pub fn key(bytes: impl AsRef<[u8]>) -> Key {
