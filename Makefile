@@ -1,6 +1,6 @@
 # All commands that a person or a CI needs. `make help` lists them.
 #
-# The program is always at target/release/covey. Compiled files go to COVEY_BUILD_DIR. Its default is the
+# The whole program is always at target/release/covey, that of `make run` at target/quick/covey. Compiled files go to COVEY_BUILD_DIR. Its default is the
 # folder that CARGO_TARGET_DIR names, otherwise ~/.cache/covey/build if it exists (CI creates it, so that a
 # rerun is fast), otherwise target.
 
@@ -13,6 +13,8 @@ cache := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/covey
 COVEY_BUILD_DIR ?= $(or $(CARGO_TARGET_DIR),$(wildcard $(cache)/build),$(CURDIR)/target)
 export CARGO_TARGET_DIR := $(abspath $(COVEY_BUILD_DIR))
 program := target/release/covey
+# The first program, which `make run` uses. It lacks what `make run` does not need.
+quick := target/quick/covey
 CARGO := scripts/with-rust cargo
 
 ##@ Use
@@ -24,10 +26,13 @@ build: ## Build the program: target/release/covey, with its debug information in
 	@scripts/split-debug "$(CARGO_TARGET_DIR)/release/covey" $(program)
 
 .PHONY: run
-run: ## Build, format a volume, mount it and do real work on it; ONCE=1 ends instead of waiting for Ctrl-C
+run: quick ## Format a volume, mount it and do real work on it; ONCE=1 ends instead of waiting for Ctrl-C
+	@COVEY="$(CURDIR)/$(quick)" scripts/keep-switch scripts/demo
+
+.PHONY: quick
+quick: ## Build the first program, in some minutes and without parts such as S3, guests and Kubernetes: target/quick/covey
 	@scripts/bootstrap run
-	@$(MAKE) build
-	@scripts/keep-switch scripts/demo
+	@scripts/build-quick "$(CURDIR)/$(quick)"
 
 .PHONY: run-fleet
 run-fleet: ## An S3 store, a depot and four nodes in network namespaces: where each byte comes from, live; needs root
@@ -84,27 +89,37 @@ wheel: ## The Python package coveyfs: target/wheels; needs Python 3.11 or newer,
 ##@ Check
 
 .PHONY: test
-test: ## Format, lints, licences and every test that needs no other program: what CI runs
+test: check-fast ## Format, lints, licences and every test that needs no other program: what CI runs
+	@scripts/with-rust scripts/run-tests
+
+.PHONY: check-fast
+check-fast: ## What most often refuses a change: format, the rules of the repository, clippy; some seconds if little changed
 	@scripts/bootstrap test
 	$(CARGO) fmt --all --check
-	scripts/with-rust scripts/run-tests --lint
+	$(CARGO) test --quiet --locked --package covey-house
+	@$(MAKE) lint
 
 .PHONY: slowest
-slowest: ## Every test, then the time of each test program and the ten slowest tests
+slowest: ## Every test, then the time of each test program and of the slowest tests
 	@scripts/bootstrap test
 	scripts/with-rust scripts/run-tests --slowest
+
+.PHONY: timings
+timings: ## Build the whole program anew in a folder of its own, then where the time went: crates, codegen, linking
+	@scripts/bootstrap build
+	@scripts/with-rust scripts/timings $(TIMINGS_ARGS)
 
 # Warnings are errors with the compiler of rust-toolchain.toml. A newer compiler has newer lints, so it only
 # shows them.
 pinned := $(shell sed -n 's/^channel = "\(.*\)"/\1/p' rust-toolchain.toml)
 strict = $(if $(findstring rustc $(pinned) ,$(shell scripts/with-rust --check)),-D warnings,)
 
+# Tests may unwrap and read clocks: clippy.toml says so, and tests.toml of each
 .PHONY: lint
-lint: ## rustfmt and clippy as errors: first what ships, under every rule, then the tests, which may unwrap and read clocks
+lint: ## rustfmt and clippy as errors; then the first program, which has fewer parts
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --workspace --exclude covey-tests --exclude covey-bench --exclude covey-s3 --exclude covey-nets --exclude covey-vms --locked -- $(strict)
-	$(CARGO) clippy --workspace --locked --all-targets -- $(strict) \
-		-A clippy::disallowed_methods -A clippy::unwrap_used -A clippy::expect_used -A missing_docs
+	$(CARGO) clippy --workspace --locked --all-targets -- $(strict)
+	$(CARGO) check --quiet --locked --package covey-cli --no-default-features --bin covey
 
 .PHONY: ui-assets
 ui-assets: ## Build the page of the dashboard anew, from crates/ui/web; needs npm

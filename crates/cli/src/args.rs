@@ -2,6 +2,8 @@
 //! takes.
 
 pub mod fleet;
+#[cfg(feature = "s3")]
+pub mod foreign;
 pub mod s3;
 pub mod ui;
 pub mod unused;

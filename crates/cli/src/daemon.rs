@@ -18,34 +18,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use api::error::{Failure, Result};
-use api::status::Endpoint;
 use api::text::{bytes, count};
 use fuse::{Unmount, UnmountError};
-use gateway::server::{Bound, Server, check_name};
 use node::memory::Memory;
 use node::opened::Source;
 use node::running::{Handle, Mounted, Plan, Running};
 use node::shared::promoting::handover::UnderWay;
-use node::{limits, log, mounts, signals};
+use node::{limits, log, signals};
 
-use crate::args::s3::S3;
-use crate::args::ui::Ui;
-use crate::buckets;
+use crate::beside::Beside;
 use crate::cmd::umount;
-use crate::dashboard::Machine;
 use crate::term::{self, Term};
 
 use background::{News, tell};
 pub use background::{Parent, in_background, with_parent};
-
-/// What a daemon serves beside its mount.
-#[derive(Clone, Debug, Default)]
-pub struct Beside {
-    /// An S3 endpoint.
-    pub s3: S3,
-    /// A dashboard.
-    pub ui: Ui,
-}
 
 /// Mounts, and returns when the mount has ended and the volume is closed.
 pub fn run(plan: &Plan, beside: &Beside, parent: Option<Parent>, term: Term) -> Result<u8> {
@@ -58,16 +44,12 @@ pub fn run_with_line(plan: &Plan, beside: &Beside, term: Term) -> Result<u8> {
 }
 
 fn serve(plan: &Plan, beside: &Beside, status_line: bool, parent: Option<Parent>, term: Term) -> Result<u8> {
-    let Beside { s3, ui } = beside;
     let interactive = parent.is_none() && term::is_terminal();
     signals::block();
     limits::check(limits::For::Daemon)?;
     limits::leave_no_core();
-    let bucket = s3.bucket(&plan.source.name().display().to_string());
-    let bound = Bounds { s3: s3.bind()?, ui: ui.bind()? };
-    if bound.s3.is_some() {
-        check_name(&bucket).map_err(|failure| failure.next("name it: --s3-bucket NAME"))?;
-    }
+    let bucket = beside.s3.bucket(&plan.source.name().display().to_string());
+    let bound = beside.bind(&bucket)?;
     let in_background = parent.is_some();
     let mut running = Running::start(plan)?;
     let asked = start_signals(running.handle(), interactive)?;
@@ -87,8 +69,7 @@ fn serve(plan: &Plan, beside: &Beside, status_line: bool, parent: Option<Parent>
         // Programs use the mount, whatever else cannot be started again.
         let told = |failure: &Failure| log::error(&failure.to_string());
         let _ = running.go_on().inspect_err(told);
-        let servers =
-            Bounds::again(beside).and_then(|bound| bound.serve(&bucket, &running)).inspect_err(told);
+        let servers = beside.bind(&bucket).and_then(|bound| bound.serve(&bucket, &running)).inspect_err(told);
         wait(&running, status_line && interactive);
         drop(servers);
     }
@@ -106,50 +87,6 @@ fn serve(plan: &Plan, beside: &Beside, status_line: bool, parent: Option<Parent>
         return Err(background::again(plan, beside, in_background));
     }
     Ok(u8::from(end.aborted))
-}
-
-/// The sockets of what is served beside the mount.
-struct Bounds {
-    s3: Option<Bound>,
-    ui: Option<ui::Bound>,
-}
-
-impl Bounds {
-    /// The same sockets as before, which are closed.
-    fn again(beside: &Beside) -> Result<Bounds> {
-        Ok(Bounds { s3: beside.s3.bind()?, ui: beside.ui.bind()? })
-    }
-
-    fn serve(self, bucket: &str, running: &Running) -> Result<(Option<Server>, Option<ui::Server>)> {
-        let server = self.s3.map(|bound| serve_s3(bound, bucket, running)).transpose()?;
-        let dashboard = self.ui.map(|bound| serve_ui(bound, running)).transpose()?;
-        Ok((server, dashboard))
-    }
-}
-
-/// Serves the mount to S3 clients.
-fn serve_s3(bound: Bound, bucket: &str, running: &Running) -> Result<Server> {
-    bound.warning().iter().for_each(|line| log::warn(line));
-    let read_only = !running.mounted().mode.writes();
-    let kernel = if read_only { None } else { running.kernel() };
-    let made = buckets::made(bucket, running.filesystem(), kernel, read_only);
-    let (address, keys, tls) = bound.shown();
-    // The mount is also asked from other folders.
-    let keys = mounts::absolute(keys)?;
-    let shown = Endpoint { address: address.to_string(), bucket: bucket.to_owned(), keys, tls };
-    let server = bound.serve(vec![made], Vec::new(), buckets::log())?;
-    running.also_at(shown);
-    log::line(&format!("serves it to S3 clients on {}, as the bucket {bucket}", server.address()));
-    Ok(server)
-}
-
-/// Shows the mount in a browser.
-fn serve_ui(bound: ui::Bound, running: &Running) -> Result<ui::Server> {
-    let shown = Machine::with(vec![running.mounted().mountpoint]);
-    let server = bound.serve(Arc::new(shown))?;
-    running.also_in_browser(format!("http://{}", server.address()));
-    log::line(&format!("the dashboard is at http://{}", server.address()));
-    Ok(server)
 }
 
 fn ready(mounted: Mounted, parent: Option<Parent>, term: Term) {

@@ -12,6 +12,8 @@
 //!   config.rs       configuration files, as defaults of the command line
 //!   dashboard.rs    the mounts of this machine, for the dashboard
 //!   buckets.rs      mounts and volumes as buckets of the S3 gateway
+//!   beside.rs       what a daemon serves beside its mount: S3, the dashboard
+//!   parts.rs        parts that a program may be built without
 //!   helper.rs       the same program as mount.covey, for mount(8)
 //!   bundle.rs       the contents of a bug report, without secrets
 //!   term.rs, table.rs, rows.rs: formatting of output
@@ -21,21 +23,31 @@
 //! mount(8).
 
 mod args;
+mod beside;
+#[cfg(feature = "s3")]
 mod buckets;
 mod bundle;
 mod cmd;
 mod config;
 mod copying;
 mod daemon;
+#[cfg(feature = "dashboard")]
 mod dashboard;
+#[cfg(feature = "guests")]
 mod guest_status;
+#[cfg(not(feature = "guests"))]
+#[path = "no_guests.rs"]
+mod guest_status;
+#[cfg(feature = "guests")]
 mod guest_trace;
 mod helper;
+#[cfg(feature = "containers")]
 mod images;
 #[cfg(test)]
 mod inputs;
 mod lending;
 mod looking;
+mod parts;
 mod reading;
 mod rows;
 mod table;

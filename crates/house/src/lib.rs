@@ -15,6 +15,7 @@
 //! - [`language`]: documents and comments use standard words, and short lines.
 //! - [`links`]: every relative link of the documents leads somewhere.
 //! - [`licences`]: every dependency's licence is in the list of `deny.toml`.
+//! - [`quick`]: the program of `make run` has no crate that it does not need.
 //! - [`versions`]: all parts have the version of the changelog's top section.
 //!
 //! Rust is not parsed but [masked](source): comments and literals become blanks, and what is left is searched
@@ -28,6 +29,7 @@ pub mod language;
 pub mod lengths;
 pub mod licences;
 pub mod links;
+pub mod quick;
 pub mod safety;
 pub mod source;
 pub mod threads;

@@ -2,8 +2,8 @@
 
 use covey_house::tree::Tree;
 use covey_house::{
-    Finding, arrows, circles, essays, hygiene, language, lengths, licences, links, safety, threads, versions,
-    words,
+    Finding, arrows, circles, essays, hygiene, language, lengths, licences, links, quick, safety, threads,
+    versions, words,
 };
 use std::process::Command;
 use std::sync::LazyLock;
@@ -133,6 +133,22 @@ fn licences_of_the_dependencies_are_in_the_list() {
         licences::check(&String::from_utf8_lossy(&output.stdout), &allowed, &exceptions)
             .expect("cargo metadata prints JSON"),
     );
+}
+
+#[test]
+fn the_program_of_make_run_has_no_crate_without_need() {
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
+    let mut tree = Command::new(cargo);
+    tree.current_dir(&TREE.root).args([
+        "tree",
+        "--locked",
+        "--package",
+        "covey-cli",
+        "--no-default-features",
+    ]);
+    let output = tree.args(["--edges", "normal,build", "--prefix", "none"]).output().expect("cargo runs");
+    assert!(output.status.success(), "cargo tree: {}", String::from_utf8_lossy(&output.stderr));
+    none(quick::check(&String::from_utf8_lossy(&output.stdout)));
 }
 
 /// Rules and dashboards for Prometheus and Grafana name only metrics that exist.

@@ -11,6 +11,10 @@
 //! The cache owns the fleet, from which it fetches. So the other direction has only weak references. Both own
 //! the table, which tells the cache of whole blobs that the fleet has fetched for others.
 
+#[cfg(feature = "ebpf")]
+pub mod in_driver;
+#[cfg(not(feature = "ebpf"))]
+#[path = "fleet/no_driver.rs"]
 pub mod in_driver;
 pub mod lender;
 pub mod lent;

@@ -13,9 +13,15 @@
 //! counted has reached the cache, so nothing follows.
 //!
 //! - [`counters`]: the daemon's own counters.
+//! - [`kernel`]: those of the eBPF programs.
 //! - [`report`]: the answer.
 
 mod counters;
+#[cfg(feature = "ebpf")]
+mod kernel;
+#[cfg(not(feature = "ebpf"))]
+#[path = "heat/absent.rs"]
+mod kernel;
 mod report;
 
 use std::path::PathBuf;
@@ -24,9 +30,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::time::Duration;
 
-use ::watch::mount::{Heat as Rule, MountWatch};
-use ::watch::object::{Measured, measure};
-use ::watch::{Event, WatchError};
 use api::error::{Failure, Result};
 use api::heat::Heat;
 use base::size::MIB;
@@ -34,7 +37,8 @@ use base::time::{monotonic, monotonic_ns};
 use base::{Deadline, Ino};
 use fuse::Session;
 
-use self::counters::Counters;
+use self::counters::{Counters, Rule};
+use self::kernel::Kernel;
 use crate::log;
 use crate::mount::Mount;
 
@@ -133,11 +137,7 @@ impl Drop for Heating {
 
 /// Where accesses are counted.
 enum Source {
-    Kernel {
-        watch: Box<MountWatch>,
-        /// Set while the kernel measures what the programs cost.
-        measured: Option<Measured>,
-    },
+    Kernel(Kernel),
     Daemon(Counters),
 }
 
@@ -148,17 +148,10 @@ impl Source {
         if counting == Counting::Daemon {
             return (daemon(), vec![report::PAGE_CACHE_UNSEEN.to_owned()]);
         }
-        match Self::of_kernel(session, rule) {
-            Ok((source, unseen)) => (source, unseen),
-            Err(error) => (daemon(), vec![format!("{}: {error}", report::PAGE_CACHE_UNSEEN)]),
+        match Kernel::start(session.mountpoint(), rule) {
+            Ok((kernel, unseen)) => (Source::Kernel(kernel), unseen),
+            Err(why) => (daemon(), vec![format!("{}: {why}", report::PAGE_CACHE_UNSEEN)]),
         }
-    }
-
-    fn of_kernel(session: &Session, rule: Rule) -> std::result::Result<(Source, Vec<String>), WatchError> {
-        let watch = Box::new(MountWatch::attach(session.mountpoint(), rule)?);
-        let unseen = watch.unseen().to_vec();
-        let measured = Some(measure()?);
-        Ok((Source::Kernel { watch, measured }, unseen))
     }
 }
 
@@ -169,6 +162,25 @@ struct Noticed {
     hot: Vec<(u64, u32)>,
     /// How far files are read in order.
     streams: Vec<(u64, u32)>,
+    /// The longest time until an event arrived, in nanoseconds.
+    delay: u64,
+}
+
+/// One chunk, as the kernel's programs know it.
+struct Seen {
+    inode: u64,
+    mib: u32,
+    /// Accesses, where older ones count less, at the last access.
+    score: f64,
+    /// The last access, in nanoseconds of the monotonic clock.
+    last: u64,
+    /// Whether it was hot then.
+    hot: bool,
+    reads: u64,
+    maps: u64,
+    faults: u64,
+    /// Pages in the page cache.
+    pages: u64,
 }
 
 /// The thread's state.
@@ -194,7 +206,7 @@ impl Work {
         let mut next = monotonic() + PASS_EVERY;
         let mut measured = monotonic() + MEASURED;
         while !stop.load(Ordering::Acquire) {
-            let Noticed { hot, streams } = self.wait();
+            let Noticed { hot, streams, .. } = self.wait();
             self.tell(&hot);
             self.fetch_ahead(&streams);
             if monotonic() >= next {
@@ -213,30 +225,17 @@ impl Work {
 
     /// Has the kernel measure the programs, or not. A kernel that refuses is no reason to stop counting.
     fn measure(&mut self, on: bool) {
-        if let Source::Kernel { measured, .. } = &mut self.source
-            && measured.is_some() != on
-        {
-            *measured = if on { measure().ok() } else { None };
+        if let Source::Kernel(kernel) = &mut self.source {
+            kernel.measure(on);
         }
     }
 
     /// Waits for a moment.
     fn wait(&mut self) -> Noticed {
         match &mut self.source {
-            Source::Kernel { watch, .. } => {
-                let events = watch.events();
-                if events.wait(TURN).is_err() {
-                    std::thread::sleep(TURN);
-                }
-                let (mut noticed, now) = (Noticed::default(), monotonic_ns());
-                events.drain(&mut |event| match event {
-                    Event::Hot { object, chunk, at, .. } => {
-                        noticed.hot.push((object, chunk));
-                        self.delay = self.delay.max(now.saturating_sub(at));
-                    }
-                    Event::Stream { object, chunk, .. } => noticed.streams.push((object, chunk)),
-                    Event::Unsynced { .. } => {}
-                });
+            Source::Kernel(kernel) => {
+                let noticed = kernel.wait(TURN);
+                self.delay = self.delay.max(noticed.delay);
                 self.events += noticed.hot.len() as u64;
                 noticed
             }
@@ -250,13 +249,9 @@ impl Work {
 
     /// Tells the cache of all chunks that were accessed since the last pass.
     fn pass(&mut self) {
-        let Source::Kernel { watch, .. } = &self.source else { return };
+        let Source::Kernel(kernel) = &self.source else { return };
         let since = std::mem::replace(&mut self.passed, monotonic_ns());
-        let Ok(mut chunks) = watch.chunks() else { return };
-        chunks.retain(|chunk| chunk.last >= since && chunk.reads + chunk.maps + chunk.faults > 0);
-        // If time does not suffice, the hottest count.
-        chunks.sort_unstable_by_key(|chunk| std::cmp::Reverse(chunk.score));
-        let used: Vec<(u64, u32)> = chunks.iter().map(|chunk| (chunk.ino, chunk.chunk)).collect();
+        let used = kernel.used(since);
         self.tell(&used);
     }
 

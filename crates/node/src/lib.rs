@@ -78,6 +78,7 @@ mod paths;
 pub mod publish;
 pub mod published;
 pub mod publisher;
+#[cfg(feature = "stores")]
 pub mod read_through;
 pub mod reader;
 pub mod refused;

@@ -15,8 +15,12 @@ mod error;
 mod folder;
 pub mod foreign;
 mod memory;
+#[cfg(not(feature = "stores"))]
+#[path = "absent.rs"]
 pub mod remote;
-#[cfg(test)]
+#[cfg(feature = "stores")]
+pub mod remote;
+#[cfg(all(test, feature = "stores"))]
 mod tests;
 
 use std::fmt;

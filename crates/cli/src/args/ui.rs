@@ -4,7 +4,6 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use api::error::Result;
-use ui::{Bound, Options};
 
 /// Where the dashboard listens unless an address is named.
 pub const ADDRESS: &str = "127.0.0.1:9879";
@@ -14,9 +13,9 @@ pub const ADDRESS: &str = "127.0.0.1:9879";
 pub struct Ui {
     /// Also show the mount in a browser; see docs/DASHBOARD.md [default address: 127.0.0.1:9879]
     #[arg(long, value_name = "ADDRESS:PORT", num_args = 0..=1, require_equals = true, default_missing_value = ADDRESS)]
-    ui: Option<String>,
+    pub ui: Option<String>,
     #[command(flatten)]
-    more: More,
+    pub more: More,
 }
 
 /// What else a dashboard needs.
@@ -25,26 +24,13 @@ pub struct More {
     /// Of the dashboard: the file with the token that requests need which change something. It is made if it
     /// does not exist. Without it, nothing can be changed there
     #[arg(long, value_name = "FILE")]
-    ui_token: Option<PathBuf>,
+    pub ui_token: Option<PathBuf>,
     /// Let other machines reach the dashboard, though nothing is encrypted
     #[arg(long)]
-    ui_insecure: bool,
-}
-
-impl More {
-    /// The options of a dashboard at this address.
-    pub fn options(&self, listen: &str) -> Options {
-        let More { ui_token, ui_insecure } = self.clone();
-        Options { listen: listen.to_owned(), insecure: ui_insecure, token: ui_token, demos: None, lab: None }
-    }
+    pub ui_insecure: bool,
 }
 
 impl Ui {
-    /// Binds the address, if a dashboard is wanted.
-    pub fn bind(&self) -> Result<Option<Bound>> {
-        self.ui.as_deref().map(|listen| Bound::new(&self.more.options(listen))).transpose()
-    }
-
     /// The arguments for a program that is started to do the same.
     pub fn to_args(&self) -> Result<Vec<OsString>> {
         let Some(listen) = &self.ui else { return Ok(Vec::new()) };

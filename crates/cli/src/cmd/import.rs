@@ -24,7 +24,6 @@ use serde::Serialize;
 
 use crate::args::Reach;
 use crate::copying::{self, Seen};
-use crate::images;
 use crate::target::{self, Target, resolve_new};
 use crate::term::Term;
 
@@ -73,13 +72,22 @@ struct Outcome<'a> {
     summary: Summary,
 }
 
+/// Whether a text names a container image.
+fn is_image(text: &str) -> bool {
+    const SCHEMES: [&str; 4] = ["oci:", "oci-archive:", "docker-archive:", "docker://"];
+    SCHEMES.iter().any(|scheme| text.starts_with(scheme))
+}
+
 /// Runs the command.
 pub fn run(args: &Args, term: Term) -> Result<u8> {
-    if let Some(text) = args.src.to_str().filter(|text| oci::source::claims(text)) {
+    if let Some(text) = args.src.to_str().filter(|text| is_image(text)) {
         if args.reach != Reach::default() {
             return Err(no_endpoint(args));
         }
-        return images::import(args, text, term);
+        #[cfg(not(feature = "containers"))]
+        return Err(crate::parts::lacking(&format!("container images, and {text} names one")));
+        #[cfg(feature = "containers")]
+        return crate::images::import(args, text, term);
     }
     if args.name.is_some() || args.platform.is_some() {
         return Err(Failure::usage(format!("{} is no image", args.src.display()))

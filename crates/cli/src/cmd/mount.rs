@@ -14,8 +14,8 @@ use crate::args::fleet::Fleet;
 use crate::args::s3::S3;
 use crate::args::ui::Ui;
 use crate::args::{Accept, Every, Lists, Reach, Shown, Transport};
+use crate::beside::Beside;
 use crate::daemon;
-use crate::daemon::Beside;
 use crate::term::Term;
 
 /// Mounts a volume; stays until it is unmounted or Ctrl-C

@@ -15,7 +15,7 @@ use node::volume_dir::VolumeDir;
 use node::{limits, log, notify, signals};
 use serde::Serialize;
 
-use crate::args::s3::Foreign;
+use crate::args::foreign::Foreign;
 use crate::args::{Accept, Reach};
 use crate::buckets;
 use crate::term::Term;

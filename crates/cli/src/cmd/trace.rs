@@ -15,6 +15,7 @@ use api::watch::{
 use node::watch::opcode_of;
 use serde_json::json;
 
+#[cfg(feature = "guests")]
 use crate::guest_trace;
 use crate::looking::{ear_of, look_on, look_on_leaving, parse_time};
 use crate::table::Table;
@@ -60,6 +61,7 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args, term: Term) -> Result<u8> {
+    #[cfg(feature = "guests")]
     if let Some(ear) = guest_trace::of(&args.path, args.every) {
         let other = [args.op.is_some(), args.slow.is_some(), args.quiet, args.record.is_some()];
         if other.contains(&true) {

@@ -10,6 +10,7 @@ use ui::{Bound, Options};
 
 use crate::args::fleet::Tls;
 use crate::args::ui::{ADDRESS, More};
+use crate::beside::browser;
 use crate::dashboard::{Machine, Outside};
 use crate::term::Term;
 
@@ -55,7 +56,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     let shown = shown(&args.mounts)?.and(args.join.as_ref().map(outside));
     signals::block();
     limits::leave_no_core();
-    let options = args.more.options(&args.listen);
+    let options = browser::options(&args.more, &args.listen);
     let bound = Bound::new(&Options { demos: args.demos.clone(), lab: args.lab.clone(), ..options })?;
     let server = bound.serve(Arc::new(shown))?;
     let url = format!("http://{}", server.address());

@@ -205,6 +205,9 @@ enum Found {
     Elsewhere(VolumeDir),
 }
 
+/// The source of a mount of an image, in the table of mounts.
+pub const IMAGE: &str = "covey-image";
+
 /// The mount at the path, or the mount of the volume at the path.
 fn find(path: &Path) -> Result<Found> {
     let shown = path.display();
@@ -215,7 +218,7 @@ fn find(path: &Path) -> Result<Found> {
     match found {
         Some(mount) if mounts::is_covey(&mount) => Ok(Found::Mounted(mount)),
         // Its record and the folder for what was written would stay.
-        Some(mount) if mount.source == crate::images::overlay::SOURCE => {
+        Some(mount) if mount.source == IMAGE => {
             Err(Failure::new("not-mounted", format!("the mount at {shown} is one of an image"))
                 .next(format!("covey image umount {shown}")))
         }

@@ -11,9 +11,9 @@ use node::volume_dir::VolumeDir;
 
 use crate::args::ui::Ui;
 use crate::args::{Lists, Shown, Transport};
+use crate::beside::Beside;
 use crate::cmd::format;
 use crate::daemon;
-use crate::daemon::Beside;
 use crate::term::Term;
 
 /// Makes a volume if there is none, mounts it, and stays with a status line

@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use tree::root::hex;
 
 use crate::args;
-use crate::daemon::Beside;
+use crate::beside::Beside;
 use crate::term::Term;
 
 /// What a background mount reports to the waiting parent.

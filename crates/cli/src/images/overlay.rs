@@ -19,7 +19,7 @@ use rustix::mount::{
 };
 
 /// The source that the table of mounts shows.
-pub const SOURCE: &str = "covey-image";
+pub use crate::cmd::umount::IMAGE as SOURCE;
 /// The longest text of options that mount(2) takes, in bytes.
 const OPTIONS_MAX: usize = 4095;
 

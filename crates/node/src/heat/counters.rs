@@ -3,8 +3,8 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
-use ::watch::mount::Heat as Rule;
 use base::size::MIB;
 use fuse::Session;
 use fuse::abi::opcodes::op;
@@ -12,6 +12,29 @@ use fuse::watch::{Cursor, Hold, Record, Watch};
 
 /// As many chunks as the kernel's table has.
 const CHUNKS_MAX: usize = 64 << 10;
+
+/// How heat is counted.
+#[derive(Clone, Copy, Debug)]
+pub struct Rule {
+    /// A chunk is hot from so many accesses on.
+    pub hot: u32,
+    /// An access counts half after this time.
+    pub half_life: Duration,
+}
+
+impl Default for Rule {
+    fn default() -> Rule {
+        Rule { hot: 2, half_life: Duration::from_secs(60) }
+    }
+}
+
+impl Rule {
+    /// Returns the score from which on a chunk is hot. It is rounded: when the second access comes, the first
+    /// counts a little less already.
+    pub fn score(self) -> f64 {
+        f64::from(self.hot) - 0.5
+    }
+}
 
 /// The accesses of one chunk.
 #[derive(Clone, Copy, Debug, Default)]
@@ -107,8 +130,6 @@ pub fn decayed(score: f64, ns: u64, rule: Rule) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     fn read(ino: u64, offset: u64, bytes: u32, at: u64) -> Record {

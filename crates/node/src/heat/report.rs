@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use api::error::{Failure, Result};
+use api::error::Result;
 use api::heat::{Chunk, Heat, Program, View};
 use api::raw_path::RawPath;
 use base::Ino;
@@ -80,13 +80,11 @@ impl Work {
             (Chunk { path: None, inode, mib, score, hot, reads, maps, faults, requests, pages, why }, ago)
         };
         match &self.source {
-            Source::Kernel { watch, .. } => {
-                let chunks = watch.chunks().map_err(|error| unreadable(&error))?;
-                let shown = chunks.into_iter().map(|seen| {
-                    let score = f64::from(seen.score) / 1_000.0;
-                    let (mut row, ago) = row(seen.ino, seen.chunk, score, seen.last, seen.hot);
+            Source::Kernel(kernel) => {
+                let shown = kernel.chunks()?.into_iter().map(|seen| {
+                    let (mut row, ago) = row(seen.inode, seen.mib, seen.score, seen.last, seen.hot);
                     (row.reads, row.maps, row.faults) = (seen.reads, seen.maps, seen.faults);
-                    row.pages = seen.fills.saturating_sub(seen.evictions);
+                    row.pages = seen.pages;
                     because(row, ago, hot_from)
                 });
                 // The others entered the page cache by read-ahead only.
@@ -105,13 +103,7 @@ impl Work {
 
     fn view(&self) -> Result<(View, u64, Vec<Program>)> {
         match &self.source {
-            Source::Kernel { watch, .. } => {
-                let lost = watch.lost().map_err(|error| unreadable(&error))?;
-                let costs = watch.costs().into_iter();
-                let program =
-                    |cost: ::watch::Cost| Program { name: cost.program, runs: cost.runs, ns: cost.ns };
-                Ok((View::Kernel, lost.chunks + lost.events, costs.map(program).collect()))
-            }
+            Source::Kernel(kernel) => Ok((View::Kernel, kernel.lost()?, kernel.costs())),
             Source::Daemon(counters) => Ok((View::Daemon, counters.lost(), Vec::new())),
         }
     }
@@ -138,10 +130,6 @@ impl Work {
         }
         named
     }
-}
-
-fn unreadable(error: &::watch::WatchError) -> Failure {
-    Failure::new("io", "the kernel's counters cannot be read").why(error.to_string())
 }
 
 /// Says why a chunk is hot or not.

@@ -15,9 +15,10 @@ use object_store::path::Path;
 use object_store::{GetOptions, GetRange};
 use parking_lot::Mutex;
 
+use super::answers::{Object, Unread};
 use super::engine::{Call, Engine, Failed, What};
 use super::fault::{Fault, mistake_of};
-use super::listing::{self, Object, Page, bare};
+use super::listing::{self, Page, bare};
 use super::wire::{AnyBody, Tap};
 use super::{Environment, Limits, Mistake, Remote, RemoteSpec, Store, Wanted};
 use crate::{Access, OriginError};
@@ -39,19 +40,6 @@ impl std::fmt::Debug for Bucket {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Bucket({}/{})", self.remote.spec, self.prefix)
     }
-}
-
-/// Why an object was not read.
-#[derive(Debug)]
-pub enum Unread {
-    /// It is another version than the listed one, or was removed.
-    Changed,
-    /// The store refuses this one: it is archived, or the keys may not read it. The error says it in full.
-    Denied(OriginError),
-    /// This object cannot be read, for this reason.
-    Object(String),
-    /// No object can be read at the moment.
-    Store(OriginError),
 }
 
 impl Bucket {

@@ -24,11 +24,12 @@ use object_store::path::Path;
 use object_store::{GetOptions, GetRange, ObjectStore};
 use tokio::time::timeout;
 
+use super::answers::Right;
 use super::fault::{Fault, Mistake, mistake_of, page_instead};
 use super::keys::Keys;
 use super::latency::Latency;
 use super::pace::{Pace, Size};
-use super::refusals::{Refusals, Right, is_refusal};
+use super::refusals::{Refusals, is_refusal};
 use super::stats::Stats;
 use super::store::Stores;
 use super::wire::Fresh;

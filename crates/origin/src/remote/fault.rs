@@ -16,44 +16,8 @@ use std::error::Error;
 use std::fmt;
 use std::time::Duration;
 
+use super::answers::Mistake;
 use super::spec::{RemoteSpec, Store, host_of};
-
-/// The user's mistake behind a refusal, as far as it can be told.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mistake {
-    /// The store does not know the access key.
-    AccessKey,
-    /// The secret does not belong to the access key.
-    Secret,
-    /// No keys were found anywhere.
-    NoKeys,
-    /// A temporary token has expired.
-    Expired,
-    /// The key is known but lacks the right.
-    Denied,
-    /// There is no such bucket.
-    Bucket,
-    /// The bucket is in another region.
-    Region,
-    /// Nothing answers at the endpoint.
-    Endpoint,
-    /// The TLS handshake fails.
-    Tls,
-    /// What answers is not an object store.
-    NotAStore,
-    /// This machine's clock is wrong.
-    Clock,
-    /// The place holds something else.
-    Taken,
-    /// There is no origin at the place.
-    NotAnOrigin,
-    /// The store is full.
-    Full,
-    /// No mistake: the store is busy or unavailable.
-    Busy,
-    /// Any other refusal.
-    Other,
-}
 
 /// An unsuccessful answer.
 #[derive(Clone, Debug, PartialEq, Eq)]

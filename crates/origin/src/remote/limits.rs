@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::layout::OBJECT_MAX;
+use base::size::BLOB_MAX;
 
 /// What a remote origin may use, and for how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +41,7 @@ impl Limits {
     /// The time limit of a call that moves a whole blob. `limit` is that without a limit of bytes per second.
     pub(super) fn for_whole(&self, limit: Duration) -> Duration {
         let Some(bandwidth) = self.max_bandwidth else { return limit };
-        limit.max(Duration::from_secs_f64(WHOLES * OBJECT_MAX as f64 / bandwidth.max(1) as f64))
+        limit.max(Duration::from_secs_f64(WHOLES * f64::from(BLOB_MAX) / bandwidth.max(1) as f64))
     }
 }
 
@@ -55,7 +55,7 @@ mod tests {
         let minute = Duration::from_secs(60);
         for bandwidth in [64 << 10, 1 << 20, 50 << 20, 1 << 30] {
             let limits = Limits { max_bandwidth: Some(bandwidth), ..Limits::default() };
-            let takes = Duration::from_secs_f64(OBJECT_MAX as f64 / bandwidth as f64);
+            let takes = Duration::from_secs_f64(f64::from(BLOB_MAX) / bandwidth as f64);
             let limit = limits.for_whole(minute);
             assert!(limit >= 8 * takes && limit >= minute, "{limit:?} for {takes:?}");
         }

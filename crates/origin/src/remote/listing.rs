@@ -9,20 +9,8 @@
 
 use base::Timestamp;
 
+use super::answers::Object;
 use super::fault::{Fault, first_words};
-
-/// An object, as the store lists it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Object {
-    /// The key, without the prefix that was listed.
-    pub key: String,
-    /// Its size in bytes.
-    pub size: u64,
-    /// Its ETag without quotes. Empty if the store lists none.
-    pub etag: String,
-    /// When it was last modified.
-    pub modified: Timestamp,
-}
 
 /// One page of a listing.
 #[derive(Debug, PartialEq, Eq)]

@@ -12,6 +12,7 @@
 //!   `latency`, `stats`: measurements.
 //! - `layout`: keys, and the header before a blob's bytes; `blobs`: the operations on blobs; `doubts`:
 //!   removals that may come late; `beside`: records and the marker.
+//! - `answers`: what callers see of a store's answers.
 //! - `bucket`: objects of others, read as they are; `listing`: pages of their keys.
 //!
 //! **Nothing is trusted.** Bytes are compared with the blob's name before they are returned. If they differ,
@@ -19,6 +20,7 @@
 //! is missing counts only while the marker exists: a bucket that was emptied or swapped is an unavailable
 //! origin, not an origin without blobs.
 
+mod answers;
 mod beside;
 mod blobs;
 mod bucket;
@@ -67,13 +69,11 @@ use spec::is_loopback;
 use stats::Stats;
 use wire::Wire;
 
-pub use bucket::{Bucket, Unread};
+pub use answers::{ACTS, Mistake, Object, Refusal, Right, Unread};
+pub use bucket::Bucket;
 pub use environment::Environment;
-pub use fault::Mistake;
 pub use forward::{Forward, NotPassed, Passed};
 pub use limits::Limits;
-pub use listing::Object;
-pub use refusals::{ACTS, Refusal, Right};
 pub use spec::{RemoteSpec, Store, is_in_the_clear};
 pub use stats::{KINDS, Kind, RemoteStats, Times};
 

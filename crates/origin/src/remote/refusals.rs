@@ -15,10 +15,9 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use base::Timestamp;
 use parking_lot::Mutex;
 
-use super::Mistake;
+use super::answers::{ACTS, Mistake, Right};
 use super::engine::Failed;
 use super::fault::mistake_of;
 
@@ -30,53 +29,6 @@ const PAUSE_MAX: Duration = Duration::from_secs(30);
 const TOGETHER: Duration = Duration::from_millis(50);
 /// This many "access denied" in a row count as a refusal of the right.
 const DENIALS: u32 = 3;
-
-/// A right that a request needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Right {
-    /// To get objects.
-    Read,
-    /// To put them.
-    Write,
-    /// To delete them.
-    Remove,
-    /// To list them.
-    List,
-}
-
-/// All rights, with their names in a status.
-pub const ACTS: [(Right, &str); 4] =
-    [(Right::Read, "reads"), (Right::Write, "writes"), (Right::Remove, "deletes"), (Right::List, "listings")];
-
-/// Something that the store refuses.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
-    /// The refused right; none: everything, because of the credentials or the clock.
-    pub act: Option<Right>,
-    /// The mistake behind it.
-    pub mistake: Mistake,
-    /// One line with the reason and what to do.
-    pub why: String,
-    /// When it began.
-    pub since: Timestamp,
-}
-
-impl Refusal {
-    /// What is refused, in a word: `everything`, `reads`, `writes`, `deletes`, `listings`.
-    pub fn what(&self) -> &'static str {
-        let named = ACTS.iter().find(|(act, _)| Some(*act) == self.act);
-        named.map_or("everything", |(_, name)| name)
-    }
-
-    /// The cause, in a word: `credentials`, `clock`, `rights`.
-    pub fn cause(&self) -> &'static str {
-        match self.mistake {
-            Mistake::Clock => "clock",
-            Mistake::Denied => "rights",
-            _ => "credentials",
-        }
-    }
-}
 
 /// Whether a mistake is a refusal: the store answers, and time alone does not help.
 pub(crate) fn is_refusal(mistake: Mistake) -> bool {
