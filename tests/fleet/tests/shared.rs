@@ -5,15 +5,6 @@
 //! history of what they saw is linearizable, no call lasts longer than the deadline, and when the network is
 //! whole again every node works.
 
-#[path = "../../shared/checker.rs"]
-mod checker;
-#[allow(dead_code, reason = "each test program uses its part")]
-#[path = "../../shared/names.rs"]
-mod names;
-#[allow(dead_code, reason = "each test program uses its part")]
-#[path = "../../../crates/meta/tests/support/server.rs"]
-mod server;
-
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::Write;
@@ -24,10 +15,11 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use covey_tests::program::{environment, run_ok, wait};
+use covey_tests::shared::names;
 use covey_tests::{Rng, proc, seeds};
 use nets::clock::{self, Clock};
 use nets::{Net, Port, Store, covey, requires_nets, say};
-use server::Server;
+use servers::Server;
 
 /// The longest time for a mount, an unmount or a daemon's end.
 const PATIENCE: Duration = Duration::from_secs(120);
