@@ -29,7 +29,7 @@ fn mounts() -> String {
 fn kill_9_of_a_test_leaves_nothing() {
     requires_nets!();
     let mut helper = Command::new(std::env::current_exe().unwrap());
-    helper.args(["--exact", "helper_that_is_killed", "--nocapture"]).env("COVEY_FLEET_HELPER", "1");
+    helper.args(["--exact", "sweeping::helper_that_is_killed", "--nocapture"]).env("COVEY_FLEET_HELPER", "1");
     let mut helper = helper.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
     let lines = BufReader::new(helper.stdout.take().unwrap()).lines();
     let made = lines.map_while(Result::ok).find_map(|line| line.strip_prefix("made ").map(str::to_owned));
