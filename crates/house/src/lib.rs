@@ -15,6 +15,7 @@
 //! - [`language`]: documents and comments use standard words, and short lines.
 //! - [`links`]: every relative link of the documents leads somewhere.
 //! - [`licences`]: every dependency's licence is in the list of `deny.toml`.
+//! - [`programs`]: the integration tests of a package are one program, or a few that say why.
 //! - [`versions`]: all parts have the version of the changelog's top section.
 //!
 //! Rust is not parsed but [masked](source): comments and literals become blanks, and what is left is searched
@@ -28,6 +29,7 @@ pub mod language;
 pub mod lengths;
 pub mod licences;
 pub mod links;
+pub mod programs;
 pub mod safety;
 pub mod source;
 pub mod threads;
