@@ -7,11 +7,10 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use covey_tests::program::{covey, environment, run_ok};
-use covey_tests::{Need, Rng, requires, say};
+use covey_tests::shared::Shared;
+use covey_tests::{Need, Rng, requires, requires_server, say};
 use s3server::{Proxy, Server as Store};
-
-use crate::requires_server;
-use crate::rig::{Server, Shared};
+use servers::Server;
 
 /// What no step of these tests takes.
 const LIMIT: Duration = Duration::from_secs(90);

@@ -6,10 +6,8 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use covey_tests::{Need, Rng, requires, say};
-
-use crate::requires_server;
-use crate::rig::Shared;
+use covey_tests::shared::Shared;
+use covey_tests::{Need, Rng, requires, requires_server, say};
 
 #[test]
 fn what_one_node_closes_the_other_reads() {

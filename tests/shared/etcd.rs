@@ -5,11 +5,10 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use covey_tests::shared::etcd::Volume;
+use covey_tests::shared::names::{round, round_again, round_where};
 use covey_tests::{Need, requires, say, seeds};
-
-use crate::etcd_rig::{Cluster, Volume};
-use crate::names::{round, round_again, round_where};
-use crate::rig::Relay;
+use servers::{Cluster, Relay};
 
 /// A new folder for a round, on each node. It is stored, so it outlives the node that made it.
 fn folders(volume: &Volume, seed: u64) -> Vec<PathBuf> {

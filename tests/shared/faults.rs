@@ -5,11 +5,10 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use covey_tests::{Need, requires, say, seeds};
-
-use crate::names::{round, round_where};
-use crate::requires_server;
-use crate::rig::{Relay, Shared};
+use covey_tests::shared::Shared;
+use covey_tests::shared::names::{round, round_where};
+use covey_tests::{Need, requires, requires_server, say, seeds};
+use servers::Relay;
 
 /// A new folder for a round, on each node.
 fn folders(shared: &Shared, seed: u64) -> Vec<PathBuf> {

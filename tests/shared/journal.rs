@@ -6,11 +6,10 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use covey_tests::program::{covey, run_ok};
-use covey_tests::{Need, requires, say, seeds};
-
-use crate::names::round_again;
-use crate::requires_server;
-use crate::rig::{Node, Shared};
+use covey_tests::shared::names::round_again;
+use covey_tests::shared::{Node, Shared};
+use covey_tests::{Need, requires, requires_server, say, seeds};
+use servers::Server;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -20,7 +19,7 @@ fn rounds() -> u64 {
 
 /// Two nodes. The second has a folder of its own, and all that it needs to change it without the database.
 fn warm() -> Option<(Shared, PathBuf)> {
-    let server = crate::rig::Server::start()?;
+    let server = Server::start()?;
     let shared = Shared::new(server, 2);
     let folder = shared.path(1, "folder");
     fs::create_dir(&folder).unwrap();

@@ -6,9 +6,9 @@ use std::process::Command;
 use std::time::Duration;
 
 use covey_tests::program::{covey, run_ok};
+use covey_tests::shared::{Node, Shared};
 use covey_tests::{Need, requires, say};
-
-use crate::rig::{Node, Shared};
+use servers::Server;
 
 const DIRS: u64 = 20;
 const FILES: u64 = 150;
@@ -35,7 +35,7 @@ fn during(node: &Node, work: impl FnOnce()) -> impl Fn(&str) -> u64 {
 
 /// A volume with folders of files, which a node has just mounted that did not make them.
 fn volume() -> Option<Shared> {
-    let server = crate::rig::Server::start()?;
+    let server = Server::start()?;
     let mut shared = Shared::new(server, 1);
     for dir in 0..DIRS {
         let at = shared.path(0, &format!("d{dir:02}"));

@@ -7,10 +7,9 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use covey_tests::locking::set;
-use covey_tests::{Need, requires, say};
-
-use crate::requires_server;
-use crate::rig::{Server, Shared};
+use covey_tests::shared::Shared;
+use covey_tests::{Need, requires, requires_server, say};
+use servers::Server;
 
 const SOON: Duration = Duration::from_secs(60);
 const FLEET: &[&str] = &["-o", "locks=fleet"];

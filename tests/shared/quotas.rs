@@ -6,10 +6,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use covey_tests::program::{covey, run_ok};
-use covey_tests::{Need, Rng, requires};
-
-use crate::requires_server;
-use crate::rig::Shared;
+use covey_tests::shared::Shared;
+use covey_tests::{Need, Rng, requires, requires_server};
 
 const PATIENCE: Duration = Duration::from_secs(120);
 /// A node knows before this what the others use: it looks whenever it renews its session, every 3 s. The rest

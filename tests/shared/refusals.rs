@@ -3,10 +3,8 @@
 use std::time::Duration;
 
 use covey_tests::program::{covey, run};
-use covey_tests::{Need, requires};
-
-use crate::requires_server;
-use crate::rig::Shared;
+use covey_tests::shared::Shared;
+use covey_tests::{Need, requires, requires_server};
 
 const LIMIT: Duration = Duration::from_secs(60);
 

@@ -6,11 +6,9 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use covey_tests::program::{covey, covey_run, run_ok};
-use covey_tests::{Need, Rng, requires};
+use covey_tests::shared::Shared;
+use covey_tests::{Need, Rng, requires, requires_server};
 use serde_json::Value;
-
-use crate::requires_server;
-use crate::rig::Shared;
 
 const PATIENCE: Duration = Duration::from_secs(120);
 

@@ -8,10 +8,9 @@ use std::time::{Duration, Instant};
 
 use covey_tests::loopfs::LoopFs;
 use covey_tests::program::wait;
-use covey_tests::{Need, Rng, requires, run_ok, say};
+use covey_tests::shared::Shared;
+use covey_tests::{Need, Rng, requires, requires_server, run_ok, say};
 
-use crate::requires_server;
-use crate::rig::Shared;
 use crate::work::{make_tree, must_be_same, pack, unpack};
 
 const LIMIT: Duration = Duration::from_secs(120);

@@ -7,10 +7,8 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use covey_tests::{Finished, Need, Rng, requires, run, run_ok, say};
-
-use crate::requires_server;
-use crate::rig::Shared;
+use covey_tests::shared::Shared;
+use covey_tests::{Finished, Need, Rng, requires, requires_server, run, run_ok, say};
 
 /// The longest time for one program.
 const LIMIT: Duration = Duration::from_secs(120);

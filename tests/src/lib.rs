@@ -25,17 +25,15 @@ pub mod ops;
 pub mod proc;
 pub mod program;
 pub mod rng;
+pub mod shared;
 pub mod shrink;
 pub mod tree;
 pub mod volume;
 
-#[path = "../../crates/meta/tests/support/port.rs"]
-mod port;
-
 pub use need::Need;
-pub use port::free_port;
 pub use program::{Finished, run, run_ok};
 pub use rng::Rng;
+pub use servers::free_port;
 pub use volume::{Mounted, Volume};
 
 use std::path::PathBuf;
@@ -52,6 +50,20 @@ macro_rules! requires {
             $crate::say(format_args!("skipped: lacks {lacking}"));
             return;
         })+
+    };
+}
+
+/// Starts a PostgreSQL server. Ends the test early if there is none here.
+#[macro_export]
+macro_rules! requires_server {
+    () => {
+        match $crate::shared::Server::start() {
+            Some(server) => server,
+            None => {
+                $crate::say(format_args!("skipped: lacks PostgreSQL's server"));
+                return;
+            }
+        }
     };
 }
 

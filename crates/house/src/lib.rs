@@ -15,6 +15,7 @@
 //! - [`language`]: documents and comments use standard words, and short lines.
 //! - [`links`]: every relative link of the documents leads somewhere.
 //! - [`licences`]: every dependency's licence is in the list of `deny.toml`.
+//! - [`programs`]: the integration tests of a package are one program, or a few that say why.
 //! - [`quick`]: the program of `make run` has no crate that it does not need.
 //! - [`versions`]: all parts have the version of the changelog's top section.
 //!
@@ -29,6 +30,7 @@ pub mod language;
 pub mod lengths;
 pub mod licences;
 pub mod links;
+pub mod programs;
 pub mod quick;
 pub mod safety;
 pub mod source;

@@ -2,8 +2,8 @@
 
 use covey_house::tree::Tree;
 use covey_house::{
-    Finding, arrows, circles, essays, hygiene, language, lengths, licences, links, quick, safety, threads,
-    versions, words,
+    Finding, arrows, circles, essays, hygiene, language, lengths, licences, links, programs, quick, safety,
+    threads, versions, words,
 };
 use std::process::Command;
 use std::sync::LazyLock;
@@ -55,6 +55,11 @@ fn production_code_uses_base_for_clocks_threads_and_random_numbers() {
 #[test]
 fn every_thread_is_in_the_table_of_architecture() {
     none(threads::check(&TREE.sources, &TREE.texts["ARCHITECTURE.md"]));
+}
+
+#[test]
+fn every_test_program_is_the_only_one_or_says_why() {
+    none(programs::check(&TREE.texts, programs::PROGRAMS));
 }
 
 #[test]

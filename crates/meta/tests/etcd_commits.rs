@@ -13,8 +13,8 @@ use meta::engine::database::{Database, Join};
 use meta::engine::etcd::{Etcd, Options, Target};
 use meta::store::{CommitError, StoreError};
 use meta::{Commit, Expect, Key, MetaStore};
-use support::cluster::{Cluster, Holding};
-use support::server::Relay;
+use servers::{Cluster, Holding, Relay};
+use support::volumes::EtcdVolumes;
 use support::{Dice, del, key, put, range, value};
 
 fn open(target: &Target) -> Etcd {

@@ -13,7 +13,8 @@ use meta::engine::database::{Database, Join, Level, Session, SetupError};
 use meta::engine::etcd::{Etcd, Options, Secrets, Target};
 use meta::store::{CommitError, StoreError};
 use meta::{Commit, MetaStore};
-use support::cluster::Cluster;
+use servers::Cluster;
+use support::volumes::EtcdVolumes;
 use support::{commit_until_fenced, key, put, range};
 
 fn line(result: Result<Etcd, SetupError>) -> String {

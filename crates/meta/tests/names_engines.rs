@@ -12,10 +12,10 @@ use meta::engine::{Etcd, Memory, Postgres, Sqlite};
 use meta::journal::{Journal, Options};
 use meta::plan::Refusal;
 use meta::{Key, MetaStore, Names, Value};
+use servers::{Cluster, Server};
 use support::SimPacks;
-use support::cluster::Cluster;
 use support::script::{Script, all, check};
-use support::server::Server;
+use support::volumes::{EtcdVolumes, PostgresVolumes};
 
 /// Runs the script of a seed. Returns the rows it leaves, and how each operation ended.
 fn play(store: Arc<dyn MetaStore>, seed: u64) -> (Vec<(Key, Value)>, Vec<Option<Refusal>>) {

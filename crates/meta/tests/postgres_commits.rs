@@ -17,7 +17,8 @@ use meta::plan::{Ctx, Op};
 use meta::record::mode;
 use meta::store::{CommitError, StoreError};
 use meta::{Commit, Expect, Key, MetaStore, Names};
-use support::server::{Relay, Server};
+use servers::{Relay, Server};
+use support::volumes::PostgresVolumes;
 use support::{Dice, del, key, put, range, value};
 
 fn open(target: &Target) -> Postgres {

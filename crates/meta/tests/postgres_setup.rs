@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 use meta::engine::postgres::{Checked, Join, Level, Options, Postgres, Secrets, Session, SetupError, Target};
 use meta::store::{CommitError, StoreError};
 use meta::{Commit, MetaStore};
-use support::server::Server;
+use servers::Server;
+use support::volumes::PostgresVolumes;
 use support::{commit_until_fenced, key, put};
 
 fn line(result: Result<Postgres, SetupError>) -> String {

@@ -11,7 +11,8 @@ use std::time::Duration;
 use meta::MetaStore;
 use meta::engine::database::Upgraded;
 use meta::engine::postgres::{Join, Options, Postgres, Session, SetupError, Target};
-use support::server::Server;
+use servers::Server;
+use support::volumes::PostgresVolumes;
 use support::{key, put};
 
 /// The tables as the first version made them.

@@ -14,8 +14,8 @@ use meta::key::KeyRange;
 use meta::shared::{Named, SharedStore, Term};
 use meta::store::{CommitError, FreshData, Rows, StoreError};
 use meta::{Commit, Key, MetaStore, Value};
-use support::cluster::Cluster;
-use support::server::Server;
+use servers::{Cluster, Server};
+use support::volumes::{EtcdVolumes, PostgresVolumes};
 use support::{SimPacks, key, put, value};
 
 /// Answers, and ends the session while it does so.

@@ -15,8 +15,8 @@ use meta::journal::{Journal, Options};
 use meta::store::CommitError;
 use meta::{Commit, Expect, Key, MetaStore, Value};
 use proptest::prelude::*;
-use support::cluster::Cluster;
-use support::server::Server;
+use servers::{Cluster, Server};
+use support::volumes::{EtcdVolumes, PostgresVolumes};
 use support::{SimPacks, del, key, put, range, value};
 
 fn tiny() -> Options {

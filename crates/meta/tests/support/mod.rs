@@ -2,10 +2,9 @@
 
 #![allow(dead_code, reason = "each test program uses its part")]
 
-pub mod cluster;
 pub mod mortal;
 pub mod script;
-pub mod server;
+pub mod volumes;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};

@@ -45,7 +45,7 @@ fn pjdfstest(kit: &Kit, over_virtiofs: bool) {
     machine.attach("vsock:5003 /usr");
     let begun = std::time::Instant::now();
     machine.ok("chmod 755 /mnt; mkdir -m 777 /mnt/suite; mkdir -m 777 /tmp/other");
-    // The same are skipped on the host, where tests/suites says why.
+    // The same are skipped on the host, where tests/mounts/suites says why.
     let suite = "cd /mnt/suite; /mnt2/pjdfstest -c /mnt2/pjdfstest.toml -p /mnt/suite -s /tmp/other > /tmp/pjd 2>&1\n\
                  grep -E '(FAILED|failed)$' /tmp/pjd | head -n 40; grep -E 'skipped$' /tmp/pjd | grep -vE 'erofs|link_count_max'; grep Summary: /tmp/pjd || tail -n 20 /tmp/pjd";
     let said = machine.console().run_for(suite, Duration::from_secs(300)).text;
