@@ -143,9 +143,9 @@ deny: ## Licences, sources and bans of deny.toml, by cargo-deny (built once if m
 ##@ Check at length
 
 # Whole-program tests run against the release build. The long ones are marked `ignored` in the sources, so
-# that `make test` skips them. $(1): sections [[test]] of tests/Cargo.toml; $(2): a part of the tests' names.
-at_length = COVEY_BIN="$(CURDIR)/$(program)" $(CARGO) test --package covey-tests $(addprefix --test ,$(1)) -- \
-	--include-ignored --nocapture --test-threads 1 $(2)
+# that `make test` skips them. $(1): a program of covey-tests; $(2): tests, as a regular expression of names.
+at_length = COVEY_BIN="$(CURDIR)/$(program)" scripts/with-rust scripts/run-tests --profile long --run-ignored all \
+	--no-capture --package covey-tests -E 'binary($(1)) & test(/$(or $(2),.)/)'
 
 .PHONY: fuzz
 fuzz: ## Every decoder under libFuzzer, FUZZ_SECONDS each (60); TARGETS="gossip sums" for some of them; needs g++
@@ -153,31 +153,32 @@ fuzz: ## Every decoder under libFuzzer, FUZZ_SECONDS each (60); TARGETS="gossip 
 
 .PHONY: test-crash
 test-crash: build ## 200 rounds of kill -9 at random points, power cuts, and the log cut at every record
-	$(CARGO) test --package covey-meta --test journal_crash --test journal_kill -- --include-ignored
-	$(call at_length,crash)
+	$(CARGO) test --package covey-meta --test names -- --include-ignored journal_crash journal_kill
+	$(call at_length,mounts,^crash::)
 
 .PHONY: test-upload
 test-upload: build ## 100 rounds of kill -9 while uploads are under way to an S3 server that throttles and cuts
-	$(call at_length,upload)
+	$(call at_length,mounts,^upload::)
 
 .PHONY: test-shared
 test-shared: build ## Shared volumes: histories of names under faults, ROUNDS=300 of each kind, PARTITIONS=10; needs root; SEED=N
 	@scripts/bootstrap test
-	COVEY_ROUNDS="$(or $(ROUNDS),300)" $(if $(SEED),COVEY_SEED="$(SEED)") $(call at_length,shared shared_ops guests)
+	COVEY_ROUNDS="$(or $(ROUNDS),300)" $(if $(SEED),COVEY_SEED="$(SEED)") $(call at_length,shared)
+	COVEY_ROUNDS="$(or $(ROUNDS),300)" $(if $(SEED),COVEY_SEED="$(SEED)") $(call at_length,services,^guests::)
 	COVEY_ROUNDS="$(or $(PARTITIONS),10)" $(if $(SEED),COVEY_SEED="$(SEED)") COVEY_BIN="$(CURDIR)/$(program)" \
-		$(CARGO) test --package covey-nets --test shared
+		$(CARGO) test --package covey-nets --test fleets -- shared::
 
 .PHONY: test-on-shared
 test-on-shared: build ## The suites of one machine on a shared volume that a second node reads all the while; PJDFSTEST=path; needs root
 	@scripts/bootstrap test
 	@$(if $(PJDFSTEST),[ -x "$(PJDFSTEST)" ] || { echo "make test-on-shared: PJDFSTEST= must name the program" >&2; exit 2; })
 	$(if $(PJDFSTEST),PJDFSTEST="$(abspath $(PJDFSTEST))") scripts/keep-switch scripts/on-shared "$(program)" \
-		$(CARGO) test --package covey-tests --test posix --test fsx --test differential --test semantics --test suites -- \
-		--include-ignored --skip long_ --test-threads 1
+		$(CARGO) test --package covey-tests --test mounts -- --include-ignored --skip long_ --test-threads 1 \
+		posix:: fsx:: differential:: semantics:: suites::
 
 .PHONY: test-nfs
 test-nfs: build ## A mount that NFS-Ganesha exports again, and file handles; needs root, nfs-ganesha-vfs, libnfs-utils and iproute2
-	$(call at_length,handles)
+	$(call at_length,mounts,^handles::)
 
 .PHONY: test-fleet
 test-fleet: build ## Fleets in network namespaces: each fault alone, then ROUNDS=1000 random ones; needs root; SEED=N
@@ -188,7 +189,7 @@ test-fleet: build ## Fleets in network namespaces: each fault alone, then ROUNDS
 .PHONY: test-containers
 test-containers: build ## Images with the programs people use: containerd, podman, runc, registries; installs 140 MB; needs root
 	@scripts/bootstrap test-containers
-	COVEY_BIN="$(CURDIR)/$(program)" scripts/keep-switch $(CARGO) test --package covey-tests --test images
+	COVEY_BIN="$(CURDIR)/$(program)" scripts/keep-switch $(CARGO) test --package covey-tests --test services -- images::
 
 # Settings: tests/vm/src/kit.rs. The guests' kernel and their devices are put in the cache; nothing is installed.
 guest_kit = COVEY_GUEST_KIT="$(or $(COVEY_GUEST_KIT),$(cache)/guests)" COVEY_BIN="$(CURDIR)/$(program)" \
@@ -207,13 +208,12 @@ test-guests: guest-kit ## Linux guests in QEMU attach over vsock: sums, git, bui
 
 .PHONY: test-posix
 test-posix: build ## Differential runs against a plain folder, random I/O with mmap, and go-fuse's posixtest
-	$(call at_length,differential fsx)
-	$(call at_length,suites,posixtest)
+	$(call at_length,mounts,^(differential|fsx|suites::posixtest)::)
 
 .PHONY: test-pjdfstest
 test-pjdfstest: build ## pjdfstest; PJDFSTEST=path of its program
 	@[ -x "$(PJDFSTEST)" ] || { echo "make test-pjdfstest: PJDFSTEST= must name the program (pjdfstest's rust/ folder, built)" >&2; exit 2; }
-	PJDFSTEST="$(abspath $(PJDFSTEST))" $(call at_length,suites,pjdfstest)
+	PJDFSTEST="$(abspath $(PJDFSTEST))" $(call at_length,mounts,^suites::pjdfstest::)
 
 # The suite of the specification, helm, and a decoder of manifests. They are Go programs under other licences,
 # so they are built outside the repository and never shipped.
@@ -223,7 +223,7 @@ csi-tools: ## Build what test-csi uses, csi-sanity, helm and a strict decoder of
 	@mkdir -p "$(csi_tools)"
 	GOBIN="$(csi_tools)" go install github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity@v5.6.0
 	GOBIN="$(csi_tools)" go install helm.sh/helm/v3/cmd/helm@v3.22.0
-	@rm -rf "$(csi_tools)/strict" && cp -r tests/csi/strict "$(csi_tools)/strict"
+	@rm -rf "$(csi_tools)/strict" && cp -r tests/services/csi/strict "$(csi_tools)/strict"
 	cd "$(csi_tools)/strict" && GOFLAGS=-mod=mod go mod tidy && go build -o ../kube-strict .
 
 csi_tool = $(1)="$(or $($(1)),$(wildcard $(csi_tools)/$(2)))"
@@ -231,12 +231,12 @@ csi_tool = $(1)="$(or $($(1)),$(wildcard $(csi_tools)/$(2)))"
 test-csi: build ## The CSI driver, with csi-sanity, helm and the types of Kubernetes: make csi-tools, or CSI_SANITY= HELM= KUBE_STRICT=; needs root
 	@scripts/bootstrap test
 	$(call csi_tool,CSI_SANITY,csi-sanity) $(call csi_tool,HELM,helm) $(call csi_tool,KUBE_STRICT,kube-strict) \
-		scripts/keep-switch env $(call at_length,csi)
+		scripts/keep-switch env $(call at_length,services,^csi::)
 
 .PHONY: test-xfstests
 test-xfstests: build ## xfstests; XFSTESTS=path of its built tree, XFSTESTS_ARGS="-g quick"
 	@[ -x "$(XFSTESTS)/check" ] || { echo "make test-xfstests: XFSTESTS= must name the folder of a built xfstests" >&2; exit 2; }
-	XFSTESTS="$(abspath $(XFSTESTS))" $(call at_length,suites,xfstests)
+	XFSTESTS="$(abspath $(XFSTESTS))" $(call at_length,mounts,^suites::xfstests::)
 
 # Packages are installed into a venv in the cache. TESTS= are arguments of pytest, such as TESTS="-k zarr".
 .PHONY: test-python
@@ -259,7 +259,7 @@ test-lab: lab-build ## Every notebook without a browser, and the lab's start and
 .PHONY: test-workloads
 test-workloads: build ## Real programs through kill -9: SQLite, PostgreSQL, git, fio verify, stress-ng
 	@scripts/bootstrap workloads
-	$(call at_length,clients)
+	$(call at_length,services,^clients::)
 
 # MINIO= defaults to the one that `make minio` built. Without either, the tests say so and are skipped.
 minio_program = $(abspath $(or $(MINIO),$(wildcard $(cache)/peers/minio)))
@@ -279,12 +279,12 @@ test-minio: ## The suite of origins and users' mistakes against a real MinIO on 
 .PHONY: test-s3-clients
 test-s3-clients: build ## The S3 gateway with boto3, awscli, rclone, s3fs, obstore and pyarrow, from PyPI into the cache; MC=path of MinIO's client
 	@scripts/bootstrap s3-clients
-	MC="$(if $(MC),$(abspath $(MC)))" $(call at_length,s3_gateway)
+	MC="$(if $(MC),$(abspath $(MC)))" $(call at_length,services,^s3_gateway::)
 
 .PHONY: test-s3tests
 test-s3tests: build ## The S3 tests of Ceph against the gateway, those that must pass; S3TESTS=path of ceph/s3-tests
 	@[ -f "$(S3TESTS)/s3tests/functional/test_s3.py" ] || { echo "make test-s3tests: S3TESTS= must name the folder of ceph/s3-tests" >&2; exit 2; }
-	S3TESTS="$(abspath $(S3TESTS))" $(call at_length,s3_gateway,ceph)
+	S3TESTS="$(abspath $(S3TESTS))" $(call at_length,services,^s3_gateway::suite::ceph)
 
 # The node and the store use this machine's disk: about twice BIG and the files, plus 4 GiB. All of it is
 # removed at the end.
@@ -292,23 +292,23 @@ test-s3tests: build ## The S3 tests of Ceph against the gateway, those that must
 test-origin: build ## Real files and a large one through MinIO, the node lost, everything read back; FILES=50000 BIG=10G KILLS=8 FROM=/usr MINIO=path
 	@[ -x "$(minio_program)" ] || scripts/bootstrap minio
 	MINIO="$(or $(minio_program),$(cache)/peers/minio)" FILES="$(FILES)" BIG="$(BIG)" KILLS="$(KILLS)" FROM="$(FROM)" \
-		$(call at_length,roundtrip)
+		$(call at_length,mounts,^roundtrip::)
 
 .PHONY: test-million
 test-million: build ## A million files: import, walk, find, reopen after kill -9, compared with ext4
-	$(call at_length,scale,million)
+	$(call at_length,mounts,^scale::million::)
 
 .PHONY: test-index
 test-index: build ## Indexes of buckets of others, also of a million objects: time beside that of the listing, and memory
-	$(call at_length,index)
+	$(call at_length,mounts,^index::)
 
 .PHONY: test-trees
 test-trees: ## Published trees, also of a million files
-	$(CARGO) test --release --package covey-tests --test trees -- --include-ignored --nocapture
+	$(CARGO) test --release --package covey-tests --test mounts -- --include-ignored --nocapture trees::
 
 .PHONY: test-memory
 test-memory: build ## Peak memory through 20 GiB written and read, and disk use under random overwrites
-	$(call at_length,scale,memory)
+	$(call at_length,mounts,^scale::memory::)
 
 ##@ Measure
 

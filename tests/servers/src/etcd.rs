@@ -6,6 +6,7 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,6 +15,7 @@ use std::time::{Duration, Instant};
 use std::{env, fs, thread};
 
 use crate::port::free_port;
+use crate::run;
 
 const KEEPER: &str = r#"trap "" INT TERM HUP
 cat >/dev/null
@@ -41,7 +43,8 @@ pub struct Cluster {
     members: Vec<Member>,
     more: Vec<String>,
     scheme: &'static str,
-    keeper: Child,
+    /// None: it is stopped at the end of the run.
+    keeper: Option<Child>,
     volumes: AtomicU64,
 }
 
@@ -60,11 +63,53 @@ fn program() -> Option<PathBuf> {
     built.or_else(on_path)
 }
 
+/// The program; none, with a line that says so, if it is not installed.
+fn installed() -> Option<PathBuf> {
+    let program = program();
+    if program.is_none() {
+        println!("skipped: etcd is not installed (apt-get install etcd-server, or ETCD=path of its program)");
+    }
+    program
+}
+
 impl Cluster {
-    /// The cluster of this test program; none, with a line that says so, if etcd is not installed.
+    /// The cluster of this run; none, with a line that says so, if etcd is not installed.
     pub fn shared() -> Option<&'static Cluster> {
         static SHARED: OnceLock<Option<Cluster>> = OnceLock::new();
-        SHARED.get_or_init(Cluster::start).as_ref()
+        SHARED.get_or_init(|| Cluster::of_run().or_else(Cluster::start)).as_ref()
+    }
+
+    /// The cluster that all tests of the run share, if they have one.
+    fn of_run() -> Option<Cluster> {
+        let program = installed()?;
+        let (dir, ports) = run::once("etcd", |dir| {
+            let cluster = Cluster::new(program.clone(), dir.to_owned(), 3, None);
+            (0..3).for_each(|at| cluster.up(at));
+            cluster.leader();
+            let ports: Vec<String> = cluster.members.iter().map(|member| member.client.to_string()).collect();
+            // The members outlive this process.
+            std::mem::forget(cluster);
+            Some(ports.join(" "))
+        })?;
+        let mut cluster = Cluster::new(program, dir, 3, None);
+        for (member, port) in cluster.members.iter_mut().zip(ports.split(' ')) {
+            member.client = port.parse().unwrap();
+        }
+        Some(cluster)
+    }
+
+    fn new(program: PathBuf, dir: PathBuf, members: usize, keeper: Option<Child>) -> Cluster {
+        let member = |_| Member { client: free_port(), peer: free_port(), process: Mutex::new(None) };
+        let members = (0..members).map(member).collect();
+        Cluster {
+            program,
+            dir,
+            members,
+            more: Vec::new(),
+            scheme: "http",
+            keeper,
+            volumes: AtomicU64::new(0),
+        }
     }
 
     /// A cluster whose members a test may kill.
@@ -85,26 +130,13 @@ impl Cluster {
     }
 
     fn made(members: usize, more: &[&str], scheme: &'static str) -> Option<Cluster> {
-        let Some(program) = program() else {
-            println!(
-                "skipped: etcd is not installed (apt-get install etcd-server, or ETCD=path of its program)"
-            );
-            return None;
-        };
+        let program = installed()?;
         let dir = tempfile::Builder::new().prefix("covey-etcd-").tempdir_in("/tmp").unwrap().keep();
         let mut keeper = Command::new("sh");
         keeper.args(["-c", KEEPER, "keeper"]).arg(&dir).stdin(Stdio::piped());
         let keeper = keeper.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        let member = |_| Member { client: free_port(), peer: free_port(), process: Mutex::new(None) };
-        let cluster = Cluster {
-            program,
-            dir,
-            members: (0..members).map(member).collect(),
-            more: more.iter().map(|&text| text.to_owned()).collect(),
-            scheme,
-            keeper,
-            volumes: AtomicU64::new(0),
-        };
+        let mut cluster = Cluster::new(program, dir, members, Some(keeper));
+        (cluster.more, cluster.scheme) = (more.iter().map(|&text| text.to_owned()).collect(), scheme);
         (0..members).for_each(|at| cluster.up(at));
         Some(cluster)
     }
@@ -128,6 +160,8 @@ impl Cluster {
         command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
         command.args(["--initial-cluster", &peers.join(","), "--unsafe-no-fsync", "--log-level", "warn"]);
         command.args(&self.more).current_dir(&self.dir).stdin(Stdio::null());
+        // Ctrl-C ends the test, which then ends its members.
+        command.process_group(0);
         let child = command.stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap();
         fs::write(self.dir.join(format!("m{at}.pid")), child.id().to_string()).unwrap();
         *member.process.lock().unwrap() = Some(child);
@@ -200,7 +234,8 @@ impl Cluster {
 
     /// A name for a volume that is not in use.
     pub fn name(&self) -> String {
-        format!("v{}", self.volumes.fetch_add(1, Ordering::SeqCst))
+        // Tests in other processes use the same cluster.
+        format!("v{}-{}", std::process::id(), self.volumes.fetch_add(1, Ordering::SeqCst))
     }
 
     /// A path in the folder of the cluster.
@@ -217,8 +252,10 @@ fn number(text: &str, before: &str) -> Option<u64> {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        drop(self.keeper.stdin.take());
-        let _ = self.keeper.wait();
+        if let Some(mut keeper) = self.keeper.take() {
+            drop(keeper.stdin.take());
+            let _ = keeper.wait();
+        }
         for member in &self.members {
             if let Some(mut child) = member.process.lock().unwrap().take() {
                 let _ = child.kill();

@@ -10,6 +10,7 @@ mod etcd;
 mod port;
 mod postgres;
 mod relay;
+mod run;
 
 pub use etcd::Cluster;
 pub use port::free_port;

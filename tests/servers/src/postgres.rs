@@ -14,6 +14,7 @@ use std::time::Duration;
 use std::{fs, thread};
 
 use crate::port::free_port;
+use crate::run;
 
 const ACCESS: &str = "local all all trust
 host all locked 127.0.0.1/32 scram-sha-256
@@ -39,7 +40,8 @@ pub struct Server {
     bin: PathBuf,
     dir: PathBuf,
     port: u16,
-    keeper: Child,
+    /// None: it is stopped at the end of the run.
+    keeper: Option<Child>,
     volumes: AtomicU64,
 }
 
@@ -61,11 +63,49 @@ fn postgres_ids() -> Option<(u32, u32)> {
     Some((fields.next()??, fields.next()??))
 }
 
+/// The programs of the server; none, with a line that says so, if it is not installed.
+fn installed() -> Option<PathBuf> {
+    let bin = binaries().filter(|_| !rustix::process::geteuid().is_root() || postgres_ids().is_some());
+    if bin.is_none() {
+        println!("skipped: PostgreSQL's server is not installed (apt-get install postgresql)");
+    }
+    bin
+}
+
+/// Lets the user that the server runs as write to a folder.
+fn give_to_postgres(dir: &Path) {
+    fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).unwrap();
+    if let (true, Some((user, group))) = (rustix::process::geteuid().is_root(), postgres_ids()) {
+        chown(dir, Some(user), Some(group)).unwrap();
+    }
+}
+
 impl Server {
-    /// The server of this test program; none, with a line that says so, if PostgreSQL is not installed.
+    /// The server of this run; none, with a line that says so, if PostgreSQL is not installed.
     pub fn shared() -> Option<&'static Server> {
         static SHARED: OnceLock<Option<Server>> = OnceLock::new();
-        SHARED.get_or_init(Server::start).as_ref()
+        SHARED.get_or_init(|| Server::of_run().or_else(Server::start)).as_ref()
+    }
+
+    /// The server that all tests of the run share, if they have one.
+    fn of_run() -> Option<Server> {
+        let bin = installed()?;
+        let server = |dir: &Path, port| Server {
+            wrap: None,
+            bin: bin.clone(),
+            dir: dir.to_owned(),
+            port,
+            keeper: None,
+            volumes: AtomicU64::new(0),
+        };
+        let (dir, port) = run::once("postgres", |dir| {
+            give_to_postgres(dir);
+            let server = server(dir, free_port());
+            server.make_data("127.0.0.1");
+            server.up();
+            Some(server.port.to_string())
+        })?;
+        Some(server(&dir, port.parse().unwrap()))
     }
 
     /// A server that a test may stop.
@@ -75,48 +115,69 @@ impl Server {
 
     /// The same with its programs started like this. It listens on this address.
     pub fn start_as(listen: &str, wrap: Option<Wrap>) -> Option<Server> {
-        let is_root = rustix::process::geteuid().is_root();
-        let (Some(bin), true) = (binaries(), !is_root || postgres_ids().is_some()) else {
-            println!("skipped: PostgreSQL's server is not installed (apt-get install postgresql)");
-            return None;
-        };
-        let mut server = Server::unborn(bin);
+        let mut server = Server::unborn(installed()?);
         server.wrap = wrap;
-        let port = server.port;
-        let data = server.dir.join("data");
-        server.tool(
-            "initdb",
-            &["-D", path(&data), "-U", "covey", "-A", "trust", "-N", "--no-locale", "-E", "UTF8"],
-        );
+        server.make_data(listen);
+        server.up();
+        Some(server)
+    }
+
+    /// Makes the folder of its data, which has the roles and the database that tests use.
+    fn make_data(&self, listen: &str) {
+        let data = self.dir.join("data");
+        let template = run::once("template", |dir| {
+            give_to_postgres(dir);
+            let (bin, dir) = (self.bin.clone(), dir.to_owned());
+            let template =
+                Server { wrap: None, bin, dir, port: free_port(), keeper: None, volumes: AtomicU64::new(0) };
+            template.make_new_data();
+            Some("made".to_owned())
+        });
+        match template {
+            Some((template, _)) => {
+                self.tool("cp", &["-a", path(&template.join("data")), path(&data)]);
+            }
+            None => self.make_new_data(),
+        }
+        self.set(listen);
+    }
+
+    /// Makes the same from nothing: the server runs for that.
+    fn make_new_data(&self) {
+        let data = self.dir.join("data");
+        let words = ["-D", path(&data), "-U", "covey", "-A", "trust", "-N", "--no-locale", "-E", "UTF8"];
+        self.tool("initdb", &words);
         fs::write(data.join("pg_hba.conf"), ACCESS).unwrap();
+        self.set("127.0.0.1");
+        self.up();
+        let roles = "create role locked login password 'right-s3cret'; create role barred login; create role poor login";
+        self.sql_in("postgres", roles);
+        self.sql_in("postgres", "create database covey; grant connect on database covey to locked");
+        self.tool("pg_ctl", &["-D", path(&data), "-w", "-m", "fast", "stop"]);
+    }
+
+    /// Appends its settings: the last ones of a name count.
+    fn set(&self, listen: &str) {
         let settings = format!(
             "fsync = off\nfull_page_writes = off\nmax_connections = 200\nlisten_addresses = '{listen}'\n\
-             port = {port}\nunix_socket_directories = '{}'\nshared_buffers = '64MB'\n",
-            server.dir.display()
+             port = {}\nunix_socket_directories = '{}'\nshared_buffers = '64MB'\n",
+            self.port,
+            self.dir.display()
         );
-        let mut file = fs::OpenOptions::new().append(true).open(data.join("postgresql.conf")).unwrap();
+        let file = self.dir.join("data/postgresql.conf");
+        let mut file = fs::OpenOptions::new().append(true).open(file).unwrap();
         file.write_all(settings.as_bytes()).unwrap();
-        server.up();
-        let admin = |text| server.sql_in("postgres", text);
-        admin(
-            "create role locked login password 'right-s3cret'; create role barred login; create role poor login",
-        );
-        admin("create database covey; grant connect on database covey to locked");
-        Some(server)
     }
 
     /// A server without data, and its keeper.
     fn unborn(bin: PathBuf) -> Server {
         let dir = tempfile::Builder::new().prefix("covey-pg-").tempdir_in("/tmp").unwrap().keep();
-        fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)).unwrap();
-        if let (true, Some((user, group))) = (rustix::process::geteuid().is_root(), postgres_ids()) {
-            chown(&dir, Some(user), Some(group)).unwrap();
-        }
+        give_to_postgres(&dir);
         let mut keeper = Command::new("sh");
         keeper.args(["-c", KEEPER, "keeper"]).arg(&dir).stdin(Stdio::piped());
         let keeper = keeper.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         let port = free_port();
-        Server { wrap: None, bin, dir, port, keeper, volumes: AtomicU64::new(0) }
+        Server { wrap: None, bin, dir, port, keeper: Some(keeper), volumes: AtomicU64::new(0) }
     }
 
     /// A synchronous standby of this server, which follows it.
@@ -172,7 +233,8 @@ impl Server {
     }
 
     fn command(&self, tool: &str) -> Command {
-        let tool = self.bin.join(tool);
+        // cp is the system's.
+        let tool = Some(self.bin.join(tool)).filter(|path| path.exists()).unwrap_or_else(|| tool.into());
         let mut command = if rustix::process::geteuid().is_root() {
             let mut command = Command::new("setpriv");
             command.args(["--reuid=postgres", "--regid=postgres", "--clear-groups"]).arg(tool);
@@ -273,14 +335,17 @@ impl Server {
 
     /// A name for a volume that is not in use.
     pub fn name(&self) -> String {
-        format!("v{}", self.volumes.fetch_add(1, Ordering::SeqCst))
+        // Tests in other processes use the same server.
+        format!("v{}-{}", std::process::id(), self.volumes.fetch_add(1, Ordering::SeqCst))
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        drop(self.keeper.stdin.take());
-        let _ = self.keeper.wait();
+        if let Some(mut keeper) = self.keeper.take() {
+            drop(keeper.stdin.take());
+            let _ = keeper.wait();
+        }
     }
 }
 
