@@ -671,7 +671,7 @@ fn a_program_on_the_mount_runs() {
     requires!(Need::Mount);
     on_a_mount(|mounted| {
         let program = mounted.join("sleep");
-        fs::copy(covey_tests::need::which("sleep").unwrap(), &program).unwrap();
+        covey_tests::program::install(&covey_tests::need::which("sleep").unwrap(), &program);
         let mut running = Command::new(&program).arg("30").current_dir("/").spawn().unwrap();
         let busy = File::options().write(true).open(&program).map(drop).unwrap_err();
         running.kill().unwrap();

@@ -45,7 +45,7 @@ fn as_user(user: User, program: &Path, args: &[&str]) -> Finished {
 /// A copy of the program that every user can execute.
 fn program(folder: &Path) -> std::path::PathBuf {
     let copy = folder.join("covey");
-    std::fs::copy(covey().get_program(), &copy).unwrap();
+    covey_tests::program::install(Path::new(covey().get_program()), &copy);
     copy
 }
 

@@ -46,7 +46,7 @@ impl LoopFs {
 
     /// Unmounts and mounts again, so that nothing of it stays in memory.
     pub fn remount(&self) {
-        rustix::mount::unmount(&self.path, rustix::mount::UnmountFlags::empty()).unwrap();
+        base::trial::unmount(&self.path).unwrap();
         run_ok(
             Command::new("mount").args(["-t", "ext4", "-o", "noatime", &self.device]).arg(&self.path),
             LIMIT,
@@ -116,13 +116,7 @@ impl Cut {
 
 impl Drop for LoopFs {
     fn drop(&mut self) {
-        let busy = |_: &()| rustix::mount::unmount(&self.path, rustix::mount::UnmountFlags::empty()).is_err();
-        let mut tries = 0;
-        while busy(&()) && tries < 100 {
-            tries += 1;
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        if tries == 100 {
+        if base::trial::unmount(&self.path).is_err() {
             rustix::mount::unmount(&self.path, rustix::mount::UnmountFlags::DETACH).ok();
         }
         Command::new("losetup").args(["--detach", &self.device]).status().ok();

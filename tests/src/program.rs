@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{Read, Seek};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -57,6 +57,13 @@ pub fn run_ok(command: &mut Command, limit: Duration) -> Finished {
         finished.stderr
     );
     finished
+}
+
+/// Copies a file to where it will be executed. Another process writes the copy. If this one did, a program
+/// that another thread starts would have it open for writing for a moment, and executing it would fail with
+/// ETXTBSY.
+pub fn install(from: &Path, to: &Path) {
+    run_ok(Command::new("install").args(["-m", "755"]).args([from, to]), Duration::from_secs(60));
 }
 
 /// Waits for a child, at most `limit`.

@@ -1,7 +1,7 @@
 //! The lowest crate: names for things, and the only access to what is not deterministic.
 //!
-//! Nothing here does I/O, except that a secret is read from its file. Every other crate depends on this one,
-//! and this one depends on none of them.
+//! Nothing here does I/O, except that a secret is read from its file, and that a file is locked. Every other
+//! crate depends on this one, and this one depends on none of them.
 //!
 //! - [`id`]: inode numbers, pack numbers, blob ids.
 //! - [`scale`]: the scale of histograms.
@@ -10,14 +10,17 @@
 //! - [`deadline`]: one time limit for everything that is done for one piece of work.
 //! - [`phase`]: how the time of a request is spent.
 //! - [`dice`]: pseudo-random numbers that a seed determines.
+//! - [`lock`]: locks on files, and what else a process that was just forked keeps in use.
 //! - [`random`], [`thread`]: access to random bytes and to threads.
-//! - [`trial`]: for tests: checks of times that a slow machine does not break.
+//! - [`trial`]: for tests: checks that neither a slow machine nor a fork breaks.
 //! - [`secret`]: what machines must know to talk to one another, and the keys that derive from it.
 //! - [`must`]: access for "cannot happen". It panics with a sentence that says why it cannot.
 
 pub mod deadline;
 pub mod dice;
 pub mod id;
+#[allow(clippy::disallowed_methods, reason = "this module is the only access to them")]
+pub mod lock;
 pub mod must;
 pub mod phase;
 #[allow(clippy::disallowed_methods, reason = "this module is the only access to them")]

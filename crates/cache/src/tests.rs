@@ -377,7 +377,7 @@ impl SmallDisk {
 
 impl Drop for SmallDisk {
     fn drop(&mut self) {
-        let _ = std::process::Command::new("umount").arg(self.0.path()).output();
+        let _ = base::trial::unmount(self.0.path());
     }
 }
 

@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use api::error::{Failure, Result};
 use api::text::{bytes, count};
+use base::{Deadline, lock};
 use fuse::{Unmount, UnmountError};
 use node::memory::Memory;
 use node::opened::Source;
@@ -176,15 +177,12 @@ impl Ender {
         let signal = signals::next();
         self.asked.store(true, Ordering::Release);
         log::line(&format!("signal {signal}: unmounting"));
-        for _ in 0..30 {
-            match self.mount.unmount(Unmount::Polite) {
-                Err(UnmountError::Busy(_)) => std::thread::sleep(Duration::from_millis(100)),
-                Err(error) => {
-                    log::error(&error.to_string());
-                    break;
-                }
-                Ok(()) => return self.wait_then_end(Duration::from_secs(120)),
-            }
+        let busy = |done: &std::result::Result<(), UnmountError>| matches!(done, Err(UnmountError::Busy(_)));
+        let patience = Deadline::after(Duration::from_secs(3));
+        match lock::retry(patience, || self.mount.unmount(Unmount::Polite), busy) {
+            Ok(()) => return self.wait_then_end(Duration::from_secs(120)),
+            Err(UnmountError::Busy(_)) => {}
+            Err(error) => log::error(&error.to_string()),
         }
         log::line("the mount was busy for 3 s: detaching it");
         let _ = self.mount.unmount(Unmount::Lazy);

@@ -39,7 +39,7 @@ mod secrets;
 mod server;
 
 use std::collections::BTreeSet;
-use std::fs::{DirBuilder, File};
+use std::fs::DirBuilder;
 use std::net::IpAddr;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -47,8 +47,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::error::{Context, Failure, Result};
+use base::lock::FileLock;
+use node::remote_side::tree::hold_soon;
 use parking_lot::{Condvar, Mutex};
-use rustix::fs::{FlockOperation, flock};
 
 use metrics::Metrics;
 use mount::Mounts;
@@ -105,7 +106,7 @@ pub struct Driver {
     metrics: Metrics,
     pauses: Mutex<recover::Pauses>,
     /// Held as long as the driver lives.
-    _lock: File,
+    _lock: FileLock,
 }
 
 impl Driver {
@@ -187,14 +188,11 @@ fn absolute(path: &Path) -> Result<PathBuf> {
 }
 
 /// The state folder is one driver's at a time. The kernel frees the lock of a driver that was killed.
-fn lock(state: &Path) -> Result<File> {
-    let path = state.join("lock");
-    let file = File::options().create(true).truncate(false).write(true).open(&path).at("open", &path)?;
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(file),
-        Err(_) => Err(Failure::new("in-use", format!("another driver uses {}", state.display()))
-            .next("end that driver, or name another --state")),
-    }
+fn lock(state: &Path) -> Result<FileLock> {
+    hold_soon(&state.join("lock"))?.ok_or_else(|| {
+        Failure::new("in-use", format!("another driver uses {}", state.display()))
+            .next("end that driver, or name another --state")
+    })
 }
 
 /// Makes a folder that only this user may enter.

@@ -120,7 +120,7 @@ pub fn clear(place: &Path) -> Answer<()> {
         }
         let dead = life(place) == Some(Life::Dead);
         let flags = UnmountFlags::NOFOLLOW | if dead { UnmountFlags::DETACH } else { UnmountFlags::empty() };
-        match rustix::mount::unmount(place, flags) {
+        match base::lock::unmount(place, flags) {
             Ok(()) => {}
             Err(rustix::io::Errno::BUSY) => return Err(busy(place)),
             // It went meanwhile.

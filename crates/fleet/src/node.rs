@@ -420,7 +420,7 @@ fn listen(parts: &FleetParts, inner: &Arc<Inner>) -> Result<(Net, UdpSocket), Fl
         let service = Arc::new(Serving(Arc::downgrade(inner)));
         let net = Net::start(options, service, Arc::clone(&parts.report))?;
         let address = net.address().unwrap_or(parts.listen);
-        match UdpSocket::bind(address) {
+        match base::lock::bind(|| UdpSocket::bind(address)) {
             Ok(socket) => return Ok((net, socket)),
             Err(_) if tried < tries => net.close(),
             Err(error) => return Err(FleetError::Listen { address, error }),

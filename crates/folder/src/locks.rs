@@ -85,7 +85,7 @@ impl Owner {
     fn end(&self, style: LockStyle) {
         let mut state = self.state.lock();
         state.gone = true;
-        // Another thread may keep the file open for a moment.
+        // Another thread may keep the file open for a moment, and so may a process that was just forked.
         let (owner, range, kind) = (LockOwner::NOBODY, LockRange::ALL, LockKind::Unlock);
         let _ = match style {
             LockStyle::Flock => calls::flock(&self.fd, kind),
@@ -215,11 +215,12 @@ impl Locks {
 
 impl Drop for Locks {
     fn drop(&mut self) {
-        let over = {
+        let (owners, over) = {
             let mut state = self.0.state.lock();
             state.stopped = true;
-            state.withdraw(|_| true)
+            (std::mem::take(&mut state.owners), state.withdraw(|_| true))
         };
+        owners.iter().for_each(|((_, _, style), owner)| owner.end(*style));
         over.into_iter().for_each(|answer| answer(Err(Errno::EIO)));
         self.0.changed.notify_all();
     }

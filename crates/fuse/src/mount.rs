@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use base::Deadline;
+use base::{Deadline, lock};
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags as Bits, UnmountFlags};
@@ -336,14 +336,15 @@ fn detach(path: &Path, how: Unmount, by_helper: bool) -> Result<(), UnmountError
         outstanding::hand_over(path, HAND_OVER);
     }
     if by_helper {
-        return helper::unmount(path, how);
+        let busy = |done: &Result<(), UnmountError>| matches!(done, Err(UnmountError::Busy(_)));
+        return lock::retry(lock::moment(), || helper::unmount(path, how), busy);
     }
     let flags = match how {
         Unmount::Polite => UnmountFlags::empty(),
         Unmount::Lazy => UnmountFlags::DETACH,
         Unmount::Force => UnmountFlags::DETACH | UnmountFlags::FORCE,
     };
-    rustix::mount::unmount(path, flags | UnmountFlags::NOFOLLOW).map_err(|error| match error {
+    lock::unmount(path, flags | UnmountFlags::NOFOLLOW).map_err(|error| match error {
         Errno::BUSY => UnmountError::Busy(path.to_owned()),
         Errno::INVAL | Errno::NOENT => UnmountError::NotMounted(path.to_owned()),
         _ => UnmountError::Io { path: path.to_owned(), source: error.into() },

@@ -1,7 +1,8 @@
 //! What production code may not use, and what it uses instead.
 //!
 //! Clocks, random numbers, threads and "cannot happen" are each accessible in one place in `base`. Outside of
-//! it a test could not control them. Tests may use all of this. tokio runtimes are built in a few places.
+//! it a test could not control them. So are locks on files, which must not end by closing. Tests may use all
+//! of this. tokio runtimes are built in a few places.
 
 use crate::Finding;
 use crate::source::Source;
@@ -16,6 +17,7 @@ struct Ban {
 const TIME: &[&str] = &["crates/base/src/time.rs"];
 const THREAD: &[&str] = &["crates/base/src/thread.rs"];
 const RANDOM: &[&str] = &["crates/base/src/random.rs"];
+const LOCK: &[&str] = &["crates/base/src/lock.rs"];
 const MUST: &[&str] = &["crates/base/src/must.rs"];
 /// ARCHITECTURE.md says why each of them has its own.
 const RUNTIMES: &[&str] = &[
@@ -31,6 +33,8 @@ const RUNTIMES: &[&str] = &[
 ];
 
 const CANNOT_HAPPEN: &str = "return an error, or say why it cannot happen with base::Must";
+const UNLOCKS: &str = "a lock on a file is a base::lock::FileLock, which unlocks when it is dropped";
+const BUSY: &str = "unmount with base::lock::unmount, which waits for a process that was just forked";
 const RUNTIME: &str = "use a runtime that exists, or give the reason in ARCHITECTURE.md, Threads";
 const FINISH: &str = "finish it or leave it out";
 
@@ -52,6 +56,10 @@ const BANS: &[Ban] = &[
     Ban { word: "runtime::Runtime::new", instead: RUNTIME, exempt: RUNTIMES },
     Ban { word: "rand::", instead: "random bytes come from base::random", exempt: RANDOM },
     Ban { word: "getrandom::", instead: "random bytes come from base::random", exempt: RANDOM },
+    Ban { word: "fs::TryLockError", instead: UNLOCKS, exempt: LOCK },
+    Ban { word: ".try_lock_shared()", instead: UNLOCKS, exempt: LOCK },
+    Ban { word: "FlockOperation", instead: UNLOCKS, exempt: LOCK },
+    Ban { word: "mount::unmount(", instead: BUSY, exempt: LOCK },
     Ban { word: "todo!", instead: FINISH, exempt: &[] },
     Ban { word: "unimplemented!", instead: FINISH, exempt: &[] },
     Ban { word: "dbg!", instead: "take it out", exempt: &[] },

@@ -117,7 +117,7 @@ fn volumes_and_nodes_get_numbers_of_their_own_at_once() {
 fn each_mistake_has_its_line() {
     let Some(cluster) = Cluster::shared() else { return };
     let hosts = cluster.hosts();
-    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let closed = base::trial::stop(std::net::TcpListener::bind("127.0.0.1:0").unwrap()).port();
     let brief = Options { patience: Duration::from_secs(3), ..Options::default() };
     for (text, says) in [
         (format!("etcd://{hosts}/?volume=absent"), "has no volume absent under covey/; create it"),

@@ -84,7 +84,7 @@ fn each_mistake_has_its_line() {
     let target = server.volume();
     let (port, volume) = (server.port(), target.volume.as_str());
     let wrong = || with(Secrets::password("wrong-s3cret"));
-    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let closed = base::trial::stop(std::net::TcpListener::bind("127.0.0.1:0").unwrap()).port();
     let at = |text: &str| Target::parse(text).unwrap();
     for (target, says) in [
         (server.address("locked", port, "covey", volume), "refuses the password of user locked"),
@@ -366,7 +366,7 @@ fn the_server_that_accepts_writes_is_used() {
     standby.down();
     standby.make_standby();
     standby.up();
-    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let nobody = base::trial::stop(std::net::TcpListener::bind("127.0.0.1:0").unwrap()).port();
     let at = |ports: &[u16]| {
         let hosts: Vec<String> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
         let (hosts, name) = (hosts.join(","), &volume.volume);

@@ -43,7 +43,7 @@ pub fn bind(address: &str, public: bool) -> Result<Page> {
             .next(example)
             .next("or say that this is wanted: --metrics-public"));
     }
-    let listener = TcpListener::bind(&found[..]).map_err(|error| {
+    let listener = base::lock::bind(|| TcpListener::bind(&found[..])).map_err(|error| {
         Failure::io(format!("cannot serve metrics at {address}"), &error)
             .next("choose another port, or 0 for any")
     })?;

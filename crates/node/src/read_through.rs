@@ -8,13 +8,13 @@
 //! bound.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ::fleet::node::Fleet;
 use api::error::{Context, Failure, Result};
+use base::lock::FileLock;
 use base::{BlobId, Deadline, ForeignObject};
 use blob::{BlobError, BlobSource, Origin};
 use cache::{CacheOptions, NodeCache, NodeParts, StoresNothing};
@@ -29,7 +29,7 @@ use crate::fleet::options::FleetOptions;
 use crate::fleet::{self, CacheEvents, Joined};
 use crate::log;
 use crate::origins::Reach;
-use crate::remote_side::tree::hold;
+use crate::remote_side::tree::hold_soon;
 use crate::volume_dir::{cache_folder, private_folder};
 
 /// The most locations in each of the two halves.
@@ -83,7 +83,7 @@ pub struct ReadThrough {
     cache: Arc<NodeCache>,
     fleet: Option<Joined>,
     deadline: Duration,
-    _lock: File,
+    _lock: FileLock,
 }
 
 /// Why bytes of a version cannot be had.
@@ -126,7 +126,7 @@ impl ReadThrough {
         let folder =
             cache_folder(options.cache.as_deref())?.join(format!("bucket-{}", ::tree::root::hex(&volume)));
         private_folder(&folder)?;
-        let lock = hold(&folder.join("lock"))?.ok_or_else(|| {
+        let lock = hold_soon(&folder.join("lock"))?.ok_or_else(|| {
             Failure::new("in-use", format!("another process uses {} for this bucket", folder.display()))
                 .next("name a folder of its own: --cache DIR")
         })?;

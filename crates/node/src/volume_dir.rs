@@ -25,9 +25,9 @@
 #[cfg(test)]
 mod tests;
 
-use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -35,6 +35,7 @@ use api::error::{Context, Failure, Result};
 use api::own;
 use api::text::utc;
 use base::Deadline;
+use base::lock::{self, FileLock};
 use serde::{Deserialize, Serialize};
 
 use crate::limits;
@@ -350,27 +351,21 @@ impl VolumeDir {
     /// its data.
     pub fn lock(&self, holder: &Holder) -> Result<Lock> {
         let path = self.path.join("lock");
-        let mut file = open_lock(&path).at("open", &path)?;
+        let mut lock = FileLock::new(open_lock(&path).at("open", &path)?);
         let deadline = Deadline::current().within(CLOSING);
-        while !was_free(file.try_lock()).at("lock", &path)? {
+        while !lock.exclusive(lock::moment()).at("lock", &path)? {
             let other = self.holder()?;
             let closing = other.as_ref().is_none_or(|other| other.mountpoint.is_some())
                 && mounts::of_volume(&self.path).is_none();
             if !closing || deadline.is_over() {
                 return Err(self.in_use(other));
             }
-            std::thread::sleep(Duration::from_millis(20));
         }
         self.check_is_same()?;
         let text = serde_json::to_string(holder).or_json()?;
-        let mut write = || {
-            file.set_len(0)?;
-            file.seek(SeekFrom::Start(0))?;
-            file.write_all(text.as_bytes())
-        };
         // The text is only for messages. A full disk must not prevent a mount.
-        let _ = write();
-        Ok(Lock { _file: file })
+        let _ = lock.set_len(0).and_then(|()| lock.write_all_at(text.as_bytes(), 0));
+        Ok(Lock { _lock: lock })
     }
 
     /// Fails if the names have moved into a database since the folder was looked at.
@@ -389,17 +384,18 @@ impl VolumeDir {
     /// The process that holds the volume, if any. It has pid 0 if its text cannot be read.
     pub fn holder(&self) -> Result<Option<Holder>> {
         let path = self.path.join("lock");
-        let mut file = match own::open(&path, OpenOptions::new().read(true)) {
-            Ok(file) => file,
+        let mut lock = match own::open(&path, OpenOptions::new().read(true)) {
+            Ok(file) => FileLock::new(file),
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(Failure::io(format!("cannot open {}", path.display()), &error)),
         };
-        if was_free(file.try_lock_shared()).at("lock", &path)? {
+        if lock.try_shared().at("lock", &path)? {
             return Ok(None);
         }
         // A process writes the text right after taking the lock.
         for _ in 0..20 {
             let mut text = Vec::new();
+            let mut file: &File = &lock;
             file.seek(SeekFrom::Start(0)).and_then(|_| file.read_to_end(&mut text)).at("read", &path)?;
             if let Ok(holder) = serde_json::from_slice(&text) {
                 return Ok(Some(holder));
@@ -411,14 +407,8 @@ impl VolumeDir {
 
     /// Waits until no process holds the volume. False if that takes too long.
     pub fn wait_free(&self, patience: Duration) -> Result<bool> {
-        let deadline = Deadline::after(patience);
-        while self.holder()?.is_some() {
-            if deadline.is_over() {
-                return Ok(false);
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        Ok(true)
+        let free = || Ok(self.holder()?.is_none());
+        lock::retry(Deadline::after(patience), free, |free| matches!(free, Ok(false)))
     }
 
     /// The failure for a volume in use: by which process, and how to end that.
@@ -449,20 +439,11 @@ impl VolumeDir {
 /// The lock on a volume, held until this is dropped.
 #[derive(Debug)]
 pub struct Lock {
-    _file: File,
+    _lock: FileLock,
 }
 
 fn open_lock(path: &Path) -> io::Result<File> {
     own::open(path, OpenOptions::new().read(true).write(true).create(true).truncate(false))
-}
-
-/// Whether a lock was free.
-fn was_free(locked: std::result::Result<(), TryLockError>) -> io::Result<bool> {
-    match locked {
-        Ok(()) => Ok(true),
-        Err(TryLockError::WouldBlock) => Ok(false),
-        Err(TryLockError::Error(error)) => Err(error),
-    }
 }
 
 /// Creates a folder that only its owner can enter. Folders above it are created with the usual mode.

@@ -13,7 +13,7 @@
 //! clocks of the machines must agree within some minutes for that. A process that lost its claim all the
 //! same, because it was stopped for so long, finds that out before it names anything ([`Claim::check`]).
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -22,6 +22,7 @@ use std::time::Duration;
 
 use api::error::{Failure, Result};
 use base::Timestamp;
+use base::lock::FileLock;
 use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
@@ -102,7 +103,7 @@ pub struct Claim {
     end: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
     /// The lock, on this machine.
-    _lock: Option<File>,
+    _lock: Option<FileLock>,
 }
 
 impl Claim {
@@ -110,13 +111,16 @@ impl Claim {
     ///
     /// # Errors
     /// Another import or removal has it.
-    pub(crate) fn take<P: Place + Clone + Send + 'static>(place: &P, lock: Option<File>) -> Result<Claim> {
+    pub(crate) fn take<P: Place + Clone + Send + 'static>(
+        place: &P,
+        lock: Option<FileLock>,
+    ) -> Result<Claim> {
         Claim::take_as(place, lock, &Owner::me())
     }
 
     fn take_as<P: Place + Clone + Send + 'static>(
         place: &P,
-        lock: Option<File>,
+        lock: Option<FileLock>,
         me: &Owner,
     ) -> Result<Claim> {
         let text = serde_json::to_string(me)
@@ -140,7 +144,7 @@ impl Claim {
 
     fn begin<P: Place + Clone + Send + 'static>(
         place: &P,
-        lock: Option<File>,
+        lock: Option<FileLock>,
         text: String,
     ) -> Result<Claim> {
         let (end, ended) = channel::<()>();

@@ -15,6 +15,7 @@ use ::fs::Errno;
 use ::fs::api::{Attr, Caller, FileKind, Filesystem, RenameMode, SetAttr, SetTime};
 use api::error::{Context, Failure, Result};
 use archive::sys::metadata;
+use base::lock::{self, FileLock};
 use base::{Ino, Timestamp};
 
 use crate::claim::{Claim, Claimed};
@@ -178,14 +179,14 @@ impl OnMount {
         let mut options = OpenOptions::new();
         std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NOFOLLOW);
         let file = options.create(true).truncate(false).write(true).open(&path).at("open", &path)?;
-        match file.try_lock() {
-            Ok(()) => Claim::take(self, Some(file)),
-            Err(fs::TryLockError::WouldBlock) => Err(Failure::new(
+        let mut lock = FileLock::new(file);
+        match lock.exclusive(lock::moment()).at("lock", &path)? {
+            true => Claim::take(self, Some(lock)),
+            false => Err(Failure::new(
                 "in-use",
                 format!("another import of an image into {} runs", self.root.display()),
             )
             .next("wait until it has ended, then start this one again")),
-            Err(fs::TryLockError::Error(error)) => Err(error).at("lock", &path),
         }
     }
 }

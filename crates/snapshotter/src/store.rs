@@ -13,13 +13,14 @@
 //! and a folder without a record is a leftover, however the program ended.
 
 use std::collections::BTreeSet;
-use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use api::error::{Context, Failure, Result};
+use base::lock::{self, FileLock};
 use oci::digest::Digest;
 use oci::folder;
 
@@ -29,7 +30,7 @@ use crate::record::{Record, Used, VERSION};
 #[derive(Debug)]
 pub struct Store {
     root: PathBuf,
-    _lock: File,
+    _lock: FileLock,
 }
 
 impl Store {
@@ -44,17 +45,10 @@ impl Store {
         }
         let path = root.join("lock");
         let options = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);
-        let lock = options.at("open", &path)?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                return Err(Failure::new(
-                    "in-use",
-                    format!("another snapshotter runs with {}", root.display()),
-                )
+        let mut lock = FileLock::new(options.at("open", &path)?);
+        if !lock.exclusive(lock::moment()).at("lock", &path)? {
+            return Err(Failure::new("in-use", format!("another snapshotter runs with {}", root.display()))
                 .next("end it, or name another folder with --root"));
-            }
-            Err(TryLockError::Error(error)) => return Err(error).at("lock", &path),
         }
         Ok(Store { root: root.to_owned(), _lock: lock })
     }

@@ -299,7 +299,7 @@ impl Listener {
     /// The system's error, or `AddrInUse` if something listens there.
     pub fn bind(address: &Address) -> io::Result<Listener> {
         match address {
-            Address::Tcp(host) => TcpListener::bind(host).map(Listener::Tcp),
+            Address::Tcp(host) => base::lock::bind(|| TcpListener::bind(host)).map(Listener::Tcp),
             Address::Vsock { cid: None, port } => vsock_listen(*port).map(Listener::Vsock),
             Address::Vsock { cid: Some(_), .. } => {
                 Err(io::Error::new(ErrorKind::InvalidInput, "a server names no CID: write vsock:PORT"))

@@ -66,7 +66,7 @@ impl Bound {
             Failure::io(format!("cannot show the dashboard at {at}"), &error)
                 .next("write ADDRESS:PORT, like 127.0.0.1:9879, with a free port")
         };
-        let listener = StdListener::bind(at).map_err(cannot)?;
+        let listener = base::lock::bind(|| StdListener::bind(at)).map_err(cannot)?;
         listener.set_nonblocking(true).map_err(cannot)?;
         let address = listener.local_addr().map_err(cannot)?;
         if !address.ip().is_loopback() && !options.insecure {

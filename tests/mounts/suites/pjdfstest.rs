@@ -40,8 +40,9 @@ fn path_with_plain_mount(outside: &Path) -> std::ffi::OsString {
     let bin = outside.join("bin");
     std::fs::create_dir_all(&bin).unwrap();
     let mount = need::which("mount").unwrap();
-    std::fs::write(bin.join("mount"), format!("#!/bin/sh\nexec {} -i \"$@\"\n", mount.display())).unwrap();
-    std::fs::set_permissions(bin.join("mount"), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let script = outside.join("mount");
+    std::fs::write(&script, format!("#!/bin/sh\nexec {} -i \"$@\"\n", mount.display())).unwrap();
+    covey_tests::program::install(&script, &bin.join("mount"));
     let rest = std::env::var("PATH").unwrap_or_default();
     std::env::join_paths(std::iter::once(bin).chain(rest.split(':').map(PathBuf::from))).unwrap()
 }

@@ -12,8 +12,8 @@ pub fn free_port() -> u16 {
     loop {
         // Each is given once, and another program begins elsewhere.
         let port = 10_000 + (next.fetch_add(1, Ordering::Relaxed) % 22_000) as u16;
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return port;
+        if let Ok(listener) = TcpListener::bind(("127.0.0.1", port)) {
+            return base::trial::stop(listener).port();
         }
     }
 }

@@ -61,10 +61,7 @@ fn what_comes_too_early_or_is_wrong_changes_nothing() {
     );
     driver.unpublish(&volume, "foreign").unwrap();
     assert_eq!(driver.mounts(), [driver.path("foreign")]);
-    run_ok(
-        std::process::Command::new("umount").arg(driver.path("foreign")),
-        std::time::Duration::from_secs(60),
-    );
+    base::trial::unmount(&driver.path("foreign")).unwrap();
     assert!(driver.state("staged").is_empty());
     driver.end();
 }
@@ -201,5 +198,5 @@ fn regression_a_copy_that_fills_the_disk_leaves_it_as_it_was() {
     driver.unstage(&volume).unwrap();
     driver.delete(&volume.volume_id).unwrap();
     driver.end();
-    run_ok(std::process::Command::new("umount").arg(&disk), limit);
+    base::trial::unmount(&disk).unwrap();
 }

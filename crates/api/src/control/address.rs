@@ -121,8 +121,7 @@ impl ControlAddress {
                 return Ok((listener, Some(path)));
             }
         }
-        let address = SocketAddr::from_abstract_name(name.as_bytes())?;
-        Ok((UnixListener::bind_addr(&address)?, None))
+        Ok((bind_name(name)?, None))
     }
 
     /// Starts listening where every user can connect. The daemon itself checks each caller. Also returns the
@@ -131,8 +130,7 @@ impl ControlAddress {
         let ControlAddress::Name(name) = self else { return self.bind() };
         // Other users may not enter the folder of a user's daemons.
         if caller::euid() != 0 {
-            let address = SocketAddr::from_abstract_name(name.as_bytes())?;
-            return Ok((UnixListener::bind_addr(&address)?, None));
+            return Ok((bind_name(name)?, None));
         }
         let (listener, file) = self.bind()?;
         if let Some(file) = &file {
@@ -205,6 +203,12 @@ fn bind(path: &Path) -> io::Result<UnixListener> {
     let listener = UnixListener::bind_addr(&address)?;
     fs::set_permissions(path, Permissions::from_mode(0o600))?;
     Ok(listener)
+}
+
+/// Binds a name without a file. It is free when nothing has the last listener any more.
+fn bind_name(name: &str) -> io::Result<UnixListener> {
+    let address = SocketAddr::from_abstract_name(name.as_bytes())?;
+    base::lock::bind(|| UnixListener::bind_addr(&address))
 }
 
 /// Binds under a temporary name and renames it. So a socket with the right name can always be connected to.

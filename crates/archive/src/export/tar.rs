@@ -4,7 +4,7 @@
 //! read is filled with zeros and reported. The archive gets its name when it is complete. An interrupted
 //! export leaves `NAME.part`.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io::{self, BufWriter, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -13,6 +13,7 @@ use api::answers::Skipped;
 use api::error::{Context, Failure, Result};
 use api::own;
 use base::Must;
+use base::lock::{self, FileLock};
 
 use crate::Entry;
 use crate::import::{Item, Kind, Sink, exists};
@@ -114,7 +115,7 @@ impl<W: Write> Write for Pack<W> {
 /// The destination of the archive's bytes.
 enum Out {
     Stream(Box<dyn Write>),
-    File(BufWriter<File>),
+    File(BufWriter<FileLock>),
 }
 
 impl Write for Out {
@@ -259,15 +260,16 @@ fn in_blocks(ranges: &[(u64, u64)], size: u64) -> Vec<(u64, u64)> {
 
 /// Creates the file that becomes the archive. It is locked while it is written. An existing file without a
 /// lock was left by an interrupted export, and is replaced.
-fn make_part(part: &Path) -> Result<File> {
-    let locked = |file: File| match file.try_lock() {
-        Err(fs::TryLockError::WouldBlock) => {
-            Err(Failure::new("exists", format!("{} is there already", part.display()))
-                .why("another export is writing it")
-                .next("wait until that is done, or name another file"))
-        }
+fn make_part(part: &Path) -> Result<FileLock> {
+    let locked = |file| {
+        let mut lock = FileLock::new(file);
         // Some filesystems do not support locks.
-        _ => Ok(file),
+        if lock.exclusive(lock::moment()).unwrap_or(true) {
+            return Ok(lock);
+        }
+        Err(Failure::new("exists", format!("{} is there already", part.display()))
+            .why("another export is writing it")
+            .next("wait until that is done, or name another file"))
     };
     match own::create(part) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
@@ -461,6 +463,8 @@ mod tests {
         let create = || Archive::create(&name, Packing::Plain, false);
         let first = create().unwrap();
         assert_eq!(create().map(|_| ()).unwrap_err().code, "exists");
+        // The lock ends also if a process was just forked, as the tests do that start tar.
+        let _child = base::trial::Forked::new().unwrap();
         drop(first);
         let mut again = create().unwrap_or_else(|error| panic!("what was cut off is replaced: {error}"));
         fs::write(&name, "came meanwhile").unwrap();

@@ -10,7 +10,7 @@
 //! One command at a time changes this ([`lock`]). While a store is asked for a tree, only those that want the
 //! same tree wait ([`lock_tree`], in the file `trees/HASH.lock`).
 
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, OpenOptions};
 use std::io::{ErrorKind, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use api::error::{Context, Failure, Result};
+use base::lock::FileLock;
 use node::signals;
 use oci::digest::Digest;
 use serde::{Deserialize, Serialize};
@@ -77,11 +78,11 @@ pub fn upper_of(mountpoint: &Path) -> PathBuf {
     Path::new(UPPERS).join(hash(mountpoint))
 }
 
-/// Keeps other commands from changing the same. It ends with the file. Says which process it waits for.
+/// Keeps other commands from changing the same. It ends with the lock. Says which process it waits for.
 ///
 /// # Errors
 /// A signal came meanwhile, or the system's error.
-pub fn lock(say: &dyn Fn(&str)) -> Result<File> {
+pub fn lock(say: &dyn Fn(&str)) -> Result<FileLock> {
     private_folder(Path::new(RUN))?;
     lock_file(&Path::new(RUN).join("lock"), say)
 }
@@ -91,25 +92,20 @@ pub fn lock(say: &dyn Fn(&str)) -> Result<File> {
 ///
 /// # Errors
 /// As [`lock`].
-pub fn lock_tree(at: &Path, say: &dyn Fn(&str)) -> Result<File> {
+pub fn lock_tree(at: &Path, say: &dyn Fn(&str)) -> Result<FileLock> {
     private_folder(&Path::new(RUN).join("trees"))?;
     lock_file(&at.with_extension("lock"), say)
 }
 
-fn lock_file(path: &Path, say: &dyn Fn(&str)) -> Result<File> {
+fn lock_file(path: &Path, say: &dyn Fn(&str)) -> Result<FileLock> {
     let mut options = OpenOptions::new();
     options.create(true).truncate(false).read(true).write(true).mode(0o600);
-    let mut file = options.open(path).at("open", path)?;
+    let mut lock = FileLock::new(options.open(path).at("open", path)?);
     let mut told = false;
-    loop {
-        match file.try_lock() {
-            Ok(()) => break,
-            Err(TryLockError::WouldBlock) => {}
-            Err(TryLockError::Error(error)) => return Err(error).at("lock", path),
-        }
+    while !lock.try_exclusive().at("lock", path)? {
         if !std::mem::replace(&mut told, true) {
             let mut pid = String::new();
-            let _ = file.read_to_string(&mut pid);
+            let _ = (&*lock).read_to_string(&mut pid);
             say(&format!("Waiting for process {}, which mounts or unmounts an image ...", pid.trim()));
         }
         if signals::next_within(Some(LOOK)) {
@@ -119,8 +115,8 @@ fn lock_file(path: &Path, say: &dyn Fn(&str)) -> Result<File> {
     }
     // For those that wait. The lock itself does not need it.
     let text = format!("{}\n", std::process::id());
-    let _ = file.set_len(0).and_then(|()| file.write_all_at(text.as_bytes(), 0));
-    Ok(file)
+    let _ = lock.set_len(0).and_then(|()| lock.write_all_at(text.as_bytes(), 0));
+    Ok(lock)
 }
 
 fn record(mountpoint: &Path) -> PathBuf {

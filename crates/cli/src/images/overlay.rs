@@ -15,7 +15,7 @@ use api::error::{Failure, Result};
 use rustix::fd::OwnedFd;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, MoveMountFlags, UnmountFlags, fsconfig_create,
-    fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, mount, move_mount, unmount,
+    fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, mount, move_mount,
 };
 
 /// The source that the table of mounts shows.
@@ -141,7 +141,7 @@ fn escaped(text: &[u8], special: &[u8]) -> Vec<u8> {
 /// # Errors
 /// It is in use, or nothing is mounted there.
 pub fn end(at: &Path) -> io::Result<()> {
-    unmount(at, UnmountFlags::NOFOLLOW).map_err(io::Error::from)
+    base::lock::unmount(at, UnmountFlags::NOFOLLOW).map_err(io::Error::from)
 }
 
 /// Whether an image is mounted at a path.

@@ -100,7 +100,7 @@ fn import(world: &World, archive: &Path, name: &str, status: i32) -> [PathBuf; 3
     assert!(ran("mount", |mount| done(mount.arg("--bind").args([&world.mnt(), &view]))));
     let through = format!("{name}-through");
     let outcome = json(&[Path::new("import"), archive, &view.join(&through)]);
-    assert!(ran("umount", |umount| done(umount.arg(&view))));
+    base::trial::unmount(&view).unwrap();
     assert_eq!(outcome.code, status, "{name}: {outcome:?}");
     assert!(outcome.json()["through_mount"].is_string(), "{name}: {outcome:?}");
     [online, world.mnt().join(offline), world.mnt().join(through)]

@@ -319,7 +319,7 @@ fn a_full_disk_ends_an_import_with_advice_and_the_mount_goes_on() {
     fs::remove_dir_all(mnt.join("to")).unwrap();
     json(&[Path::new("umount"), &mnt]).ok();
     assert_eq!(json(&[Path::new("fsck"), &volume]).ok().json()["sound"], true);
-    run_command(Command::new("umount").arg(&small)).ok();
+    base::trial::unmount(&small).unwrap();
 }
 
 /// Another user's import goes through the mount, where the kernel checks permissions.
@@ -379,7 +379,7 @@ fn another_view_of_the_mount_is_used_as_it_is() {
     let through = run_command(&mut covey(&[Path::new("import"), &from, &view.join("a")]));
     run_command(Command::new("mount").args(["-o", "remount,bind,ro"]).arg(&view)).ok();
     let read_only = json(&[Path::new("import"), &from, &view.join("b")]);
-    run_command(Command::new("umount").arg(&view)).ok();
+    base::trial::unmount(&view).unwrap();
     assert!(through.code == 0 && through.err.contains(THROUGH), "{through:?}");
     assert_eq!(seen(&from), seen(&world.mnt().join("a")));
     read_only.fails(1, "read-only");

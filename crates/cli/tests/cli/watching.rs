@@ -390,7 +390,7 @@ fn instances(world: &World, pid: u32) -> Option<usize> {
     let entries = fs::read_dir(place.join("instances")).unwrap().flatten();
     let prefix = format!("covey-{pid}-");
     let count = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(&prefix)).count();
-    assert!(Command::new("umount").arg(&place).status().unwrap().success());
+    base::trial::unmount(&place).unwrap();
     Some(count)
 }
 

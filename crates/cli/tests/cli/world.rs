@@ -247,12 +247,13 @@ pub fn kill(pid: u32, signal: i32) {
 }
 
 /// Kills a process and waits until its files are closed and its locks released. A process that the kernel is
-/// still taking apart has no program any more, but it can hold locks.
+/// still taking apart has no program any more, but each of its threads can hold locks.
 pub fn kill_and_wait(pid: u32) {
     kill(pid, libc::SIGKILL);
-    let state = || {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        stat.rsplit_once(") ")?.1.chars().next()
+    let is_gone = |task: std::fs::DirEntry| {
+        let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['Z', 'X']))
     };
-    soon("the killed process is gone", || matches!(state(), None | Some('Z' | 'X')));
+    let tasks = || std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    soon("the killed process is gone", || tasks().all(is_gone));
 }

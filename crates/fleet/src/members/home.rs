@@ -11,11 +11,12 @@
 //! announces a lower number than before. If the folder was copied, the lock keeps each copy from being used
 //! twice. The gossip detects that two copies are in use ([`super::Event::Twin`]).
 
-use std::fs::{File, TryLockError};
+use std::fs::File;
 use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use base::lock::{self, FileLock};
 use net::id::NodeId;
 
 use super::incarnation::first_generation;
@@ -60,7 +61,7 @@ pub struct NodeHome {
     node: NodeId,
     run: u64,
     folder: PathBuf,
-    _lock: File,
+    _lock: FileLock,
 }
 
 fn io_error(path: &Path) -> impl FnOnce(io::Error) -> HomeError {
@@ -75,11 +76,10 @@ impl NodeHome {
     pub fn open(folder: &Path) -> Result<NodeHome, HomeError> {
         std::fs::create_dir_all(folder).map_err(io_error(folder))?;
         let path = folder.join("node.lock");
-        let lock = File::options().create(true).append(true).open(&path).map_err(io_error(&path))?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(HomeError::Taken { folder: folder.to_owned() }),
-            Err(TryLockError::Error(error)) => return Err(HomeError::Io { path, error }),
+        let file = File::options().create(true).append(true).open(&path).map_err(io_error(&path))?;
+        let mut lock = FileLock::new(file);
+        if !lock.exclusive(lock::moment()).map_err(io_error(&path))? {
+            return Err(HomeError::Taken { folder: folder.to_owned() });
         }
         let path = folder.join("node");
         let (node, run) = match read(&path) {
@@ -187,6 +187,8 @@ mod tests {
             matches!(error, HomeError::Taken { .. }) && error.to_string().contains("of its own"),
             "{error}"
         );
+        // The lock ends also if a process was just forked.
+        let _child = base::trial::Forked::new().unwrap();
         drop(first);
         NodeHome::open(folder.path()).unwrap();
     }

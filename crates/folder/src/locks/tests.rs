@@ -39,12 +39,10 @@ impl World {
     }
 }
 
-/// Guests exclude one another and the programs of this machine, both ways and in both styles.
-#[test]
-fn locks_are_those_of_the_machine() {
-    let world = world();
+/// A program of this machine that tries to lock a file.
+fn host_of(world: &World) -> impl Fn(LockStyle) -> bool + use<> {
     let host = std::fs::File::options().read(true).write(true).open(world.dir.path().join("f")).unwrap();
-    let host_tries = |style| match style {
+    move |style| match style {
         // SAFETY: the descriptor is open. The call takes numbers only.
         LockStyle::Flock => unsafe { libc::flock(host.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) == 0 },
         LockStyle::Range => {
@@ -54,7 +52,29 @@ fn locks_are_those_of_the_machine() {
             // SAFETY: the descriptor is open, and `range` is a flock that lives through the call.
             unsafe { libc::fcntl(host.as_raw_fd(), libc::F_OFD_SETLK, &raw const range) == 0 }
         }
-    };
+    }
+}
+
+/// The locks of guests stayed after the end of a folder, if a process was just forked: it had the files open
+/// too.
+#[test]
+fn regression_locks_end_with_their_folder() {
+    let world = world();
+    let host_tries = host_of(&world);
+    for style in [LockStyle::Range, LockStyle::Flock] {
+        world.folder.set_lock(world.ino, &lock(1, style, LockKind::Write)).unwrap();
+    }
+    let _child = base::trial::Forked::new().unwrap();
+    assert!(!host_tries(LockStyle::Range) && !host_tries(LockStyle::Flock));
+    drop(world.folder);
+    assert!(host_tries(LockStyle::Range) && host_tries(LockStyle::Flock));
+}
+
+/// Guests exclude one another and the programs of this machine, both ways and in both styles.
+#[test]
+fn locks_are_those_of_the_machine() {
+    let world = world();
+    let host_tries = host_of(&world);
     for style in [LockStyle::Range, LockStyle::Flock] {
         let (one, two) = (lock(1, style, LockKind::Write), lock(2, style, LockKind::Read));
         world.folder.set_lock(world.ino, &one).unwrap();

@@ -87,6 +87,17 @@ impl Rig {
         self.session.counts().iter().find(|(kind, _)| *kind == name).map_or(0, |(_, count)| *count)
     }
 
+    /// Writes until the kernel alone has what was written. Closing a file sends it, and so does a process that
+    /// another test has just forked: it has this test's files for a moment, and closes them.
+    pub fn dirty(&self, mut write: impl FnMut()) {
+        let mut attempt = || {
+            let before = self.count("WRITE");
+            write();
+            self.count("WRITE") - before
+        };
+        assert!((0..100).any(|_| attempt() == 0), "the kernel sends everything at once");
+    }
+
     /// The requests that arrived while `work` ran. FORGETs are left out, because they may come at any time.
     pub fn during(&self, work: impl FnOnce()) -> Vec<(&'static str, u64)> {
         let before = self.session.counts();

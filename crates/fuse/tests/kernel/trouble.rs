@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
+use std::os::unix::fs::FileExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -244,12 +245,12 @@ fn a_busy_mount_refuses_politely_and_ends_lazily() {
 #[test]
 fn a_forced_end_hands_over_dirty_pages_first() {
     let Some(rig) = rig() else { return };
-    let mut file = File::create(rig.path("busy")).unwrap();
-    file.write_all(&[1; 50_000]).unwrap();
-    assert_eq!(rig.count("WRITE"), 0);
+    let file = File::create(rig.path("busy")).unwrap();
+    rig.dirty(|| file.write_all_at(&[1; 50_000], 0).unwrap());
+    let before = rig.count("WRITE");
     rig.session.unmount(Unmount::Force).unwrap();
     assert!(rig.session.wait_for(SOON).is_some(), "ends although a file is open");
-    assert!(rig.count("WRITE") > 0, "nothing was lost");
+    assert!(rig.count("WRITE") > before, "nothing was lost");
     assert!(file.sync_all().is_err());
 }
 
@@ -304,13 +305,10 @@ fn a_second_mount_and_a_dead_one_are_refused_with_advice() {
 #[test]
 fn a_mount_that_another_covers_is_not_taken_for_gone() {
     let Some(rig) = rig() else { return };
-    let run = |program: &str, args: &[&str]| {
-        let status = Command::new(program).args(args).arg(rig.root()).status().unwrap();
-        assert!(status.success(), "{program}");
-    };
-    run("mount", &["-t", "tmpfs", "covering"]);
+    let covering = Command::new("mount").args(["-t", "tmpfs", "covering"]).arg(rig.root()).status().unwrap();
+    assert!(covering.success());
     let refused = rig.session.unmount(Unmount::Polite);
-    run("umount", &[]);
+    base::trial::unmount(rig.root()).unwrap();
     assert!(matches!(refused, Err(UnmountError::Busy(_))));
     rig.session.unmount(Unmount::Polite).unwrap();
     assert!(rig.session.wait_for(SOON).is_some());
@@ -454,10 +452,11 @@ fn others_mount_through_the_helper() {
     }
     let dir = tempfile::tempdir().unwrap();
     std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-    // That user must be able to reach the test program itself.
-    std::fs::copy(std::env::current_exe().unwrap(), dir.path().join("server")).unwrap();
     let script = format!(
         "set -e
+        # That user must be able to reach the test program itself. A copy that this process writes cannot be
+        # executed while a process that another test has just forked has it open.
+        cp \"$PROGRAM\" server
         mkdir mnt && chown 65534:65534 mnt
         mknod -m 666 fuse c 10 229 && mount --bind fuse /dev/fuse
         nobody='setpriv --reuid 65534 --regid 65534 --clear-groups'
@@ -478,8 +477,9 @@ fn others_mount_through_the_helper() {
         println!("no mount namespace: skipped");
         return;
     }
-    let done =
-        Command::new("unshare").args(["-m", "sh", "-c", &script]).current_dir(dir.path()).output().unwrap();
+    let mut unshare = Command::new("unshare");
+    unshare.args(["-m", "sh", "-c", &script]).env("PROGRAM", std::env::current_exe().unwrap());
+    let done = unshare.current_dir(dir.path()).output().unwrap();
     let said = String::from_utf8_lossy(&done.stderr);
     assert!(done.status.success(), "{said}");
     assert_eq!(String::from_utf8_lossy(&done.stdout), "servedwritten\n", "{said}");

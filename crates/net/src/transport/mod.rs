@@ -307,7 +307,7 @@ impl Net {
         let (mut address, mut serving) = (None, None);
         if let Some(wanted) = options.listen {
             let failed = |error| StartError::Listen { address: wanted, error };
-            let listener = std::net::TcpListener::bind(wanted).map_err(failed)?;
+            let listener = base::lock::bind(|| std::net::TcpListener::bind(wanted)).map_err(failed)?;
             listener.set_nonblocking(true).map_err(failed)?;
             address = Some(listener.local_addr().map_err(failed)?);
             let serve = runtime("peer serve", threads, helpers)?;

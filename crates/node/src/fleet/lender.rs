@@ -10,7 +10,6 @@
 //! Both end with a signal. Both keep a lock and a control socket in their folder, and report their figures
 //! there ([`super::lent`]).
 
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,6 +19,7 @@ use api::control::{ControlAddress, Listener, Request, Serve, Tick, Wire};
 use api::error::{Context, Failure, Result};
 use api::status::fleet::LentStatus;
 use api::watch::Wish;
+use base::lock::FileLock;
 use blob::Origin;
 use cache::{CacheOptions, Evict, NodeCache, NodeParts, StoresNothing};
 use fetch::{Table, Tier};
@@ -106,7 +106,7 @@ struct Lent {
     cache: Arc<NodeCache>,
     /// The origin, if it is remote.
     remote: Option<Arc<Remote>>,
-    _locks: [File; 2],
+    _locks: [FileLock; 2],
 }
 
 /// Checks the options before anything is created. The fleet's options are the most frequent mistake.
@@ -224,9 +224,9 @@ fn volume_of(origin: &dyn Origin, name: &str) -> Result<[u8; 16]> {
 
 /// The folder's two locks: its own, which identifies the folder, and the one that a mount takes for a cache
 /// there.
-fn lock(folder: &Path) -> Result<[File; 2]> {
+fn lock(folder: &Path) -> Result<[FileLock; 2]> {
     let hold = |name: &str| {
-        tree::hold(&folder.join(name))?.ok_or_else(|| {
+        tree::hold_soon(&folder.join(name))?.ok_or_else(|| {
             Failure::new("in-use", format!("{} is another depot's, or a mount's cache", folder.display()))
                 .next("name a folder of its own: --cache DIR")
         })

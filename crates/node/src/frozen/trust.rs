@@ -13,7 +13,7 @@
 //! signature is checked again. A user can accept another key (`--key`) or an older record (`--accept-older`)
 //! by mounting once with that option.
 
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -21,6 +21,8 @@ use std::time::Duration;
 
 use api::error::{Context, Failure, Result};
 use api::text::utc;
+use base::Deadline;
+use base::lock::FileLock;
 use blob::records::RECORD_MAX;
 use blob::{BlobError, Origin};
 use tree::TreeError;
@@ -231,24 +233,15 @@ impl Place {
     }
 
     /// Locks the folder, which the mounts of one machine share.
-    fn lock(&self) -> Result<File> {
+    fn lock(&self) -> Result<FileLock> {
         private_folder(&self.folder)?;
-        let folder = File::open(&self.folder).at("open", &self.folder)?;
-        let until = base::time::monotonic() + LOCKED;
-        loop {
-            match folder.try_lock() {
-                Ok(()) => return Ok(folder),
-                Err(TryLockError::WouldBlock) => {}
-                Err(TryLockError::Error(error)) => return Err(error).at("lock", &self.folder),
+        let mut lock = FileLock::new(File::open(&self.folder).at("open", &self.folder)?);
+        match lock.exclusive(Deadline::after(LOCKED)).at("lock", &self.folder)? {
+            true => Ok(lock),
+            false => {
+                Err(Failure::new("in-use", format!("{} is locked by another process", self.folder.display()))
+                    .next("try again; fuser shows which process has it open"))
             }
-            if base::time::monotonic() >= until {
-                return Err(Failure::new(
-                    "in-use",
-                    format!("{} is locked by another process", self.folder.display()),
-                )
-                .next("try again; fuser shows which process has it open"));
-            }
-            std::thread::sleep(Duration::from_millis(10));
         }
     }
 

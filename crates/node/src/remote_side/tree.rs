@@ -16,6 +16,7 @@ use api::error::{Context, Failure, Result};
 use api::status::fleet::FleetStatus;
 use api::status::remote_side::{RemoteStatus, TroubleStatus};
 use base::Deadline;
+use base::lock::{self, FileLock};
 use base::size::MIB;
 use blob::{BlobSource, Origin};
 use cache::{Beside, CacheOptions, Evict, NameCache, NodeCache, NodeParts, StoresNothing};
@@ -66,7 +67,7 @@ pub struct TreeCache {
     remote: Option<Arc<Remote>>,
     /// The fleet that it has joined, if any.
     fleet: Option<Joined>,
-    _lock: File,
+    _lock: FileLock,
 }
 
 impl TreeCache {
@@ -239,7 +240,7 @@ fn others(below: &Path, volume: &str, own: u32) -> Vec<PathBuf> {
 }
 
 /// Takes the first folder of this volume that no other mount uses. Returns its number and its lock.
-fn take(below: &Path, volume: &str, which: Which) -> Result<(u32, File)> {
+fn take(below: &Path, volume: &str, which: Which) -> Result<(u32, FileLock)> {
     let until = Deadline::after(which.patience);
     for number in which.after + 1..=SIDE_BY_SIDE {
         let folder = below.join(folder_name(volume, number));
@@ -260,9 +261,16 @@ fn take(below: &Path, volume: &str, which: Which) -> Result<(u32, File)> {
 }
 
 /// Locks a file until the returned value is dropped. `None` if another process holds the lock.
-pub fn hold(path: &Path) -> Result<Option<File>> {
+pub fn hold(path: &Path) -> Result<Option<FileLock>> {
     let file = File::options().create(true).truncate(false).write(true).open(path).at("open", path)?;
-    Ok(file.try_lock().is_ok().then_some(file))
+    let mut lock = FileLock::new(file);
+    Ok(lock.try_exclusive().unwrap_or(false).then_some(lock))
+}
+
+/// The same for a caller that fails without the lock. A process that was killed may still have it for a
+/// moment.
+pub fn hold_soon(path: &Path) -> Result<Option<FileLock>> {
+    lock::retry(lock::moment(), || hold(path), |held| matches!(held, Ok(None)))
 }
 
 #[cfg(test)]
@@ -283,6 +291,8 @@ mod tests {
         let (first, lock) = take(temp.path(), "ab", which(0)).unwrap();
         let (second, _other) = take(temp.path(), "ab", which(0)).unwrap();
         assert_ne!(first, second);
+        // The lock ends also if a process was just forked.
+        let _child = base::trial::Forked::new().unwrap();
         drop(lock);
         let (again, lock) = take(temp.path(), "ab", which(0)).unwrap();
         assert_eq!(again, first);

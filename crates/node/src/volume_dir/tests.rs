@@ -98,3 +98,17 @@ fn only_one_holds_it_and_is_named() {
     drop(closing);
     waiting.join().unwrap().unwrap();
 }
+
+/// The lock was held after its end, if another thread started a program at this moment: the forked process
+/// had the file open too. The next command was refused, by a process that was gone.
+#[test]
+fn regression_a_volume_is_free_although_a_program_is_being_started() {
+    let temp = tempfile::tempdir().unwrap();
+    let volume = make(&temp.path().join("v"));
+    let lock = volume.lock(&me()).unwrap();
+    let _child = base::trial::Forked::new().unwrap();
+    drop(lock);
+    assert_eq!(volume.holder().unwrap(), None);
+    let _lock = volume.lock(&me()).unwrap();
+    assert_eq!(volume.holder().unwrap(), Some(me()));
+}

@@ -45,6 +45,19 @@ fn regression_another_machine_imports_nothing_meanwhile() {
     assert_eq!(names(&place), [".import"]);
 }
 
+/// The lock was held after its end, if another thread started a program at this moment: the forked process
+/// had the file open too.
+#[test]
+fn regression_a_folder_is_free_although_a_program_is_being_started() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = OnMount::new(folder.path());
+    let ours = place.lock().unwrap();
+    let _child = base::trial::Forked::new().unwrap();
+    assert_eq!(place.lock().err().unwrap().code, "in-use");
+    drop(ours);
+    place.lock().unwrap();
+}
+
 #[test]
 fn a_claim_without_a_sign_is_replaced() {
     let folder = tempfile::tempdir().unwrap();

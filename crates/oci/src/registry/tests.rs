@@ -122,7 +122,7 @@ fn retries_end() {
 
 #[test]
 fn a_registry_that_is_not_there_is_one_clear_line() {
-    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let free = base::trial::stop(TcpListener::bind("127.0.0.1:0").unwrap());
     let failure = registry(&free.to_string()).named().unwrap_err();
     assert_eq!(failure.what, format!("the registry {free} does not answer"));
     assert!(failure.why[0].to_lowercase().contains("refused"), "{failure}");

@@ -204,7 +204,7 @@ pub fn set_read_ahead(path: &Path) {
 /// The system's error: `EBUSY` while a program uses it, unless `lazy`.
 pub fn unmount(path: &Path, lazy: bool) -> io::Result<()> {
     let how = if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() };
-    rustix::mount::unmount(path, how | UnmountFlags::NOFOLLOW).map_err(io::Error::from)
+    base::lock::unmount(path, how | UnmountFlags::NOFOLLOW).map_err(io::Error::from)
 }
 
 /// Whether the caller of a request is being killed or gone, as /proc shows it. A caller that cannot be seen

@@ -8,12 +8,13 @@
 //! The kernel releases the lock when the command ends, whatever the reason. So the daemon mounts what is
 //! there then: the shared volume, or the volume as it was.
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::OpenOptions;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use api::error::{Context, Failure, Result};
 use api::own;
+use base::lock::{self, FileLock};
 
 use crate::volume_dir::VolumeDir;
 
@@ -28,7 +29,7 @@ fn file(dir: &VolumeDir) -> PathBuf {
 #[derive(Debug)]
 pub struct Handover {
     path: PathBuf,
-    _file: File,
+    _lock: FileLock,
 }
 
 impl Handover {
@@ -36,14 +37,13 @@ impl Handover {
     pub fn begin(dir: &VolumeDir) -> Result<Handover> {
         let path = file(dir);
         let file = own::open(&path, OpenOptions::new().write(true).create(true).truncate(false));
-        let file = file.at("open", &path)?;
-        match file.try_lock() {
-            Ok(()) => Ok(Handover { path, _file: file }),
-            Err(TryLockError::WouldBlock) => {
+        let mut lock = FileLock::new(file.at("open", &path)?);
+        match lock.exclusive(lock::moment()).at("lock", &path)? {
+            true => Ok(Handover { path, _lock: lock }),
+            false => {
                 Err(Failure::new("in-use", format!("another command promotes {}", dir.path().display()))
                     .next("wait until that is done"))
             }
-            Err(TryLockError::Error(error)) => Err(error).at("lock", &path),
         }
     }
 }
@@ -57,23 +57,23 @@ impl Drop for Handover {
 
 /// A promotion for which the mount of this daemon ends.
 #[derive(Debug)]
-pub struct UnderWay(File);
+pub struct UnderWay(FileLock);
 
 impl UnderWay {
     /// The promotion of this volume, if there is one. The daemon looks while it still holds the volume: a
     /// promotion that fails at once is over before the daemon has closed everything.
     pub fn of(dir: &VolumeDir) -> Option<UnderWay> {
-        let file = own::open(&file(dir), OpenOptions::new().read(true)).ok()?;
-        matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)).then_some(UnderWay(file))
+        let mut lock = FileLock::new(own::open(&file(dir), OpenOptions::new().read(true)).ok()?);
+        matches!(lock.try_shared(), Ok(false)).then_some(UnderWay(lock))
     }
 
     /// Waits for its end. Then the daemon mounts again. False if `is_stopped` says that the daemon shall end.
-    pub fn wait(self, is_stopped: &dyn Fn() -> bool) -> bool {
+    pub fn wait(mut self, is_stopped: &dyn Fn() -> bool) -> bool {
         loop {
-            match self.0.try_lock_shared() {
-                Ok(()) => return true,
-                Err(TryLockError::WouldBlock) if !is_stopped() => std::thread::sleep(LOOK),
-                Err(_) => return false,
+            match self.0.try_shared() {
+                Ok(true) => return true,
+                Ok(false) if !is_stopped() => std::thread::sleep(LOOK),
+                _ => return false,
             }
         }
     }
