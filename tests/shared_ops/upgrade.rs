@@ -10,7 +10,7 @@ use crate::requires_server;
 use crate::rig::Shared;
 
 /// The tables as the first version made them.
-const FIRST: &str = include_str!("../../crates/meta/tests/data/schema_1.sql");
+const FIRST: &str = include_str!("../../crates/engines/tests/data/schema_1.sql");
 
 #[test]
 fn an_older_database_is_refused_and_upgraded() {

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 use std::{env, fs, thread};
 
-use meta::engine::etcd::{Etcd, Options, Target};
+use engines::etcd::{Etcd, Options, Target};
 use port::free_port;
 
 // Some programs have both of these servers.

@@ -14,8 +14,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use std::{fs, thread};
 
-use meta::Postgres;
-use meta::engine::postgres::{Options, Target};
+use engines::postgres::{Options, Postgres, Target};
 use port::free_port;
 
 // Some programs have both of these servers.
