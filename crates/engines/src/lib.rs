@@ -8,8 +8,12 @@
 //! `meta` too, once for all engines.
 
 pub mod address;
+#[cfg(any(feature = "etcd", feature = "postgres"))]
+mod check;
 #[cfg(feature = "etcd")]
 pub mod etcd;
+#[cfg(any(feature = "etcd", feature = "postgres"))]
+mod pool;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 #[cfg(any(feature = "etcd", feature = "postgres"))]

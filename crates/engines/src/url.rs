@@ -7,6 +7,26 @@ pub(super) fn bad(why: &str) -> SetupError {
     SetupError::Target(why.to_owned())
 }
 
+/// The longest name of a volume.
+pub(super) const NAME_MAX: usize = 64;
+
+/// Returns whether a text has the form of a volume's name.
+pub(super) fn is_name(text: &str) -> bool {
+    let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    (1..=NAME_MAX).contains(&text.len()) && text.bytes().all(fits)
+}
+
+/// Checks the name of a volume.
+pub(super) fn check_volume(name: &str) -> Result<(), SetupError> {
+    match name {
+        "" => Err(bad("name the volume: ...?volume=NAME")),
+        name if is_name(name) => Ok(()),
+        name => Err(bad(&format!(
+            "the volume's name {name:?} must have 1 to {NAME_MAX} letters, digits, dots, underscores and hyphens"
+        ))),
+    }
+}
+
 /// A server as it stands in an address.
 pub(super) fn shown(host: &str, port: u16) -> String {
     let host = if host.contains(':') { format!("[{host}]") } else { encoded(host) };

@@ -91,7 +91,7 @@ pub(super) fn connect(target: &Target, options: &Options, lanes: usize) -> Resul
     let pool = Pool::new(Arc::new(door), lanes, options.patience);
     let link = any_link(&pool, options.patience)?;
     pool.give(link);
-    let (server, version) = pool.take()?.attempts(version).map_err(full)?;
+    let (server, version) = pool.take()?.attempts(|taken, _| version(taken)).map_err(full)?;
     match too_old(&server, &version) {
         Some(line) => Err(StoreError::Unavailable(line).into()),
         None => Ok(pool),
@@ -149,7 +149,7 @@ impl Etcd {
         let pool = connect(target, options, 1)?;
         let (key, count) = (volume(&target.prefix, &target.volume), volume_count(&target.prefix));
         let asks = [Ask::Key(key.clone()), Ask::Key(count.clone())];
-        let made = pool.take()?.attempts(|taken| {
+        let made = pool.take()?.attempts(|taken, _| {
             let (_, rows) = look_with(taken, &asks, 0)?;
             let row = |at: usize| rows.get(at).and_then(|rows| single(rows));
             if let Some(row) = row(0) {

@@ -10,11 +10,8 @@ use super::link::Link;
 use super::pool::Pool;
 use super::request::{Ask, look};
 use super::{Checked, Etcd, FORMAT, Level, Options, SetupError, Target};
+use crate::check::latency;
 
-/// So many round trips are measured.
-const PINGS: usize = 5;
-/// A slower round trip is worth a warning: a commit takes at least one.
-const SLOW: Duration = Duration::from_millis(10);
 /// A larger share of the quota is worth a warning, in percent.
 const USED_MAX: i64 = 80;
 /// What a member takes if it does not tell.
@@ -41,7 +38,8 @@ impl Etcd {
             Err(error) => found.push(Checked::bad(what, &error)),
         };
         note("volume", volume(&pool));
-        note("latency", latency(&pool));
+        let ask = [Ask::Key(super::layout::volume_count(&target.prefix))];
+        note("latency", latency("a nearer cluster", || Ok(look(&pool, &ask, 0).map(drop)?)));
         note("old revisions", old_revisions(&pool));
         found
     }
@@ -117,25 +115,6 @@ fn volume(pool: &Pool) -> Result<Checked, SetupError> {
     let target = &pool.door.target;
     let line = format!("the volume {} is there, number {} of format {FORMAT}", target.volume, found.number);
     Ok(Checked::good("volume", line))
-}
-
-fn latency(pool: &Pool) -> Result<Checked, SetupError> {
-    let mut times = Vec::with_capacity(PINGS);
-    let ask = [Ask::Key(super::layout::volume_count(&pool.door.target.prefix))];
-    for _ in 0..PINGS {
-        let begun = base::time::monotonic();
-        look(pool, &ask, 0)?;
-        times.push(begun.elapsed());
-    }
-    times.sort();
-    let median = times.get(PINGS / 2).copied().unwrap_or_default();
-    let line = format!("a round trip takes {:.2} ms (median of {PINGS})", median.as_secs_f64() * 1e3);
-    Ok(Checked::judged(
-        "latency",
-        median <= SLOW,
-        line,
-        "every change takes at least one; use a nearer cluster",
-    ))
 }
 
 /// etcd does not tell whether it compacts by itself. So the check looks whether old revisions can be read.

@@ -15,7 +15,7 @@ use meta::key::{Key, KeyRange};
 use meta::record::encode_u64;
 use meta::store::{Commit, CommitError, Expect, StoreError, Value};
 
-use super::errors::Failure;
+use super::errors::{Failure, NoLease};
 use super::pool::{Record, Taken};
 use super::request::{Ask, absent, empty, exists, found, is, levels, look_with, packed, single};
 use super::session::Place;
@@ -155,7 +155,7 @@ impl Etcd {
         check_session(commit, place.map(|place| place.session()))?;
         let mut taken = self.pool.take()?;
         let mut run = Run { commit, place, op: None, is_lost: false, is_settling: false, token: None };
-        let outcome = taken.attempts(|taken| self.attempt(taken, &mut run))?;
+        let outcome = taken.attempts(|taken, _| self.attempt(taken, &mut run))?;
         match outcome {
             Outcome::Applied => Ok(()),
             Outcome::Conflict { rows, not_empty } => Err(CommitError::Conflict { rows, not_empty }),
@@ -174,7 +174,7 @@ impl Etcd {
             lane = self.lane(taken, &owner, run)?;
         }
         match self.send(taken, &owner, &mut lane, run) {
-            Err(Failure::NoLease) => self.forget_owner(&owner, run.is_lost),
+            Err(Failure::Own(NoLease)) => self.forget_owner(&owner, run.is_lost),
             Err(failure) => Err(failure),
             Ok(Outcome::Applied) => {
                 lane.close_applied(taken);
@@ -271,7 +271,7 @@ impl Etcd {
             return Ok(false);
         }
         taken.set_record(Record::default());
-        Err(Failure::NoLease)
+        Err(Failure::Own(NoLease))
     }
 
     /// Sends the commit once.
@@ -474,7 +474,7 @@ impl Plan<'_> {
             }));
         }
         if !lane.is_as_seen(at) {
-            return Err(Failure::NoLease);
+            return Err(Failure::Own(NoLease));
         }
         let mut failed = Vec::new();
         for (key, expect) in &self.commit.checks {

@@ -9,6 +9,7 @@ use etcd_client::Error;
 use meta::store::StoreError;
 
 use super::target::Target;
+use crate::pool;
 
 /// The codes of gRPC that matter here.
 const INVALID_ARGUMENT: i32 = 3;
@@ -25,33 +26,12 @@ const UNAUTHENTICATED: i32 = 16;
 pub(super) const FULL: &str = "compact old revisions (etcdctl compact), defragment each member (etcdctl defrag), raise --quota-backend-bytes if that frees too little, then clear the alarm (etcdctl alarm disarm)";
 
 /// A request that did not succeed.
-#[derive(Debug)]
-pub(super) enum Failure {
-    /// The connection is gone, or of no use. Whether the request was carried out is unknown.
-    Lost(String),
-    /// The request was not carried out; the same request may succeed.
-    Again(String),
-    /// A lease that the request names does not exist. It was not carried out.
-    NoLease,
-    /// Trying again is of no use. It was not carried out.
-    Store(StoreError),
-}
+pub(super) type Failure = pool::Failure<NoLease>;
 
-impl Failure {
-    /// The error for the caller once no more attempts are made.
-    pub(super) fn into_store(self) -> StoreError {
-        match self {
-            Failure::Lost(why) | Failure::Again(why) => StoreError::Unavailable(why),
-            Failure::NoLease => StoreError::Unavailable("etcd does not know the lease any more".to_owned()),
-            Failure::Store(error) => error,
-        }
-    }
-
-    /// Trying again is of no use; the line says why.
-    pub(super) fn refused(why: impl Into<String>) -> Failure {
-        Failure::Store(StoreError::Unavailable(why.into()))
-    }
-}
+/// A lease that the request names does not exist.
+#[derive(Debug, thiserror::Error)]
+#[error("etcd does not know the lease any more")]
+pub(super) struct NoLease;
 
 /// An error and its causes, in one line.
 pub(super) fn causes(error: &(dyn std::error::Error + 'static)) -> String {
@@ -95,7 +75,7 @@ pub(super) fn unconnected(server: &str, host: &str, error: &tonic::transport::Er
 pub(super) fn explain(target: &Target, server: &str, error: &Error) -> Failure {
     let Error::GRpcStatus(status) = error else {
         if matches!(error, Error::LeaseKeepAliveError(_)) {
-            return Failure::NoLease;
+            return Failure::Own(NoLease);
         }
         return Failure::Lost(format!("the request to the server {server} failed ({})", causes(error)));
     };
@@ -105,7 +85,7 @@ pub(super) fn explain(target: &Target, server: &str, error: &Error) -> Failure {
         INVALID_ARGUMENT | FAILED_PRECONDITION | UNAUTHENTICATED | PERMISSION_DENIED => {
             unauthorised(target, server, said).unwrap_or_else(|| unfit(server, said))
         }
-        NOT_FOUND if said.contains("lease not found") => Failure::NoLease,
+        NOT_FOUND if said.contains("lease not found") => Failure::Own(NoLease),
         RESOURCE_EXHAUSTED if said.contains("space exceeded") => Failure::Store(StoreError::Full),
         RESOURCE_EXHAUSTED if said.contains("larger than max") => unfit(server, said),
         RESOURCE_EXHAUSTED => Failure::Again(format!(

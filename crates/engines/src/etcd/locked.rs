@@ -13,7 +13,7 @@ use etcd_client::{PutOptions, Txn, TxnOp, TxnResponse};
 use meta::store::{CommitError, StoreError};
 
 use super::commit::{Guard, Lane, Outcome, Owner, Run, fenced, final_op};
-use super::errors::Failure;
+use super::errors::{Failure, NoLease};
 use super::pool::Taken;
 use super::request::{Ask, absent, found, is, levels, packed, single};
 use super::{Etcd, gone};
@@ -108,7 +108,7 @@ impl Etcd {
         }
         self.check_guard(owner, &answer)?;
         if !lane.is_as_seen(at) {
-            return Err(Failure::NoLease);
+            return Err(Failure::Own(NoLease));
         }
         Err(Failure::Again(format!(
             "a change of {} rows took longer than {} s; look at the load of etcd",

@@ -35,7 +35,6 @@ mod snapshot;
 mod target;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use etcd_client::KeyValue;
 use meta::engine::database::Database;
@@ -52,6 +51,7 @@ use request::{Ask, look, single};
 use session::Place;
 use snapshot::Revision;
 
+pub use crate::pool::Options;
 pub use crate::secrets::Secrets;
 pub use meta::engine::database::{Checked, Join, Level, Renewed, Session, SessionRow, SetupError};
 pub use target::{Target, TlsMode};
@@ -64,23 +64,6 @@ const SERVER_MIN: (u32, u32) = (3, 4);
 const SCAN_MAX: usize = 10_000;
 /// Commits of this size need no lock and are far below what a request may have by default: 1.5 MiB.
 const LIMIT: Limit = Limit { rows: 1_000, bytes: 512 << 10, checks: 48 };
-
-/// How a store uses the cluster.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// The most connections, snapshots not counted: 1 to 1,000.
-    pub lanes: usize,
-    /// How long a request is tried, in total, before the store reports an error.
-    pub patience: Duration,
-    /// Where the password comes from.
-    pub secrets: Secrets,
-}
-
-impl Default for Options {
-    fn default() -> Options {
-        Options { lanes: 8, patience: Duration::from_secs(10), secrets: Secrets::from_env() }
-    }
-}
 
 /// Rows of a volume in etcd. See the [module](self). Not for use on threads of a tokio runtime.
 pub struct Etcd {

@@ -136,7 +136,7 @@ pub(super) fn look_with(
 /// # Errors
 /// See [`StoreError`].
 pub(super) fn look(pool: &Pool, asks: &[Ask], at: i64) -> Result<(i64, Vec<Vec<KeyValue>>), StoreError> {
-    pool.take()?.attempts(|taken| look_with(taken, asks, at))
+    pool.take()?.attempts(|taken, _| look_with(taken, asks, at))
 }
 
 /// The one row of a read.

@@ -16,7 +16,7 @@ use meta::store::StoreError;
 use tokio::task::JoinSet;
 
 use super::commit::fenced;
-use super::errors::Failure;
+use super::errors::{Failure, NoLease};
 use super::layout::{hex, unhex};
 use super::pool::Taken;
 use super::request::{Ask, absent, is, look, look_with, single};
@@ -191,7 +191,7 @@ impl Etcd {
         entry.writes.push(TxnOp::put(self.layout.alive(number), epoch.to_string(), Some(put)));
         let txn = Txn::new().when(entry.checks).and_then(entry.writes);
         let done = match taken.once(async |mut wires| wires.kv.txn(txn).await) {
-            Err(Failure::NoLease) => {
+            Err(Failure::Own(NoLease)) => {
                 *lease = None;
                 return Err(Failure::Again("the lease expired before the node had joined".to_owned()));
             }
@@ -210,7 +210,7 @@ impl Etcd {
     /// Makes a session last its whole length again, if it is not over.
     fn keep(&self, taken: &mut Taken<'_>, place: &Place) -> Result<(), Failure> {
         match taken.once(async |mut wires| wires.lease.keep_alive(place.lease).await.map(drop)) {
-            Err(Failure::NoLease) => return Err(Failure::Store(fenced())),
+            Err(Failure::Own(NoLease)) => return Err(Failure::Store(fenced())),
             done => done?,
         }
         // The lease lasts even if another process took the place.
@@ -277,14 +277,14 @@ impl Database for Etcd {
     fn join(&self, join: &Join<'_>) -> Result<Session, StoreError> {
         let token = hex(&base::random::id16());
         let mut lease = None;
-        let place = self.pool.take()?.attempts(|taken| self.try_join(taken, join, &token, &mut lease))?;
+        let place = self.pool.take()?.attempts(|taken, _| self.try_join(taken, join, &token, &mut lease))?;
         *self.place.write() = Some(place);
         Ok(place.session())
     }
 
     fn resume(&self, node: &[u8; 16], session: Session, ttl: Duration) -> Result<(), StoreError> {
         let key = self.layout.node(node);
-        let place = self.pool.take()?.attempts(|taken| {
+        let place = self.pool.take()?.attempts(|taken, _| {
             let found = taken.once(async |mut wires| wires.kv.get(key.clone(), None).await)?;
             let row = found.kvs().first().ok_or_else(|| Failure::Store(fenced()))?;
             let Node { number, epoch, lease, .. } = node_of(row).map_err(Failure::Store)?;
@@ -303,7 +303,7 @@ impl Database for Etcd {
     /// In two round trips. The length is counted from before them.
     fn renew(&self) -> Result<Renewed, StoreError> {
         let place = self.joined()?;
-        let done = self.pool.take()?.attempts(|taken| {
+        let done = self.pool.take()?.attempts(|taken, _| {
             let began = base::time::boot();
             self.keep(taken, &place)?;
             Ok(began)
@@ -314,10 +314,10 @@ impl Database for Etcd {
 
     fn leave(&self) -> Result<(), StoreError> {
         let place = self.joined()?;
-        self.pool.take()?.attempts(|taken| {
+        self.pool.take()?.attempts(|taken, _| {
             match taken.once(async |mut wires| wires.lease.revoke(place.lease).await.map(drop)) {
                 // It has ended by itself.
-                Err(Failure::NoLease) => Ok(()),
+                Err(Failure::Own(NoLease)) => Ok(()),
                 done => done,
             }
         })

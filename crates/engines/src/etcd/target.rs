@@ -13,14 +13,12 @@ use std::fmt;
 use std::path::PathBuf;
 
 use super::SetupError;
-use crate::url::{bad, decoded, encoded, host_and_port, shown};
+use crate::url::{NAME_MAX, bad, check_volume, decoded, encoded, host_and_port, is_name, shown};
 
 /// The port of a server that names none.
 const PORT: u16 = 2379;
 /// The prefix of an address that names none.
 const PREFIX: &str = "covey";
-/// The longest name of a volume, and the longest prefix.
-const NAME_MAX: usize = 64;
 const FORM: &str = "etcd://HOST:2379/?volume=NAME";
 const PASSWORD: &str = "it holds a password, which other users could read in the list of processes; take it out and use ETCD_PASSFILE or ETCD_PASSWORD";
 
@@ -90,11 +88,6 @@ impl Query {
     }
 }
 
-fn fits(text: &str, more: &[u8]) -> bool {
-    let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte) || more.contains(&byte);
-    (1..=NAME_MAX).contains(&text.len()) && text.bytes().all(fits)
-}
-
 impl Target {
     /// Reads an address.
     ///
@@ -138,16 +131,8 @@ impl Target {
         if self.servers.iter().any(|(host, _)| host.contains('/')) {
             return Err(bad(&format!("a server is a name or an address, not a path: {FORM}")));
         }
-        if self.volume.is_empty() {
-            return Err(bad("name the volume: ...?volume=NAME"));
-        }
-        if !fits(&self.volume, b"") {
-            return Err(bad(&format!(
-                "the volume's name {:?} must have 1 to {NAME_MAX} letters, digits, dots, underscores and hyphens",
-                self.volume
-            )));
-        }
-        if !fits(&self.prefix, b"/") || self.prefix.split('/').any(str::is_empty) {
+        check_volume(&self.volume)?;
+        if self.prefix.len() > NAME_MAX || !self.prefix.split('/').all(is_name) {
             return Err(bad(&format!(
                 "the prefix {:?} must have 1 to {NAME_MAX} letters, digits, dots, underscores, hyphens and slashes between them",
                 self.prefix

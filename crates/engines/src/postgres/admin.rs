@@ -1,5 +1,6 @@
 //! Creating, opening and removing volumes.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use meta::store::StoreError;
@@ -105,7 +106,7 @@ impl Postgres {
             client.execute_typed(stale, &[(&found.id, Type::INT4)]).await
         })?;
         let own = -1 - (base::random::u64() >> 2) as i64;
-        let pool = Pool::new(door, options.lanes, options.patience);
+        let pool = Pool::new(Arc::new(door), options.lanes, options.patience);
         pool.give(link);
         Ok(Postgres { pool, volume: found.id, uuid: found.uuid, own, place: RwLock::new(None) })
     }

@@ -8,11 +8,8 @@ use super::admin::{Server, door, find, run};
 use super::errors::Failure;
 use super::link::{Door, Link};
 use super::{Checked, Level, Options, Postgres, SetupError, Target, VERSION};
+use crate::check::latency;
 
-/// So many round trips are measured.
-const PINGS: usize = 5;
-/// A slower round trip is worth a warning: a commit takes at least one.
-const SLOW: Duration = Duration::from_millis(10);
 /// A larger difference of the clocks is worth a warning.
 const CLOCK_MAX_MS: i64 = 1_000;
 /// A larger share of used connections is worth a warning, in percent.
@@ -46,7 +43,7 @@ impl Postgres {
         };
         note("server", server(&mut link, limit));
         note("volume", volume(&mut link, target, limit));
-        note("latency", latency(&mut link, limit));
+        note("latency", latency("a nearer server", || ping(&mut link, limit)));
         note("clock", clock(&mut link, limit));
         match load(&mut link, limit) {
             Ok(load) => load.into_iter().for_each(|checked| note(checked.what, Ok(checked))),
@@ -89,22 +86,8 @@ fn volume(link: &mut Link, target: &Target, limit: Duration) -> Result<Checked, 
     Ok(Checked::good("volume", format!("the volume {} is there, tables of version {VERSION}", target.volume)))
 }
 
-fn latency(link: &mut Link, limit: Duration) -> Result<Checked, SetupError> {
-    let mut times = Vec::with_capacity(PINGS);
-    for _ in 0..PINGS {
-        let begun = base::time::monotonic();
-        run(link, limit, async |client| client.query_typed("select 1", &[]).await)?;
-        times.push(begun.elapsed());
-    }
-    times.sort();
-    let median = times.get(PINGS / 2).copied().unwrap_or_default();
-    let line = format!("a round trip takes {:.2} ms (median of {PINGS})", median.as_secs_f64() * 1e3);
-    Ok(Checked::judged(
-        "latency",
-        median <= SLOW,
-        line,
-        "every change takes at least one; use a nearer server",
-    ))
+fn ping(link: &mut Link, limit: Duration) -> Result<(), SetupError> {
+    run(link, limit, async |client| client.query_typed("select 1", &[]).await).map(drop)
 }
 
 fn clock(link: &mut Link, limit: Duration) -> Result<Checked, SetupError> {

@@ -11,29 +11,17 @@ use tokio_postgres::Error;
 use tokio_postgres::error::{DbError, SqlState};
 
 use super::target::Target;
+use crate::pool;
 
 /// A request that did not succeed.
-#[derive(Debug)]
-pub(super) enum Failure {
-    /// The connection is gone, or of no use. Whether the request was carried out is unknown.
-    Lost(String),
-    /// The server rolled the request back; the same request may succeed.
-    Again(String),
-    /// The server rolled a commit back, and asks for it with all its rows in the list of rows to insert.
-    Grow(String),
-    /// Trying again is of no use.
-    Store(StoreError),
-}
+pub(super) type Failure = pool::Failure<Grow>;
+
+/// The server rolled a commit back, and asks for it with all its rows in the list of rows to insert.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct Grow(String);
 
 impl Failure {
-    /// The error for the caller once no more attempts are made.
-    pub(super) fn into_store(self) -> StoreError {
-        match self {
-            Failure::Lost(why) | Failure::Again(why) | Failure::Grow(why) => StoreError::Unavailable(why),
-            Failure::Store(error) => error,
-        }
-    }
-
     /// Why none of several servers can be used. If one of them may serve later, all are tried again.
     pub(super) fn of_all(failures: Vec<Failure>) -> Failure {
         let may_pass = failures.iter().any(|failure| !matches!(failure, Failure::Store(_)));
@@ -52,11 +40,6 @@ impl Failure {
             Failure::Store(StoreError::Unavailable(why)) => why.contains("(23505") || why.contains("(42P07"),
             _ => true,
         }
-    }
-
-    /// Trying again is of no use; the line says why.
-    pub(super) fn refused(why: impl Into<String>) -> Failure {
-        Failure::Store(StoreError::Unavailable(why.into()))
     }
 }
 
@@ -125,9 +108,9 @@ fn from_server(target: &Target, error: &DbError) -> Failure {
         "40001" | "40P01" | "55P03" => Failure::Again(format!(
             "the database {database} on {server} is too busy with the same rows ({said}); look for long transactions in pg_stat_activity"
         )),
-        "CV002" => Failure::Grow(format!(
+        "CV002" => Failure::Own(Grow(format!(
             "the same rows of the database {database} on {server} are created and removed all the time ({said})"
-        )),
+        ))),
         "28P01" => refused(format!(
             "the server {server} refuses the password of user {user}; check PGPASSFILE, PGPASSWORD or COVEY_PG_PASSWORD"
         )),

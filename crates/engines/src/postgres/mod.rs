@@ -60,7 +60,6 @@ mod tls;
 mod upgrade;
 
 use std::collections::HashMap;
-use std::time::Duration;
 
 use meta::engine::database::check_session;
 use meta::key::{Key, KeyRange};
@@ -75,6 +74,7 @@ use errors::Failure;
 use pool::Pool;
 use session::Place;
 
+pub use crate::pool::Options;
 pub use crate::secrets::Secrets;
 pub use meta::engine::database::{Checked, Join, Level, Renewed, Session, SessionRow, SetupError};
 pub use target::{Target, TlsMode};
@@ -98,23 +98,6 @@ const SCAN: &str = "select k, v from covey_kv where volume = $1 and k >= $2 and 
 const LOOK: &str = "select 0::bigint, k, v from covey_kv where volume = $1 and k = any($2) union all \
     select r.n, t.k, t.v from unnest($3, $4) with ordinality r(f, u, n), lateral (\
     select k, v from covey_kv where volume = $1 and k >= r.f and k < r.u order by k limit $5) t";
-
-/// How a store uses the database.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// The most connections, snapshots not counted: 1 to 1,000.
-    pub lanes: usize,
-    /// How long a request is tried, in total, before the store reports an error.
-    pub patience: Duration,
-    /// Where the password comes from.
-    pub secrets: Secrets,
-}
-
-impl Default for Options {
-    fn default() -> Options {
-        Options { lanes: 8, patience: Duration::from_secs(10), secrets: Secrets::from_env() }
-    }
-}
 
 /// Rows of a volume in PostgreSQL. See the [module](self). Not for use on threads of a tokio runtime.
 pub struct Postgres {
@@ -264,7 +247,7 @@ impl MetaStore for Postgres {
             let id = Id { volume: self.volume, place, owner, lane, op, attempt };
             let done = taken.once(async |client| request.call(client, id).await);
             is_lost |= matches!(done, Err(Failure::Lost(_)));
-            if matches!(done, Err(Failure::Grow(_))) {
+            if matches!(done, Err(Failure::Own(_))) {
                 request = Request::new(&commit, true).map_err(Failure::Store)?;
             }
             done

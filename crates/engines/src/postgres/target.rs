@@ -14,12 +14,11 @@ use std::fmt;
 use std::path::PathBuf;
 
 use super::SetupError;
-use crate::url::{bad, decoded, encoded, host_and_port, shown};
+use crate::url::{bad, check_volume, decoded, encoded, host_and_port, shown};
 
 /// The port of a server that names none.
 const PORT: u16 = 5432;
-/// The longest name of a volume.
-const NAME_MAX: usize = 64;
+const PASSWORD: &str = "it holds a password, which other users could read in the list of processes; take it out and use PGPASSFILE, PGPASSWORD or COVEY_PG_PASSWORD";
 
 /// How a connection is protected, as in `sslmode`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -84,9 +83,7 @@ impl Target {
         // The last `@`, so that a password with an `@` in it is noticed as one.
         let (user, rest) = rest.rsplit_once('@').unwrap_or(("", rest));
         if user.contains(':') {
-            return Err(bad(
-                "it holds a password, which other users could read in the list of processes; take it out and use PGPASSFILE, PGPASSWORD or COVEY_PG_PASSWORD",
-            ));
+            return Err(bad(PASSWORD));
         }
         let (server, database) = rest.split_once('/').unwrap_or((rest, ""));
         let mut servers = server.split(',').map(|text| host_and_port(text, PORT));
@@ -127,11 +124,7 @@ impl Target {
                     "target_session_attrs={value} gives a server that may refuse writes; write read-write, or leave it out"
                 )));
             }
-            "password" => {
-                return Err(bad(
-                    "it holds a password, which other users could read in the list of processes; take it out and use PGPASSFILE, PGPASSWORD or COVEY_PG_PASSWORD",
-                ));
-            }
+            "password" => return Err(bad(PASSWORD)),
             other => {
                 return Err(bad(&format!(
                     "{other} is not known here; it takes volume, sslmode and sslrootcert"
@@ -151,16 +144,7 @@ impl Target {
         if self.database.is_empty() {
             return Err(bad("name the database: postgres://USER@HOST/DATABASE?volume=NAME"));
         }
-        if self.volume.is_empty() {
-            return Err(bad("name the volume: ...?volume=NAME"));
-        }
-        let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
-        if self.volume.len() > NAME_MAX || !self.volume.bytes().all(fits) {
-            return Err(bad(&format!(
-                "the volume's name {:?} must have 1 to {NAME_MAX} letters, digits, dots, underscores and hyphens",
-                self.volume
-            )));
-        }
+        check_volume(&self.volume)?;
         if self.root_cert.is_some() && self.tls != TlsMode::VerifyFull {
             return Err(bad("sslrootcert needs sslmode=verify-full, which checks the server's certificate"));
         }
