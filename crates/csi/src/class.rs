@@ -12,7 +12,7 @@
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
-use meta::engine::address::Address;
+use engines::Address;
 use node::frozen::trust::Accept;
 use node::frozen::{Interval, Named};
 use node::options::MountOptions;

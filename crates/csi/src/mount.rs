@@ -25,8 +25,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use base::{Deadline, Must};
+use engines::Address;
 use fuse::mount::Life;
-use meta::engine::address::Address;
 use node::log;
 use node::volume_dir::VolumeDir;
 use parking_lot::{Mutex, MutexGuard};

@@ -14,7 +14,7 @@
 
 use std::fmt;
 
-use meta::engine::address::Address;
+use engines::Address;
 
 use crate::refuse::{self, Answer};
 

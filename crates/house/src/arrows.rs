@@ -4,6 +4,7 @@
 //! base < blob < meta < fs < fuse, corpus < node
 //! base < blob < fetch < cache < node      base < blob < fetch < net < fleet < node
 //! base < blob < origin < node      base < blob < meta < tree < node      meta < fs < archive
+//! meta < engines < node
 //! base < api < archive < node < cli      fs < gateway < cli      watch < node
 //! base < stream < guests < virtio < cli      fuse < guests      base < memory < cli
 //! archive < oci < snapshotter < cli
@@ -22,6 +23,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
     ("base", &[]),
     ("blob", &["base"]),
     ("meta", &["base", "blob"]),
+    ("engines", &["base", "meta"]),
     ("fetch", &["base", "blob"]),
     ("cache", &["base", "blob", "fetch"]),
     ("origin", &["base", "blob"]),
@@ -41,11 +43,11 @@ pub const ARROWS: &[(&str, &[&str])] = &[
     (
         "node",
         &[
-            "base", "archive", "blob", "meta", "tree", "fetch", "cache", "origin", "net", "fleet", "fs",
-            "corpus", "fuse", "api", "watch",
+            "base", "archive", "blob", "meta", "engines", "tree", "fetch", "cache", "origin", "net", "fleet",
+            "fs", "corpus", "fuse", "api", "watch",
         ],
     ),
-    ("csi", &["base", "api", "meta", "fuse", "node"]),
+    ("csi", &["base", "api", "engines", "fuse", "node"]),
     ("oci", &["base", "fs", "api", "archive"]),
     ("snapshotter", &["base", "api", "oci"]),
     ("gateway", &["base", "fs", "api"]),
@@ -57,6 +59,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
             "archive",
             "blob",
             "meta",
+            "engines",
             "tree",
             "fetch",
             "cache",
@@ -89,6 +92,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
 pub const TEST_ARROWS: &[(&str, &[&str])] = &[
     ("fs", &["cache", "origin"]),
     ("tree", &["origin"]),
+    ("engines", &["blob"]),
     ("gateway", &["blob", "meta", "cache", "origin"]),
     ("guests", &["corpus", "folder"]),
     ("virtio", &["corpus"]),

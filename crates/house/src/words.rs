@@ -22,8 +22,8 @@ const MUST: &[&str] = &["crates/base/src/must.rs"];
 /// ARCHITECTURE.md says why each of them has its own.
 const RUNTIMES: &[&str] = &[
     "crates/csi/src/server.rs",
-    "crates/meta/src/engine/etcd/link.rs",
-    "crates/meta/src/engine/postgres/link.rs",
+    "crates/engines/src/etcd/link.rs",
+    "crates/engines/src/postgres/link.rs",
     "crates/net/src/transport/mod.rs",
     "crates/oci/src/registry.rs",
     "crates/origin/src/remote/mod.rs",

@@ -6,7 +6,7 @@
 //!   names      runs an operation: read what the plan needs, plan, commit; on a conflict, again
 //!   plan       what an operation means: pure, no I/O, no clock, no randomness
 //!   store      the trait of the engines: rows under ordered keys, conditional commits
-//!     engine/memory, engine/sqlite, engine/postgres
+//!     engine/memory, engine/sqlite, and the databases of the crate `engines`
 //!                engines; journal (overlay + redo log) stands in front of SQLite
 //! ```
 //!
@@ -28,7 +28,7 @@ pub mod shared;
 pub mod store;
 pub mod trash;
 
-pub use engine::{Memory, Postgres, Sqlite};
+pub use engine::{Memory, Sqlite};
 pub use journal::Journal;
 pub use key::Key;
 pub use names::{Names, NamesError};

@@ -53,8 +53,8 @@ use api::error::{Context, Failure, Result};
 use api::status::copies::CopiesStatus;
 use blob::PackStore;
 use cache::KeptPacks;
+use engines::Address;
 use meta::MetaStore;
-use meta::engine::address::Address;
 use meta::engine::database::{Database, SetupError};
 use meta::lease::{Journal, Leases};
 use meta::shared::outage::Outage;
@@ -250,6 +250,7 @@ pub fn setup_failure(error: SetupError) -> Failure {
         SetupError::Exists(what) => Failure::new("exists", what),
         SetupError::Missing(what) => Failure::new("not-found", what),
         SetupError::Version(what) => Failure::new("other-version", what),
+        SetupError::Absent(what) => Failure::new("unsupported", what),
         SetupError::Store(error) => Failure::new("no-database", "the database cannot be used")
             .why(error.to_string())
             .next("covey doctor ADDRESS checks all of it"),

@@ -9,7 +9,7 @@ use covey_tests::{Need, requires, requires_server};
 use super::publish::LIMIT;
 
 /// The tables as the first version made them.
-const FIRST: &str = include_str!("../../../crates/meta/tests/data/schema_1.sql");
+const FIRST: &str = include_str!("../../../crates/engines/tests/data/schema_1.sql");
 
 #[test]
 fn an_older_database_is_refused_and_upgraded() {

@@ -1,7 +1,5 @@
 //! What a node needs of the database of a shared volume, beside its rows: the sessions of its nodes, and the
-//! findings of a check.
-//!
-//! [`super::address`] picks the engine.
+//! findings of a check. The databases themselves are in the crate `engines`.
 
 use std::time::Duration;
 
@@ -26,14 +24,19 @@ pub enum SetupError {
     /// What the database holds has another version than this program knows.
     #[error("{0}")]
     Version(String),
+    /// This program was built without the engine that the address names.
+    #[error("{0}")]
+    Absent(String),
     /// The database cannot be used.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
+/// Checks that a commit was decided in the session that the store has now, or in none.
+///
 /// # Errors
-/// `Fenced` if the commit was decided in another session than the one that the store has now.
-pub(super) fn check_session(commit: &Commit, now: Option<Session>) -> Result<(), StoreError> {
+/// `Fenced` if it was decided in another one.
+pub fn check_session(commit: &Commit, now: Option<Session>) -> Result<(), StoreError> {
     match commit.session {
         Some(session) if now != Some(session) => Err(StoreError::Fenced(
             "the session in which this change was made ended before it was stored".to_owned(),
@@ -127,18 +130,18 @@ pub struct Checked {
 }
 
 impl Checked {
-    /// A finding about something that is as it should be.
-    pub(super) fn good(what: &'static str, line: String) -> Checked {
+    /// Makes a finding about something that is as it should be.
+    pub fn good(what: &'static str, line: String) -> Checked {
         Checked { what, level: Level::Good, line }
     }
 
-    /// A finding about something that cannot be used.
-    pub(super) fn bad(what: &'static str, error: &SetupError) -> Checked {
+    /// Makes a finding about something that cannot be used.
+    pub fn bad(what: &'static str, error: &SetupError) -> Checked {
         Checked { what, level: Level::Bad, line: error.to_string() }
     }
 
-    /// Good, or a warning with advice.
-    pub(super) fn judged(what: &'static str, is_good: bool, line: String, advice: &str) -> Checked {
+    /// Makes a finding that is good, or a warning with advice.
+    pub fn judged(what: &'static str, is_good: bool, line: String, advice: &str) -> Checked {
         let level = if is_good { Level::Good } else { Level::Warning };
         let line = if is_good { line } else { format!("{line}; {advice}") };
         Checked { what, level, line }
@@ -147,7 +150,7 @@ impl Checked {
 
 /// The rows of one shared volume, and the sessions of its nodes. Not for use on threads of a tokio runtime.
 pub trait Database: MetaStore {
-    /// The volume's id, as given to [`super::address::Address::create`].
+    /// The volume's id, as given when it was created.
     fn uuid(&self) -> [u8; 16];
 
     /// Takes a place in the volume. Every commit that begins from now on carries it. A node id that joined

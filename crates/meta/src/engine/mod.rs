@@ -2,45 +2,42 @@
 //!
 //! - [`memory`]: an ordered set in memory, for in-memory volumes and for tests.
 //! - [`sqlite`]: the default on disk. The journal stands in front of it.
-//! - [`postgres`] and [`etcd`]: databases that several nodes share. Nothing stands in front of them. What a
-//!   node needs of such a database beside its rows is [`database`].
+//! - PostgreSQL and etcd, in the crate `engines`: databases that several nodes share. Nothing stands in front
+//!   of them. What a node needs of such a database beside its rows is [`database`].
 //! - [`moment`]: what a shared volume held at one moment, for a check or a publication. It takes no commits.
 //!
 //! [`resolve`] is the part that all engines and the journal share. It turns a conditional commit and the rows
 //! that it depends on into the list of rows to write. So an engine decides only where rows are and in which
 //! order commits happen.
 
-pub mod address;
 pub mod database;
-pub mod etcd;
 pub mod memory;
 pub mod moment;
-pub mod postgres;
-mod secrets;
 pub mod sqlite;
-mod url;
 
 use crate::key::{Key, KeyRange};
 use crate::record::{decode_i64, decode_u64, encode_i64, encode_u64};
 use crate::store::{Commit, CommitError, Expect, StoreError, Value};
 
-pub use etcd::Etcd;
 pub use memory::Memory;
-pub use postgres::Postgres;
 pub use sqlite::Sqlite;
 
 /// The longest key that engines take, in bytes. The volume's own are at most 280.
 pub const KEY_MAX: usize = u16::MAX as usize;
 
 /// A row's final value; none: the row is to be removed.
-pub(crate) type Final = (Key, Option<Value>);
+pub type Final = (Key, Option<Value>);
 
 /// Checks a commit and computes what it writes.
 ///
 /// `read` returns one row. It is called for the keys of [`read_keys`], once each and in that order.
 /// `occupied` says whether a range holds a row. The caller ensures that nothing changes until the result is
 /// applied.
-pub(crate) fn resolve(
+///
+/// # Errors
+/// `Conflict` if checks fail, with the rows that these read, or if a range is not empty. `Store` if a counter
+/// is damaged, a key is longer than [`KEY_MAX`], or a row cannot be read.
+pub fn resolve(
     commit: Commit,
     mut read: impl FnMut(&Key) -> Result<Option<Value>, StoreError>,
     mut occupied: impl FnMut(&KeyRange) -> Result<bool, StoreError>,
@@ -92,8 +89,8 @@ pub(crate) fn resolve(
     Ok(rows)
 }
 
-/// The keys whose rows [`resolve`] reads, in its order.
-pub(crate) fn read_keys(commit: &Commit) -> impl Iterator<Item = &Key> {
+/// Returns the keys whose rows [`resolve`] reads, in its order.
+pub fn read_keys(commit: &Commit) -> impl Iterator<Item = &Key> {
     let checks = commit.checks.iter().map(|(key, _)| key);
     checks.chain(commit.adds.iter().map(|(key, _)| key)).chain(commit.maxs.iter().map(|(key, _)| key))
 }

@@ -1,10 +1,8 @@
-//! Shared by the tests of the stores: packs that lose power, packs in a folder, keys and commits.
+//! Shared by the tests of `meta` and `engines`: packs that lose power, packs in a folder, keys and commits.
 
 #![allow(dead_code, reason = "each test program uses its part")]
 
-pub mod mortal;
 pub mod script;
-pub mod volumes;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};

@@ -9,7 +9,7 @@ use std::time::Instant;
 use api::control::{Request, TrashOrder};
 use api::error::Failure;
 use api::text::span;
-use meta::engine::address::Address;
+use engines::Address;
 use meta::shared::outage::{self, Away};
 
 use super::Shared;

@@ -1,7 +1,7 @@
 //! What a database says of a shared volume, without joining it.
 
 use api::error::Result;
-use meta::engine::address::Address;
+use engines::Address;
 pub use meta::engine::database::{Checked, Level, Upgraded};
 use serde::Serialize;
 

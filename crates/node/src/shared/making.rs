@@ -8,7 +8,7 @@ use std::sync::Arc;
 use ::fs::volume::{FormatRequest, Volume};
 use api::error::{Context, Failure, Result};
 use blob::sums::Sums;
-use meta::engine::address::Address;
+use engines::Address;
 use meta::engine::database::SetupError;
 use meta::store::{CommitError, StoreError, Value};
 use meta::{Commit, Expect, Key, MetaStore, Names};

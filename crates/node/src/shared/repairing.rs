@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use ::fs::volume::Volume;
 use api::error::{Failure, Result};
+use engines::Address;
 use meta::audit::{self, Finding, Listener, Summary};
-use meta::engine::address::Address;
 use meta::engine::database::{Database, Join, SessionRow};
 use meta::engine::moment::Moment;
 use meta::record::decode_i64;

@@ -12,7 +12,7 @@ use api::error::{Failure, Result};
 use api::text::count;
 use base::PackNo;
 use blob::{BlobSource, Origin};
-use meta::engine::address::Address;
+use engines::Address;
 use meta::engine::database::{Database, SetupError};
 use meta::key::KeyRange;
 use meta::store::{CommitError, Limit, Rows, StoreError, Value};

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use api::error::{Context, Failure, Result};
 use blob::Origin;
-use meta::engine::address::Address;
+use engines::Address;
 use meta::store::{CommitError, StoreError, Value};
 use meta::{Commit, Expect, Key, MetaStore, Names};
 use tree::Owner;

@@ -1,0 +1,14 @@
+//! Names on disk and in memory: the journal under kills, power cuts, damage and full disks, and leases.
+
+extern crate covey_meta as meta;
+
+mod journal_crash;
+mod journal_damage;
+mod journal_full_disk;
+mod journal_kill;
+mod lease_journal;
+mod leases;
+mod mortal;
+
+#[path = "../support/mod.rs"]
+mod support;
