@@ -3,6 +3,9 @@
 //! It is an example, so that the simulation itself draws nothing and is quick to build. The drawing code is
 //! that of the benches. If an outcome is missing, it is left out of its chart.
 
+// Tests may unwrap, read clocks and start threads.
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used, missing_docs)]
+
 use std::path::Path;
 use std::process::ExitCode;
 

@@ -1,5 +1,8 @@
 //! `covey-sim`: runs the world and prints the outcome.
 
+// The tests may unwrap, read clocks and start threads.
+#![cfg_attr(test, allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used, missing_docs))]
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

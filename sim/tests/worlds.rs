@@ -1,6 +1,9 @@
 //! Small worlds, many seeds: no node hangs, nothing is fetched twice without need, and a seed determines
 //! everything.
 
+// Tests may unwrap, read clocks and start threads.
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used, missing_docs)]
+
 use sim::model::{Depots, Holders, Model};
 use sim::{flash, steady};
 

@@ -22,6 +22,9 @@
 //! - [`stock`]: a pool of buffers for the bytes of blobs.
 //! - [`failing`]: implementations with faults that a test switches on.
 
+// The tests may unwrap, read clocks and start threads.
+#![cfg_attr(test, allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used, missing_docs))]
+
 pub mod access;
 pub mod claim;
 pub mod completion;

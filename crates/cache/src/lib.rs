@@ -16,6 +16,9 @@
 //! - [`KeptPacks`]: copies of other nodes' packs, of a shared volume.
 //! - [`SharedDisk`]: open packs on a disk that they share with the cache.
 
+// The tests may unwrap, read clocks and start threads.
+#![cfg_attr(test, allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used, missing_docs))]
+
 mod beside;
 mod disk;
 mod kept;

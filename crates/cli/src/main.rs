@@ -22,6 +22,9 @@
 //! Exit status: 0 done; 1 failed, or damage found; 2 wrong usage. As mount.covey, the exit status of
 //! mount(8).
 
+// The tests may unwrap, read clocks and start threads.
+#![cfg_attr(test, allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used, missing_docs))]
+
 mod args;
 mod beside;
 #[cfg(feature = "s3")]

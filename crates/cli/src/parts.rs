@@ -4,6 +4,7 @@
 use api::error::Failure;
 
 /// Returns the failure of a command or an option that belongs to a part that this program lacks.
+#[allow(dead_code, reason = "a program that has all parts lacks none")]
 pub fn lacking(part: &str) -> Failure {
     Failure::new("not-built", format!("this program was built without {part}"))
         .next("build the one that has it: make build; it is then at target/release/covey")

@@ -20,6 +20,9 @@
 //! driver may be killed at any time. What it has made is found in the state folder and in the kernel's mount
 //! table. Mounts are processes of their own and go on without a driver.
 
+// The tests may unwrap, read clocks and start threads.
+#![cfg_attr(test, allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used, missing_docs))]
+
 mod caches;
 mod class;
 mod controller;

@@ -7,6 +7,9 @@
 //! What a node needs of such a database is [`meta::engine::database::Database`]. What a commit means is in
 //! `meta` too, once for all engines.
 
+// The tests may unwrap, read clocks and start threads.
+#![cfg_attr(test, allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used, missing_docs))]
+
 pub mod address;
 #[cfg(any(feature = "etcd", feature = "postgres"))]
 mod check;

@@ -20,6 +20,9 @@
 //! The messages and connections are those of crate [`net`]. The state machines read no clock and no random
 //! numbers. The caller passes the time and a seed, so that the simulation runs the same code.
 
+// The tests may unwrap, read clocks and start threads.
+#![cfg_attr(test, allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used, missing_docs))]
+
 pub mod directory;
 pub mod members;
 pub mod node;

@@ -22,6 +22,9 @@
 //!
 //! [`Filesystem`]: fs::api::Filesystem
 
+// The tests may unwrap, read clocks and start threads.
+#![cfg_attr(test, allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used, missing_docs))]
+
 mod access;
 mod change;
 mod identity;

@@ -4,7 +4,8 @@
 //! microsecond goes", has a budget for each line. Some operations use something up (create, unlink, rename, a
 //! write to a new file). They are timed over a number of prepared inputs, and the preparation is not timed.
 
-#![allow(missing_docs, reason = "what the macros of criterion make has no place for them")]
+// Tests may unwrap, read clocks and start threads.
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
 extern crate covey_fs as fs;
 

@@ -7,6 +7,9 @@
 //!
 //! `scripts/profile-daemon` does this for all operations and prints where the instructions went.
 
+// Tests may unwrap, read clocks and start threads.
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used, missing_docs)]
+
 extern crate covey_fs as fs;
 
 #[path = "../benches/world/mod.rs"]

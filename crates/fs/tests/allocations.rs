@@ -3,6 +3,9 @@
 //! Every allocation shows up in a profile, and may contend for a lock with other threads. So the allocator of
 //! this test counts the calling thread's allocations, on a volume on a disk as in a mount.
 
+// Tests may unwrap, read clocks and start threads.
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used, missing_docs)]
+
 extern crate covey_fs as fs;
 
 #[path = "../benches/world/mod.rs"]

@@ -11,6 +11,9 @@
 //! and the CPU time of an operation on both sides. The kernel's switch for io_uring must be on, or is turned
 //! on.
 
+// Tests may unwrap, read clocks and start threads.
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used, missing_docs)]
+
 extern crate covey_fuse as fuse;
 
 use std::fs::{File, OpenOptions};

@@ -30,6 +30,9 @@
 //! passes through it. In return the kernel always checks permissions (`default_permissions`). None of this
 //! holds for a shared mount ([`shared`]), except for the checks.
 
+// The tests may unwrap, read clocks and start threads.
+#![cfg_attr(test, allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used, missing_docs))]
+
 pub mod abi;
 pub mod buffer;
 mod caller;

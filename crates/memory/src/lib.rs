@@ -22,6 +22,9 @@
 //! it back, and nothing else. A page that cannot be had is never answered with other bytes: the clone is
 //! ended, and its VMM gets SIGBUS.
 
+// The tests may unwrap, read clocks and start threads.
+#![cfg_attr(test, allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used, missing_docs))]
+
 pub mod clone;
 pub mod handshake;
 mod layout;

@@ -3,7 +3,8 @@
 //! The planner is pure, so it is timed over a store in memory, including reads of rows. The journal is on a
 //! disk, and its own thread drains meanwhile, as in a mount.
 
-#![allow(missing_docs, reason = "the items that the macros of criterion generate cannot be documented")]
+// Tests may unwrap, read clocks and start threads.
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
 extern crate covey_meta as meta;
 

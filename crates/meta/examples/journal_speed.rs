@@ -4,6 +4,9 @@
 //! `cargo run --release -p covey-meta --example journal_speed -- [FILES] [FOLDER]` measures the disk that
 //! holds the folder.
 
+// Tests may unwrap, read clocks and start threads.
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used, missing_docs)]
+
 extern crate covey_meta as meta;
 
 #[path = "../tests/support/mod.rs"]

@@ -4,6 +4,9 @@
 //! until there is a change. Rows come from a map. The figures include the time for that, so they are upper
 //! bounds.
 
+// Tests may unwrap, read clocks and start threads.
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used, missing_docs)]
+
 use std::collections::BTreeMap;
 use std::time::Instant;
 

@@ -46,6 +46,9 @@
 //! Front ends are above this crate: the command line, and anything else that mounts, publishes or lends.
 //! Nothing here knows commands, their arguments or a terminal.
 
+// The tests may unwrap, read clocks and start threads.
+#![cfg_attr(test, allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used, missing_docs))]
+
 pub mod again;
 pub mod bucket;
 pub mod claim;

@@ -10,6 +10,9 @@
 //! turns what a user wrote into a [`Spec`]. [`Spec::format`] creates the origin once, and [`Spec::open`]
 //! opens it later.
 
+// The tests may unwrap, read clocks and start threads.
+#![cfg_attr(test, allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used, missing_docs))]
+
 pub mod claim;
 mod error;
 mod folder;

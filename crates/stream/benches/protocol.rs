@@ -6,7 +6,8 @@
 //! - `payload`: a frame with so many bytes of data, made and read, beside a plain copy of the same bytes.
 //!   Making a frame copies nothing: the data is sent from where it is. Both ends compute its checksum.
 
-#![allow(missing_docs, reason = "what the macros of criterion make has no place for them")]
+// Tests may unwrap, read clocks and start threads.
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
 extern crate covey_stream as stream;
 

@@ -25,6 +25,9 @@
 //! **The kernel of such a guest cannot be told anything**: virtiofs has no notifications. So what it may keep
 //! ends by itself, after [`server::Options::keep`].
 
+// The tests may unwrap, read clocks and start threads.
+#![cfg_attr(test, allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used, missing_docs))]
+
 pub mod backend;
 pub mod chain;
 pub mod memory;

@@ -5,6 +5,9 @@
 //!
 //! `serve-s3 --delay-ms 20` answers each request so much later, as a store in another building does.
 
+// Tests may unwrap, read clocks and start threads.
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used, missing_docs)]
+
 use std::io::BufRead;
 use std::time::Duration;
 

@@ -10,6 +10,9 @@
 //! random choices follow from a seed, so that a failure can be repeated. Only tests and benches use this
 //! crate.
 
+// Tests may unwrap, read clocks and start threads.
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used, missing_docs)]
+
 mod azure;
 mod fault;
 mod minio;

@@ -19,6 +19,7 @@ done
 rm -rf "$1""#;
 
 /// The folder of the run. None outside of cargo-nextest: then each program starts its own servers.
+#[allow(clippy::zombie_processes, reason = "the shell outlives this process")]
 fn folder() -> Option<PathBuf> {
     let run = std::env::var("NEXTEST_RUN_ID").ok()?;
     let folder = std::env::temp_dir().join(format!("covey-run-{run}"));

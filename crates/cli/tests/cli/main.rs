@@ -1,5 +1,8 @@
 //! The real program, as a user runs it: its output, its exit status, and that no mount is left.
 
+// Tests may unwrap, read clocks and start threads.
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used, missing_docs)]
+
 mod benches;
 mod bundles;
 mod claims;

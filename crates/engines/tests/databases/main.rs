@@ -1,5 +1,8 @@
 //! All stores of rows: what they promise, and what PostgreSQL and etcd do when servers are lost.
 
+// Tests may unwrap, read clocks and start threads.
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used, missing_docs)]
+
 mod etcd_commits;
 mod etcd_setup;
 mod names_engines;

@@ -4,7 +4,8 @@
 //! (`auto`, `uring`, `classic`) chooses how requests arrive. The default is `classic`, and [`transports`]
 //! runs every test once more over io_uring.
 
-#![allow(missing_docs, reason = "helpers of this test only")]
+// Tests may unwrap, read clocks and start threads.
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
 extern crate covey_fuse as fuse;
 

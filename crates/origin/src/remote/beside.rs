@@ -17,8 +17,9 @@ use bytes::Bytes;
 use object_store::path::Path;
 use object_store::{Attribute, Attributes, ObjectStoreExt, PutMode, PutOptions, PutPayload};
 
+use super::answers::Mistake;
 use super::engine::{Call, Engine, Failed, MAKER, What};
-use super::fault::{Fault, Mistake};
+use super::fault::Fault;
 use super::{MARKER_HOLDS, OPENING, Remote};
 use crate::OriginError;
 

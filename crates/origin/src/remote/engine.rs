@@ -24,8 +24,9 @@ use object_store::path::Path;
 use object_store::{GetOptions, GetRange, ObjectStore};
 use tokio::time::timeout;
 
+use super::answers::Mistake;
 use super::answers::Right;
-use super::fault::{Fault, Mistake, mistake_of, page_instead};
+use super::fault::{Fault, mistake_of, page_instead};
 use super::keys::Keys;
 use super::latency::Latency;
 use super::pace::{Pace, Size};

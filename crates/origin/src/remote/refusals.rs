@@ -15,6 +15,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use base::Timestamp;
 use parking_lot::Mutex;
 
 use super::answers::{ACTS, Mistake, Right};
