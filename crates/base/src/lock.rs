@@ -7,12 +7,12 @@
 //!   the child                    └ has all descriptors of both ── executes its program
 //! ```
 //!
-//! `O_CLOEXEC` closes a descriptor when a program is executed, not when the process is forked. In between, for
-//! some milliseconds, the child shares the open files of its parent. So closing one ends no lock, an address
-//! stays in use, and a mount is busy. Two rules follow:
+//! `O_CLOEXEC` closes a descriptor when a program is executed, not when the process is forked. In between,
+//! for some milliseconds, the child shares the open files of its parent. So closing one ends no lock, an
+//! address stays in use, and a mount is busy. Two rules follow:
 //!
-//! - **A lock is released by its type, not by closing.** [`FileLock`] unlocks when it is dropped. That
-//!   concerns the open file, whoever shares it.
+//! - **A lock is released by its type, not by closing.** [`FileLock`] unlocks when it is dropped. That ends
+//!   the lock of the open file, also for a child that shares it.
 //! - What has no such release is tried again for a moment before it fails: [`retry`]. So is the lock of a
 //!   process that was killed, which unlocks nothing.
 

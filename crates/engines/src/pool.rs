@@ -134,7 +134,9 @@ impl<L: Link> Pool<L> {
     /// Uses a connection that is not in use, if there is one.
     pub(crate) fn with_free(&self, work: impl FnOnce(&mut L)) {
         let mut free = self.free.lock();
-        free.iter_mut().rev().find_map(|lane| lane.link.as_mut()).map(work);
+        if let Some(link) = free.iter_mut().rev().find_map(|lane| lane.link.as_mut()) {
+            work(link);
+        }
     }
 
     /// Takes a lane, and waits for one if all are in use.

@@ -79,10 +79,10 @@ fn upgraded_tables_are_those_of_a_new_database() {
     let Some(server) = Server::shared() else { return };
     let target = first(server, "raised");
     Postgres::upgrade(&target, &Options::default()).unwrap();
-    server.sql_in("postgres", "create database fresh");
-    let fresh = server.address("covey", server.port(), "fresh", "v");
+    server.sql_in("postgres", "create database made_new");
+    let fresh = server.address("covey", server.port(), "made_new", "v");
     Postgres::create(&fresh, [1; 16], &Options::default()).unwrap();
-    let (raised, fresh) = (server.sql_in("raised", CATALOG), server.sql_in("fresh", CATALOG));
+    let (raised, fresh) = (server.sql_in("raised", CATALOG), server.sql_in("made_new", CATALOG));
     assert!(raised.lines().count() > 100, "{raised}");
     assert_eq!(raised, fresh);
 }

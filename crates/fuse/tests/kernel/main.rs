@@ -88,8 +88,8 @@ impl Rig {
         self.session.counts().iter().find(|(kind, _)| *kind == name).map_or(0, |(_, count)| *count)
     }
 
-    /// Writes until the kernel alone has what was written. Closing a file sends it, and so does a process that
-    /// another test has just forked: it has this test's files for a moment, and closes them.
+    /// Writes until the kernel alone has what was written. Closing a file sends it, and so does a process
+    /// that another test has just forked: it has this test's files for a moment, and closes them.
     pub fn dirty(&self, mut write: impl FnMut()) {
         let mut attempt = || {
             let before = self.count("WRITE");
