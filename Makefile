@@ -153,7 +153,7 @@ fuzz: ## Every decoder under libFuzzer, FUZZ_SECONDS each (60); TARGETS="gossip 
 
 .PHONY: test-crash
 test-crash: build ## 200 rounds of kill -9 at random points, power cuts, and the log cut at every record
-	$(CARGO) test --package covey-meta --test names -- --include-ignored journal_crash journal_kill
+	$(CARGO) test --package covey-meta --test names -- --include-ignored journal_crash:: journal_kill::
 	$(call at_length,mounts,^crash::)
 
 .PHONY: test-upload
