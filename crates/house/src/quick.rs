@@ -1,8 +1,9 @@
 //! The program of `make run` is made of what `make run` needs, and of nothing else: everybody who meets the
 //! project waits for each of its crates.
 //!
-//! The rule reads the list of crates that cargo would compile for it. A crate of ours must be in [`NEEDED`], a
-//! library must not belong to a part that is left out ([`LEFT_OUT`]), and all of them are at most [`MOST`].
+//! The rule reads the list of crates that cargo would compile for it. A crate of ours must be in
+//! [`NEEDED`], a library must not belong to a part that is left out ([`LEFT_OUT`]), and all of them are at
+//! most [`MOST`].
 
 use crate::Finding;
 

@@ -1,5 +1,5 @@
-//! In place of [`remote`](crate::remote), in a program without object stores: their URLs are read, and opening
-//! one fails.
+//! In place of [`remote`](crate::remote), in a program without object stores: their URLs are read, and
+//! opening one fails.
 
 #[path = "remote/answers.rs"]
 mod answers;

@@ -8,7 +8,6 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
 use std::time::Duration;
 
 use covey_tests::program::{covey, covey_ok, wait};
@@ -115,8 +114,10 @@ fn python(packages: &[&str]) -> Result<PathBuf, String> {
     let cache = cache.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")));
     let venv = cache.ok_or("a home folder")?.join("covey/s3-clients");
     let program = venv.join("bin/python");
-    static ONE: OnceLock<std::sync::Mutex<()>> = OnceLock::new();
-    let _one = ONE.get_or_init(Default::default).lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    // Tests in other processes may install packages at the same time.
+    std::fs::create_dir_all(venv.parent().unwrap()).unwrap();
+    let one = std::fs::File::create(venv.with_extension("lock")).unwrap();
+    one.lock().unwrap();
     let quiet = |command: &mut Command| {
         let done = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
         done.is_ok_and(|status| status.success())

@@ -145,7 +145,8 @@ fn listings_beside_changes_leave_the_rows_of_one() {
                                 found.iter().filter(|name| name.dentry.is_dir()).map(|name| name.dentry.ino),
                             );
                             listed.fetch_add(1, Ordering::SeqCst);
-                            std::thread::sleep(Duration::from_millis(2));
+                            // Listings without a pause keep the writers waiting for minutes.
+                            std::thread::sleep(Duration::from_millis(15));
                         }
                     }
                 });
