@@ -114,7 +114,8 @@ timings: ## Build the whole program anew in a folder of its own, then where the 
 pinned := $(shell sed -n 's/^channel = "\(.*\)"/\1/p' rust-toolchain.toml)
 strict = $(if $(findstring rustc $(pinned) ,$(shell scripts/with-rust --check)),-D warnings,)
 
-# Tests may unwrap and read clocks: clippy.toml says so, and tests.toml of each
+# One pass for what ships and for the tests. Tests may unwrap, read clocks and start threads: the root of each
+# crate says so.
 .PHONY: lint
 lint: ## rustfmt and clippy as errors; then the first program, which has fewer parts
 	$(CARGO) fmt --all --check

@@ -34,3 +34,24 @@ macro_rules! absent {
 }
 #[allow(unused_imports, reason = "a program that has all parts needs none of these commands")]
 pub(crate) use absent;
+
+#[cfg(test)]
+mod tests {
+    use clap::{Args, FromArgMatches};
+
+    use crate::term::Term;
+
+    super::absent!(made_up, "a part");
+
+    #[test]
+    fn a_command_of_a_part_that_is_left_out_takes_any_words_and_says_what_has_it() {
+        let command = made_up::Args::augment_args(clap::Command::new("made-up"));
+        let words = ["made-up", "--listen", "127.0.0.1:1", "--help", "x"];
+        let typed = command.try_get_matches_from(words).unwrap();
+        let args = made_up::Args::from_arg_matches(&typed).unwrap();
+        let failure = made_up::run(&args, Term::new(false, false)).unwrap_err();
+        assert_eq!(failure.code, "not-built");
+        assert!(failure.to_string().contains("built without a part"), "{failure}");
+        assert!(failure.to_string().contains("make build"), "{failure}");
+    }
+}

@@ -20,9 +20,29 @@ pub fn library() -> Option<PathBuf> {
     folders.map(|folder| folder.path().join("faketime/libfaketimeMT.so.1")).find(|file| file.is_file())
 }
 
+/// Removes what libfaketime leaves of processes that were killed. A later process with the same number would
+/// not start: its own file exists already.
+fn sweep() {
+    for entry in std::fs::read_dir("/dev/shm").into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        let number = name.strip_prefix("faketime_shm_").or_else(|| name.strip_prefix("sem.faketime_sem_"));
+        if number.is_some_and(|number| !Path::new("/proc").join(number).exists()) {
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
+}
+
+impl Drop for Clock {
+    fn drop(&mut self) {
+        sweep();
+    }
+}
+
 impl Clock {
     /// A clock that is correct at first. `file` holds its offset.
     pub fn new(file: &Path) -> Option<Clock> {
+        sweep();
         let clock = Clock { library: library()?, file: file.to_owned() };
         clock.jump(0);
         Some(clock)
