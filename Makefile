@@ -1,8 +1,8 @@
 # All commands that a person or a CI needs. `make help` lists them.
 #
-# The whole program is always at target/release/covey, that of `make run` at target/quick/covey. Compiled files go to COVEY_BUILD_DIR. Its default is the
-# folder that CARGO_TARGET_DIR names, otherwise ~/.cache/covey/build if it exists (CI creates it, so that a
-# rerun is fast), otherwise target.
+# The whole program is always at target/release/covey, that of `make run` at target/quick/covey. Compiled files
+# go to COVEY_BUILD_DIR. Its default is the folder that CARGO_TARGET_DIR names, otherwise ~/.cache/covey/build
+# if it exists (CI creates it, so that a rerun is fast), otherwise target.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c

@@ -1,9 +1,10 @@
-//! In place of [`guest_status`](crate::guest_status), in a program without guests: no mount is a guest's.
+//! In place of [`guest_status`](crate::guest_status), in a program without guests: it can show none of their
+//! mounts, which another program has made.
 
 use std::path::Path;
 use std::time::Duration;
 
-use api::error::Result;
+use api::error::{Failure, Result};
 use fuse::mount::Mounted;
 use serde::Serialize;
 
@@ -18,12 +19,17 @@ pub fn of(_: &Path) -> Option<Shown> {
     None
 }
 
-/// Accepts every mount.
+/// Fails for a guest's mount, whose source is the address of a server.
 ///
 /// # Errors
-/// None.
-pub fn no_guests_mount(_: &Mounted) -> Result<()> {
-    Ok(())
+/// It is one.
+pub fn no_guests_mount(mount: &Mounted) -> Result<()> {
+    if !["unix:", "tcp:", "vsock:"].iter().any(|kind| mount.source.starts_with(kind)) {
+        return Ok(());
+    }
+    let lacking = crate::parts::lacking("guests");
+    let failure = Failure::new("guest-mount", format!("{} is a guest's mount", mount.path.display()));
+    Err(lacking.next.into_iter().fold(failure.why(lacking.what), |failure, next| failure.next(next)))
 }
 
 /// See `guest_status`.

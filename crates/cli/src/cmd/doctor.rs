@@ -9,10 +9,6 @@ mod places;
 #[cfg(feature = "s3")]
 mod probe;
 mod remote_side;
-#[cfg(feature = "s3")]
-mod s3;
-#[cfg(not(feature = "s3"))]
-#[path = "doctor/no_s3.rs"]
 mod s3;
 
 use std::ffi::OsString;

@@ -20,6 +20,8 @@ use node::bucket::Bucket;
 use node::opened::Node;
 use node::options::NodeOptions;
 use node::{control, mounts};
+#[cfg(feature = "containers")]
+use oci::source::claims as is_image;
 use serde::Serialize;
 
 use crate::args::Reach;
@@ -72,10 +74,10 @@ struct Outcome<'a> {
     summary: Summary,
 }
 
-/// Whether a text names a container image.
+/// Whether a text names a container image, in a program without them.
+#[cfg(not(feature = "containers"))]
 fn is_image(text: &str) -> bool {
-    const SCHEMES: [&str; 4] = ["oci:", "oci-archive:", "docker-archive:", "docker://"];
-    SCHEMES.iter().any(|scheme| text.starts_with(scheme))
+    ["oci:", "oci-archive:", "docker-archive:", "docker://"].iter().any(|scheme| text.starts_with(scheme))
 }
 
 /// Runs the command.
