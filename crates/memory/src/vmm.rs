@@ -18,6 +18,9 @@ const VERSION: u64 = 0xaa;
 const EVENT_REMOVE: u64 = 1 << 3;
 /// Faults of missing pages.
 const MISSING: u64 = 1;
+/// Where memory is mapped if the address is free: far below all that the kernel places. If a part of it is
+/// unmapped, no later mapping of this process is put there.
+const PLACE: usize = 0x1000_0000_0000;
 
 /// Memory without bytes, whose faults a server answers.
 #[derive(Debug)]
@@ -40,8 +43,8 @@ impl Memory {
         let more = if huge { libc::MAP_HUGETLB | libc::MAP_HUGE_2MB } else { 0 };
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | more;
         let access = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping at an address that the kernel chooses.
-        let base = unsafe { libc::mmap(std::ptr::null_mut(), len as usize, access, flags, -1, 0) };
+        // SAFETY: a new mapping. The address is a hint: the kernel replaces nothing that is there.
+        let base = unsafe { libc::mmap(PLACE as *mut libc::c_void, len as usize, access, flags, -1, 0) };
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
