@@ -177,27 +177,41 @@ pub struct Taken {
     pub files: u64,
     /// Bytes of contents, holes not counted.
     pub bytes: u64,
+    /// How many of these bytes belong to a file that has begun and not ended.
+    pub begun: Option<u64>,
 }
 
 impl Taken {
+    /// The same without the file that has not ended.
+    pub fn whole(self) -> Taken {
+        let Some(begun) = self.begun else { return self };
+        Taken { files: self.files.saturating_sub(1), bytes: self.bytes.saturating_sub(begun), begun: None }
+    }
+
     /// Passes one step to a sink, after the last check against a bad source, and counts it.
     pub fn pass(&mut self, step: Step, sink: &mut dyn Sink) -> Result<()> {
         match step {
             Step::Item(item) => {
                 check(&item)?;
+                let begun = matches!(item.kind, Kind::File { .. }).then_some(0);
                 sink.item(item)?;
                 self.files += 1;
+                self.begun = begun;
             }
             Step::Ranges(ranges) => sink.ranges(ranges)?,
             Step::Piece(offset, data) => {
                 let len = data.len() as u64;
                 sink.piece(offset, data)?;
                 self.bytes += len;
+                self.begun = self.begun.map(|begun| begun + len);
             }
-            Step::End => sink.end()?,
+            Step::End => {
+                sink.end()?;
+                self.begun = None;
+            }
             Step::Abandon => {
                 sink.abandon()?;
-                self.files = self.files.saturating_sub(1);
+                *self = Taken { begun: Some(self.begun.unwrap_or(0)), ..*self }.whole();
             }
         }
         Ok(())

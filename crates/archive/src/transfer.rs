@@ -163,6 +163,7 @@ pub fn run(mut source: Box<dyn Source>, sink: &mut dyn Sink, mut watch: Watch<'_
 }
 
 fn stopped(taken: Taken) -> Failure {
+    let taken = taken.whole();
     let there = format!("{} files with {} are there, each one whole", count(taken.files), bytes(taken.bytes));
     let failure = Failure::new("interrupted", "stopped before the end of the source").why(there);
     Failure { status: 130, ..failure.next("to get everything, start it again with --overwrite") }
@@ -270,7 +271,8 @@ mod tests {
         let summary = run(Box::new(Folders(200, None)), &mut sink, watch).unwrap();
         assert_eq!((summary.files, summary.skipped.len()), (200, 1));
         assert_eq!((sink.items, sink.ended), (200, Some("finish")));
-        let last = Event::Copying { at: 199, expected: Some(200), taken: Taken { files: 200, bytes: 0 } };
+        let last =
+            Event::Copying { at: 199, expected: Some(200), taken: Taken { files: 200, ..Taken::default() } };
         assert!(events.len() > 200 && events.ends_with(&[last, Event::Syncing]), "{events:?}");
     }
 
@@ -282,5 +284,27 @@ mod tests {
         let failure = run(Box::new(source), &mut sink, watch).unwrap_err();
         assert_eq!((&*failure.code, failure.status, sink.ended), ("interrupted", 130, Some("stop")));
         assert!((400..=501).contains(&sink.items), "{}", sink.items);
+    }
+
+    /// What was said to be there after Ctrl-C counted the file that had begun and was given up.
+    #[test]
+    fn regression_a_file_that_has_not_ended_is_not_there() {
+        let (mut taken, mut sink) = (Taken::default(), Counted::default());
+        let time = base::Timestamp::from_parts(0, 0);
+        let kind = Kind::File { size: 9 };
+        let xattrs = Vec::new();
+        let item = Item { path: "f".into(), kind, perm: 0, uid: 0, gid: 0, atime: time, mtime: time, xattrs };
+        let mut pass = |step: Step| {
+            taken.pass(step, &mut sink).unwrap();
+            taken
+        };
+        pass(Step::Item(item.clone()));
+        pass(Step::Piece(0, vec![1; 5]));
+        assert_eq!(pass(Step::End).whole(), Taken { files: 1, bytes: 5, begun: None });
+        pass(Step::Item(item.clone()));
+        let begun = pass(Step::Piece(0, vec![1; 7]));
+        assert_eq!((begun.files, begun.bytes), (2, 12));
+        assert_eq!(begun.whole(), Taken { files: 1, bytes: 5, begun: None });
+        assert_eq!(pass(Step::Abandon), Taken { files: 1, bytes: 5, begun: None });
     }
 }

@@ -209,6 +209,6 @@ impl Ticker {
         drop(self.end);
         let _ = self.thread.join();
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        Taken { files: load(&self.state.files), bytes: load(&self.state.bytes) }
+        Taken { files: load(&self.state.files), bytes: load(&self.state.bytes), begun: None }
     }
 }
