@@ -1,7 +1,7 @@
 //! The lowest crate: names for things, and the only access to what is not deterministic.
 //!
-//! Nothing here does I/O, except that a secret is read from its file, and that a file is locked. Every other
-//! crate depends on this one, and this one depends on none of them.
+//! Nothing here does I/O, except that a secret is read from its file, a file is locked, and a line is printed.
+//! Every other crate depends on this one, and this one depends on none of them.
 //!
 //! - [`id`]: inode numbers, pack numbers, blob ids.
 //! - [`scale`]: the scale of histograms.
@@ -11,6 +11,7 @@
 //! - [`phase`]: how the time of a request is spent.
 //! - [`dice`]: pseudo-random numbers that a seed determines.
 //! - [`lock`]: locks on files, and what else a process that was just forked keeps in use.
+//! - [`out`]: lines for the person in front of a terminal.
 //! - [`random`], [`thread`]: access to random bytes and to threads.
 //! - [`trial`]: for tests: checks that neither a slow machine nor a fork breaks.
 //! - [`secret`]: what machines must know to talk to one another, and the keys that derive from it.
@@ -25,6 +26,7 @@ pub mod id;
 #[allow(clippy::disallowed_methods, reason = "this module is the only access to them")]
 pub mod lock;
 pub mod must;
+pub mod out;
 pub mod phase;
 #[allow(clippy::disallowed_methods, reason = "this module is the only access to them")]
 pub mod random;

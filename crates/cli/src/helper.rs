@@ -82,7 +82,9 @@ pub fn run(words: &[OsString], perform: impl FnOnce(Vec<OsString>, bool) -> u8) 
     if helper.verbose {
         for word in passed_over {
             let word = shown(word, Lines::One);
-            eprintln!("mount.covey: passed over the option {word}, which is not known");
+            base::out::complaint(format_args!(
+                "mount.covey: passed over the option {word}, which is not known"
+            ));
         }
     }
     match perform(words, helper.verbose) {

@@ -193,7 +193,7 @@ fn perform(words: &[OsString], quiet: bool) -> u8 {
     });
     outcome.unwrap_or_else(|failure| {
         match log::configured().1 {
-            log::Format::Text => eprintln!("{failure}"),
+            log::Format::Text => base::out::complaint(&failure),
             log::Format::Json => log::error(&failure.to_string()),
         }
         if term.is_json() {

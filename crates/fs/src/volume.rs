@@ -181,7 +181,7 @@ impl Default for Options {
             own_locks: false,
             many_kernels: false,
             may_delete: None,
-            report: Arc::new(|line| eprintln!("covey: {line}")),
+            report: Arc::new(|line| base::out::complaint(format_args!("covey: {line}"))),
         }
     }
 }

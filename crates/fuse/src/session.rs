@@ -92,7 +92,7 @@ impl Default for Options {
             deadline: Duration::from_secs(60),
             read_ahead_kib: Some(1024),
             replaceable: false,
-            log: Arc::new(|line| eprintln!("{line}")),
+            log: Arc::new(|line| base::out::complaint(line)),
         }
     }
 }

@@ -36,6 +36,7 @@ const CANNOT_HAPPEN: &str = "return an error, or say why it cannot happen with b
 const UNLOCKS: &str = "a lock on a file is a base::lock::FileLock, which unlocks when it is dropped";
 const BUSY: &str = "unmount with base::lock::unmount, which waits for a process that was just forked";
 const RUNTIME: &str = "use a runtime that exists, or give the reason in ARCHITECTURE.md, Threads";
+const PRINTS: &str = "print with base::out, which does not panic when nobody reads it any more";
 const FINISH: &str = "finish it or leave it out";
 
 const BANS: &[Ban] = &[
@@ -76,6 +77,10 @@ pub fn check(source: &Source) -> Vec<Finding> {
     for ban in BANS.iter().filter(|ban| !ban.exempt.contains(&source.path.as_str())) {
         source.find(ban.word).for_each(|at| found(at, ban.word, ban.instead));
     }
+    // Programs for developers may end when nobody reads what they print.
+    if source.path.starts_with("crates/") {
+        source.find("println!").for_each(|at| found(at, "println!", PRINTS));
+    }
     if imports_std_thread(source) && !THREAD.contains(&source.path.as_str()) {
         let spawns = source.find("thread::spawn").filter(|&at| !source.code[..at].ends_with("::"));
         spawns.for_each(|at| found(at, "thread::spawn", "base::thread::spawn gives the thread a name"));
@@ -98,6 +103,13 @@ mod tests {
 
     fn findings(path: &str, code: &str) -> usize {
         check(&Source::new(path, code)).len()
+    }
+
+    #[test]
+    fn products_do_not_print_with_a_panic() {
+        let code = "fn a() { eprintln!(\"x\"); }\n";
+        assert_eq!(findings("crates/fs/src/a.rs", code), 1);
+        assert_eq!(findings("bench/src/a.rs", code), 0);
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use base::out;
 use base::secret::Secret;
 use covey_stream::attach::{AttachError, Options, command, device::Flags};
 
@@ -31,32 +32,37 @@ fn main() -> ExitCode {
     command::block_signals();
     let words: Vec<String> = std::env::args().skip(1).collect();
     if words.iter().any(|word| word == "--help" || word == "-h") {
-        println!("{HELP}");
+        out::line(HELP);
         return ExitCode::SUCCESS;
     }
     if words.iter().any(|word| word == "--version" || word == "-V") {
-        println!("covey-attach {}", env!("CARGO_PKG_VERSION"));
+        out::line(concat!("covey-attach ", env!("CARGO_PKG_VERSION")));
         return ExitCode::SUCCESS;
     }
     let (options, mountpoint) = match parse(&words) {
         Ok(parsed) => parsed,
         Err(wrong) => {
-            eprintln!("error: {wrong}\n\ncovey-attach --help shows the options");
+            out::complaint(format_args!("error: {wrong}\n\ncovey-attach --help shows the options"));
             return ExitCode::from(2);
         }
     };
     let shown = mountpoint.display().to_string();
-    let ready = |name: &str| println!("mounted {name} on {shown}; Ctrl-C ends it");
-    match command::run(options, &mountpoint, |line| eprintln!("covey-attach: {line}"), ready) {
+    let ready = |name: &str| out::line(format_args!("mounted {name} on {shown}; Ctrl-C ends it"));
+    match command::run(
+        options,
+        &mountpoint,
+        |line| out::complaint(format_args!("covey-attach: {line}")),
+        ready,
+    ) {
         Ok(ended) => match command::complaint(ended) {
             None => ExitCode::SUCCESS,
             Some(line) => {
-                eprintln!("error: {line}");
+                out::complaint(format_args!("error: {line}"));
                 ExitCode::FAILURE
             }
         },
         Err(error) => {
-            eprintln!("error: {error}");
+            out::complaint(format_args!("error: {error}"));
             match error {
                 AttachError::Stopped(_) => ExitCode::from(command::INTERRUPTED),
                 _ => ExitCode::FAILURE,

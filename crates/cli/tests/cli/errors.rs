@@ -23,6 +23,20 @@ fn wrong_usage_is_status_2_and_says_how_it_goes() {
     assert!(help.out.contains("Examples:"), "{help:?}");
 }
 
+/// A command that failed ended with a panic if the reader of its messages had ended before.
+#[test]
+fn regression_nobody_need_read_what_a_command_prints() {
+    let world = World::formatted();
+    for args in [&["format".as_ref(), world.volume().as_os_str()][..], &["frobnicate".as_ref()]] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = covey(args);
+        command.stdout(writer.try_clone().unwrap()).stderr(writer);
+        let status = command.status().unwrap().code();
+        assert!(matches!(status, Some(1 | 2)), "{args:?}: {status:?}");
+    }
+}
+
 #[test]
 fn unknown_mount_options_are_listed() {
     let world = World::formatted();

@@ -170,7 +170,9 @@ impl Drop for Scratch {
         if let Err(error) = fs::remove_dir_all(&self.path) {
             let (path, why) = (self.path.display().to_string(), api::error::plain(&error));
             let path = shown(&path, Lines::One);
-            eprintln!("covey: the bench's folder could not be removed ({why}): rm -r {path}");
+            base::out::complaint(format_args!(
+                "covey: the bench's folder could not be removed ({why}): rm -r {path}"
+            ));
         }
     }
 }
