@@ -4,6 +4,7 @@ use std::fs;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -201,4 +202,26 @@ fn a_full_disk_refuses_writes_and_rm_frees_it() {
     fs::remove_dir_all(mounted.join("many")).unwrap();
     mounted.umount();
     volume.must_be_clean();
+}
+
+/// The disk below the volume turned read-only, and `covey umount` said that all was well.
+#[test]
+fn regression_an_unmount_says_what_is_not_stored() {
+    requires!(Need::Covey, Need::Ext4);
+    let disk = LoopFs::new(300);
+    let remount = Command::new("mount").args(["-o", "remount,errors=remount-ro"]).arg(disk.path()).status();
+    assert!(remount.unwrap().success());
+    let volume = Volume::below(disk.path(), &[]);
+    let mounted = volume.mount_with(&["cache_floor=10M"]);
+    fs::write(mounted.join("kept"), "kept").unwrap();
+    fs::File::open(mounted.join("kept")).unwrap().sync_all().unwrap();
+    fs::write(mounted.join("lost"), "lost").unwrap();
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+    let at = disk.path().to_str().unwrap();
+    let line = mounts.lines().find(|line| line.split(' ').nth(1) == Some(at)).unwrap();
+    let device = line.split(' ').next().unwrap().rsplit('/').next().unwrap();
+    fs::write(format!("/sys/fs/ext4/{device}/trigger_fs_error"), "1").unwrap();
+    let done = covey_tests::volume::umount(mounted.path());
+    assert_eq!(done.code(), 1, "{done:?}");
+    assert!(done.stdout.contains("Not everything that was written is stored"), "{done:?}");
 }

@@ -13,7 +13,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use api::control::ControlAddress;
+use api::control::{ControlAddress, Request};
 use api::error::{Failure, Result};
 use api::raw_path::RawPath;
 use api::text::span;
@@ -37,6 +37,8 @@ use crate::term::Term;
 const PASSING: Duration = Duration::from_secs(2);
 /// How long to wait for the volume to close, unless a limit is given.
 const CLOSING: Duration = Duration::from_secs(120);
+/// How long the daemon may take to store what was written, before the mount is removed.
+const STORING: Duration = Duration::from_secs(15);
 /// The same if something else still has the mount. It may be about to end, like a container that stops.
 const LEAVING: Duration = Duration::from_secs(5);
 
@@ -79,6 +81,8 @@ struct Outcome {
     seconds: f64,
     not_uploaded_blobs: u64,
     not_uploaded_bytes: u64,
+    /// Why something that was written is not stored. `null`: all of it is.
+    not_stored: Option<String>,
 }
 
 /// Runs the command.
@@ -111,6 +115,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
         flush::mounted(&mount, deadline, &mut |tick| show(&mut progress, tick))?;
         progress.done();
     }
+    let stored = if how == Unmount::Polite { store(&mount, deadline) } else { Ok(()) };
     detach(&mount.path, how)?;
     let closed = wait_closed(&mount, args, deadline, term)?;
     if args.flush {
@@ -125,6 +130,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
         seconds: (base::time::monotonic() - started).as_secs_f64(),
         not_uploaded_blobs,
         not_uploaded_bytes,
+        not_stored: stored.err().map(|failure| failure.in_one_line()),
     };
     term.result(&outcome, || {
         let place = outcome.mountpoint.display();
@@ -133,12 +139,29 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
             (false, true) => format!("Unmounted {place}; the volume is closed ({}).", span(outcome.seconds)),
             (false, false) => format!("Detached {place}; the volume closes when its last user is gone."),
         };
-        match not_uploaded_blobs {
+        let done = match not_uploaded_blobs {
             0 => done,
             blobs => format!("{done}\n{}.", remote_side::not_uploaded(blobs, not_uploaded_bytes)),
+        };
+        match &outcome.not_stored {
+            None => done,
+            Some(why) => format!("{done}\nNot everything that was written is stored: {why}"),
         }
     });
-    Ok(0)
+    Ok(u8::from(outcome.not_stored.is_some()))
+}
+
+/// Has the daemon store what programs have written. What it cannot store now, it most likely cannot store when
+/// it ends, and then nobody would be told.
+fn store(mount: &Mounted, deadline: Deadline) -> Result<()> {
+    let within = deadline.sooner(Deadline::after(STORING));
+    fuse::mount::hand_over(&mount.path, within.within(flush::HAND_OVER).left());
+    let address = ControlAddress::of_source(Path::new(&mount.source));
+    match within.scope(|| control::ask::<()>(&address, &Request::Flush, &mut |_| {})) {
+        // It does not speak to this user, or serves a guest.
+        Err(failure) if matches!(&*failure.code, "not-permitted" | "no-answer") => Ok(()),
+        done => done,
+    }
 }
 
 /// Flushes the rest: data written after the first flush, or left by a daemon that died.
@@ -307,6 +330,7 @@ fn end_elsewhere(dir: &VolumeDir, args: &Args, deadline: Deadline, term: Term) -
         seconds: started.elapsed().as_secs_f64(),
         not_uploaded_blobs,
         not_uploaded_bytes,
+        not_stored: None,
     };
     term.result(&outcome, || {
         format!(
