@@ -167,8 +167,12 @@ fn what_another_node_took_over_is_refused_and_said() {
     let log = shared.nodes[1].log();
     // It is sure if the row that counts what was stored is there. The other node removes it at some time.
     let said = ["may not be stored", "could not be stored"];
-    let said = said.map(|became| format!("{became}: the session in which they were made was ended meanwhile"));
-    assert!(said.iter().any(|words| log.contains(&format!("which this node had acknowledged, {words}"))), "{log}");
+    let said =
+        said.map(|became| format!("{became}: the session in which they were made was ended meanwhile"));
+    assert!(
+        said.iter().any(|words| log.contains(&format!("which this node had acknowledged, {words}"))),
+        "{log}"
+    );
     let [file] = &refused(&shared.nodes[1])[..] else { panic!("{log}") };
     let text = fs::read_to_string(file).unwrap();
     assert!(text.contains("name \"below\" in folder"), "{text}");

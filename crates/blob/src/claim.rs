@@ -7,7 +7,8 @@
 //!                              place: length 1 B, UTF-8  CRC32C 4 B of all before it
 //! ```
 //!
-//! The version is 1, and 2 for a claim of the kind [`Kind::Promoted`], which older programs must refuse.
+//! The version is 1. It is 2 for a claim of the kind [`Kind::Promoted`] and 3 for one of the kind
+//! [`Kind::Database`], which older programs must refuse.
 //! Numbers are big-endian. A damaged record, or one of a later version, is never taken for "no claim": then
 //! nothing may write.
 
@@ -20,6 +21,8 @@ const MAGIC: &[u8; 4] = b"covC";
 const VERSION: u32 = 1;
 /// The version of a claim of the kind [`Kind::Promoted`]. A program that does not know it writes nothing.
 const VERSION_PROMOTED: u32 = 2;
+/// The same of the kind [`Kind::Database`].
+const VERSION_DATABASE: u32 = 3;
 /// The length of everything but the place.
 const FIXED: usize = 4 + 4 + 8 + 16 + 16 + 16 + 16 + 1 + 8 + 1 + 4;
 
@@ -41,15 +44,18 @@ pub enum Kind {
     Closed,
     /// The names moved into a database, from which many nodes write. No folder may write by a claim any more.
     Promoted,
+    /// A database holds the names. A copy of it, or an earlier state of it, does not know this claim.
+    Database,
 }
 
-const KINDS: [(Kind, u8); 6] = [
+const KINDS: [(Kind, u8); 7] = [
     (Kind::Open, 1),
     (Kind::Renewed, 2),
     (Kind::TakeOver, 3),
     (Kind::Restore, 4),
     (Kind::Closed, 5),
     (Kind::Promoted, 6),
+    (Kind::Database, 7),
 ];
 
 impl Kind {
@@ -62,6 +68,7 @@ impl Kind {
             Kind::Restore => "was restored from it",
             Kind::Closed => "wrote to it and closed it",
             Kind::Promoted => "became a shared volume",
+            Kind::Database => "became the database of its names",
         }
     }
 }
@@ -97,7 +104,11 @@ pub enum Wrong {
 }
 
 fn version_of(kind: Kind) -> u32 {
-    if kind == Kind::Promoted { VERSION_PROMOTED } else { VERSION }
+    match kind {
+        Kind::Promoted => VERSION_PROMOTED,
+        Kind::Database => VERSION_DATABASE,
+        _ => VERSION,
+    }
 }
 
 impl Claim {
@@ -143,7 +154,7 @@ impl Claim {
             return Err(Wrong::Damaged);
         }
         let version = u32::from_be_bytes(take(&mut rest)?);
-        if version > VERSION_PROMOTED {
+        if version > VERSION_DATABASE {
             return Err(Wrong::Newer(version));
         }
         let (content, crc) = record.split_last_chunk::<4>().ok_or(Wrong::Damaged)?;

@@ -161,6 +161,11 @@ impl<L: Link> Pool<L> {
 }
 
 impl<L: Link> Taken<'_, L> {
+    /// How to reach the servers.
+    pub(crate) fn door(&self) -> &L::Door {
+        &self.pool.door
+    }
+
     /// Makes attempts, numbered from 1, until one succeeds or the patience ends.
     ///
     /// # Errors

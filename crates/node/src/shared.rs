@@ -13,6 +13,7 @@
 //!
 //! - [`making`]: a new volume, and the folder of a node that mounts it for the first time.
 //! - [`away`]: what commands are told when the database cannot be reached.
+//! - [`claiming`]: which database holds the names, so that a copy of it deletes no blob.
 //! - [`checking`]: a check of the names, and the locks that nodes hold.
 //! - [`listed`]: what the database says of a volume, without joining it.
 //! - [`living`]: which sessions last.
@@ -25,6 +26,7 @@
 
 pub(crate) mod away;
 pub mod checking;
+pub mod claiming;
 mod keeping;
 pub mod listed;
 mod living;
@@ -70,6 +72,7 @@ use crate::fleet::options::FleetOptions;
 use crate::log;
 use crate::options::NodeOptions;
 use crate::volume_dir::VolumeDir;
+use claiming::Claims;
 use peers::{PackServer, Peers};
 use rows::ROW_SECRET;
 use session::Keeper;
@@ -99,8 +102,14 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// Opens the names of the volume, and joins it.
-    pub fn open(dir: &VolumeDir, fleet: &FleetOptions, options: &NodeOptions) -> Result<Shared> {
+    /// Opens the names of the volume, and joins it. The failure has the code [`claiming::UNCLAIMED`] if the
+    /// database may only be read; `may_change` is false for a mount that knows this.
+    pub fn open(
+        dir: &VolumeDir,
+        fleet: &FleetOptions,
+        options: &NodeOptions,
+        may_change: bool,
+    ) -> Result<Shared> {
         let text = dir.format().names.as_deref().unwrap_or_default();
         let target = Address::parse(text).map_err(setup_failure)?;
         let names = target.open().map_err(setup_failure_at(&target))?;
@@ -111,6 +120,12 @@ impl Shared {
             unfinished::complete(dir, &rows)?;
             unfinished::check_complete(&target, &rows)?;
         }
+        let claims = Arc::new(Claims::new(names.clone(), target.to_string()));
+        if may_change && options.handed.is_none() {
+            // A promotion that is not complete yet may still go back to its folder.
+            claims.open(dir, options.read_only)?;
+        }
+        warn_of_weaknesses(&*names);
         let node = node_id(dir)?;
         let server = Arc::new(PackServer::default());
         let net = listen(dir, &target, fleet, node, &*names, server.clone())?;
@@ -118,8 +133,14 @@ impl Shared {
         let address = address.map(|address| address.to_string()).unwrap_or_default();
         let term = Arc::new(Term::default());
         let outage: Arc<Outage> = Arc::default();
-        let keeper = Arc::new(Keeper::new(names.clone(), (term.clone(), outage.clone()), node, address));
-        resuming::resume(dir, &names, &keeper, &term, node)?;
+        let both = (term.clone(), outage.clone());
+        let claims = Some(claims).filter(|_| may_change && !options.read_only);
+        let keeper = Arc::new(Keeper::new(names.clone(), both, node, address, claims));
+        if may_change {
+            resuming::resume(dir, &names, &keeper, &term, node)?;
+        } else {
+            resuming::must_be_empty(dir, node)?;
+        }
         let journal = Mutex::new(Some(resuming::journal(dir, node)?));
         // This process holds the folder's lock, so an earlier session of this node is a dead process's.
         let session = keeper.join(true).map_err(|error| {
@@ -196,6 +217,11 @@ impl Shared {
         }
     }
 
+    /// The claim on the origin, if this node writes.
+    pub(crate) fn claims(&self) -> Option<Arc<Claims>> {
+        self.keeper.claims()
+    }
+
     /// Whether the database does not answer now.
     pub(crate) fn is_away(&self) -> bool {
         self.outage.seen(base::time::monotonic()).is_some_and(|away| !away.is_over)
@@ -241,6 +267,12 @@ impl Shared {
             log::warn(&format!("the session could not be ended, and expires by itself: {error}"));
         }
     }
+}
+
+/// Says in the log by which settings the database may lose what it has confirmed.
+fn warn_of_weaknesses(names: &dyn Database) {
+    let lines = names.weaknesses().unwrap_or_default();
+    lines.iter().for_each(|line| log::warn(line));
 }
 
 /// The failure for a database that cannot be used.

@@ -34,6 +34,7 @@ pub mod keeper;
 pub mod memory;
 #[cfg(test)]
 mod model;
+pub mod newest;
 #[cfg(test)]
 mod tests;
 
@@ -44,6 +45,7 @@ pub use decide::Refusal;
 pub use guarded::Guarded;
 pub use keeper::{Keeper, Standing};
 pub use memory::{Memory, Remember};
+pub use newest::newest;
 
 /// A writer checks its claim this often, even when it is idle.
 pub const LOOK: Duration = Duration::from_secs(5);

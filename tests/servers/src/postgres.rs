@@ -328,6 +328,25 @@ impl Server {
         String::from_utf8(done.stdout).unwrap().trim().to_owned()
     }
 
+    /// A dump of a database, which [`Server::restore`] takes.
+    pub fn dump(&self, database: &str) -> PathBuf {
+        let file = self.dir.join(format!("{database}.dump"));
+        let port = self.port.to_string();
+        self.tool(
+            "pg_dump",
+            &["-h", path(&self.dir), "-p", &port, "-U", "covey", "-f", path(&file), database],
+        );
+        file
+    }
+
+    /// Restores a dump into an empty database of this name, which is made.
+    pub fn restore(&self, database: &str, dump: &Path) {
+        self.sql_in("postgres", &format!("create database {database}"));
+        let port = self.port.to_string();
+        let to = ["-h", path(&self.dir), "-p", &port, "-U", "covey", "-d", database];
+        self.tool("psql", &[&to[..], &["-q", "-v", "ON_ERROR_STOP=1", "-f", path(dump)]].concat());
+    }
+
     /// The port.
     pub fn port(&self) -> u16 {
         self.port

@@ -5,6 +5,7 @@
 
 mod away;
 mod checks;
+mod claims;
 mod clones;
 mod collect;
 mod etcd;

@@ -36,8 +36,8 @@ fn an_older_database_is_refused_and_upgraded() {
     let done = run(covey().args(["format", &other, "--origin", &origin]), LIMIT);
     assert!(done.code() == 1 && done.stderr.contains("run: covey upgrade"), "{done:?}");
     let upgrade = || run_ok(covey().args(["upgrade", "--json", &shared.address]), LIMIT).json();
-    assert_eq!(upgrade(), serde_json::json!({"from": "1", "to": "2"}));
-    assert_eq!(upgrade(), serde_json::json!({"from": "2", "to": "2"}));
+    assert_eq!(upgrade(), serde_json::json!({"from": "1", "to": "3"}));
+    assert_eq!(upgrade(), serde_json::json!({"from": "3", "to": "3"}));
     shared.nodes[0].mount();
     assert_eq!(fs::read_to_string(shared.path(0, "file")).unwrap(), "kept");
     let rows = run_ok(covey().args(["sessions", "--json", &shared.address]), LIMIT).json();

@@ -1,4 +1,5 @@
-//! `covey origin mark`: recreates an origin's marker after it was lost.
+//! `covey origin mark`: recreates an origin's marker after it was lost. `covey origin claim`: makes a database the
+//! one that holds the names of a shared volume.
 //!
 //! Covey refuses an origin without a marker, for good reason: the disk may not be mounted, or the bucket may
 //! be another one. So this command first examines everything that shows which volume the place belongs to:
@@ -30,12 +31,14 @@ use tree::root::{self, Root};
 use crate::target::{Target, resolve};
 use crate::term::Term;
 
-/// Mends what says whose an origin is: covey origin mark VOLUME makes a lost marker anew
+/// Mends what says whose an origin is: its marker, or which database holds the names of a shared volume
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:\n  covey origin mark /srv/volume\n\n\
+#[command(
+    after_help = "Examples:\n  covey origin mark /srv/volume\n  covey origin claim 'postgres://covey@db/covey?volume=work'\n\n\
     For an origin whose object (or file) covey-origin is gone, or that was emptied, or put back from a backup, while the volume's folder is still here.\n\
     Blobs, records and claims there are looked at first; a place that belongs to another volume is refused. Blobs that the origin has lost\n\
-    and this node still has are uploaded again at the next mount.")]
+    and this node still has are uploaded again at the next mount."
+)]
 pub struct Args {
     #[command(subcommand)]
     what: What,
@@ -47,6 +50,11 @@ enum What {
     Mark {
         /// The volume's folder; it must not be mounted
         volume: PathBuf,
+    },
+    /// Makes a database the one that holds the names of a shared volume, after it was restored or moved
+    Claim {
+        /// The address of the volume; no node may have it mounted
+        address: PathBuf,
     },
 }
 
@@ -68,7 +76,43 @@ struct Outcome {
 
 /// Runs the command.
 pub fn run(args: &Args, term: Term) -> Result<u8> {
-    let What::Mark { volume } = &args.what;
+    match &args.what {
+        What::Mark { volume } => run_mark(volume, term),
+        What::Claim { address } => run_claim(address, term),
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Claimed {
+    /// The address of the volume, without a password.
+    names: String,
+    origin: String,
+    /// The number of the claim.
+    claim: u64,
+    /// Why the database could only be read before. `null`: it held the names already.
+    before: Option<String>,
+}
+
+fn run_claim(address: &Path, term: Term) -> Result<u8> {
+    if !node::shared::making::is_address(address) {
+        return Err(Failure::usage(format!("{} is not the address of a shared volume", address.display()))
+            .next("name its database: postgres://USER@HOST/DATABASE?volume=NAME, or etcd://HOST/?volume=NAME")
+            .next("a volume in a folder is claimed by its next mount: covey mount --take-over VOLUME MOUNTPOINT"));
+    }
+    let node::shared::claiming::Claimed { names, origin, epoch: claim, before } =
+        node::shared::claiming::claim(address)?;
+    let done = Claimed { names, origin, claim, before };
+    term.result(&done, || match &done.before {
+        None => format!("{} holds the names of {} already (claim {})", done.names, done.origin, done.claim),
+        Some(_) => format!(
+            "{} holds the names of {} from now on (claim {}); nodes of another database delete nothing any more",
+            done.names, done.origin, done.claim
+        ),
+    });
+    Ok(0)
+}
+
+fn run_mark(volume: &Path, term: Term) -> Result<u8> {
     let dir = match resolve(volume)? {
         Target::Closed { dir, .. } => dir,
         Target::Mounted(place) => {

@@ -130,6 +130,8 @@ impl Etcd {
     pub fn open(target: &Target, options: Options) -> Result<Etcd, SetupError> {
         let pool = connect(target, &options, options.lanes)?;
         let found = find(&pool)?;
+        let status = pool.ask(async |mut wires| wires.maintenance.status().await)?;
+        pool.door.opened.set(status.header());
         Ok(Etcd {
             layout: Layout::new(&target.prefix, found.number),
             pool,

@@ -39,17 +39,23 @@ pub(super) enum Outcome {
 
 /// What must hold for any commit of a store.
 pub(super) enum Guard {
-    /// Its session lasts, with this epoch.
-    Session { alive: Vec<u8>, epoch: String },
+    /// Its session lasts, with this epoch and this lease. The lease tells two nodes apart that got one number,
+    /// because the cluster was put back to an earlier state in between.
+    Session { alive: Vec<u8>, epoch: String, lease: i64 },
     /// Its volume is there.
     Volume(Vec<u8>),
 }
 
 impl Guard {
-    pub(super) fn check(&self) -> Compare {
+    pub(super) fn checks(&self) -> Vec<Compare> {
         match self {
-            Guard::Session { alive, epoch } => is(alive.clone(), epoch.as_bytes()),
-            Guard::Volume(key) => exists(key.clone()),
+            Guard::Session { alive, epoch, lease } => {
+                vec![
+                    is(alive.clone(), epoch.as_bytes()),
+                    Compare::lease(alive.clone(), CompareOp::Equal, *lease),
+                ]
+            }
+            Guard::Volume(key) => vec![exists(key.clone())],
         }
     }
 
@@ -62,7 +68,9 @@ impl Guard {
 
     pub(super) fn holds(&self, row: Option<&KeyValue>) -> bool {
         match self {
-            Guard::Session { epoch, .. } => row.is_some_and(|row| row.value() == epoch.as_bytes()),
+            Guard::Session { epoch, lease, .. } => {
+                row.is_some_and(|row| row.value() == epoch.as_bytes() && row.lease() == *lease)
+            }
             Guard::Volume(_) => row.is_some(),
         }
     }
@@ -196,8 +204,8 @@ impl Etcd {
                 // The node has joined again. What etcd knew of this session's operations may be gone.
                 return Err(if run.is_lost { unknown() } else { Failure::Store(fenced()) });
             }
-            let guard =
-                Guard::Session { alive: self.layout.alive(place.number), epoch: place.epoch.to_string() };
+            let (alive, epoch) = (self.layout.alive(place.number), place.epoch.to_string());
+            let guard = Guard::Session { alive, epoch, lease: place.lease };
             let process = place.resumed.map_or_else(String::new, |number| format!(".{number:016x}"));
             return Ok(Owner {
                 name: format!("{}.{}{process}", place.number, place.epoch),
@@ -316,7 +324,13 @@ impl Etcd {
     ) -> Result<TxnResponse, Failure> {
         lane.record.is_open = true;
         taken.set_record(lane.record.clone());
+        let opened = &self.pool.door.opened;
+        let known = opened.known();
         let answer = taken.once(async |mut wires| wires.kv.txn(txn).await);
+        let answer = answer.and_then(|answer| {
+            // What it did then was done to another cluster.
+            opened.meet(&self.pool.door.target, known, answer.header()).map(|()| answer)
+        });
         match &answer {
             Err(Failure::Lost(_)) => run.is_lost = true,
             // The server says that it did nothing.
@@ -418,7 +432,8 @@ struct Plan<'a> {
 impl Plan<'_> {
     fn checks(&self, lane: &Lane) -> Vec<Compare> {
         let layout = &self.etcd.layout;
-        let mut all = vec![self.owner.guard.check(), lane.check(), absent(layout.lock())];
+        let mut all = self.owner.guard.checks();
+        all.extend([lane.check(), absent(layout.lock())]);
         all.extend(self.commit.checks.iter().map(|(key, expect)| match expect {
             Expect::Is(value) => is(layout.row(key), &**value),
             Expect::Absent => absent(layout.row(key)),

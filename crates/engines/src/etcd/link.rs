@@ -15,6 +15,7 @@ use tokio::runtime::{Builder, Runtime};
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 
 use super::errors::{Failure, explain, unconnected};
+use super::incarnation::Opened;
 use super::secrets;
 use super::target::{Target, TlsMode};
 use crate::secrets::Secrets;
@@ -30,6 +31,8 @@ pub(super) struct Door {
     chosen: AtomicUsize,
     secrets: Secrets,
     tls: Option<ClientTlsConfig>,
+    /// The cluster that all members must be of.
+    pub(super) opened: Opened,
 }
 
 impl Door {
@@ -38,7 +41,7 @@ impl Door {
         let tls = tls_of(&target).map_err(Failure::refused)?;
         // Nodes begin with different members.
         let first = base::random::u64() as usize % target.servers.len().max(1);
-        Ok(Door { target, chosen: AtomicUsize::new(first), secrets, tls })
+        Ok(Door { target, chosen: AtomicUsize::new(first), secrets, tls, opened: Opened::default() })
     }
 
     /// The next connection goes to another member than this one.

@@ -47,10 +47,9 @@ impl Etcd {
         run.token = Some(token.clone());
         let key = self.layout.lock();
         let put = TxnOp::put(key.clone(), token.as_bytes(), Some(PutOptions::new().with_lease(lease)));
-        let txn = Txn::new()
-            .when([owner.guard.check(), absent(key)])
-            .and_then([put])
-            .or_else([owner.guard.ask().op()]);
+        let mut checks = owner.guard.checks();
+        checks.push(absent(key));
+        let txn = Txn::new().when(checks).and_then([put]).or_else([owner.guard.ask().op()]);
         let answer = taken.once(async |mut wires| wires.kv.txn(txn).await)?;
         if answer.succeeded() {
             return Ok(token);
@@ -87,7 +86,8 @@ impl Etcd {
             Err(CommitError::Store(error)) => return Err(Failure::Store(error)),
         };
         let lock = self.layout.lock();
-        let checks = [owner.guard.check(), lane.check(), is(lock.clone(), token.as_bytes())];
+        let mut checks = owner.guard.checks();
+        checks.extend([lane.check(), is(lock.clone(), token.as_bytes())]);
         let mut writes = vec![lane.note(owner.lease), TxnOp::delete(lock.clone(), None)];
         writes.extend(finals.iter().map(|(key, value)| final_op(self.layout.row(key), value.as_ref())));
         let levels = levels(checks.len(), writes.len()).ok_or_else(|| {

@@ -24,6 +24,7 @@ mod admin;
 mod check;
 mod commit;
 mod errors;
+mod incarnation;
 mod layout;
 mod link;
 mod locked;
@@ -53,7 +54,9 @@ use snapshot::Revision;
 
 pub use crate::pool::Options;
 pub use crate::secrets::Secrets;
-pub use meta::engine::database::{Checked, Join, Level, Renewed, Session, SessionRow, SetupError};
+pub use meta::engine::database::{
+    Checked, Incarnation, Join, Level, Renewed, Session, SessionRow, SetupError,
+};
 pub use target::{Target, TlsMode};
 
 /// The version of the keys and their values.

@@ -96,12 +96,16 @@ impl Ask {
     }
 }
 
-/// Reads, as of one revision: 0 is the newest one. Returns the revision too.
-async fn read(mut wires: Wires, asks: &[Ask], at: i64) -> Result<(i64, Vec<Vec<KeyValue>>), Error> {
+/// Reads, as of one revision: 0 is the newest one. Returns the header of the answer too.
+async fn read(
+    mut wires: Wires,
+    asks: &[Ask],
+    at: i64,
+) -> Result<(Option<ResponseHeader>, Vec<Vec<KeyValue>>), Error> {
     if let [ask] = asks {
         let (key, options) = ask.parts(at);
         let mut answer = wires.kv.get(key, Some(options)).await?;
-        return Ok((revision(answer.header()), vec![answer.take_kvs()]));
+        return Ok((answer.take_header(), vec![answer.take_kvs()]));
     }
     let op = |ask: &Ask| {
         let (key, options) = ask.parts(at);
@@ -109,8 +113,8 @@ async fn read(mut wires: Wires, asks: &[Ask], at: i64) -> Result<(i64, Vec<Vec<K
     };
     let ops: Vec<TxnOp> = asks.iter().map(op).collect();
     let levels = levels(0, ops.len()).unwrap_or(LEVELS[2]);
-    let answer = wires.kv.txn(Txn::new().and_then(packed(ops, levels))).await?;
-    Ok((revision(answer.header()), found(&answer)))
+    let mut answer = wires.kv.txn(Txn::new().and_then(packed(ops, levels))).await?;
+    Ok((answer.take_header(), found(&answer)))
 }
 
 /// Reads with a lane in hand, all as of one moment.
@@ -121,7 +125,11 @@ pub(super) fn look_with(
 ) -> Result<(i64, Vec<Vec<KeyValue>>), Failure> {
     let (mut at, mut all) = (at, Vec::with_capacity(asks.len()));
     for part in asks.chunks(ASKS_MAX) {
-        let (of, rows) = taken.once(async |wires| read(wires, part, at).await)?;
+        let known = taken.door().opened.known();
+        let (header, rows) = taken.once(async |wires| read(wires, part, at).await)?;
+        let door = taken.door();
+        door.opened.meet(&door.target, known, header.as_ref())?;
+        let of = revision(header.as_ref());
         if rows.len() != part.len() {
             return Err(Failure::refused("etcd answers in an unexpected form: a read is missing"));
         }

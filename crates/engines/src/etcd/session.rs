@@ -11,12 +11,13 @@
 use std::time::Duration;
 
 use etcd_client::{Compare, CompareOp, Error, KeyValue, PutOptions, Txn, TxnOp};
-use meta::engine::database::{Database, Join, Renewed, Session, SessionRow};
+use meta::engine::database::{Database, Incarnation, Join, Renewed, Session, SessionRow};
 use meta::store::StoreError;
 use tokio::task::JoinSet;
 
 use super::commit::fenced;
 use super::errors::{Failure, NoLease};
+use super::incarnation;
 use super::layout::{hex, unhex};
 use super::pool::Taken;
 use super::request::{Ask, absent, is, look, look_with, single};
@@ -208,16 +209,42 @@ impl Etcd {
     }
 
     /// Makes a session last its whole length again, if it is not over.
-    fn keep(&self, taken: &mut Taken<'_>, place: &Place) -> Result<(), Failure> {
+    fn keep(&self, taken: &mut Taken<'_>, place: &Place) -> Result<Incarnation, Failure> {
         match taken.once(async |mut wires| wires.lease.keep_alive(place.lease).await.map(drop)) {
             Err(Failure::Own(NoLease)) => return Err(Failure::Store(fenced())),
             done => done?,
         }
         // The lease lasts even if another process took the place.
-        let key = self.layout.alive(place.number);
-        let row = taken.once(async |mut wires| wires.kv.get(key.clone(), None).await)?;
-        let holds = row.kvs().first().is_some_and(|row| row.value() == place.epoch.to_string().as_bytes());
-        if holds { Ok(()) } else { Err(Failure::Store(fenced())) }
+        let (incarnation, row) = self.get(taken, self.layout.alive(place.number))?;
+        let epoch = place.epoch.to_string();
+        let holds = row.is_some_and(|row| row.value() == epoch.as_bytes() && row.lease() == place.lease);
+        if holds { Ok(incarnation) } else { Err(Failure::Store(fenced())) }
+    }
+
+    /// A row, and the cluster that has it.
+    fn get(&self, taken: &mut Taken<'_>, key: Vec<u8>) -> Result<(Incarnation, Option<KeyValue>), Failure> {
+        let door = &self.pool.door;
+        let known = door.opened.known();
+        let mut answer = taken.once(async |mut wires| wires.kv.get(key.clone(), None).await)?;
+        door.opened.meet(&door.target, known, answer.header())?;
+        Ok((incarnation::of(answer.header()), answer.take_kvs().into_iter().next()))
+    }
+
+    /// Raises the number of the last node.
+    fn skip(&self, taken: &mut Taken<'_>, count: u32) -> Result<(), Failure> {
+        let key = self.layout.node_count();
+        let (_, row) = self.get(taken, key.clone())?;
+        let last = row.as_ref().map_or(Ok(0), number_of)?;
+        let is_last = match &row {
+            Some(row) => is(key.clone(), row.value()),
+            None => absent(key.clone()),
+        };
+        let put = TxnOp::put(key, (last + i64::from(count)).to_string(), None);
+        let txn = Txn::new().when([is_last]).and_then([put]);
+        match taken.once(async |mut wires| wires.kv.txn(txn).await)?.succeeded() {
+            true => Ok(()),
+            false => Err(Failure::Again("other nodes join at the same time".to_owned())),
+        }
     }
 
     /// The node has a session elsewhere.
@@ -305,11 +332,25 @@ impl Database for Etcd {
         let place = self.joined()?;
         let done = self.pool.take()?.attempts(|taken, _| {
             let began = base::time::boot();
-            self.keep(taken, &place)?;
-            Ok(began)
+            Ok((began, self.keep(taken, &place)?))
         });
-        let remaining = place.ttl.saturating_sub(base::time::boot().since(done?));
-        Ok(Renewed { remaining, server_time: None })
+        let (began, incarnation) = done?;
+        let remaining = place.ttl.saturating_sub(base::time::boot().since(began));
+        Ok(Renewed { incarnation, remaining, server_time: None })
+    }
+
+    fn incarnation(&self) -> Result<Incarnation, StoreError> {
+        let key = self.volume_key();
+        Ok(self.pool.take()?.attempts(|taken, _| self.get(taken, key.clone()))?.0)
+    }
+
+    /// None: its API does not tell them.
+    fn weaknesses(&self) -> Result<Vec<String>, StoreError> {
+        Ok(Vec::new())
+    }
+
+    fn skip_numbers(&self, count: u32) -> Result<(), StoreError> {
+        self.pool.take()?.attempts(|taken, _| self.skip(taken, count))
     }
 
     fn leave(&self) -> Result<(), StoreError> {

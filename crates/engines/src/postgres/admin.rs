@@ -9,6 +9,7 @@ use tokio_postgres::types::Type;
 use tokio_postgres::{Client, Error};
 
 use super::errors::{Failure, is_missing};
+use super::incarnation;
 use super::link::{Door, Link};
 use super::pool::Pool;
 use super::{Options, Postgres, SERVER_MIN, SetupError, Target, VERSION, upgrade};
@@ -105,6 +106,8 @@ impl Postgres {
         run(&mut link, options.patience, async |client| {
             client.execute_typed(stale, &[(&found.id, Type::INT4)]).await
         })?;
+        let opened = run(&mut link, options.patience, async |client| incarnation::ask(client).await)?;
+        door.opened.set(opened);
         let own = -1 - (base::random::u64() >> 2) as i64;
         let pool = Pool::new(Arc::new(door), options.lanes, options.patience);
         pool.give(link);

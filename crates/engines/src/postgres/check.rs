@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::{Client, Error, Row};
 
 use super::admin::{Server, door, find, run};
 use super::errors::Failure;
@@ -21,6 +22,26 @@ const LOAD: &str = "select (select count(*) from pg_stat_activity where backend_
     current_setting('max_connections')::bigint, \
     coalesce((select n_dead_tup from pg_stat_user_tables where relid = to_regclass('covey_kv')), 0), \
     coalesce((select n_live_tup from pg_stat_user_tables where relid = to_regclass('covey_kv')), 0)";
+
+const SETTINGS: &str = "select name, setting from pg_settings \
+    where name in ('fsync', 'full_page_writes', 'synchronous_commit') and setting = 'off' order by name";
+
+/// Settings by which the server may lose what it has confirmed: a line for each.
+pub(super) async fn weaknesses(client: &Client) -> Result<Vec<String>, Error> {
+    let rows = client.query_typed(SETTINGS, &[] as &[(&(dyn ToSql + Sync), Type)]).await?;
+    let line = |row: &Row| {
+        let name: &str = row.try_get(0)?;
+        let what = match name {
+            "synchronous_commit" => {
+                "other clients' commits may be lost in a crash; this program waits for its own all the same"
+            }
+            "fsync" => "a crash of the machine may damage the database and lose what fsync(2) has confirmed",
+            _ => "a crash of the machine may damage the database",
+        };
+        Ok(format!("the server has {name} = off: {what}; set it to on"))
+    };
+    rows.iter().map(line).collect()
+}
 
 impl Postgres {
     /// Checks a database and the volume in it, in an order in which a mistake explains the ones behind it.
@@ -42,6 +63,12 @@ impl Postgres {
             Err(error) => found.push(Checked::bad(what, &error)),
         };
         note("server", server(&mut link, limit));
+        match run(&mut link, limit, async |client| weaknesses(client).await) {
+            Ok(lines) => lines
+                .into_iter()
+                .for_each(|line| note("server", Ok(Checked { what: "server", level: Level::Warning, line }))),
+            Err(error) => note("server", Err(error)),
+        }
         note("volume", volume(&mut link, target, limit));
         note("latency", latency("a nearer server", || ping(&mut link, limit)));
         note("clock", clock(&mut link, limit));

@@ -16,8 +16,8 @@ use super::session::Place;
 const KEY_MAX: usize = 2_600;
 
 /// The call.
-const CALL: &str = "select state, failed, fresh, not_empty from covey_commit_1($1, $2, $3, $4, $5, $6, $7, \
-    $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26, $27, $28, $29)";
+const CALL: &str = "select state, failed, fresh, not_empty from covey_commit_2($1, $2, $3, $4, $5, $6, $7, \
+    $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26, $27, $28, $29, $30)";
 
 /// How strongly a row is locked, and what the server's function calls it.
 const UPDATE: i32 = 3;
@@ -184,12 +184,14 @@ impl<'a> Request<'a> {
     pub(super) async fn call(&self, client: &Client, id: Id) -> Result<Row, Error> {
         let number = id.place.map(|place| place.number);
         let epoch = id.place.map(|place| place.epoch);
+        let token = id.place.as_ref().map(|place| &place.token[..]);
         let (insert, blind, update) = (self.insert.values(), self.blind.values(), self.update.values());
         let max = self.max.values();
-        let args: [(&(dyn ToSql + Sync), Type); 29] = [
+        let args: [(&(dyn ToSql + Sync), Type); 30] = [
             (&id.volume, Type::INT4),
             (&number, Type::INT8),
             (&epoch, Type::INT8),
+            (&token, Type::BYTEA),
             (&id.owner, Type::INT8),
             (&id.lane, Type::INT4),
             (&id.op, Type::INT8),

@@ -11,8 +11,8 @@
 -- b_k, b_v:          rows to write, whether present or not
 -- u_k, u_v:          rows to write, which are checked to be present
 -- g_k:               the rows of a_k and m_k that must be present at the end
-create function covey_commit_1(
-  vol integer, session_ bigint, epoch_ bigint, owner_ bigint, lane_ integer, op_ bigint, attempt_ integer,
+create or replace function covey_commit_2(
+  vol integer, session_ bigint, epoch_ bigint, token_ bytea, owner_ bigint, lane_ integer, op_ bigint, attempt_ integer,
   keys bytea[], run_end integer[], run_mode integer[],
   c_k bytea[], c_kind integer[], c_v bytea[], e_from bytea[], e_to bytea[],
   i_k bytea[], i_v bytea[], n_k bytea[], hold bytea[], b_k bytea[], b_v bytea[], u_k bytea[], u_v bytea[],
@@ -45,9 +45,12 @@ declare
   part bytea[];
   zero constant bytea := '\x0000000000000000';
 begin
+  if current_setting('synchronous_commit') = 'off' then
+    perform set_config('synchronous_commit', 'local', true);
+  end if;
   if session_ is not null then
     perform 1 from covey_session s where s.volume = vol and s.number = session_ and s.epoch = epoch_
-      and s.expires > clock_timestamp() for key share;
+      and s.token = token_ and s.expires > clock_timestamp() for key share;
     if not found then
       state := 2;
       return;

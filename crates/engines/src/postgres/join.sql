@@ -1,5 +1,5 @@
 -- Takes a place in the volume. `state`: 0 joined, 1 the node has an unexpired session, 2 no such volume.
-create function covey_join_2(
+create or replace function covey_join_2(
   vol integer, node_id bytea, host_ text, address_ text, ttl_ms bigint, take_over boolean, token_ bytea,
   program_ text,
   out state integer, out number_ bigint, out epoch_ bigint, out other_host text, out left_ms bigint
@@ -7,6 +7,9 @@ create function covey_join_2(
 declare
   was covey_session;
 begin
+  if current_setting('synchronous_commit') = 'off' then
+    perform set_config('synchronous_commit', 'local', true);
+  end if;
   perform 1 from covey_volume where id = vol for update;
   if not found then
     state := 2;

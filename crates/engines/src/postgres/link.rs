@@ -17,6 +17,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio_postgres::{Client, Config, Error, config::SslMode};
 
 use super::errors::{Failure, explain};
+use super::incarnation::{self, Opened};
 use super::secrets;
 use super::target::{Target, TlsMode};
 use super::tls::Tls;
@@ -43,13 +44,16 @@ pub(super) struct Door {
     chosen: AtomicUsize,
     secrets: Secrets,
     tls: Tls,
+    /// The database to which all connections must lead.
+    pub(super) opened: Opened,
 }
 
 impl Door {
     /// Reads the certificates that the address names.
     pub(super) fn new(target: Target, secrets: Secrets) -> Result<Door, Failure> {
         let tls = Tls::new(&target).map_err(Failure::refused)?;
-        Ok(Door { servers: target.servers(), chosen: AtomicUsize::new(0), target, secrets, tls })
+        let (servers, chosen, opened) = (target.servers(), AtomicUsize::new(0), Opened::default());
+        Ok(Door { servers, chosen, target, secrets, tls, opened })
     }
 
     /// Its servers, each as an address of its own.
@@ -96,7 +100,7 @@ impl Link {
     pub(super) fn open(door: &Door, limit: Duration) -> Result<Link, Failure> {
         let count = door.servers.len();
         if count == 1 {
-            return Link::open_at(door, 0, limit);
+            return Link::open_at(door, 0, limit)?.of_the_opened(door, limit);
         }
         let (first, end) = (door.chosen.load(Ordering::Acquire), base::time::monotonic() + limit);
         let mut failures = Vec::new();
@@ -105,7 +109,7 @@ impl Link {
             // A server that does not answer leaves time for the others.
             let left = end.saturating_duration_since(base::time::monotonic());
             let share = left / u32::try_from(count - step).unwrap_or(1);
-            match Link::open_writable(door, server, share) {
+            match Link::open_writable(door, server, share).and_then(|link| link.of_the_opened(door, share)) {
                 Ok(link) => {
                     // If another lane has found another server since this one began, that is newer: this
                     // server may have hung until now, and been replaced.
@@ -136,6 +140,15 @@ impl Link {
             false => Ok(link),
             true => Err(Failure::Lost(format!("the server {} is a read-only standby", link.target.server()))),
         }
+    }
+
+    /// The connection, if it leads to the database that the store has opened.
+    fn of_the_opened(mut self, door: &Door, limit: Duration) -> Result<Link, Failure> {
+        if door.opened.is_set() {
+            let found = self.run(limit, async |client| incarnation::ask(client).await)?;
+            door.opened.meet(&self.target, &found)?;
+        }
+        Ok(self)
     }
 
     /// Whether another server was found to accept writes since this connection was made. Then this one may

@@ -10,12 +10,15 @@
 //!
 //! **A read is one round trip, and so is a commit.** Statements are unnamed and outside of transactions, so a
 //! proxy that gives each transaction another connection (pgbouncer) may stand in between. Only a snapshot
-//! needs a connection of its own. A commit is durable when it returns, as far as the server's
-//! `synchronous_commit` says.
+//! needs a connection of its own. A commit is on the server's disk when it returns, also where
+//! `synchronous_commit` is off. It is on those of standbys too if that setting says so.
+//!
+//! **A store uses one database, the one that it has opened** ([`incarnation`]): each new connection and each
+//! renewal of the session looks whether it is that one.
 //!
 //! **A commit is a call of a function of the server**, at READ COMMITTED. Its steps, in this order:
 //!
-//! 1. The session's row is locked `for key share`, and its epoch and time are checked ([`session`]).
+//! 1. The session's row is locked `for key share`, and its epoch, token and time are checked ([`session`]).
 //! 2. The lane's row is locked. It says whether an earlier attempt of the same operation was applied. So a
 //!    commit whose answer was lost is not applied twice. If an attempt meets a conflict after an earlier one
 //!    was lost, that is recorded too, so that the lost one cannot be applied later.
@@ -50,6 +53,7 @@ mod admin;
 mod check;
 mod commit;
 mod errors;
+mod incarnation;
 mod link;
 mod pool;
 mod secrets;
@@ -76,11 +80,13 @@ use session::Place;
 
 pub use crate::pool::Options;
 pub use crate::secrets::Secrets;
-pub use meta::engine::database::{Checked, Join, Level, Renewed, Session, SessionRow, SetupError};
+pub use meta::engine::database::{
+    Checked, Incarnation, Join, Level, Renewed, Session, SessionRow, SetupError,
+};
 pub use target::{Target, TlsMode};
 
 /// The version of the tables and functions.
-const VERSION: i32 = 2;
+const VERSION: i32 = 3;
 /// The oldest server, as in `server_version_num`.
 const SERVER_MIN: i32 = 140_000;
 /// Commits of this size are made within the patience of a store, also over a slow link.
@@ -263,7 +269,7 @@ impl MetaStore for Postgres {
         LIMIT
     }
 
-    /// Nothing: a commit is durable when it returns, as far as the server's `synchronous_commit` says.
+    /// Nothing: a commit is durable when it returns.
     fn flush(&self) -> Result<(), StoreError> {
         Ok(())
     }

@@ -1,5 +1,5 @@
 create table covey_schema(version integer primary key);
-insert into covey_schema values(2);
+insert into covey_schema values(3);
 
 create table covey_volume(
   id serial primary key,

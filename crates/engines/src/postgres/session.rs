@@ -1,8 +1,9 @@
 //! Sessions: which nodes use a volume.
 //!
-//! Each node that writes has a row with a number, an epoch and the time at which it expires, by the server's
-//! clock. Every commit of a joined store names the number and the epoch, and the server refuses it if they
-//! are not the present ones or the time is over. A commit holds the row `for key share` until it ends. A call
+//! Each node that writes has a row with a number, an epoch, a random token and the time at which it expires,
+//! by the server's clock. Every commit of a joined store names the number, the epoch and the token, and the
+//! server refuses it if they are not the present ones or the time is over. The token tells two nodes apart that
+//! got one number, because the database was put back to an earlier state in between. A commit holds the row `for key share` until it ends. A call
 //! that gives the place to another process changes the row under `for update`. So once that call returns, no
 //! commit of the earlier session takes effect.
 //!
@@ -15,18 +16,22 @@ use meta::engine::database::Database;
 use meta::store::StoreError;
 use tokio_postgres::types::Type;
 
+use super::check::weaknesses;
 use super::commit::unread;
-use super::{Join, Postgres, Renewed, Session, SessionRow};
+use super::errors::Failure;
+use super::incarnation::{self, COLUMNS};
+use super::{Incarnation, Join, Postgres, Renewed, Session, SessionRow};
 
 const JOIN: &str =
     "select state, number_, epoch_, other_host, left_ms from covey_join_2($1, $2, $3, $4, $5, $6, $7, $8)";
 const RENEW: &str = "update covey_session set expires = clock_timestamp() + $4 * interval '1 millisecond' \
-    where volume = $1 and number = $2 and epoch = $3 and expires > clock_timestamp() \
+    where volume = $1 and number = $2 and epoch = $3 and token = $5 and expires > clock_timestamp() \
     returning (extract(epoch from expires - clock_timestamp()) * 1000)::bigint, \
-    (extract(epoch from clock_timestamp()) * 1000000)::bigint";
+    (extract(epoch from clock_timestamp()) * 1000000)::bigint, ";
 /// A session that has expired, and was not ended, is continued: another node that waits for its end ends it
-/// only if it was not renewed since.
-const RESUME: &str = "update covey_session set expires = clock_timestamp() + $5 * interval '1 millisecond' \
+/// only if it was not renewed since. The new token refuses what the earlier process has sent.
+const RESUME: &str = "update covey_session set token = $6, \
+    expires = clock_timestamp() + $5 * interval '1 millisecond' \
     where volume = $1 and number = $2 and epoch = $3 and node = $4 and expires > to_timestamp(0)";
 /// A session that was ended has expired in 1970, whatever the server's clock says.
 const LEAVE: &str = "update covey_session set expires = to_timestamp(0) \
@@ -38,11 +43,15 @@ const LIST: &str = "select number, node, host, address, epoch, \
     (extract(epoch from expires) * 1000000)::bigint, expires <= to_timestamp(0), program \
     from covey_session where volume = $1 order by number";
 
+/// The row of the volume has the last number that was given out.
+const SKIP: &str = "update covey_volume set sessions = sessions + $2 where id = $1";
+
 /// A session with its length.
 #[derive(Clone, Copy)]
 pub(super) struct Place {
     pub(super) number: i64,
     pub(super) epoch: i64,
+    pub(super) token: [u8; 16],
     ttl_ms: i64,
     /// Another process of the node began it. What the server remembers of that process's operations says
     /// nothing of this one's.
@@ -67,8 +76,9 @@ impl Postgres {
     /// `Unavailable` if the node id has an unexpired session: the message names its machine and says when it
     /// expires. See [`StoreError`] for others.
     pub fn join(&self, join: &Join<'_>) -> Result<Session, StoreError> {
-        let (ttl_ms, token) = (millis(join.ttl), base::random::id16());
-        let (node, token): (&[u8], &[u8]) = (&join.node, &token);
+        self.incarnation()?;
+        let (ttl_ms, own) = (millis(join.ttl), base::random::id16());
+        let (node, token): (&[u8], &[u8]) = (&join.node, &own);
         let row = self.pool.ask(async |client| {
             client
                 .query_typed_one(
@@ -100,7 +110,7 @@ impl Postgres {
             _ => return Err(self.gone()),
         }
         let (number, epoch) = (row.try_get(1).map_err(unread)?, row.try_get(2).map_err(unread)?);
-        let place = Place { number, epoch, ttl_ms, is_resumed: false };
+        let place = Place { number, epoch, token: own, ttl_ms, is_resumed: false };
         let before = self.place.write().replace(place);
         if before.is_some_and(|before| before.is_resumed) {
             super::admin::forget(&self.pool, self.volume, self.own);
@@ -114,8 +124,8 @@ impl Postgres {
     /// `Fenced` if the session is over for good: the node has joined again, it left, or another node ended
     /// the session. See [`StoreError`] for others.
     pub fn resume(&self, node: &[u8; 16], session: Session, ttl: Duration) -> Result<(), StoreError> {
-        let (ttl_ms, node): (i64, &[u8]) = (millis(ttl), node);
-        let Session { number, epoch } = session;
+        let (ttl_ms, node, own): (i64, &[u8], _) = (millis(ttl), node, base::random::id16());
+        let (Session { number, epoch }, token): (_, &[u8]) = (session, &own);
         let found = self.pool.ask(async |client| {
             let args = [
                 (&self.volume as &(dyn tokio_postgres::types::ToSql + Sync), Type::INT4),
@@ -123,13 +133,14 @@ impl Postgres {
                 (&epoch, Type::INT8),
                 (&node, Type::BYTEA),
                 (&ttl_ms, Type::INT8),
+                (&token, Type::BYTEA),
             ];
             client.execute_typed(RESUME, &args).await
         })?;
         if found == 0 {
             return Err(StoreError::Fenced("the session was ended meanwhile".to_owned()));
         }
-        *self.place.write() = Some(Place { number, epoch, ttl_ms, is_resumed: true });
+        *self.place.write() = Some(Place { number, epoch, token: own, ttl_ms, is_resumed: true });
         Ok(())
     }
 
@@ -140,18 +151,16 @@ impl Postgres {
     /// joined, and for a server that cannot be reached.
     pub fn renew(&self) -> Result<Renewed, StoreError> {
         let place = self.joined()?;
+        let (text, token): (_, &[u8]) = (format!("{RENEW}{COLUMNS}"), &place.token);
         let row = self.pool.ask(async |client| {
-            client
-                .query_typed_opt(
-                    RENEW,
-                    &[
-                        (&self.volume, Type::INT4),
-                        (&place.number, Type::INT8),
-                        (&place.epoch, Type::INT8),
-                        (&place.ttl_ms, Type::INT8),
-                    ],
-                )
-                .await
+            let args = [
+                (&self.volume as &(dyn tokio_postgres::types::ToSql + Sync), Type::INT4),
+                (&place.number, Type::INT8),
+                (&place.epoch, Type::INT8),
+                (&place.ttl_ms, Type::INT8),
+                (&token, Type::BYTEA),
+            ];
+            client.query_typed_opt(&text, &args).await
         })?;
         let row = row.ok_or_else(|| {
             StoreError::Fenced(
@@ -160,7 +169,9 @@ impl Postgres {
         })?;
         let remaining: i64 = row.try_get(0).map_err(unread)?;
         let micros: i64 = row.try_get(1).map_err(unread)?;
+        let incarnation = self.met(incarnation::read(&row, 2).map_err(unread)?)?;
         Ok(Renewed {
+            incarnation,
             remaining: Duration::from_millis(remaining.max(0).unsigned_abs()),
             server_time: Some(Timestamp(i128::from(micros) * 1000)),
         })
@@ -233,6 +244,28 @@ impl Postgres {
         self.place.read().map(|place| place.session())
     }
 
+    /// Which database answers now.
+    ///
+    /// # Errors
+    /// `Unavailable` for another one than the one that was opened. See [`StoreError`] for others.
+    pub fn incarnation(&self) -> Result<Incarnation, StoreError> {
+        self.met(self.pool.ask(async |client| incarnation::ask(client).await)?)
+    }
+
+    /// Takes note of the database that has answered.
+    fn met(&self, found: Incarnation) -> Result<Incarnation, StoreError> {
+        self.pool.door.opened.meet(self.target(), &found).map_err(Failure::into_store)?;
+        Ok(found)
+    }
+
+    /// See [`Database::skip_numbers`].
+    fn skip(&self, count: u32) -> Result<(), StoreError> {
+        let args: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 2] =
+            [(&self.volume, Type::INT4), (&i64::from(count), Type::INT8)];
+        let done = self.pool.ask(async |client| client.execute_typed(SKIP, &args).await)?;
+        if done == 0 { Err(self.gone()) } else { Ok(()) }
+    }
+
     fn joined(&self) -> Result<Place, StoreError> {
         let place = *self.place.read();
         place.ok_or_else(|| StoreError::Unavailable("this store has no session; join first".to_owned()))
@@ -270,6 +303,18 @@ impl Database for Postgres {
 
     fn session(&self) -> Option<Session> {
         Postgres::session(self)
+    }
+
+    fn incarnation(&self) -> Result<Incarnation, StoreError> {
+        Postgres::incarnation(self)
+    }
+
+    fn weaknesses(&self) -> Result<Vec<String>, StoreError> {
+        self.pool.ask(async |client| weaknesses(client).await)
+    }
+
+    fn skip_numbers(&self, count: u32) -> Result<(), StoreError> {
+        self.skip(count)
     }
 
     fn sessions(&self) -> Result<Vec<SessionRow>, StoreError> {

@@ -14,8 +14,10 @@ use super::link::Link;
 use super::{Options, Postgres, SetupError, Target, VERSION};
 
 /// For each version from 1 on, what leads to the next one.
-const STEPS: [&str; (VERSION - 1) as usize] =
-    [concat!(include_str!("upgrade_2.sql"), include_str!("join.sql"))];
+const STEPS: [&str; (VERSION - 1) as usize] = [
+    concat!(include_str!("upgrade_2.sql"), include_str!("join.sql")),
+    concat!(include_str!("upgrade_3.sql"), include_str!("join.sql"), include_str!("commit.sql")),
+];
 /// Attempts of one step, if another program upgrades at the same time, or a transaction is in the way.
 const ATTEMPTS: u32 = 5;
 /// A step waits five seconds for locks.

@@ -81,7 +81,7 @@ fn an_attempt_that_arrives_late_is_not_applied() {
         let (keys, new) = if check == 1 { ("{c,n}", "{}") } else { ("{n}", "{c}") };
         let (ends, modes) = if check == 1 { ("{1,2}", "{1,3}") } else { ("{1}", "{3}") };
         server.sql(&format!(
-            "select state from covey_commit_1({id}, null, null, -5, 0, {op}, {attempt}, '{keys}', '{ends}', \
+            "select state from covey_commit_2({id}, null, null, null, -5, 0, {op}, {attempt}, '{keys}', '{ends}', \
              '{modes}', '{{c}}', '{{{check}}}', '{{\"\"}}', '{{}}', '{{}}', '{new}', '{new}', '{new}', '{new}', \
              '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{n}}', '{{1}}', '{{}}', '{{}}', '{{n}}')"
         ))

@@ -13,15 +13,15 @@ use crate::volumes::PostgresVolumes;
 use servers::Server;
 
 /// The tables as the first version made them.
-const FIRST: &str =
-    concat!(include_str!("../data/schema_1.sql"), include_str!("../../src/postgres/commit.sql"));
+const FIRST: &str = concat!(include_str!("../data/schema_1.sql"), include_str!("../data/commit_1.sql"));
 /// All that a schema consists of, but the functions that upgrades leave for older programs.
 const CATALOG: &str = "select string_agg(line, E'\\n' order by line) from (\
     select table_name || '.' || column_name || ' ' || ordinal_position || ' ' || data_type || ' ' || is_nullable || ' ' \
     || coalesce(column_default, '') as line from information_schema.columns where table_schema = 'public' \
     union all select indexdef from pg_indexes where schemaname = 'public' \
     union all select relname || ' ' || coalesce(reloptions::text, '') from pg_class where relname like 'covey_%' \
-    union all select pg_get_functiondef(oid) from pg_proc where proname like 'covey_%' and proname <> 'covey_join_1') x";
+    union all select pg_get_functiondef(oid) from pg_proc where proname like 'covey_%' \
+    and proname not in ('covey_join_1', 'covey_commit_1')) x";
 
 /// A database with tables of the first version and one volume, in which a node of an older program works.
 fn first(server: &Server, database: &str) -> Target {
@@ -60,13 +60,18 @@ fn older_tables_are_upgraded_while_nodes_use_them() {
     let refused = Postgres::open(&target, Options::default()).err().expect("it is older").to_string();
     assert!(refused.contains("tables of version 1") && refused.contains("run: covey upgrade 'postgres://"));
     let upgrade = || Postgres::upgrade(&target, &Options::default()).unwrap();
-    assert_eq!(upgrade(), from_to("1", "2"));
-    assert_eq!(upgrade(), from_to("2", "2"));
+    assert_eq!(upgrade(), from_to("1", "3"));
+    assert_eq!(upgrade(), from_to("3", "3"));
     let store = Postgres::open(&target, Options::default()).unwrap();
     assert_eq!(store.get(&key("a")).unwrap().as_deref(), Some(&b"old"[..]));
     assert_eq!(store.join(&node(1)).unwrap(), Session { number: 2, epoch: 1 });
     store.commit(put("b", "new")).unwrap();
-    // A node that was mounted before may lose its session, and joins again as it knows.
+    // A node that was mounted before goes on.
+    let commit = "select state from covey_commit_1(1, 1, 1, 1, 0, 1, 1, '{a}', '{1}', '{3}', '{}', '{}', '{}', \
+        '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{a}', '{older}', '{}', '{}', '{}', '{}', '{}', '{}')";
+    assert_eq!(server.sql_in("older", commit), "0");
+    assert_eq!(store.get(&key("a")).unwrap().as_deref(), Some(&b"older"[..]));
+    // It may lose its session, and joins again as it knows.
     assert_eq!(server.sql_in("older", &join(9)), "0|1|2");
     let rows = store.sessions().unwrap();
     let programs: Vec<&str> = rows.iter().map(|row| row.program.as_str()).collect();
@@ -97,11 +102,11 @@ fn upgrades_at_the_same_time_do_it_once() {
             scope.spawn(|| {
                 start.wait();
                 let done = Postgres::upgrade(&target, &Options::default()).unwrap();
-                assert_eq!(done.to, "2");
+                assert_eq!(done.to, "3");
             });
         }
     });
-    assert_eq!(server.sql_in("together", "select version from covey_schema"), "2");
+    assert_eq!(server.sql_in("together", "select version from covey_schema"), "3");
 }
 
 #[test]
@@ -113,7 +118,7 @@ fn an_upgrade_that_cannot_be_done_changes_nothing() {
     let error = Postgres::upgrade(&poor, &Options::default()).unwrap_err().to_string();
     assert!(error.contains("must be owner of table covey_session"), "{error}");
     assert_eq!(server.sql_in("kept", "select version from covey_schema"), "1");
-    server.sql_in("kept", "update covey_schema set version = 3");
+    server.sql_in("kept", "update covey_schema set version = 4");
     let error = Postgres::upgrade(&target, &Options::default()).unwrap_err();
     assert!(matches!(&error, SetupError::Version(why) if why.contains("use a newer covey")), "{error}");
     server.sql_in("postgres", "create database bare");

@@ -63,9 +63,24 @@ pub struct Join<'a> {
     pub program: &'a str,
 }
 
+/// Which database this is, and which run of it. A copy of a database holds the same rows, and is another one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Incarnation {
+    /// What a dump or a snapshot does not carry over: the ids of the server, the database and its tables.
+    pub place: String,
+    /// How often a copy of the server's files has taken its place: the timeline of PostgreSQL. etcd has none,
+    /// so it is 0.
+    pub timeline: u32,
+    /// When the server began, in microseconds since 1970. 0: the engine does not tell. Another time means
+    /// that the server may have lost what it had confirmed last.
+    pub began: i64,
+}
+
 /// The answer to a renewal.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Renewed {
+    /// The database that answered.
+    pub incarnation: Incarnation,
     /// How long the session lasts from when the server answered.
     pub remaining: Duration,
     /// The server's clock when it answered, if the server tells it.
@@ -193,6 +208,25 @@ pub trait Database: MetaStore {
 
     /// The session, if the store has joined.
     fn session(&self) -> Option<Session>;
+
+    /// Which database answers now. A store that has found another one than it had opened refuses everything.
+    ///
+    /// # Errors
+    /// `Unavailable` for another database than the one that was opened. See [`StoreError`] for others.
+    fn incarnation(&self) -> Result<Incarnation, StoreError>;
+
+    /// Settings of the server by which it may lose what it has confirmed: one line for each, with advice.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    fn weaknesses(&self) -> Result<Vec<String>, StoreError>;
+
+    /// Never gives the next numbers to a node: this database was put back from a copy, and nodes that joined
+    /// after the copy was made may have them.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    fn skip_numbers(&self, count: u32) -> Result<(), StoreError>;
 
     /// All sessions of the volume, expired ones too, by number.
     ///

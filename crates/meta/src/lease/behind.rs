@@ -3,12 +3,13 @@
 //! A batch is one commit. It checks the leases under which its changes were made, and it counts the batches
 //! of the session in a row of its own. So a batch whose answer was lost is recognised when it is sent again.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::forgot::Confirmed;
 use super::journal::Journal;
 use super::promise::KeptByKernel;
 use super::queue::{Batch, Queue};
-use super::row::Holder;
 use super::state::State;
 use super::{Core, TURN};
 use crate::key::Key;
@@ -18,7 +19,7 @@ use crate::store::{CommitError, StoreError, Value};
 /// How long a batch waits for further changes.
 const GATHER: Duration = Duration::from_millis(20);
 /// The pause before a batch is sent again.
-const AGAIN: Duration = Duration::from_millis(50);
+pub(super) const AGAIN: Duration = Duration::from_millis(50);
 /// How many rows may wait.
 const ROWS_MAX: usize = 20_000;
 /// How long a change may wait before later ones wait for it. So an outage of the database delays programs,
@@ -47,7 +48,7 @@ impl State {
 }
 
 /// What became of a batch.
-enum Sent {
+pub(super) enum Sent {
     Done,
     /// Its session, or one of its leases, has ended.
     Lost,
@@ -86,7 +87,7 @@ impl Core {
         let mut state = self.state.lock();
         loop {
             // First: what is lost counts as done.
-            if state.sessions != upto.sessions {
+            if upto.sessions < state.lossless_since {
                 return Err(StoreError::Fenced(
                     "the session ended before the changes were stored".to_owned(),
                 ));
@@ -108,12 +109,17 @@ impl Core {
 
     /// The thread that writes.
     pub(super) fn write_behind(&self) {
-        let mut written: Option<(Holder, u64)> = None;
+        let mut confirmed = Confirmed::default();
         loop {
             let (number, batch, sessions) = {
                 let mut state = self.state.lock();
-                while state.queue.is_empty() && !state.stopping {
+                while state.queue.is_empty() && !state.stopping && !state.is_suspect {
                     self.work.wait(&mut state);
+                }
+                if state.queue.is_empty() && state.is_suspect && !state.stopping {
+                    drop(state);
+                    self.clear_suspicion(&mut confirmed);
+                    continue;
                 }
                 let full =
                     |queue: &Queue| queue.hurry || queue.is_full() || queue.filling.rows() > ROWS_MAX / 2;
@@ -130,23 +136,25 @@ impl Core {
                 let (number, batch) = state.queue.take();
                 (number, batch, sessions)
             };
-            let sent = self.send(&batch, sessions, &mut written);
+            let sent = self.send(&batch, sessions, &mut confirmed);
             let mut state = self.state.lock();
             state.queue.flying = None;
-            state.stored = written;
+            state.stored = confirmed.last;
             match sent {
                 Some(Sent::Done) => {
                     // A session may have ended meanwhile, and with it all batches up to a later one.
                     state.queue.done = state.queue.done.max(number);
                     state.queue.oldest = state.queue.since();
                     let State { queue, journal, sessions: now, .. } = &mut *state;
-                    if let (Some(journal), true, Some((_, last))) = (journal, *now == sessions, written) {
+                    if let (Some(journal), true, Some((_, last))) =
+                        (journal, *now == sessions, confirmed.last)
+                    {
                         journal.done(last, queue.is_empty());
                     }
                 }
                 Some(Sent::Lost) if state.sessions == sessions => {
                     drop(state);
-                    self.lose(Some(&batch));
+                    self.lose(Some(&*batch));
                     continue;
                 }
                 // What ended the session has noted it.
@@ -158,7 +166,7 @@ impl Core {
     }
 
     /// Sends a batch until it is known what became of it. `None`: this node is being closed.
-    fn send(&self, batch: &Batch, sessions: u64, written: &mut Option<(Holder, u64)>) -> Option<Sent> {
+    fn send(&self, batch: &Arc<Batch>, sessions: u64, confirmed: &mut Confirmed) -> Option<Sent> {
         let mut told = false;
         loop {
             let me = {
@@ -174,21 +182,25 @@ impl Core {
                 self.nodes.me()
             };
             let Some(me) = me else { return Some(Sent::Lost) };
-            let last = written.filter(|(holder, _)| *holder == me).map_or(0, |(_, last)| last);
+            let last = confirmed.last_of(me);
             let (key, commit) = (Key::batch(me.node, me.epoch), batch.numbered(me, last));
             match self.inner.commit(commit) {
                 Ok(()) => {
-                    *written = Some((me, last + 1));
+                    confirmed.add(me, batch);
                     return Some(Sent::Done);
                 }
-                Err(CommitError::Conflict { rows, .. }) => {
-                    if !is_there(&rows, &key, last + 1) {
-                        return Some(Sent::Lost);
-                    }
+                Err(CommitError::Conflict { rows, .. }) => match counted_in(&rows, &key) {
                     // An earlier attempt was applied, and its answer was lost.
-                    *written = Some((me, last + 1));
-                    return Some(Sent::Done);
-                }
+                    Some(has) if has == last + 1 => {
+                        confirmed.add(me, batch);
+                        return Some(Sent::Done);
+                    }
+                    Some(has) if has < last => match self.give_again(me, has, sessions, confirmed) {
+                        Some(Sent::Done) => self.suspect(),
+                        failed => return failed,
+                    },
+                    _ => return Some(Sent::Lost),
+                },
                 Err(CommitError::Store(error)) => {
                     if !std::mem::replace(&mut told, true) {
                         self.nodes.report(&format!("changes wait to be stored: {error}"));
@@ -208,7 +220,7 @@ impl Core {
     }
 
     /// Forgets everything, and notes whose changes are lost.
-    fn lose(&self, batch: Option<&Batch>) {
+    pub(super) fn lose(&self, batch: Option<&Batch>) {
         let mut state = self.state.lock();
         // It is not known yet what becomes of it. So fsync must not say that it is stored.
         let flying = state.queue.flying.take();
@@ -222,6 +234,7 @@ impl Core {
         flying.iter().for_each(|batch| note_lost(&mut state.lost, batch));
         let kept = KeptByKernel::of(state.units.values());
         state.forget_all();
+        state.lossless_since = state.sessions;
         state.letting_go += 1;
         self.changed.notify_all();
         drop(state);
@@ -234,13 +247,13 @@ impl Core {
     }
 }
 
-/// Whether the engine has this batch of a session, by the rows of a conflict: an earlier attempt was applied.
-pub(super) fn is_there(rows: &[(Key, Option<Value>)], key: &Key, batch: u64) -> bool {
+/// How many batches of a session the engine has, by the rows of a conflict. `None`: as many as was thought.
+pub(super) fn counted_in(rows: &[(Key, Option<Value>)], key: &Key) -> Option<u64> {
     let row = rows.iter().find(|(other, _)| other == key);
-    row.and_then(|(_, value)| decode_u64(value.as_deref()).ok()) == Some(batch)
+    row.and_then(|(_, value)| decode_u64(value.as_deref()).ok())
 }
 
-fn note_lost(lost: &mut hashbrown::HashSet<base::Ino>, batch: &Batch) {
+pub(super) fn note_lost(lost: &mut hashbrown::HashSet<base::Ino>, batch: &Batch) {
     for ino in batch.inodes() {
         if lost.len() < LOST_MAX {
             lost.insert(ino);

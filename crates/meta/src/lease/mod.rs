@@ -27,6 +27,7 @@
 //!   while the units wait ([`foreign`]).
 //! - **A unit that several nodes change all the time is contended** ([`contend`]). No node has a lease of it:
 //!   its rows are read from the engine, and each change is a commit of its own ([`direct`], [`foreign`]).
+//! - **An engine that has forgotten what it confirmed** gets it once more ([`forgot`]).
 //! - **A snapshot of the engine lacks what is in no batch yet.** Before one that must lack nothing, every
 //!   node writes back ([`everywhere`]).
 //! - **What is acknowledged is in a journal on this node's disk before** ([`journal`]), so a process that is
@@ -48,6 +49,7 @@ mod direct;
 mod everywhere;
 mod fetch;
 mod foreign;
+mod forgot;
 mod free;
 mod journal;
 mod lend;
@@ -256,11 +258,18 @@ impl Leases {
         self.core.session_ended();
     }
 
+    /// The engine may have lost what it confirmed last: its server began anew, or another one took its place.
+    /// Nothing is answered from memory until that is known.
+    pub fn engine_began_anew(&self) {
+        self.core.suspect();
+    }
+
     /// Whether a directory can be listed from memory, with what a listing asks for beside its names.
     pub fn has_listing(&self, dir: Ino) -> bool {
         let held =
             |state: &mut State| state.held(dir, Mode::Read).is_ok_and(|unit| unit.has_names && unit.has_dirs);
-        self.core.term.lasts() && held(&mut self.core.state.lock())
+        let mut state = self.core.state.lock();
+        self.core.term.lasts() && !state.is_suspect && held(&mut state)
     }
 
     /// Whether acknowledged changes are not in the engine yet.
@@ -312,7 +321,9 @@ impl Core {
     ) -> Result<T, StoreError> {
         loop {
             self.term.check()?;
-            let found = look(&mut self.state.lock());
+            let mut state = self.state.lock();
+            let found = if state.is_suspect { Err(Need::Turn) } else { look(&mut state) };
+            drop(state);
             match found {
                 Ok(found) => {
                     self.term.check()?;
@@ -422,6 +433,9 @@ impl Core {
     }
 
     fn decide(&self, state: &mut State, commit: &Commit, me: Holder) -> Result<Decided, Need> {
+        if state.is_suspect {
+            return Err(Need::Turn);
+        }
         let survey = state.survey(commit)?;
         state.know_counters(commit, &survey)?;
         if survey.is_foreign {

@@ -144,6 +144,16 @@ impl Batch {
         self.rows.len()
     }
 
+    /// How many bytes its rows have.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Names that are made or removed.
+    pub fn names(&self) -> impl Iterator<Item = String> {
+        self.rows.keys().filter_map(super::replay::name_in)
+    }
+
     /// The inodes that the batch is about.
     pub fn inodes(&self) -> impl Iterator<Item = Ino> {
         let about = |key: &Key| {

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use base::Ino;
 use blob::PackStore;
 
-use super::behind::is_there;
+use super::behind::counted_in;
 use super::journal::Left;
 use super::journal::record::Change;
 use super::queue::Batch;
@@ -205,7 +205,7 @@ impl Run<'_> {
         match self.store.commit(batch.numbered(self.me, self.last)) {
             Ok(()) => {}
             // The killed process had sent it.
-            Err(CommitError::Conflict { rows, .. }) if is_there(&rows, &key, self.last + 1) => {}
+            Err(CommitError::Conflict { rows, .. }) if counted_in(&rows, &key) == Some(self.last + 1) => {}
             Err(CommitError::Conflict { .. }) => {
                 return Err(Refused::of(at, "another node has taken their leases over".to_owned()));
             }
@@ -307,10 +307,13 @@ impl Replayed {
             .refused
             .iter()
             .flat_map(|change| change.commit.puts.iter().map(|(key, _)| key).chain(&change.commit.dels));
-        keys.filter_map(|key| {
-            key.as_dentry().map(|dentry| format!("{:?}", String::from_utf8_lossy(dentry.name)))
-        })
+        keys.filter_map(name_in)
     }
+}
+
+/// The name in a key of a directory entry.
+pub(super) fn name_in(key: &Key) -> Option<String> {
+    key.as_dentry().map(|dentry| format!("{:?}", String::from_utf8_lossy(dentry.name)))
 }
 
 /// A change for a person.

@@ -192,8 +192,12 @@ pub(super) struct State {
     pub queue: Queue,
     /// What is read before it is asked for.
     pub ahead: Ahead,
-    /// How many sessions have ended.
+    /// How often everything was forgotten: a session ended, or the engine had forgotten something.
     pub sessions: u64,
+    /// What waited to be stored was lost with those before this one.
+    pub lossless_since: u64,
+    /// The engine may have forgotten what it confirmed ([`super::forgot`]).
+    pub is_suspect: bool,
     /// How many leases were recalled.
     pub recalls: u64,
     /// So many threads have forgotten units of which the kernel may still keep something.
@@ -473,7 +477,7 @@ impl State {
         Some(held)
     }
 
-    /// Forgets everything: the session has ended.
+    /// Forgets everything: the session has ended, or the engine has forgotten something.
     pub fn forget_all(&mut self) {
         self.sessions += 1;
         self.recalls += 1;

@@ -1,6 +1,7 @@
 //! Leases: several nodes over one engine behave as one, whatever is in memory, on its way, lost or late.
 
 mod contended;
+mod forgot;
 mod kernel;
 mod listing;
 mod loans;

@@ -22,6 +22,7 @@ use crate::publisher::volume_id;
 use crate::refused::open_failure;
 use crate::remote_side::ORIGIN_ASKED;
 use crate::shared::away::Begun;
+use crate::shared::claiming::UNCLAIMED;
 use crate::shared::{Shared, unfinished};
 use crate::volume_dir::VolumeDir;
 
@@ -34,7 +35,15 @@ impl Node {
         }
         limits::check(limits::For::Change)?;
         let lock = dir.lock(&holder(options))?;
-        let shared = Shared::open(dir, fleet, options)?;
+        let only_read = NodeOptions { read_only: true, ..options.clone() };
+        let (shared, options) = match Shared::open(dir, fleet, options, true) {
+            Err(failure) if failure.code == UNCLAIMED && !options.read_only => {
+                log::warn(&format!("the volume is mounted for reading only: {}", failure.in_one_line()));
+                (Shared::open(dir, fleet, &only_read, false)?, &only_read)
+            }
+            Err(failure) if failure.code == UNCLAIMED => (Shared::open(dir, fleet, options, false)?, options),
+            opened => (opened?, options),
+        };
         let opened = open_volume(dir, &shared, options).inspect_err(|_| shared.close())?;
         let (volume, remote_side) = opened;
         let remote_side = remote_side.map(Arc::new);
@@ -132,8 +141,11 @@ fn open_volume(dir: &VolumeDir, shared: &Shared, options: &NodeOptions) -> Resul
     let fsync = options.remote_side.fsync(true);
     let shared_with = Some(shared.sharing(options.locks, options.gc_delay));
     let (names, origin) = (store.clone(), parts.origin.clone());
-    let id = volume_id(dir);
-    let may_delete: MayDelete = Arc::new(move || is_owner(&*names, &*origin, id));
+    let (id, claims) = (volume_id(dir), shared.claims());
+    let may_delete: MayDelete = Arc::new(move || {
+        is_owner(&*names, &*origin, id)?;
+        claims.as_ref().map_or(Ok(()), |claims| claims.may_delete(&*origin))
+    });
     let mut for_volume =
         Options { names_local: false, shared: shared_with, fsync, ..volume_options(options) };
     for_volume.may_delete = Some(may_delete);

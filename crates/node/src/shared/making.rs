@@ -103,6 +103,17 @@ pub(super) fn is_complete(store: &Arc<dyn MetaStore>) -> Result<bool> {
     Ok(row.map_err(|error| setup_failure(error.into()))?.is_some())
 }
 
+/// Where the blobs of a volume are. `None`: it was not made to the end.
+pub(super) fn home_of(names: &Arc<dyn MetaStore>) -> Result<Option<Home>> {
+    let rows = Names::new(names.clone());
+    let row = |name: &str| -> Result<Option<String>> {
+        let row = rows.volume_row(name).map_err(|error| setup_failure(error.into()))?;
+        Ok(row.map(|row| String::from_utf8_lossy(&row).into_owned()))
+    };
+    let Some(origin) = row(ROW_ORIGIN)? else { return Ok(None) };
+    Ok(Some(Home { origin, endpoint: row(ROW_ENDPOINT)?, region: row(ROW_REGION)?, cache_size: None }))
+}
+
 /// Makes sure that a name is free. What an interrupted command left is removed, but not the names of a volume
 /// whose promotion only its folder can finish, unless `own` is the life of that folder and it is known that
 /// the folder still has its names.
@@ -146,16 +157,13 @@ pub fn node_folder(text: &Path, named: Option<&Path>) -> Result<VolumeDir> {
     if path.join("covey.json").exists() {
         unfinished::complete(&VolumeDir::open(&path)?, &names)?;
     }
-    let rows = Names::new(names.clone());
-    let row = |name: &str| -> Result<Option<String>> {
-        let row = rows.volume_row(name).map_err(|error| setup_failure(error.into()))?;
-        Ok(row.map(|row| String::from_utf8_lossy(&row).into_owned()))
-    };
-    let (origin, secret) = match row(ROW_ORIGIN)?.zip(row(ROW_SECRET)?) {
+    let secret = Names::new(names.clone()).volume_row(ROW_SECRET);
+    let secret = secret.map_err(|error| setup_failure(error.into()))?;
+    let (home, secret) = match home_of(&names)?.zip(secret) {
         Some(rows) => rows,
         None => return Err(unfinished::incomplete(&target, &names)),
     };
-    let life = life(&secret);
+    let life = life(&String::from_utf8_lossy(&secret));
     if path.join("covey.json").exists() {
         let dir = VolumeDir::open(&path)?;
         if dir.format().id == id {
@@ -165,7 +173,6 @@ pub fn node_folder(text: &Path, named: Option<&Path>) -> Result<VolumeDir> {
         return Err(Failure::new("another-volume", format!("{} belongs to another volume", path.display()))
             .next("name another folder: --cache DIR"));
     }
-    let home = Home { origin, endpoint: row(ROW_ENDPOINT)?, region: row(ROW_REGION)?, cache_size: None };
     let dir = VolumeDir::create_node(&path, &id, home, target.to_string())?;
     check_life(&dir, &life)?;
     Ok(dir)

@@ -22,6 +22,7 @@ use origin::claim::{Kind, SETTLE};
 use tree::root::{Root, hex};
 use tree::{Owner, Tree, TreeError};
 
+use super::claiming;
 use super::making::{self, Made, taken};
 use super::rows::{ROW_COPYING, ROW_ORIGIN, ROW_PROMOTING, ROW_REMOVING, ROW_SECRET, place_rows};
 use super::setup_failure;
@@ -101,12 +102,9 @@ impl Restore<'_> {
         Ok(Restored { made, rows, generation })
     }
 
-    fn fill(
-        &self,
-        target: &Address,
-        store: Arc<dyn MetaStore>,
-        tick: &mut dyn FnMut(Tick),
-    ) -> Result<(u64, u64)> {
+    fn fill(&self, target: &Address, own: Arc<Own>, tick: &mut dyn FnMut(Tick)) -> Result<(u64, u64)> {
+        let names = own.names.clone();
+        let store: Arc<dyn MetaStore> = own;
         let failed = |error: TreeError| match error {
             TreeError::Store(StoreError::Fenced(_)) => taken(target),
             error => self.named.failure(error),
@@ -138,6 +136,9 @@ impl Restore<'_> {
         // Until it noticed, the old volume could have published again.
         self.named.is_still(self.root, &**self.origin)?;
         hold_published(&*store, self.origin)?;
+        claiming::restored(names, target.to_string(), &**self.origin).map_err(|why| {
+            Failure::new("origin-away", format!("{} cannot be claimed", self.named.home.origin)).why(why)
+        })?;
         let place = place_rows(&self.named.home).into_iter();
         let place = place.map(|(name, text)| (Key::volume(&name), Value::from(text))).collect();
         commit(&*store, place, vec![Key::volume(ROW_COPYING)]).map_err(failed)?;

@@ -67,6 +67,19 @@ pub(super) fn resume(
     journal(dir, node).map(drop)
 }
 
+/// Makes sure that nothing waits to be stored: the database may only be read.
+pub(super) fn must_be_empty(dir: &VolumeDir, node: NodeId) -> Result<()> {
+    let folder = place(dir);
+    let left = Left::read(&folder, node.0).at("read", &folder)?;
+    if left.is_empty() {
+        return Ok(());
+    }
+    let what = format!("{} changes that this node had acknowledged wait to be stored", left.len());
+    Err(Failure::new("not-stored", what)
+        .why("the database may only be read")
+        .next("mount with another folder: --cache DIR"))
+}
+
 /// Adds to a failure that the folder holds changes of a volume that is not there any more.
 pub(super) fn with_left(failure: Failure, dir: &VolumeDir) -> Failure {
     match Left::read_any(&place(dir)).len() {

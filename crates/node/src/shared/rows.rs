@@ -21,8 +21,11 @@ pub(super) const ROW_REPAIRING: &str = "repairing";
 /// What an interrupted command left, and the next one removes.
 pub(super) const ROW_REMOVING: &str = "removing";
 
+/// The claim that the database has on the origin ([`super::claiming`]).
+pub(super) const ROW_CLAIM: &str = "claim";
+
 /// All of them.
-pub(super) const ROWS_SHARED: [&str; 10] = [
+pub(super) const ROWS_SHARED: [&str; 11] = [
     ROW_ORIGIN,
     ROW_ENDPOINT,
     ROW_REGION,
@@ -31,6 +34,7 @@ pub(super) const ROWS_SHARED: [&str; 10] = [
     ROW_PROMOTING,
     ROW_REMOVING,
     ROW_REPAIRING,
+    ROW_CLAIM,
     ROW_PUBLISHER,
     ROW_PUBLISHING,
 ];

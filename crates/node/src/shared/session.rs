@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use ::fs::volume::Volume;
 use base::time::{BootTime, Sleeps, boot};
-use meta::engine::database::{Database, Join, Session};
+use meta::engine::database::{Database, Incarnation, Join, Session};
 use meta::lease::Leases;
 use meta::shared::Term;
 use meta::shared::outage::Outage;
@@ -25,6 +25,7 @@ use net::id::NodeId;
 use parking_lot::{Condvar, Mutex};
 
 use super::LEASE;
+use super::claiming::Claims;
 use crate::log;
 
 /// How often the session is renewed.
@@ -36,6 +37,18 @@ const FRESH: Duration = Duration::from_secs(LEASE.as_secs() / 2);
 
 /// How often it is looked whether the machine was asleep.
 const LOOK: Duration = Duration::from_millis(250);
+
+/// So many looks at other nodes come before one at the claim on the origin.
+const CLAIM: u32 = 10;
+
+/// What was seen of the claim on the origin.
+struct Claimed {
+    seen: Option<Incarnation>,
+    /// How many looks at other nodes there were since.
+    rounds: u32,
+    /// The log has it that the claim is lost.
+    told: bool,
+}
 
 /// What the threads of a keeper are to do.
 #[derive(Default)]
@@ -52,6 +65,10 @@ pub(super) struct Keeper {
     outage: Arc<Outage>,
     node: NodeId,
     address: String,
+    /// The claim on the origin, if this node writes.
+    claims: Option<Arc<Claims>>,
+    /// The database, and the run of it, that answered last.
+    incarnation: Mutex<Option<Incarnation>>,
     leases: Mutex<Option<Arc<Leases>>>,
     orders: Mutex<Orders>,
     ordered: Condvar,
@@ -63,9 +80,25 @@ impl Keeper {
         (term, outage): (Arc<Term>, Arc<Outage>),
         node: NodeId,
         address: String,
+        claims: Option<Arc<Claims>>,
     ) -> Keeper {
         let (leases, orders, ordered) = (Mutex::default(), Mutex::default(), Condvar::new());
-        Keeper { names, term, outage, node, address, leases, orders, ordered }
+        let incarnation = Mutex::new(names.incarnation().ok());
+        Keeper { names, term, outage, node, address, claims, incarnation, leases, orders, ordered }
+    }
+
+    /// The claim on the origin, if this node writes.
+    pub(super) fn claims(&self) -> Option<Arc<Claims>> {
+        self.claims.clone()
+    }
+
+    /// Takes note of the database that answered. If its server began anew, or another one took its place, it
+    /// may have forgotten what it had confirmed.
+    fn met(&self, found: Incarnation) {
+        let before = self.incarnation.lock().replace(found.clone());
+        if before.is_some_and(|before| before != found) {
+            self.leases().iter().for_each(|leases| leases.engine_began_anew());
+        }
     }
 
     /// The leases, which end with the session.
@@ -131,13 +164,33 @@ impl Keeper {
     /// Looks at what the other nodes use of quotas, how long the trash is kept, and at which of them renew
     /// their sessions. Without an answer, what was known before stays.
     fn look(&self, volume: &Weak<Volume>) {
+        let mut claimed = Claimed { seen: None, rounds: 0, told: false };
         while self.goes_on(EVERY, |_| false) {
             let Some(volume) = volume.upgrade() else { return };
             if self.term.lasts() {
+                self.look_at_claim(&volume, &mut claimed);
                 let _ = volume.look_at_others();
                 let _ = volume.refresh_quotas();
                 let _ = volume.refresh_trash();
             }
+        }
+    }
+
+    /// Looks at the claim on the origin now and then, and at once when another server answers.
+    fn look_at_claim(&self, volume: &Volume, claimed: &mut Claimed) {
+        let Some(claims) = &self.claims else { return };
+        let now = self.incarnation.lock().clone();
+        claimed.rounds += 1;
+        if claimed.seen == now && claimed.rounds < CLAIM {
+            return;
+        }
+        (claimed.seen, claimed.rounds) = (now, 0);
+        match claims.look(&*volume.parts().origin) {
+            Some(why) if !std::mem::replace(&mut claimed.told, true) => log::warn(&format!(
+                "another database holds the names of this volume: {why}; nothing is deleted in the origin; unmount this node"
+            )),
+            Some(_) => {}
+            None => claimed.told = false,
         }
     }
 
@@ -220,7 +273,8 @@ impl Keeper {
         let renewed = self.names.renew();
         self.outage.note(&renewed);
         match renewed {
-            Ok(_) => {
+            Ok(renewed) => {
+                self.met(renewed.incarnation);
                 self.extend(began);
                 Ok(())
             }

@@ -13,6 +13,7 @@
 //! | another, not later | has made some | refused: the origin is older than the folder |
 //! | the volume became a shared one | made that claim, and is where it was | the next claim: its names are here all the same |
 //! | the volume became a shared one | any other | refused, always |
+//! | a database holds the names | | refused, always |
 //!
 //! An explicit take-over allows what is refused here, except in another volume's origin and in that of a
 //! shared volume.
@@ -89,7 +90,8 @@ pub fn decide(seen: &Seen<'_>, wish: Wish) -> Result<Kind, Refusal> {
 /// Whether the names are in a database. The folder that made the claim is asked to write only if they are
 /// not: the promotion ended between the claim and its next and last step.
 fn is_elsewhere(seen: &Seen<'_>) -> bool {
-    let Some(newest) = seen.newest.filter(|newest| newest.kind == Kind::Promoted) else { return false };
+    let is_shared = |newest: &&Claim| matches!(newest.kind, Kind::Promoted | Kind::Database);
+    let Some(newest) = seen.newest.filter(is_shared) else { return false };
     let found = Made { epoch: newest.epoch, token: newest.token };
     let own = |memory: &Memory| memory.knows(found) && same_instance(&memory.instance, seen.instance);
     !seen.memory.is_some_and(own)

@@ -13,8 +13,9 @@ use parking_lot::Mutex;
 
 use super::decide::{Refusal, Seen, Wish, decide, must_hold};
 use super::memory::{Made, Memory, Remember};
+use super::newest::{Read, at};
 use super::{FRESH, HOLDS, RENEW};
-use blob::claim::{Claim, FOLDER, Kind, Wrong};
+use blob::claim::{Claim, Kind, Wrong};
 
 /// How many numbers are tried when other writers are faster.
 const TRIES: usize = 16;
@@ -94,9 +95,6 @@ pub struct Claimant {
     /// Where its folder is, for a person.
     pub place: String,
 }
-
-/// A claim as it was read.
-type Read = Result<Claim, Wrong>;
 
 struct Held {
     claim: Claim,
@@ -231,7 +229,7 @@ impl Keeper {
                 state.hold = hold;
                 return Ok(Opened { before: claim, hold });
             }
-            newest = self.at(number + 1)?.map(|found| (number + 1, found));
+            newest = at(&*self.origin, number + 1)?.map(|found| (number + 1, found));
         }
         Err(BlobError::Unavailable("others claim the origin again and again".to_owned()).into())
     }
@@ -288,39 +286,10 @@ impl Keeper {
         }
     }
 
-    /// The newest claim. A listing may be slightly stale, so claims after its last one are looked up.
     fn newest(&self, state: &mut State) -> Result<Option<(u64, Read)>, BlobError> {
-        let mut listed: Vec<u64> =
-            self.origin.records(FOLDER)?.iter().filter_map(|name| Claim::epoch_of(name)).collect();
-        listed.sort_unstable();
-        state.oldest = listed.first().copied();
-        // A claim missing from the listing would never be removed, and the order of removal would break.
-        while let Some(before) = state.oldest.and_then(|oldest| oldest.checked_sub(1)) {
-            if self.origin.record(&Claim::name(before))?.is_none() {
-                break;
-            }
-            state.oldest = Some(before);
-        }
-        let mut epoch = listed.last().copied().unwrap_or(0);
-        let mut found = if epoch == 0 { None } else { self.at(epoch)? };
-        if epoch > 0 && found.is_none() {
-            // Never taken for "no claims": then any folder could write.
-            let what = format!("the origin lists the claim {epoch} and does not have it; try again");
-            return Err(BlobError::Unavailable(what));
-        }
-        while let Some(next) = self.at(epoch + 1)? {
-            (epoch, found) = (epoch + 1, Some(next));
-        }
-        Ok(found.map(|claim| (epoch, claim)))
-    }
-
-    fn at(&self, epoch: u64) -> Result<Option<Read>, BlobError> {
-        let Some(record) = self.origin.record(&Claim::name(epoch))? else { return Ok(None) };
-        let claim = Claim::decode(&record);
-        Ok(Some(match claim {
-            Ok(claim) if claim.epoch != epoch => Err(Wrong::Damaged),
-            claim => claim,
-        }))
+        let found = super::newest(&*self.origin)?;
+        state.oldest = found.oldest;
+        Ok(found.newest)
     }
 
     fn lose(&self, why: &str) {

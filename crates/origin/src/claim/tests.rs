@@ -108,12 +108,25 @@ fn claim() -> Claim {
 
 #[test]
 fn a_claims_record_comes_back_and_nothing_else_is_one() {
-    let kinds = [Kind::Open, Kind::Renewed, Kind::TakeOver, Kind::Restore, Kind::Closed, Kind::Promoted];
+    let kinds = [
+        Kind::Open,
+        Kind::Renewed,
+        Kind::TakeOver,
+        Kind::Restore,
+        Kind::Closed,
+        Kind::Promoted,
+        Kind::Database,
+    ];
     for kind in kinds {
         let claim = Claim { kind, after: None, ..claim() };
         let record = claim.encode();
         // Programs that do not know the last kind read a version that is newer than theirs.
-        assert_eq!(record[7], if kind == Kind::Promoted { 2 } else { 1 });
+        let version = match kind {
+            Kind::Promoted => 2,
+            Kind::Database => 3,
+            _ => 1,
+        };
+        assert_eq!(record[7], version);
         assert_eq!(Claim::decode(&record), Ok(claim));
     }
     let long = Claim { place: "ü".repeat(200), ..claim() };

@@ -1,0 +1,221 @@
+//! The engine has forgotten what it had confirmed: a standby that lagged took the place of its primary, or a
+//! server crashed that does not wait for its disk.
+//!
+//! The row of the session counts its batches. If it counts fewer than were confirmed, the engine has lost the
+//! last ones. This node keeps these for a while, and sends them once more, in their order. Each holds only if
+//! its leases do, as when it was sent first. The first one that the engine refuses, and those after it, are lost:
+//! the log names them, and fsync(2) of their files fails once.
+//!
+//! A lease that the engine has forgotten may have been given to another node. So nothing is remembered after
+//! that, and nothing is answered from memory until then.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::Core;
+use super::behind::{AGAIN, Sent, counted_in, note_lost};
+use super::promise::KeptByKernel;
+use super::queue::Batch;
+use super::row::Holder;
+use crate::key::Key;
+use crate::record::decode_u64;
+use crate::store::{CommitError, StoreError};
+
+/// Confirmed batches are kept for so long, and no more bytes of them than this.
+const KEEP: Duration = Duration::from_secs(600);
+const KEEP_BYTES: usize = 16 << 20;
+/// How many names the log tells of what was lost.
+const NAMES: usize = 10;
+
+/// What the engine has confirmed to this node.
+#[derive(Default)]
+pub(super) struct Confirmed {
+    /// The session, and its last batch.
+    pub last: Option<(Holder, u64)>,
+    /// The last batches. Their numbers follow one another, and the last one is `last`.
+    kept: VecDeque<(Instant, Arc<Batch>)>,
+    bytes: usize,
+}
+
+impl Confirmed {
+    /// The last batch of a session that the engine has confirmed. 0: none.
+    pub fn last_of(&self, me: Holder) -> u64 {
+        self.last.filter(|(holder, _)| *holder == me).map_or(0, |(_, last)| last)
+    }
+
+    /// The engine has confirmed the next batch of the session.
+    pub fn add(&mut self, me: Holder, batch: &Arc<Batch>) {
+        let number = self.last_of(me) + 1;
+        if number == 1 {
+            self.cut(me, 0);
+        }
+        let now = base::time::monotonic();
+        self.last = Some((me, number));
+        self.bytes += batch.bytes();
+        self.kept.push_back((now, batch.clone()));
+        let is_old = |at: Instant| now.saturating_duration_since(at) > KEEP;
+        while self.kept.front().is_some_and(|(at, _)| self.bytes > KEEP_BYTES || is_old(*at)) {
+            self.bytes -= self.kept.pop_front().map_or(0, |(_, batch)| batch.bytes());
+        }
+    }
+
+    /// The batches after this one. `None`: they are not kept any more.
+    fn after(&self, me: Holder, number: u64) -> Option<Vec<Arc<Batch>>> {
+        let count = usize::try_from(self.last_of(me).checked_sub(number)?).ok()?;
+        let first = self.kept.len().checked_sub(count)?;
+        Some(self.kept.range(first..).map(|(_, batch)| batch.clone()).collect())
+    }
+
+    /// The engine has no batch after this one.
+    fn cut(&mut self, me: Holder, number: u64) {
+        self.last = Some((me, number));
+        self.kept.clear();
+        self.bytes = 0;
+    }
+}
+
+impl Core {
+    /// The engine may have forgotten what it had confirmed, and leases too. Nothing is answered from memory
+    /// until that is known.
+    pub(super) fn suspect(&self) {
+        self.state.lock().is_suspect = true;
+        self.work.notify_all();
+    }
+
+    /// Looks whether the engine has all that it had confirmed, sends what it lacks, and forgets the rest.
+    /// Nothing waits to be sent.
+    pub(super) fn clear_suspicion(&self, confirmed: &mut Confirmed) {
+        let me = self.nodes.me();
+        let sessions = self.state.lock().sessions;
+        let checked = me.map_or(Ok(()), |me| {
+            let row = self.inner.get(&Key::batch(me.node, me.epoch))?;
+            let has = decode_u64(row.as_deref()).map_err(|error| StoreError::Damaged(error.to_string()))?;
+            let is_short = has < confirmed.last_of(me);
+            let lost = is_short && matches!(self.give_again(me, has, sessions, confirmed), Some(Sent::Lost));
+            if lost {
+                self.lose(None);
+            }
+            Ok(())
+        });
+        let mut state = self.state.lock();
+        state.stored = confirmed.last;
+        if matches!(checked, Err(StoreError::Unavailable(_))) && !state.stopping {
+            self.changed.wait_for(&mut state, AGAIN);
+            return;
+        }
+        if !state.queue.is_empty() {
+            return;
+        }
+        let kept = KeptByKernel::of(state.units.values());
+        state.forget_all();
+        state.letting_go += 1;
+        state.is_suspect = false;
+        self.changed.notify_all();
+        drop(state);
+        self.kernel_lets_go_of_the_forgotten(&kept);
+    }
+
+    /// Sends the confirmed batches after number `has` once more. `Done`: the engine has all of them. `None`:
+    /// this node is being closed.
+    pub(super) fn give_again(
+        &self,
+        me: Holder,
+        has: u64,
+        sessions: u64,
+        confirmed: &mut Confirmed,
+    ) -> Option<Sent> {
+        let count = confirmed.last_of(me) - has;
+        let Some(batches) = confirmed.after(me, has) else {
+            confirmed.cut(me, has);
+            self.nodes.report(&format!(
+                "the database has lost the last {count} batches of changes that it had confirmed to this node, and they are not known here any more"
+            ));
+            return Some(Sent::Lost);
+        };
+        for (at, batch) in batches.iter().enumerate() {
+            let number = has + 1 + at as u64;
+            let mut commit = batch.numbered(me, number - 1);
+            // Their bytes were made durable when it was sent first.
+            commit.fresh.clear();
+            let key = Key::batch(me.node, me.epoch);
+            loop {
+                match self.inner.commit(commit.clone()) {
+                    Ok(()) => break,
+                    Err(CommitError::Conflict { rows, .. }) if counted_in(&rows, &key) == Some(number) => {
+                        break;
+                    }
+                    Err(CommitError::Conflict { .. } | CommitError::Store(StoreError::Fenced(_))) => {
+                        self.is_refused(&batches[at..], count);
+                        confirmed.cut(me, number - 1);
+                        return Some(Sent::Lost);
+                    }
+                    Err(CommitError::Store(_)) => {}
+                }
+                let mut state = self.state.lock();
+                if state.stopping {
+                    return None;
+                }
+                if state.sessions != sessions {
+                    return Some(Sent::Lost);
+                }
+                self.changed.wait_for(&mut state, AGAIN);
+            }
+        }
+        self.nodes.report(&format!(
+            "the database had lost the last {count} batches of changes that it had confirmed to this node; it has them again"
+        ));
+        Some(Sent::Done)
+    }
+
+    /// Says what is lost of what the engine had confirmed.
+    fn is_refused(&self, batches: &[Arc<Batch>], count: u64) {
+        let mut state = self.state.lock();
+        batches.iter().for_each(|batch| note_lost(&mut state.lost, batch));
+        drop(state);
+        let mut names: Vec<String> = batches.iter().flat_map(|batch| batch.names()).collect();
+        names.sort_unstable();
+        names.dedup();
+        let more = names.len().saturating_sub(NAMES);
+        names.truncate(NAMES);
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        let such = if names.is_empty() {
+            String::new()
+        } else {
+            format!(", with the names {}{more}", names.join(", "))
+        };
+        self.nodes.report(&format!(
+            "the database had lost the last {count} batches of changes that it had confirmed to this node, and other nodes have gone on without them; {} are lost{such}",
+            batches.len()
+        ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn holder(epoch: u64) -> Holder {
+        Holder { node: 1, epoch }
+    }
+
+    #[test]
+    fn the_last_batches_of_a_session_are_kept() {
+        let (me, mut confirmed) = (holder(3), Confirmed::default());
+        assert_eq!(confirmed.last_of(me), 0);
+        for _ in 0..5 {
+            confirmed.add(me, &Arc::default());
+        }
+        assert_eq!(confirmed.last_of(me), 5);
+        assert_eq!(confirmed.after(me, 2).map(|batches| batches.len()), Some(3));
+        assert_eq!(confirmed.after(me, 5).map(|batches| batches.len()), Some(0));
+        assert!(confirmed.after(me, 6).is_none());
+        confirmed.cut(me, 2);
+        assert_eq!(confirmed.last_of(me), 2);
+        assert!(confirmed.after(me, 1).is_none(), "it is not known any more");
+        confirmed.add(me, &Arc::default());
+        assert_eq!(confirmed.after(me, 2).map(|batches| batches.len()), Some(1));
+        confirmed.add(holder(4), &Arc::default());
+        assert_eq!((confirmed.last_of(holder(4)), confirmed.last_of(me), confirmed.kept.len()), (1, 0, 1));
+    }
+}

@@ -1,0 +1,151 @@
+//! An engine that has forgotten what it had confirmed.
+
+use super::*;
+
+/// Puts the engine back to these rows.
+fn put_back(world: &World, rows: &[(Key, Value)]) {
+    let now = all(&world.engine.memory);
+    let dels =
+        now.iter().map(|(key, _)| key.clone()).filter(|key| rows.iter().all(|(other, _)| other != key));
+    let commit = Commit { dels: dels.collect(), puts: rows.to_vec(), ..Commit::default() };
+    world.engine.memory.commit(commit).unwrap();
+}
+
+fn flush(world: &World) {
+    world.leases.iter().for_each(|leases| leases.flush().unwrap());
+}
+
+/// Two nodes, each with a directory of its own: 100 and 101. All is in the engine.
+fn two() -> World {
+    let world = World::formatted(2);
+    for node in 0..2 {
+        make(&world.names(node), Ino::ROOT, &format!("of{node}"), 100 + node as u64, mode::S_IFDIR).unwrap();
+    }
+    for node in 0..2 {
+        make(&world.names(node), Ino(100 + node as u64), "first", 200 + node as u64, mode::S_IFREG).unwrap();
+    }
+    flush(&world);
+    world
+}
+
+/// Each node makes files in its directory, in several batches.
+fn work(world: &World, from: u64) {
+    for n in from..from + 10 {
+        for node in 0..2_u64 {
+            let (names, parent) = (world.names(node as usize), Ino(100 + node));
+            make(&names, parent, &format!("file{n}"), 1000 * (node + 1) + n, mode::S_IFREG).unwrap();
+        }
+        flush(world);
+    }
+}
+
+fn listed(world: &World, node: usize, dir: u64) -> Vec<String> {
+    let names = world.names(node).readdir(Ino(dir), 0, 1000).unwrap();
+    let mut names: Vec<_> =
+        names.iter().map(|name| String::from_utf8_lossy(&name.name).into_owned()).collect();
+    names.sort();
+    names
+}
+
+/// Everything that both nodes were told is there for both.
+fn has_all(world: &World, to: u64) {
+    for (node, dir) in [(0, 100), (0, 101), (1, 100), (1, 101)] {
+        let mut expected: Vec<String> = (0..to).map(|n| format!("file{n}")).collect();
+        expected.push("first".to_owned());
+        expected.sort();
+        assert_eq!(listed(world, node, dir), expected, "node {node}, directory {dir}");
+    }
+    world.rows();
+    check(&world.engine.memory);
+}
+
+/// The database had lost its last commits, and nodes that went on were stuck: what programs wrote vanished,
+/// and fsync(2) failed, until the node was mounted anew.
+#[test]
+fn regression_what_the_engine_forgot_is_stored_again() {
+    for told in [true, false] {
+        let world = two();
+        let before = all(&world.engine.memory);
+        work(&world, 0);
+        put_back(&world, &before);
+        if told {
+            world.leases.iter().for_each(|leases| leases.engine_began_anew());
+        }
+        work(&world, 10);
+        has_all(&world, 20);
+        assert!(!world.leases[0].take_lost(Ino(1000)) && !world.leases[0].take_lost(Ino(1015)));
+    }
+}
+
+/// A node that changes nothing learns of it too, and does not answer from what it remembers.
+#[test]
+fn a_reader_forgets_what_the_engine_forgot() {
+    let world = two();
+    let before = all(&world.engine.memory);
+    work(&world, 0);
+    assert_eq!(listed(&world, 1, 100).len(), 11);
+    put_back(&world, &before);
+    world.leases.iter().for_each(|leases| leases.engine_began_anew());
+    has_all(&world, 10);
+}
+
+/// Another node took the lease that was forgotten, and went on. What it did stays, and what cannot be stored
+/// again is lost: that is said, and told to fsync(2) of the files.
+#[test]
+fn what_another_node_went_on_without_is_lost() {
+    let world = two();
+    // Node 1 gives its directory to node 0, and the engine forgets that.
+    let before = all(&world.engine.memory);
+    make(&world.names(0), Ino(101), "late", 300, mode::S_IFREG).unwrap();
+    flush(&world);
+    put_back(&world, &before);
+    world.leases[1].engine_began_anew();
+    make(&world.names(1), Ino(101), "other", 301, mode::S_IFREG).unwrap();
+    flush(&world);
+    world.leases[0].engine_began_anew();
+    for node in 0..2 {
+        assert_eq!(listed(&world, node, 101), ["first", "other"], "node {node}");
+    }
+    assert!(world.leases[0].take_lost(Ino(300)));
+    work(&world, 0);
+    world.rows();
+    check(&world.engine.memory);
+}
+
+/// Nodes with leases of one tree work while the engine forgets again and again: the rows stay sound, and each
+/// node goes on.
+#[test]
+fn an_engine_that_forgets_again_and_again_stays_sound() {
+    for seed in 1..6 {
+        let (world, mut dice) = (two(), Dice(seed));
+        let mut before = all(&world.engine.memory);
+        for round in 0..30_u64 {
+            for n in 0..1 + dice.below(6) {
+                let node = dice.below(2);
+                let parent = Ino(100 + dice.below(2));
+                let (name, ino) = (format!("{round} {n}"), 1000 + round * 10 + n);
+                // It may be refused: the node has just learned that the engine forgot.
+                let _ = make(&world.names(node as usize), parent, &name, ino, mode::S_IFREG);
+            }
+            match dice.below(3) {
+                0 => {
+                    let _ = world.leases.iter().try_for_each(|leases| leases.flush());
+                    before = all(&world.engine.memory);
+                }
+                1 => {
+                    let _ = world.leases.iter().try_for_each(|leases| leases.flush());
+                    put_back(&world, &before);
+                    world.leases.iter().for_each(|leases| leases.engine_began_anew());
+                }
+                _ => {}
+            }
+        }
+        for node in 0..2 {
+            make(&world.names(node), Ino(100), &format!("last{node}"), 5000 + node as u64, mode::S_IFREG)
+                .unwrap();
+        }
+        assert_eq!(listed(&world, 0, 100), listed(&world, 1, 100), "seed {seed}");
+        world.rows();
+        check(&world.engine.memory);
+    }
+}

@@ -1,0 +1,195 @@
+//! Which database holds the names: copies of it, earlier states of it, and servers that take its place.
+
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use covey_tests::program::{covey, run, run_ok};
+use covey_tests::shared::{Node, Shared};
+use covey_tests::{Need, requires, requires_server};
+
+use super::collect::{stored, synced, until};
+use super::publish::LIMIT;
+
+const COLLECTS: [&str; 2] = ["-o", "gc_delay=1,fsync=origin"];
+const FILES: usize = 5;
+
+fn bytes(name: &str) -> Vec<u8> {
+    name.bytes()
+        .cycle()
+        .take(400_000)
+        .enumerate()
+        .map(|(at, byte)| byte.wrapping_add((at / 977) as u8))
+        .collect()
+}
+
+fn fill(root: &Path, word: &str) {
+    (0..FILES).for_each(|n| synced(&root.join(format!("{word}{n}")), &bytes(&format!("{word}{n}"))));
+}
+
+fn must_have(root: &Path, word: &str) {
+    for name in (0..FILES).map(|n| format!("{word}{n}")) {
+        let found = fs::read(root.join(&name)).unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert!(found == bytes(&name), "{name}");
+    }
+}
+
+fn is_refused(done: std::io::Result<()>) {
+    assert_eq!(done.unwrap_err().raw_os_error(), Some(libc::EROFS));
+}
+
+/// A dump was restored beside the live volume, and mounted for writing without a word. What was removed there
+/// was deleted in the origin, where the live volume still referred to it.
+#[test]
+fn regression_a_restored_copy_of_the_database_deletes_nothing() {
+    requires!(Need::Covey);
+    let mut shared = Shared::with(requires_server!(), 1, &COLLECTS);
+    fill(&shared.path(0, ""), "before");
+    let dump = shared.server.dump("covey");
+    fill(&shared.path(0, ""), "after");
+    shared.server.restore("copy", &dump);
+    let address = shared.address.replace("/covey?", "/copy?");
+    let origin = shared.folder.path().join("origin");
+    let held = stored(&origin);
+
+    let mut copy = Node::with(shared.folder.path(), &address, "copy", &COLLECTS);
+    let log = copy.log();
+    assert!(log.contains("mounted for reading only") && log.contains("covey origin claim"), "{log}");
+    must_have(&copy.mountpoint, "before");
+    is_refused(fs::remove_file(copy.mountpoint.join("before0")));
+    is_refused(fs::write(copy.mountpoint.join("new"), "new"));
+    let _ = run(covey().arg("gc").arg(&copy.mountpoint), LIMIT);
+    copy.unmount();
+    assert_eq!(stored(&origin), held);
+    must_have(&shared.path(0, ""), "before");
+
+    // The live volume goes on, and deletes what is its own.
+    (0..FILES).for_each(|n| fs::remove_file(shared.path(0, &format!("after{n}"))).unwrap());
+    until("the blobs of removed files are deleted", || stored(&origin) < held);
+
+    // A person may decide that the copy is the volume from now on.
+    shared.nodes[0].unmount();
+    let claimed = run_ok(covey().args(["origin", "claim", "--json", &address]), LIMIT).json();
+    assert!(claimed["before"].as_str().unwrap().contains("copy"), "{claimed}");
+    let again = run_ok(covey().args(["origin", "claim", "--json", &address]), LIMIT).json();
+    assert!(again["before"].is_null() && again["claim"] == claimed["claim"], "{again}");
+    copy.try_mount(&COLLECTS).unwrap();
+    fs::write(copy.mountpoint.join("new"), "new").unwrap();
+    shared.nodes[0].mount();
+    assert!(shared.nodes[0].log().contains("mounted for reading only"), "{}", shared.nodes[0].log());
+    is_refused(fs::write(shared.path(0, "new"), "new"));
+}
+
+/// The database was lost, and its last dump was restored under the same address, while nodes were mounted. A
+/// node that had joined after the dump and a new one got one number, and overwrote each other's files.
+#[test]
+fn regression_a_dump_restored_under_mounted_nodes_is_another_database() {
+    requires!(Need::Covey);
+    let mut shared = Shared::new(requires_server!(), 1);
+    synced(&shared.path(0, "first"), b"first");
+    let dump = shared.server.dump("covey");
+    shared.add();
+    synced(&shared.path(1, "late"), b"late");
+    shared.server.sql_in("postgres", "drop database covey with (force)");
+    shared.server.restore("covey", &dump);
+    let refused = |path: &Path| {
+        let done = fs::File::create(path).and_then(|mut file| {
+            file.write_all(b"lost")?;
+            file.sync_all()
+        });
+        assert!(done.is_err(), "{}", path.display());
+    };
+    (0..2).for_each(|node| refused(&shared.path(node, &format!("no{node}"))));
+    // The new database has no claim: it is read until somebody says that it is the one.
+    let mut new = shared.add_of(&shared.address, "new");
+    assert_eq!(fs::read(new.mountpoint.join("first")).unwrap(), b"first");
+    is_refused(fs::write(new.mountpoint.join("new"), "new"));
+    new.unmount();
+    for node in &mut shared.nodes {
+        node.kill();
+    }
+    let end = Instant::now() + LIMIT;
+    loop {
+        let done = run(covey().args(["origin", "claim", &shared.address]), LIMIT);
+        if done.status.success() {
+            break;
+        }
+        assert!(done.stderr.contains("nodes have joined") && Instant::now() < end, "{done:?}");
+        std::thread::sleep(Duration::from_secs(1));
+    }
+    new.try_mount(&[]).unwrap();
+    synced(&new.mountpoint.join("new"), b"new");
+    let other = shared.add_of(&shared.address, "other");
+    assert_eq!(fs::read(other.mountpoint.join("new")).unwrap(), b"new");
+    let numbers = shared.server.sql("select min(number), max(number) from covey_session where number > 1");
+    assert!(numbers.starts_with("1026|"), "a number of before is not given out again: {numbers}");
+    assert_eq!(run(covey().args(["fsck", &shared.address]), LIMIT).code(), 0);
+}
+
+/// A standby takes the place of its primary. Nodes that saw it claim the origin for it, so that what is removed
+/// is still deleted there, and new nodes write.
+#[test]
+fn a_promoted_standby_holds_the_names() {
+    requires!(Need::Covey);
+    let primary = requires_server!();
+    let standby = primary.standby();
+    let hosts = format!("127.0.0.1:{},127.0.0.1:{}", primary.port(), standby.port());
+    let shared = Shared::made(primary, &hosts, 1, &COLLECTS);
+    fill(&shared.path(0, ""), "file");
+    let origin = shared.folder.path().join("origin");
+    let held = stored(&origin);
+    shared.server.kill();
+    standby.promote();
+    let late = Node::with(shared.folder.path(), &shared.address, "late", &COLLECTS);
+    synced(&late.mountpoint.join("new"), b"new");
+    let end = Instant::now() + LIMIT;
+    for n in 0..FILES {
+        // The node may have missed the renewal of its session meanwhile.
+        while fs::remove_file(shared.path(0, &format!("file{n}"))).is_err() {
+            assert!(Instant::now() < end);
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+    until("the blobs of removed files are deleted", || stored(&origin) < held);
+}
+
+/// A standby that lacks the last commits takes the place of its primary. Nodes store again what they had been
+/// told is stored, and go on without a new mount.
+#[test]
+fn regression_commits_that_a_standby_lacks_are_stored_again() {
+    requires!(Need::Covey);
+    let primary = requires_server!();
+    // The standby has the directories.
+    let early = primary.standby();
+    let hosts = format!("127.0.0.1:{},127.0.0.1:{}", primary.port(), early.port());
+    let shared = Shared::made(primary, &hosts, 2, &[]);
+    for node in 0..2 {
+        fs::create_dir(shared.path(node, &format!("of{node}"))).unwrap();
+        synced(&shared.path(node, &format!("of{node}/first")), b"first");
+    }
+    shared.server.sql("alter system reset synchronous_standby_names; select pg_reload_conf()");
+    early.down();
+    let name = |node: usize, n: usize| format!("of{node}/file{n}");
+    for (node, n) in (0..2).flat_map(|node| (0..20).map(move |n| (node, n))) {
+        synced(&shared.path(node, &name(node, n)), name(node, n).as_bytes());
+    }
+    shared.server.kill();
+    early.up();
+    early.promote();
+    let end = Instant::now() + LIMIT;
+    for node in 0..2 {
+        let path = shared.path(node, &format!("of{node}/after"));
+        let write = || fs::write(&path, "after").and_then(|()| fs::File::open(&path)?.sync_all());
+        while let Err(error) = write() {
+            assert!(Instant::now() < end, "node {node}: {error}: {}", shared.nodes[node].log());
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+    for (by, node, n) in (0..2).flat_map(|by| (0..40).map(move |at| (by, at / 20, at % 20))) {
+        let found = fs::read(shared.path(by, &name(node, n)));
+        let log = || shared.nodes[node].log();
+        assert!(found.is_ok_and(|found| found == name(node, n).as_bytes()), "{}: {}", name(node, n), log());
+    }
+    assert_eq!(run(covey().args(["fsck", &shared.address]), LIMIT).code(), 0);
+}
