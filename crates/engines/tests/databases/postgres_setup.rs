@@ -143,7 +143,7 @@ fn tables_of_another_version_are_refused() {
     let target = server.address("covey", server.port(), "later", "v");
     Postgres::create(&target, [1; 16], &Options::default()).unwrap();
     for (version, advice) in
-        [(3, "use a newer covey"), (0, "restore it from a backup"), (1, "run: covey upgrade ")]
+        [(4, "use a newer covey"), (0, "restore it from a backup"), (2, "run: covey upgrade ")]
     {
         server.sql_in("later", &format!("update covey_schema set version = {version}"));
         let found = line(Postgres::open(&target, Options::default()));
@@ -176,7 +176,11 @@ fn a_standby_is_refused() {
 fn a_check_of_a_sound_volume_has_good_lines() {
     let Some(server) = Server::shared() else { return };
     let found = Postgres::check(&server.volume(), &Options::default());
-    let what: Vec<&str> = found.iter().map(|line| line.what).collect();
+    let mut what: Vec<&str> = found.iter().map(|line| line.what).collect();
+    // The servers of the tests do not wait for their disks.
+    let warned = |name: &str| found.iter().any(|line| line.line.contains(&format!("{name} = off")));
+    assert!(warned("fsync") && warned("full_page_writes") && !warned("synchronous_commit"), "{found:?}");
+    what.dedup();
     assert_eq!(what, ["connection", "server", "volume", "latency", "clock", "connections", "dead rows"]);
     assert!(found.iter().all(|Checked { level, .. }| *level != Level::Bad), "{found:?}");
 }
@@ -266,14 +270,14 @@ fn the_session_of_a_dead_process_is_continued() {
     assert_eq!(next.session(), Some(session));
     (0..5).for_each(|_| next.commit(add()).unwrap());
     next.renew().unwrap();
-    // A commit that was under way.
-    dead.commit(add()).unwrap();
-    assert_eq!(number(&next), 46);
+    // What the dead process sends after that.
+    assert!(is_fenced(dead.commit(add())));
+    assert_eq!(number(&next), 45);
     let joined = next.join(&Join { take_over: true, ..node(1) }).unwrap();
     assert_eq!(joined, Session { epoch: session.epoch + 1, ..session });
     next.commit(add()).unwrap();
     assert!(is_fenced(dead.commit(add())) && fenced(&open(), session));
-    assert_eq!(number(&next), 47);
+    assert_eq!(number(&next), 46);
 
     // One that has expired, and was not ended.
     let brief = open();

@@ -38,7 +38,9 @@ impl Node {
         let only_read = NodeOptions { read_only: true, ..options.clone() };
         let (shared, options) = match Shared::open(dir, fleet, options, true) {
             Err(failure) if failure.code == UNCLAIMED && !options.read_only => {
-                log::warn(&format!("the volume is mounted for reading only: {}", failure.in_one_line()));
+                let next = failure.next.last().cloned().unwrap_or_default();
+                let why = failure.in_one_line();
+                log::warn(&format!("the volume is mounted for reading only: {why}; {next}"));
                 (Shared::open(dir, fleet, &only_read, false)?, &only_read)
             }
             Err(failure) if failure.code == UNCLAIMED => (Shared::open(dir, fleet, options, false)?, options),
