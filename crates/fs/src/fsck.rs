@@ -15,6 +15,7 @@
 
 mod finding;
 mod lost;
+mod users;
 
 use base::size::GROUP;
 use base::{BlobId, Ino, PackNo};
@@ -33,6 +34,8 @@ use crate::volume::{OpenError, Parts, Volume};
 pub use finding::{FileRange, Finding, RANGES_MAX};
 pub(crate) use lost::name_in;
 pub use lost::{Lost, lost, path_of};
+use users::range_of;
+pub use users::users;
 
 /// How thoroughly blobs are checked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -294,17 +297,7 @@ impl Check<'_, '_> {
 
     /// The ranges of files that a pack holds.
     fn users(&self, pack: PackNo) -> Result<Vec<FileRange>, Error> {
-        let mut files: Vec<FileRange> = Vec::new();
-        self.each_extent(pack, &mut |ino, page, extent| {
-            files.push(range_of(ino, page, extent));
-            files.len() < RANGES_MAX
-        })?;
-        for at in 0..files.len() {
-            let known = at > 0 && files[at - 1].ino == files[at].ino;
-            files[at].path =
-                if known { files[at - 1].path.clone() } else { path_of(&self.names, files[at].ino)? };
-        }
-        Ok(files)
+        users::of(&self.names, pack)
     }
 
     fn each_extent(
@@ -312,23 +305,7 @@ impl Check<'_, '_> {
         pack: PackNo,
         each: &mut dyn FnMut(Ino, u32, &blob::Extent) -> bool,
     ) -> Result<(), Error> {
-        let mut from = (Ino(0), 0);
-        loop {
-            let users = self.names.pack_users(pack, from, 256)?;
-            for (ino, page) in &users {
-                let extents = self.names.extents(*ino, *page)?;
-                for extent in extents.extents().iter().filter(|extent| extent.pack == pack) {
-                    if !each(*ino, *page, extent) {
-                        return Ok(());
-                    }
-                }
-            }
-            match users.last() {
-                Some((ino, u32::MAX)) => from = (Ino(ino.0 + 1), 0),
-                Some((ino, page)) => from = (*ino, page + 1),
-                None => return Ok(()),
-            }
-        }
+        users::each_extent(&self.names, pack, each)
     }
 
     fn strays(&mut self) -> Result<(), Error> {
@@ -356,11 +333,6 @@ impl Check<'_, '_> {
         })?;
         failed.map_or(Ok(()), |error| Err(error.into()))
     }
-}
-
-fn range_of(ino: Ino, page: u32, extent: &blob::Extent) -> FileRange {
-    let offset = u64::from(page) * u64::from(blob::ExtentPage::SPAN) + u64::from(extent.at);
-    FileRange { ino, path: None, offset, len: u64::from(extent.len) }
 }
 
 /// Repairs a finding of a check of this volume, if the volume was not used since. Returns false if the
@@ -400,6 +372,7 @@ pub fn repair(parts: &Parts, finding: &Finding) -> Result<bool, OpenError> {
         | Finding::DamagedBlob { .. }
         | Finding::LostOpenPack { .. }
         | Finding::DamagedOpenPack { .. }
+        | Finding::OnAbsentNode { .. }
         | Finding::BrokenTree { .. } => Ok(false),
     }
 }

@@ -13,6 +13,7 @@
 //!
 //! - [`making`]: a new volume, and the folder of a node that mounts it for the first time.
 //! - [`away`]: what commands are told when the database cannot be reached.
+//! - [`bytes`](mod@bytes): whether the bytes of a volume are in the origin, or on a node.
 //! - [`claiming`]: which database holds the names, so that a copy of it deletes no blob.
 //! - [`checking`]: a check of the names, and the locks that nodes hold.
 //! - [`listed`]: what the database says of a volume, without joining it.
@@ -25,6 +26,7 @@
 //! - [`session`]: joins, renews in time, joins again, leaves.
 
 pub(crate) mod away;
+pub mod bytes;
 pub mod checking;
 pub mod claiming;
 mod keeping;

@@ -323,9 +323,6 @@ fn text(outcome: &Outcome, args: &Args) -> String {
     );
     let mended = outcome.findings.iter().filter(|found| found.repaired).count();
     let notes = outcome.findings.iter().filter(|found| found.harmless && !found.repaired).count();
-    if node::shared::making::is_address(&outcome.volume) {
-        return shared_text(outcome, args);
-    }
     let mut text = match (outcome.sound, mended) {
         (true, 0) => format!("{shown} is sound ({size})."),
         (true, _) => format!("{shown} is sound now: {mended} mended ({size})."),
@@ -351,30 +348,4 @@ fn text(outcome: &Outcome, args: &Args) -> String {
             "\nWhat is left cannot be mended: bring those files, or the volume's folder, back from a backup.";
     }
     text
-}
-
-fn shared_text(outcome: &Outcome, args: &Args) -> String {
-    let shown = outcome.volume.display();
-    let size = format!(
-        "{} inodes, {} packs, in {}; blobs were not read",
-        count(outcome.inodes),
-        count(outcome.blobs),
-        span(outcome.seconds)
-    );
-    let mended = outcome.findings.iter().filter(|found| found.repaired).count();
-    let restore =
-        "restore the database from a backup, or a published tree: covey restore ORIGIN@NAME ADDRESS";
-    let left = outcome.damage_left;
-    match (outcome.sound, mended, args.repair) {
-        (true, 0, _) => format!("The names of {shown} are sound ({size})."),
-        (true, ..) => format!("The names of {shown} are sound now: {mended} mended ({size})."),
-        (false, _, true) => {
-            format!(
-                "The names of {shown} are damaged: {left} findings are left ({size}).\nWhat is left cannot be mended: {restore}"
-            )
-        }
-        (false, ..) => format!(
-            "The names of {shown} are damaged: {left} findings ({size}).\nUnmount the volume on all nodes, then mend what can be mended: covey fsck --repair '{shown}'\nOr {restore}"
-        ),
-    }
 }

@@ -60,6 +60,18 @@ pub enum Finding {
         /// What is damaged; at most [`RANGES_MAX`].
         files: Vec<FileRange>,
     },
+    /// Bytes of a shared volume are not in the origin, and the node that has them has not joined the volume.
+    /// Reads of these ranges fail until it does.
+    OnAbsentNode {
+        /// The pack.
+        pack: PackNo,
+        /// The node.
+        node: u32,
+        /// Its machine, if it is known.
+        host: Option<String>,
+        /// What is in it; at most [`RANGES_MAX`].
+        files: Vec<FileRange>,
+    },
     /// A published tree needs this blob, and it is missing or its hash is not its name.
     BrokenTree {
         /// The tree's name.
@@ -96,6 +108,7 @@ impl Finding {
             | Finding::DamagedBlob { .. }
             | Finding::LostOpenPack { .. }
             | Finding::DamagedOpenPack { .. }
+            | Finding::OnAbsentNode { .. }
             | Finding::BrokenTree { .. } => false,
         }
     }
@@ -114,7 +127,8 @@ impl Finding {
             Finding::MissingBlob { files, .. }
             | Finding::DamagedBlob { files, .. }
             | Finding::LostOpenPack { files, .. }
-            | Finding::DamagedOpenPack { files, .. } => files,
+            | Finding::DamagedOpenPack { files, .. }
+            | Finding::OnAbsentNode { files, .. } => files,
             Finding::Names(_)
             | Finding::DeadPack { .. }
             | Finding::StrayBlob { .. }
@@ -146,6 +160,13 @@ impl fmt::Display for Finding {
                 write!(f, "open pack {pack} has {len} bytes, fewer than are in use")
             }
             Finding::DamagedOpenPack { pack, .. } => write!(f, "open pack {pack} is damaged on this disk"),
+            Finding::OnAbsentNode { pack, node, host, .. } => {
+                let host = host.as_ref().map(|host| format!(" ({host})")).unwrap_or_default();
+                write!(
+                    f,
+                    "pack {pack} is not in the origin, and node {node}{host}, which wrote it, has not the volume mounted: mount it there with the same folder; if its disk is lost, these bytes are too"
+                )
+            }
             Finding::BrokenTree { tree, blob, what } => write!(
                 f,
                 "the published tree {tree} needs blob {blob}: {what}; publish it again with --afresh"

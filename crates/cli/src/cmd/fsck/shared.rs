@@ -1,8 +1,10 @@
 //! The check of a shared volume, and its repair: its names, as of one moment. A check needs no node to stop.
 
 use api::error::{Failure, Result};
+use api::text::{count, span};
 use fs::fsck::{Finding, Phase, Progress as Step};
 use meta::audit::{self, Listener, Summary};
+use node::shared::bytes::{self, Looked};
 use node::shared::{checking, repairing};
 
 use super::{Args, Found, Outcome, found, say, show};
@@ -16,18 +18,27 @@ pub fn run(args: &Args, address: &str, term: Term) -> Result<u8> {
     }
     let mut progress = term.progress("fsck");
     let mut findings: Vec<Found> = Vec::new();
-    let mut take = |finding: &audit::Finding, repaired: bool| {
-        let shown = found(&Finding::Names(finding.clone()), repaired);
+    let mut add = |finding: &Finding, repaired: bool| {
+        let shown = found(finding, repaired);
         say(&shown, term);
         findings.push(shown);
     };
+    let mut take = |finding: &audit::Finding, repaired: bool| add(&Finding::Names(finding.clone()), repaired);
     let done = match args.repair {
         true => repair(address, &mut take, &mut progress),
         false => check(address, &mut take, &mut progress),
     };
+    let mut lost = 0;
+    let looked = done.as_ref().ok().map(|_| {
+        bytes::look(address, &mut |finding| {
+            lost += 1;
+            add(&finding, false);
+        })
+    });
     let seconds = progress.elapsed().as_secs_f64();
     progress.done();
     let (names, left) = done?;
+    let (left, looked) = (left + lost, looked.and_then(|looked| unlooked(looked, term)));
     let outcome = Outcome {
         volume: address.into(),
         sound: left == 0,
@@ -38,11 +49,58 @@ pub fn run(args: &Args, address: &str, term: Term) -> Result<u8> {
         inodes: names.inodes,
         bytes: names.bytes,
         blobs: names.packs,
-        blob_bytes: 0,
+        blob_bytes: looked.map_or(0, |looked| looked.bytes),
         seconds,
     };
-    term.result(&outcome, || super::text(&outcome, args));
+    term.result(&outcome, || text(&outcome, args, looked));
     Ok(u8::from(!outcome.sound))
+}
+
+/// Says why nobody looked for the bytes. The names were checked all the same.
+fn unlooked(looked: Result<Looked>, term: Term) -> Option<Looked> {
+    looked
+        .inspect_err(|failure| {
+            term.say(format_args!("note    nobody looked for the bytes: {}", failure.in_one_line()));
+        })
+        .ok()
+}
+
+fn text(outcome: &Outcome, args: &Args, looked: Option<Looked>) -> String {
+    let shown = outcome.volume.display();
+    let bytes = match looked {
+        None => "it is not known whether their bytes are there".to_owned(),
+        Some(Looked { on_nodes: 0, .. }) => "their blobs are in the origin, and were not read".to_owned(),
+        Some(Looked { on_nodes, .. }) => format!(
+            "their blobs are in the origin or, of {} packs, on nodes that have the volume mounted, and were not read",
+            count(on_nodes)
+        ),
+    };
+    let size = format!(
+        "{} inodes, {} packs, in {}; {bytes}",
+        count(outcome.inodes),
+        count(outcome.blobs),
+        span(outcome.seconds)
+    );
+    let mended = outcome.findings.iter().filter(|found| found.repaired).count();
+    let restore =
+        "restore the database from a backup, or a published tree: covey restore ORIGIN@NAME ADDRESS";
+    let left = outcome.damage_left;
+    let lost = outcome.findings.iter().filter(|found| !found.files.is_empty()).count() as u64;
+    match (outcome.sound, mended, args.repair) {
+        (true, 0, _) => format!("The names of {shown} are sound ({size})."),
+        (true, ..) => format!("The names of {shown} are sound now: {mended} mended ({size})."),
+        (false, ..) if lost == left => format!(
+            "The names of {shown} are sound, and bytes of {left} packs are missing: the lines above name the files."
+        ),
+        (false, _, true) => {
+            format!(
+                "The names of {shown} are damaged: {left} findings are left.\nWhat is left cannot be mended: {restore}"
+            )
+        }
+        (false, ..) => format!(
+            "The names of {shown} are damaged: {left} findings.\nUnmount the volume on all nodes, then mend what can be mended: covey fsck --repair '{shown}'\nOr {restore}"
+        ),
+    }
 }
 
 type Take<'a> = &'a mut dyn FnMut(&audit::Finding, bool);
