@@ -7,10 +7,9 @@
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd};
-use std::sync::Arc;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread::{JoinHandle, ThreadId};
 use std::time::Duration;
 
@@ -218,9 +217,14 @@ impl Mailbox {
 
     fn wake(&self) {
         if !self.woken.swap(true, Ordering::AcqRel) {
-            // This fails only if the counter is full, and then the thread is woken anyway.
-            let _ = (&self.wake).write(&1_u64.to_ne_bytes());
+            self.wake_again();
         }
+    }
+
+    /// Wakes the ring thread, even if it has not seen yet that it was woken.
+    pub(super) fn wake_again(&self) {
+        // This fails only if the counter is full, and then the thread is woken anyway.
+        let _ = (&self.wake).write(&1_u64.to_ne_bytes());
     }
 
     fn awake(&self) {
@@ -277,6 +281,10 @@ impl Ring {
 
     pub(super) fn mailbox(&self) -> Arc<Mailbox> {
         Arc::clone(&self.mailbox)
+    }
+
+    pub(super) fn entries(&self) -> Vec<Weak<Entry>> {
+        self.entries.iter().map(Arc::downgrade).collect()
     }
 
     fn register_entries(&mut self) -> io::Result<Option<io::Error>> {
@@ -347,8 +355,8 @@ impl Ring {
                 match error.raw_os_error() {
                     Some(libc::ENOTCONN | libc::ECONNABORTED | libc::ECANCELED) => break Ok(()),
                     // ENOENT: the request was withdrawn with the connection. The end of the connection shows
-                    // next.
-                    Some(libc::ENOENT) => {}
+                    // next, unless no entry is left that could show it.
+                    Some(libc::ENOENT) if !self.is_dead() => {}
                     _ => break Err(error),
                 }
             }
@@ -391,6 +399,11 @@ impl Ring {
         entry.park();
     }
 
+    /// Whether no request can arrive any more.
+    fn is_dead(&self) -> bool {
+        !self.with_kernel.contains(&true) && self.entries.iter().all(|entry| entry.held().is_none())
+    }
+
     /// Puts a commit for every reply in the mailbox into the submission queue. Returns how many.
     fn commit(&mut self) -> usize {
         let answers = std::mem::take(&mut *self.mailbox.answers.lock());
@@ -412,7 +425,6 @@ impl Ring {
     }
 
     /// Waits for the entries that the kernel still holds. When a connection ends, it hands all of them back.
-    /// The memory of an entry that is not handed back is never freed, because the kernel might write to it.
     fn retire(&mut self) {
         self.mailbox.closed.store(true, Ordering::Release);
         let begun = base::time::monotonic();
@@ -424,9 +436,6 @@ impl Ring {
                 self.with_kernel[mark as usize] = false;
             }
         }
-        if self.with_kernel.contains(&true) {
-            std::mem::forget(Arc::clone(&self.region));
-        }
     }
 
     fn push(&mut self, entry: &squeue::Entry128) {
@@ -435,5 +444,14 @@ impl Ring {
         // back.
         let pushed = unsafe { self.uring.submission().push(entry) };
         debug_assert!(pushed.is_ok(), "the queue has space for every entry and the poll");
+    }
+}
+
+impl Drop for Ring {
+    /// The memory of an entry that is not handed back is never freed, because the kernel might write to it.
+    fn drop(&mut self) {
+        if self.with_kernel.contains(&true) {
+            std::mem::forget(Arc::clone(&self.region));
+        }
     }
 }
