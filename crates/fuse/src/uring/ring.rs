@@ -19,6 +19,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::entry::{Body, Entry, Region};
 use super::yielding::Yielder;
+use crate::abi::opcodes::wants_reply;
 use crate::buffer::PageBuf;
 use crate::channel::{Device, Sink};
 
@@ -382,6 +383,12 @@ impl Ring {
         end
     }
 
+    /// Serves the request in an entry.
+    ///
+    /// The kernel takes an entry back only with a commit, also for a request that gets no reply. It sends a
+    /// FORGET this way if a listing names an inode that it cannot link, such as a folder that would be its
+    /// own ancestor. The program that lists waits until that FORGET is committed, and no signal ends this
+    /// wait.
     fn serve(
         &self,
         index: usize,
@@ -395,6 +402,9 @@ impl Ring {
             let _ = entry.reply(unique, -libc::EIO, &[]);
         } else {
             serve(request, room.unwrap_or(scratch), &self.sinks[index]);
+            if !wants_reply(entry.opcode()) {
+                let _ = entry.reply(unique, 0, &[]);
+            }
         }
         entry.park();
     }
