@@ -20,6 +20,11 @@ pub const METRICS: &[(&str, &str, &str)] = &[
         "gauge",
         "Requests of the kernel that wait for a disk or a network at the moment.",
     ),
+    (
+        "covey_fuse_replies_lost_total",
+        "counter",
+        "Requests over io_uring whose replies were lost by a fault in Covey, and that were answered EIO.",
+    ),
     ("covey_fuse_read_bytes_total", "counter", "Bytes returned to the kernel's reads."),
     ("covey_fuse_written_bytes_total", "counter", "Bytes accepted from the kernel's writes."),
     ("covey_reads_total", "counter", "Ranges of files that were read, by where the bytes were."),

@@ -147,6 +147,10 @@ pub struct Served {
     pub requests_by_kind: BTreeMap<String, u64>,
     /// Of these, requests that wait at this moment.
     pub waiting: u64,
+    /// Requests over io_uring whose replies were lost, and that were answered EIO. More than 0 shows a fault
+    /// in Covey; the log says which requests they were.
+    #[serde(default)]
+    pub replies_lost: u64,
     /// How they arrive: `uring` or `classic`.
     pub transport: String,
     /// Its S3 endpoint, if it has one.

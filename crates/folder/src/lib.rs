@@ -111,8 +111,8 @@ impl Folder {
     /// Counts a reference to an open inode, and says what it is.
     fn found(&self, fd: OwnedFd) -> Result<Entry> {
         let attr = self.attr(&fd)?;
-        let node = self.nodes.hold(attr.ino, fd, attr.kind);
-        Ok(Entry { node, ..Entry::of(attr) })
+        let (node, was_held) = self.nodes.hold(attr.ino, fd, attr.kind);
+        Ok(Entry { node, held: was_held && attr.kind == FileKind::Dir, ..Entry::of(attr) })
     }
 
     fn node(&self, node: Ino) -> Result<std::sync::Arc<Node>> {

@@ -73,20 +73,21 @@ impl Nodes {
         self.table.lock().held.get(&node).map(|held| Arc::clone(&held.node))
     }
 
-    /// Counts one more reference to an inode, by its inode number. Returns the number of its node.
-    pub fn hold(&self, ino: Ino, fd: OwnedFd, kind: FileKind) -> Ino {
+    /// Counts one more reference to an inode, by its inode number. Returns the number of its node, and
+    /// whether it was held before.
+    pub fn hold(&self, ino: Ino, fd: OwnedFd, kind: FileKind) -> (Ino, bool) {
         let mut table = self.table.lock();
         if let Some(&node) = table.nodes.get(&ino)
             && let Some(held) = table.held.get_mut(&node)
         {
             held.count += 1;
-            return node;
+            return (node, true);
         }
         let node = Ino(table.next);
         table.next += 1;
         table.nodes.insert(ino, node);
         table.held.insert(node, Held { node: Arc::new(Node { fd, kind }), ino, count: 1 });
-        node
+        (node, false)
     }
 
     /// Counts fewer. The root stays.

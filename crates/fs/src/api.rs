@@ -135,12 +135,15 @@ pub struct Entry {
     pub generation: u64,
     /// It is about to change: the kernel must not cache it, and asks again at the next lookup.
     pub fleeting: bool,
+    /// In a listing with attributes: the kernel already held this folder, maybe below another one
+    /// ([`Filesystem::readdir_plus`]).
+    pub held: bool,
 }
 
 impl Entry {
     /// An entry that the kernel may cache, under the inode's own number.
     pub fn of(attr: Attr) -> Entry {
-        Entry { attr, node: attr.ino, generation: 0, fleeting: false }
+        Entry { attr, node: attr.ino, generation: 0, fleeting: false, held: false }
     }
 }
 
@@ -506,7 +509,8 @@ pub trait Filesystem: Send + Sync {
     ) -> Result<()>;
 
     /// The same with attributes. Adds one reference for each entry taken other than `.` and `..` (as
-    /// [`Filesystem::lookup`] does).
+    /// [`Filesystem::lookup`] does). [`Entry::held`] is set for a folder to which there were references
+    /// before.
     fn readdir_plus(
         &self,
         ino: Ino,

@@ -186,8 +186,10 @@ impl State {
             }
         };
         let new = || Known { ino: attr.ino, is_dir, count: 0, stays: None };
-        self.known.entry(node).or_insert_with(new).count += 1;
-        Entry { node: Ino(node), fleeting: self.moving, ..Entry::of(*attr) }
+        let known = self.known.entry(node).or_insert_with(new);
+        let held = is_dir && known.count > 0;
+        known.count += 1;
+        Entry { node: Ino(node), fleeting: self.moving, held, ..Entry::of(*attr) }
     }
 
     fn forget(&mut self, node: u64, count: u64) -> Option<Known> {

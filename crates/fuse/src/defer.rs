@@ -477,8 +477,13 @@ impl Pool {
                 }
                 pending.stage.store(WORKING, Ordering::Relaxed);
                 parking_lot::MutexGuard::unlocked(&mut state, || {
-                    // The submitter handles panics of its work. Here a panic must only not end the thread.
-                    let _ = catch_unwind(AssertUnwindSafe(|| work(&pending, buffer.bytes())));
+                    // The submitter handles panics of the filesystem. After any other one the request may
+                    // have no reply. If it has one, or another party is about to send it, the sink takes only
+                    // one.
+                    if catch_unwind(AssertUnwindSafe(|| work(&pending, buffer.bytes()))).is_err() {
+                        pending.claim();
+                        pending.answer(-Errno::EIO.0, &[]);
+                    }
                 });
                 if pending.stage.swap(NO_WORKER, Ordering::Relaxed) == ORPHANED {
                     state.orphaned -= 1;

@@ -17,7 +17,7 @@ use fs::api::{FetchTask, Fetched, Lock, LockKind, Part, ReadPlan, Start, Touched
 use crate::Log;
 use crate::abi::header::Header;
 use crate::abi::init::Agreed;
-use crate::abi::opcodes::{self, Mounted, Policy, op};
+use crate::abi::opcodes::{self, Mounted, Policy, wants_reply};
 use crate::abi::ops::{Op, forget_pairs};
 use crate::channel::Sink;
 use crate::counts::Counts;
@@ -32,7 +32,9 @@ use crate::watch::{Outcome, Span, Watch};
 
 mod keeping;
 mod locking;
+mod panics;
 pub(crate) use locking::LockReply;
+use panics::panic_text;
 
 /// Makes the kernel send the dirty pages that it holds of a file.
 pub trait PushDirty: Send + Sync {
@@ -98,6 +100,13 @@ impl Dispatcher {
     /// Serves one request: replies on `sink`, or hands the request to a worker that will reply. `lane` is the
     /// number of the calling thread. `room` is the buffer for the reply's body.
     pub fn serve(&self, lane: usize, request: &[u8], room: &mut [u8], sink: &Arc<dyn Sink>) {
+        let work = || self.serve_request(lane, request, room, sink);
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(work)) {
+            self.answer_panic(request, &*panic, &**sink);
+        }
+    }
+
+    fn serve_request(&self, lane: usize, request: &[u8], room: &mut [u8], sink: &Arc<dyn Sink>) {
         let span = self.0.watch.begin(lane);
         let (header, arguments) = match Header::split(request) {
             Ok(parts) => parts,
@@ -558,19 +567,6 @@ fn outcome(op: &Op<'_>, result: &Result<Done, Errno>) -> Outcome {
         (Op::Write { data, .. }, Ok(_)) => Outcome { bytes: data.len() as u32, error: 0 },
         _ => Outcome::default(),
     }
-}
-
-/// Whether the kernel waits for a reply to this opcode.
-fn wants_reply(opcode: u32) -> bool {
-    !matches!(opcode, op::FORGET | op::BATCH_FORGET | op::INTERRUPT)
-}
-
-fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
-    panic
-        .downcast_ref::<&str>()
-        .copied()
-        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
-        .unwrap_or("no message")
 }
 
 /// The log line for a request that missed its deadline.

@@ -363,6 +363,16 @@ struct Listing {
     plus: bool,
 }
 
+/// Whether an entry of a listing is passed on without attributes: a folder that the kernel holds.
+///
+/// It may hold the folder in another place, from before another machine moved it, and even as an ancestor of
+/// the folder that is listed. The kernel then cannot link it here. A lookup reports that to its program
+/// alone. In a listing it would cost a FORGET for which the program waits, and the entry would gain nothing:
+/// what the kernel holds in this place it still has.
+fn is_left_out(found: &Entry) -> bool {
+    found.attr.kind == FileKind::Dir && (found.held || found.node == Ino::ROOT)
+}
+
 fn listing(
     fs: &dyn Filesystem,
     shared: bool,
@@ -383,15 +393,22 @@ fn listing(
         }
     };
     if plus {
-        fs.readdir_plus(ino, position, &mut |line, found| {
+        let mut left_out = Vec::new();
+        let listed = fs.readdir_plus(ino, position, &mut |line, found| {
             let at = put.len();
-            let shown = found.map(|found| Entry { fleeting: found.fleeting || shared, ..*found });
+            let shown = found.filter(|found| !is_left_out(found));
+            let shown = shown.map(|found| Entry { fleeting: found.fleeting || shared, ..*found });
             let fits = out::dirent_plus(put, room, &line, shown.as_ref());
-            if let (Ok(true), Some(found)) = (&fits, found) {
-                keep(Keep::entry(at, found.node, ino), found.fleeting);
+            match (&fits, found) {
+                (Ok(true), Some(found)) if shown.is_none() => left_out.push(found.node),
+                (Ok(true), Some(found)) => keep(Keep::entry(at, found.node, ino), found.fleeting),
+                _ => {}
             }
             verdict(fits)
-        })?;
+        });
+        // The filesystem has counted what the kernel does not learn.
+        left_out.into_iter().for_each(|node| fs.forget(node, 1));
+        listed?;
     } else {
         fs.readdir(ino, position, &mut |line| verdict(out::dirent(put, room, &line)))?;
     }

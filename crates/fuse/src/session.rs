@@ -28,7 +28,6 @@ use crate::dispatch::{Dispatcher, Parts, PushDirty, late_line};
 use crate::mount::{self, Mount, MountError, MountFlags, Unmount, UnmountError};
 use crate::notify::Notifier;
 use crate::pending_flush::PendingFlushes;
-use crate::promises::OnTheWay;
 use crate::seek::ThroughMount;
 use crate::shared::SharedMount;
 use crate::swap::Swap;
@@ -37,9 +36,10 @@ use crate::watch::Watch;
 
 mod handshake;
 mod replacing;
-pub(crate) use handshake::{negotiate, serves_dot};
+mod rings;
+pub(crate) use handshake::{handshake, negotiate, serves_dot};
 
-use handshake::handshake;
+use rings::start_rings;
 
 /// The most writes that wait for space at a time. Further writes queue behind them.
 const WRITERS: usize = 8;
@@ -410,30 +410,13 @@ fn start(
     });
     shared.obey(shared.fs.now().leases());
     let fallback = fallback.filter(|_| agreed.has(flag::OVER_IO_URING));
-    let warnings = fallback.and_then(|fallback| start_rings(&shared, &device, fallback, options.yields));
+    let warnings = fallback.and_then(|fallback| start_rings(&shared, &device, fallback, options));
     let warnings = warnings.into_iter().collect();
     let readers = if shared.rings.get().is_some() { 1 } else { readers };
     let started = read_from(&shared, devices(device, readers));
     shared.leave();
     started.map_err(failed)?;
     Ok(Session { shared, agreed, warnings })
-}
-
-/// Starts the rings. Returns a warning if there are none.
-fn start_rings(
-    shared: &Arc<Shared>,
-    device: &Arc<Device>,
-    fallback: Fallback,
-    yields: bool,
-) -> Option<String> {
-    match Rings::start(device, shared, fallback, yields) {
-        Ok(rings) => {
-            shared.dispatcher.limit_lock_waits(uring::lock_waits_per_ring());
-            drop(shared.rings.set(rings));
-            None
-        }
-        Err(why) => Some(uring::fallback_line(&why)),
-    }
 }
 
 /// The pools for requests that wait, writes, seeks and the ends of locks.
@@ -486,34 +469,6 @@ fn devices(first: Arc<Device>, readers: usize) -> Vec<Arc<Device>> {
     devices
 }
 
-impl Host for Shared {
-    fn serve(&self, queue: usize, request: &[u8], room: &mut [u8], sink: &Arc<dyn Sink>) {
-        self.dispatcher.serve(1 + queue, request, room, sink);
-    }
-
-    fn begins(&self) {
-        self.threads_left.fetch_add(1, Ordering::AcqRel);
-    }
-
-    fn ended(&self, end: std::io::Result<()>) {
-        if let Err(error) = end {
-            // The kernel never moves a queue's requests to another queue, so programs on that CPU would wait
-            // for ever.
-            (self.log)(&format!("fuse: a ring failed, so the mount is removed by force: {error}"));
-            let mount = Arc::clone(&self.mount);
-            let cut = move || mount.unmount(Unmount::Force);
-            let _ = base::thread::spawn("fuse-cut", cut);
-        }
-        self.leave();
-    }
-}
-
-impl OnTheWay for Shared {
-    fn settle(&self, at_most: Duration) -> bool {
-        self.rings.get().is_none_or(|rings| rings.settle(at_most))
-    }
-}
-
 impl Shared {
     fn unmount(&self, how: Unmount) -> Result<(), UnmountError> {
         if how == Unmount::Force {
@@ -553,15 +508,6 @@ impl Shared {
             rings.stop();
         }
         self.leave();
-    }
-
-    /// With rings, only FORGET and INTERRUPT reach a reader. The kernel batches FORGETs while nobody reads.
-    /// Because of this pause, a program that removes a tree does not wake this thread for every inode.
-    fn let_forgets_batch(&self) {
-        const GATHER: Duration = Duration::from_millis(5);
-        if self.rings.get().is_some() {
-            std::thread::sleep(GATHER);
-        }
     }
 
     /// A thread has ended. The last one ends the session.

@@ -4,7 +4,7 @@
 //!  program on CPU 1 ─► kernel's queue 1 ─► ring 1: its thread serves ─► commit, which fetches the next
 //!                                              │ must wait          ▲ mailbox, eventfd
 //!                                              └─► worker, answers ─┘
-//!  FORGET, INTERRUPT ─► /dev/fuse ─► one reader thread          notifications ─► /dev/fuse
+//!  FORGET (most), INTERRUPT ─► /dev/fuse ─► one reader thread   notifications ─► /dev/fuse
 //! ```
 //!
 //! The kernel puts a request into the queue of the CPU that its program runs on, and never moves it to
@@ -16,23 +16,29 @@
 //!
 //! [`switch`] decides whether a mount asks for rings.
 //!
+//! **An entry must come back.** No signal ends the wait for a request that is in an entry. So a request that
+//! gets no reply is committed all the same, and [`overdue`] answers a request whose reply was lost.
+//!
 //! **The order.** Once INIT has negotiated rings, the kernel lets no request through until every queue has an
 //! entry. Rings are therefore registered one after another. Until the first entry of the last ring is
 //! accepted, rings can be given up: if a registration fails, on purpose if need be ([`Fallback`]), the kernel
 //! serves everything through /dev/fuse.
 
 mod entry;
+mod overdue;
 mod ring;
 mod switch;
 mod yielding;
 
 use std::fmt;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::str::FromStr;
 use std::sync::mpsc;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use self::overdue::{Check, Watched};
 pub(crate) use self::ring::Fallback;
 use self::ring::{Mailbox, Ring};
 use self::switch::{Lack, Switch};
@@ -129,18 +135,23 @@ pub(crate) trait Host: Send + Sync + 'static {
 
     /// A ring has ended. An error means that its queue is no longer served although the mount still exists.
     fn ended(&self, end: io::Result<()>);
+
+    /// Writes a line of the log.
+    fn log(&self, line: &str);
 }
 
 /// All rings of a mount.
 pub(crate) struct Rings {
     mailboxes: Vec<Arc<Mailbox>>,
+    check: Option<Check>,
     /// Dropped with the rings. A ring that is still ending then does without it.
     _keeper: Option<Arc<Keeper>>,
 }
 
 impl Rings {
     /// Starts a thread per possible CPU and registers all queues. `yields`: ring threads yield the CPU to the
-    /// programs that they answer, if the system allows it.
+    /// programs that they answer, if the system allows it. `limit`: a request that has no reply after this
+    /// time is overdue.
     ///
     /// # Errors
     /// The reason as text. The kernel has then been told to use /dev/fuse.
@@ -149,12 +160,14 @@ impl Rings {
         host: &Arc<impl Host>,
         fallback: Fallback,
         yields: bool,
+        limit: Duration,
     ) -> Result<Rings, String> {
         let queues = possible_cpus();
         let depth = depth(queues);
         let (ready, started) = mpsc::channel();
         let keeper = yields.then(Keeper::start).flatten().map(Arc::new);
-        let mut rings = Rings { mailboxes: Vec::with_capacity(queues), _keeper: keeper.clone() };
+        let mut rings = Rings { mailboxes: Vec::new(), check: None, _keeper: keeper.clone() };
+        let mut watched = Vec::with_capacity(queues);
         for queue in 0..queues {
             host.begins();
             let (thread_device, thread_host, ready) = (Arc::clone(device), Arc::clone(host), ready.clone());
@@ -170,7 +183,10 @@ impl Rings {
                 }
             };
             match registered {
-                Ok(mailbox) => rings.mailboxes.push(mailbox),
+                Ok(ring) => {
+                    rings.mailboxes.push(Arc::clone(&ring.mailbox));
+                    watched.push(ring);
+                }
                 Err(error) => {
                     rings.mailboxes.iter().for_each(|mailbox| mailbox.give_up());
                     fallback.take();
@@ -178,7 +194,13 @@ impl Rings {
                 }
             }
         }
+        rings.check = Check::start(watched, limit, host);
         Ok(rings)
+    }
+
+    /// How many requests were answered EIO because their replies were lost.
+    pub(crate) fn replies_lost(&self) -> u64 {
+        self.check.as_ref().map_or(0, Check::lost)
     }
 
     /// Waits until the kernel has all replies that were given to the rings so far.
@@ -189,6 +211,7 @@ impl Rings {
     /// Ends all rings, because the mount is gone.
     pub(crate) fn stop(&self) {
         self.mailboxes.iter().for_each(|mailbox| mailbox.close());
+        self.check.iter().for_each(Check::stop);
     }
 }
 
@@ -199,7 +222,7 @@ fn run_ring(
     device: &Arc<Device>,
     host: &impl Host,
     keeper: Option<Weak<Keeper>>,
-    ready: &mpsc::Sender<io::Result<Arc<Mailbox>>>,
+    ready: &mpsc::Sender<io::Result<Watched>>,
 ) {
     // Woken on the CPU whose requests it serves, the thread runs as soon as the program waits, on a warm
     // cache. No other CPU has to be woken, which on an idle machine costs more than the request. If pinning
@@ -215,8 +238,10 @@ fn run_ring(
     };
     base::thread::must_not_wait();
     let yielder = keeper.and_then(|keeper| keeper.upgrade()).map(|keeper| keeper.yielder());
-    let _ = ready.send(Ok(ring.mailbox()));
-    host.ended(ring.run(yielder, |request, room, sink| host.serve(queue, request, room, sink)));
+    let _ = ready.send(Ok(Watched { queue, mailbox: ring.mailbox(), entries: ring.entries() }));
+    let run = || ring.run(yielder, |request, room, sink| host.serve(queue, request, room, sink));
+    let end = catch_unwind(AssertUnwindSafe(run));
+    host.ended(end.unwrap_or_else(|_| Err(io::Error::other("its thread panicked"))));
 }
 
 /// Entries per ring.

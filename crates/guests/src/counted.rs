@@ -15,9 +15,9 @@ use std::sync::Arc;
 use base::Ino;
 use fs::Errno;
 use fs::api::{
-    Allocate, Answer, Attr, Caller, Coherence, DirEntry, Entry, Filesystem, Lock, LockAnswer, LockOwner,
-    LockStyle, LockWait, Locks, NewNode, ReadPlan, RenameMode, Result, Seek, SetAttr, Start, StatFs, Touched,
-    Waiting, XattrMode,
+    Allocate, Answer, Attr, Caller, Coherence, DirEntry, Entry, FileKind, Filesystem, Lock, LockAnswer,
+    LockOwner, LockStyle, LockWait, Locks, NewNode, ReadPlan, RenameMode, Result, Seek, SetAttr, Start,
+    StatFs, Touched, Waiting, XattrMode,
 };
 use parking_lot::Mutex;
 use stream::hello::Sharing;
@@ -299,7 +299,10 @@ impl Filesystem for Counted {
         let mut taken = Vec::new();
         let listed = self.inner.readdir_plus(ino, position, &mut |line, found| {
             let dots = line.name == b"." || line.name == b"..";
-            let flow = each(line, found);
+            // What others hold is not what this guest's kernel holds.
+            let is_held = |node| line.kind == FileKind::Dir && self.held.lock().contains_key(&node);
+            let found = found.map(|found| Entry { held: is_held(found.node), ..*found });
+            let flow = each(line, found.as_ref());
             if let (ControlFlow::Continue(()), Some(found), false) = (flow, found, dots) {
                 taken.push(found.node);
             }

@@ -42,6 +42,7 @@ pub mod op {
     pub const INTERRUPT: u32 = 36;
     pub const DESTROY: u32 = 38;
     pub const IOCTL: u32 = 39;
+    pub const NOTIFY_REPLY: u32 = 41;
     pub const BATCH_FORGET: u32 = 42;
     pub const READDIRPLUS: u32 = 44;
     pub const RENAME2: u32 = 45;
@@ -133,7 +134,7 @@ impl Asked {
 
     /// Whether the kernel waits for a reply.
     pub fn wants_reply(&self) -> bool {
-        !matches!(self.opcode, op::FORGET | op::BATCH_FORGET | op::INTERRUPT)
+        !matches!(self.opcode, op::FORGET | op::BATCH_FORGET | op::INTERRUPT | op::NOTIFY_REPLY)
     }
 
     /// Whether it may be executed again by a server that does not know whether it was. It changes nothing, or

@@ -15,7 +15,7 @@ use fs::Errno;
 use fs::api::Filesystem;
 use fuse::abi::header::Header;
 use fuse::abi::init::Agreed;
-use fuse::abi::opcodes::op;
+use fuse::abi::opcodes::{self, op};
 use fuse::channel::Sink;
 use fuse::served::{self, Served, Terms};
 use guests::counted::Counted;
@@ -114,9 +114,8 @@ impl Session {
     }
 
     fn reply(&self, header: &Header, answer: Result<&[u8], Errno>, sink: &Arc<dyn Sink>) {
-        let forgets = matches!(header.opcode, op::FORGET | op::BATCH_FORGET);
         let _ = match answer {
-            _ if forgets => Ok(()),
+            _ if !opcodes::wants_reply(header.opcode) => Ok(()),
             Ok(body) => sink.reply(header.unique, 0, body),
             Err(error) => sink.reply(header.unique, -error.0, &[]),
         };

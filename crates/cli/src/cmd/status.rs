@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use api::control::{ControlAddress, Request};
 use api::error::{Failure, Result};
 use api::status::fleet::LentStatus;
-use api::status::{Kind, Status};
+use api::status::{Kind, Served, Status};
 use api::text::{bytes, count, span};
 use fuse::mount::Mounted;
 use node::control;
@@ -121,6 +121,15 @@ fn way(transport: &str) -> &str {
     if transport == "uring" { "io_uring" } else { "/dev/fuse" }
 }
 
+fn requests(served: &Served) -> String {
+    let (all, waiting, by) = (count(served.requests), served.waiting, way(&served.transport));
+    let lost = match served.replies_lost {
+        0 => String::new(),
+        lost => format!("; {lost} lost and answered EIO: a fault in Covey, see the log"),
+    };
+    format!("{all} served, {waiting} waiting, by {by}{lost}")
+}
+
 fn text(status: &Status, verbose: bool) -> String {
     let mut pairs = Pairs::new();
     pairs.row("volume", &status.volume);
@@ -137,15 +146,7 @@ fn text(status: &Status, verbose: bool) -> String {
         Some(served) => pairs
             .row("mounted on", format!("{} ({})", served.mountpoint.display(), status.mode.word()))
             .row("up for", span(served.uptime_seconds as f64))
-            .row(
-                "requests",
-                format!(
-                    "{} served, {} waiting, by {}",
-                    count(served.requests),
-                    served.waiting,
-                    way(&served.transport)
-                ),
-            ),
+            .row("requests", requests(served)),
         None => pairs.row("mounted on", "-"),
     };
     if let Some(s3) = status.served.as_ref().and_then(|served| served.s3.as_ref()) {

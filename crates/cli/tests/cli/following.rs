@@ -2,10 +2,12 @@
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -112,10 +114,8 @@ fn a_followed_tree_moves_and_open_files_stay() {
         ["changed", "removed", "replaced", "renamed", "same", "sub/linked"].map(|name| (name, open(name)));
     let large = open("large");
     let (folder, gone) = (File::open(&to).unwrap(), File::open(pair.shown.join("gone")).unwrap());
-    let by_handle = |file: &File, name: &str| {
-        use std::os::fd::AsRawFd;
-        PathBuf::from(format!("/proc/self/fd/{}/{name}", file.as_raw_fd()))
-    };
+    let by_handle =
+        |file: &File, name: &str| PathBuf::from(format!("/proc/self/fd/{}/{name}", file.as_raw_fd()));
     let ino = fs::metadata(to.join("same")).unwrap().ino();
 
     fs::write(from.join("changed"), "new and longer").unwrap();
@@ -146,6 +146,33 @@ fn a_followed_tree_moves_and_open_files_stay() {
     assert_eq!(content(by_handle(&folder, "changed")), "new and longer", "a folder shows what is there now");
     assert_eq!(gone.metadata().unwrap().nlink(), 0);
     assert!(!by_handle(&gone, "f").exists() && !pair.shown.join("gone").exists());
+}
+
+/// A program works in a folder, and the next tree has the folder above it below it. The kernel cannot link
+/// the one below the other while the program holds both. Over io_uring the program that listed its folder had
+/// no answer, and could not be killed.
+#[test]
+fn regression_folders_that_change_places_can_be_listed() {
+    let Some(pair) = Pair::new(|mnt| fs::create_dir_all(mnt.join("a/b")).unwrap()) else { return };
+    let (mnt, inner) = (pair.world.mnt(), File::open(pair.shown.join("a/b")).unwrap());
+    assert!(names(pair.shown.join("a/b")).is_empty());
+    fs::rename(mnt.join("a/b"), mnt.join("b")).unwrap();
+    fs::rename(mnt.join("a"), mnt.join("b/a")).unwrap();
+    pair.publish_and_wait();
+
+    let path = format!("/proc/self/fd/{}", inner.as_raw_fd());
+    let (say, said) = mpsc::channel();
+    std::thread::spawn(move || say.send(names(path)));
+    let listed = said.recv_timeout(Duration::from_secs(120));
+    if listed.is_err() {
+        // Nothing else ends the thread that lists, nor this process.
+        json(&[Path::new("umount"), Path::new("--force"), &pair.shown]);
+    }
+    assert_eq!(listed.expect("the listing has no answer"), ["a"]);
+    assert_eq!(pair.status()["served"]["replies_lost"], 0);
+    drop(inner);
+    assert_eq!((names(&pair.shown), names(pair.shown.join("b"))), (vec!["b".into()], vec!["a".into()]));
+    assert!(names(pair.shown.join("b/a")).is_empty());
 }
 
 /// A hundred publications with concurrent readers. No reader sees an older publication after a newer one, or

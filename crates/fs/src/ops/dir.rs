@@ -41,8 +41,10 @@ impl Core {
         let (finding, mut has_held) = (self.refs.finding(), false);
         let listed = self.list(ino, position, true, &mut |entry, plus| {
             let child = entry.ino;
-            let taken = each(entry, plus);
-            if taken.is_continue() && plus.is_some() {
+            let is_held = entry.kind == FileKind::Dir && finding.is_held(child);
+            let found = plus.map(|plus| Entry { held: is_held, ..*plus });
+            let taken = each(entry, found.as_ref());
+            if taken.is_continue() && found.is_some() {
                 finding.hold(child);
                 has_held = true;
             }

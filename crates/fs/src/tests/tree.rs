@@ -251,6 +251,30 @@ fn a_listing_with_attributes_counts_what_it_hands_out() {
     v.close().unwrap();
 }
 
+/// The kernel may hold a folder below another one, from before it was moved, and even as an ancestor of the
+/// folder that it lists. It cannot link it a second time.
+#[test]
+fn regression_a_listing_says_which_folders_the_kernel_holds() {
+    let world = World::new();
+    let v = world.open();
+    let (a, f) = (v.dir(Ino::ROOT, "a"), v.file(Ino::ROOT, "f"));
+    let held = || {
+        let mut held = Vec::new();
+        v.readdir_plus(Ino::ROOT, 2, &mut |_, plus| {
+            held.extend(plus.map(|plus| (plus.node, plus.held)));
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+        held.iter().for_each(|(node, _)| v.forget(*node, 1));
+        held.sort();
+        held
+    };
+    assert_eq!(held(), [(a, true), (f, false)], "a file can have several names");
+    v.forget(a, 1);
+    assert_eq!(held(), [(a, false), (f, false)]);
+    v.close().unwrap();
+}
+
 #[test]
 fn extended_attributes() {
     let world = World::new();

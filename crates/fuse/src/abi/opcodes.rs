@@ -152,6 +152,12 @@ pub fn policy(number: u32, mounted: Mounted) -> Option<Policy> {
     differs.or_else(|| find(number)).map(|line| line.policy)
 }
 
+/// Whether the kernel waits for a reply to this opcode. Where a request takes up something until it is
+/// answered, such as a ring entry, a slot or a chain of descriptors, that must be given back all the same.
+pub fn wants_reply(number: u32) -> bool {
+    !matches!(number, op::FORGET | op::BATCH_FORGET | op::INTERRUPT | op::NOTIFY_REPLY)
+}
+
 /// The line of one opcode.
 pub fn find(number: u32) -> Option<&'static Opcode> {
     // All but the last have small gaps between them. Start at the last index where it can be, and search

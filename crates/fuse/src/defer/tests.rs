@@ -175,14 +175,18 @@ fn workers_are_as_many_as_needed_and_never_more_than_allowed() {
     assert_eq!(most.load(Ordering::SeqCst), 3);
 }
 
+/// Nor does its request wait for ever: a request that has left the table has no deadline any more.
 #[test]
 fn regression_a_panic_in_a_worker_does_not_use_it_up() {
-    let (_, sink, pending_table) = parts(LONG);
+    let (kept, sink, pending_table) = parts(LONG);
     let pool = Pool::new("test", 1);
     let (done, wait) = mpsc::channel();
-    pool.push(pending_table.enter(1, 0, None, &sink), Box::new(|_, _| panic!("on purpose")));
+    let pending = pending_table.enter(1, 0, None, &sink);
+    pending_table.remove(&pending);
+    pool.push(pending, Box::new(|_, _| panic!("on purpose")));
     pool.push(pending_table.enter(2, 0, None, &sink), Box::new(move |_, _| done.send(()).unwrap()));
     wait.recv_timeout(LONG).unwrap();
+    assert_eq!(*kept.0.lock(), [(1, -libc::EIO)]);
 }
 
 #[test]

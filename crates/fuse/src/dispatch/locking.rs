@@ -63,6 +63,7 @@ impl Dispatcher {
         };
         match *op {
             Op::Setlk { lock, wait: true } => {
+                sink.has_no_deadline(header.unique);
                 self.0.watch.suspend(timed.span);
                 self.wait_for_lock(locks, lock, timed.pass.clone(), reply());
                 true
@@ -76,6 +77,7 @@ impl Dispatcher {
                 if ended.is_empty() {
                     return false;
                 }
+                sink.has_no_deadline(header.unique);
                 self.0.watch.suspend(timed.span);
                 self.end_locks(ended, timed.pass.clone(), reply());
                 true

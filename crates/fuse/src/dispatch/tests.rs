@@ -5,7 +5,7 @@ use parking_lot::Mutex;
 use super::*;
 use crate::abi::header::IN_HEADER;
 use crate::abi::init::flag;
-use crate::abi::opcodes::OPCODES;
+use crate::abi::opcodes::{OPCODES, op};
 use crate::buffer::PageBuf;
 use crate::counts::Counts;
 use crate::null::Null;
@@ -257,4 +257,37 @@ proptest::proptest! {
         let expected = usize::from(wants_reply(opcode));
         proptest::prop_assert_eq!(answers(opcode, &bytes).len(), expected);
     }
+}
+
+/// What a panic outside of the filesystem did: its thread ended, and the request had no reply.
+#[test]
+fn regression_a_panic_of_the_dispatcher_itself_is_eio() {
+    /// Panics at the first reply.
+    #[derive(Default)]
+    struct Trips(Mutex<Vec<(u64, i32)>>);
+    impl Sink for Trips {
+        fn reply(&self, unique: u64, error: i32, _: &[u8]) -> io::Result<()> {
+            let mut replies = self.0.lock();
+            replies.push((unique, error));
+            let count = replies.len();
+            drop(replies);
+            assert!(count > 1, "on purpose");
+            Ok(())
+        }
+
+        fn notify(&self, _: i32, _: &[&[u8]]) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    let trips = Arc::new(Trips::default());
+    let dispatcher = dispatcher(&Arc::new(Kept::default()));
+    let mut request = (IN_HEADER as u32 + 16).to_ne_bytes().to_vec();
+    request.extend(op::GETATTR.to_ne_bytes());
+    request.extend(99_u64.to_ne_bytes());
+    request.extend(1_u64.to_ne_bytes());
+    request.extend([0; 32]);
+    dispatcher.serve(0, &request, PageBuf::for_reply().bytes(), &(Arc::clone(&trips) as Arc<dyn Sink>));
+    assert_eq!(*trips.0.lock(), [(99, 0), (99, -libc::EIO)]);
+    dispatcher.0.pending_table.close();
+    dispatcher.0.notifier.close();
 }

@@ -39,7 +39,7 @@ pub(super) fn wishes(fs: &dyn Filesystem, options: &Options, shared: bool) -> Wi
 ///
 /// # Errors
 /// The kernel is too old, or says something else.
-pub(super) fn handshake(device: &Device, wishes: &Wishes) -> Result<Agreed, MountError> {
+pub(crate) fn handshake(device: &Device, wishes: &Wishes) -> Result<Agreed, MountError> {
     let failed = MountError::io("negotiating with the kernel");
     let strange = || failed(std::io::Error::from_raw_os_error(libc::EPROTO));
     let mut buffer = RequestBuf::new();

@@ -17,7 +17,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use super::ring::Mailbox;
 use crate::abi::header::{IN_HEADER, OUT_HEADER, out_header};
@@ -88,12 +88,31 @@ pub(super) enum Body {
 /// Large enough for every reply of fixed size.
 const SMALL: usize = 160;
 
+/// What happens to the request that an entry holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// The ring thread serves it.
+    Serving,
+    /// Another thread will reply.
+    Waiting,
+    /// The same, at any time: it has no deadline.
+    Endless,
+    /// The ring thread has to commit the reply.
+    Answered,
+}
+
 /// One entry. It is also the sink for the request that it holds.
 pub(super) struct Entry {
     index: usize,
     headers: *mut u8,
+    /// The request that has no reply yet, or 0.
     unique: AtomicU64,
     parked: AtomicBool,
+    /// The request that the kernel has put in here, until the commit: its number, or 0, and its opcode.
+    held: AtomicU64,
+    opcode: AtomicU32,
+    /// The last request that has no deadline.
+    endless: AtomicU64,
     mailbox: Arc<Mailbox>,
     device: Arc<Device>,
     _region: Arc<Region>,
@@ -119,6 +138,9 @@ impl Entry {
             headers: unsafe { region.base.add(index * ENTRY) },
             unique: AtomicU64::new(0),
             parked: AtomicBool::new(false),
+            held: AtomicU64::new(0),
+            opcode: AtomicU32::new(0),
+            endless: AtomicU64::new(0),
             mailbox: Arc::clone(mailbox),
             device: Arc::clone(device),
             _region: Arc::clone(region),
@@ -161,7 +183,9 @@ impl Entry {
         };
         let (total, unique) = (number(0, 4) as usize, number(8, 8));
         self.parked.store(false, Ordering::Relaxed);
+        self.opcode.store(number(4, 4) as u32, Ordering::Relaxed);
         self.unique.store(unique, Ordering::Release);
+        self.held.store(unique, Ordering::Release);
         let fixed = total.wrapping_sub(IN_HEADER).wrapping_sub(filled);
         if fixed > OP_IN_LEN || filled > PAYLOAD {
             return (unique, &[], None);
@@ -178,6 +202,26 @@ impl Entry {
             let room = (filled == 0).then(|| std::slice::from_raw_parts_mut(self.payload(), PAYLOAD));
             (unique, request, room)
         }
+    }
+
+    /// The opcode of the request that was put together last.
+    pub(super) fn opcode(&self) -> u32 {
+        self.opcode.load(Ordering::Relaxed)
+    }
+
+    /// The request that the kernel has put in here and that was not committed, and what happens to it.
+    pub(super) fn held(&self) -> Option<(u64, Stage)> {
+        let held = self.held.load(Ordering::Acquire);
+        let stage = if self.unique.load(Ordering::Acquire) != held {
+            Stage::Answered
+        } else if self.endless.load(Ordering::Acquire) == held {
+            Stage::Endless
+        } else if self.parked.load(Ordering::Acquire) {
+            Stage::Waiting
+        } else {
+            Stage::Serving
+        };
+        (held != 0).then_some((held, stage))
     }
 
     /// The ring thread no longer uses the request. From now on any thread may write a reply to the payload.
@@ -199,6 +243,7 @@ impl Entry {
             Body::Own(bytes) => unsafe { self.fill(bytes) },
         };
         let header: [u8; OUT_HEADER] = out_header(len, error, unique);
+        self.held.store(0, Ordering::Release);
         // SAFETY: both offsets are within the header page, which is ours.
         unsafe {
             self.headers.cast::<[u8; OUT_HEADER]>().write(header);
@@ -250,5 +295,9 @@ impl Sink for Entry {
 
     fn notify(&self, code: i32, parts: &[&[u8]]) -> io::Result<()> {
         self.device.notify(code, parts)
+    }
+
+    fn has_no_deadline(&self, unique: u64) {
+        self.endless.store(unique, Ordering::Release);
     }
 }

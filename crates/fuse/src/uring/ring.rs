@@ -7,10 +7,9 @@
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd};
-use std::sync::Arc;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread::{JoinHandle, ThreadId};
 use std::time::Duration;
 
@@ -20,6 +19,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::entry::{Body, Entry, Region};
 use super::yielding::Yielder;
+use crate::abi::opcodes::wants_reply;
 use crate::buffer::PageBuf;
 use crate::channel::{Device, Sink};
 
@@ -218,9 +218,14 @@ impl Mailbox {
 
     fn wake(&self) {
         if !self.woken.swap(true, Ordering::AcqRel) {
-            // This fails only if the counter is full, and then the thread is woken anyway.
-            let _ = (&self.wake).write(&1_u64.to_ne_bytes());
+            self.wake_again();
         }
+    }
+
+    /// Wakes the ring thread, even if it has not seen yet that it was woken.
+    pub(super) fn wake_again(&self) {
+        // This fails only if the counter is full, and then the thread is woken anyway.
+        let _ = (&self.wake).write(&1_u64.to_ne_bytes());
     }
 
     fn awake(&self) {
@@ -277,6 +282,10 @@ impl Ring {
 
     pub(super) fn mailbox(&self) -> Arc<Mailbox> {
         Arc::clone(&self.mailbox)
+    }
+
+    pub(super) fn entries(&self) -> Vec<Weak<Entry>> {
+        self.entries.iter().map(Arc::downgrade).collect()
     }
 
     fn register_entries(&mut self) -> io::Result<Option<io::Error>> {
@@ -347,8 +356,8 @@ impl Ring {
                 match error.raw_os_error() {
                     Some(libc::ENOTCONN | libc::ECONNABORTED | libc::ECANCELED) => break Ok(()),
                     // ENOENT: the request was withdrawn with the connection. The end of the connection shows
-                    // next.
-                    Some(libc::ENOENT) => {}
+                    // next, unless no entry is left that could show it.
+                    Some(libc::ENOENT) if !self.is_dead() => {}
                     _ => break Err(error),
                 }
             }
@@ -374,6 +383,12 @@ impl Ring {
         end
     }
 
+    /// Serves the request in an entry.
+    ///
+    /// The kernel takes an entry back only with a commit, also for a request that gets no reply. It sends a
+    /// FORGET this way if a listing names an inode that it cannot link, such as a folder that would be its
+    /// own ancestor. The program that lists waits until that FORGET is committed, and no signal ends this
+    /// wait.
     fn serve(
         &self,
         index: usize,
@@ -387,8 +402,16 @@ impl Ring {
             let _ = entry.reply(unique, -libc::EIO, &[]);
         } else {
             serve(request, room.unwrap_or(scratch), &self.sinks[index]);
+            if !wants_reply(entry.opcode()) {
+                let _ = entry.reply(unique, 0, &[]);
+            }
         }
         entry.park();
+    }
+
+    /// Whether no request can arrive any more.
+    fn is_dead(&self) -> bool {
+        !self.with_kernel.contains(&true) && self.entries.iter().all(|entry| entry.held().is_none())
     }
 
     /// Puts a commit for every reply in the mailbox into the submission queue. Returns how many.
@@ -412,7 +435,6 @@ impl Ring {
     }
 
     /// Waits for the entries that the kernel still holds. When a connection ends, it hands all of them back.
-    /// The memory of an entry that is not handed back is never freed, because the kernel might write to it.
     fn retire(&mut self) {
         self.mailbox.closed.store(true, Ordering::Release);
         let begun = base::time::monotonic();
@@ -424,9 +446,6 @@ impl Ring {
                 self.with_kernel[mark as usize] = false;
             }
         }
-        if self.with_kernel.contains(&true) {
-            std::mem::forget(Arc::clone(&self.region));
-        }
     }
 
     fn push(&mut self, entry: &squeue::Entry128) {
@@ -435,5 +454,14 @@ impl Ring {
         // back.
         let pushed = unsafe { self.uring.submission().push(entry) };
         debug_assert!(pushed.is_ok(), "the queue has space for every entry and the poll");
+    }
+}
+
+impl Drop for Ring {
+    /// The memory of an entry that is not handed back is never freed, because the kernel might write to it.
+    fn drop(&mut self) {
+        if self.with_kernel.contains(&true) {
+            std::mem::forget(Arc::clone(&self.region));
+        }
     }
 }

@@ -2,10 +2,17 @@
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
+use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
+use std::time::{Duration, Instant};
 
-use crate::rig;
+use base::Ino;
+use fs::api::{Filesystem, RenameMode};
+
+use crate::memory::Memory;
+use crate::{options, rig, rig_with, within};
 
 /// Every name that exists throughout is seen exactly once. The kernel's cached listing never outlives a
 /// change.
@@ -126,5 +133,42 @@ fn names_of_255_bytes_and_any_bytes() {
     let too_long = rig.root().join(OsStr::from_bytes(&[b'n'; 256]));
     for refused in [std::fs::write(&too_long, b"").unwrap_err(), std::fs::metadata(&too_long).unwrap_err()] {
         assert_eq!(refused.raw_os_error(), Some(libc::ENAMETOOLONG));
+    }
+}
+
+/// Two folders have changed places behind the kernel's back. The kernel cannot link the one below the other,
+/// of which it is the ancestor there. It then sends a FORGET as a request for whose end the program waits.
+/// Over io_uring it never ended, because a FORGET gets no reply: the program waited for ever, also after
+/// SIGKILL.
+#[test]
+fn regression_a_folder_that_is_its_own_ancestor_can_be_listed() {
+    for tells_held in [false, true] {
+        let Some(rig) = rig_with(Memory::that_tells_held(tells_held), options()) else { return };
+        std::fs::create_dir_all(rig.path("a/b")).unwrap();
+        let open = File::open(rig.path("a/b")).unwrap();
+        let number = |path| Ino(std::fs::metadata(rig.path(path)).unwrap().ino());
+        let (a, b) = (number("a"), number("a/b"));
+        rig.fs.rename(a, b"b", Ino::ROOT, b"b", RenameMode::Replace).unwrap();
+        rig.fs.rename(Ino::ROOT, b"a", b, b"a", RenameMode::Replace).unwrap();
+        let path = format!("/proc/self/fd/{}", open.as_raw_fd());
+        let list = move || -> Vec<_> {
+            let names = std::fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().file_name());
+            names.collect()
+        };
+        let before = rig.count("READDIRPLUS");
+        assert_eq!(within(Duration::from_secs(120), list), ["a"]);
+        assert!(rig.count("READDIRPLUS") > before, "listed without attributes");
+        assert_eq!(rig.session.replies_lost(), 0, "a FORGET was answered only because it was overdue");
+        // Every reference beside that of MKDIR was given back, and only if it was given. Over /dev/fuse the
+        // kernel does not wait until a FORGET is served.
+        let begun = Instant::now();
+        while rig.fs.lookups(a) != 1 {
+            assert!(begun.elapsed() < Duration::from_secs(120), "{} references", rig.fs.lookups(a));
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!(rig.count("FORGET"), u64::from(!tells_held));
+        // Everything goes on.
+        std::fs::write(rig.path("b/file"), b"x").unwrap();
+        assert_eq!(std::fs::read(rig.path("b/file")).unwrap(), b"x");
     }
 }

@@ -27,6 +27,8 @@ pub struct Memory {
     pub shared: bool,
     /// Locks are decided here.
     pub fleet_locks: bool,
+    /// A listing says which folders the kernel holds.
+    tells_held: bool,
     /// Everything waits for another machine, so nothing may be called on a thread that must not wait.
     pub far: bool,
     /// While set, READ of `trap-stall` files and fsync hang.
@@ -302,6 +304,11 @@ impl Memory {
         let node = LAST.fetch_add(1, Ordering::SeqCst) + 1;
         let Memory { shared, fleet_locks, far, .. } = *self;
         Memory { state, locks, node, shared, fleet_locks, far, ..Memory::default() }
+    }
+
+    /// A filesystem whose listings say which folders the kernel holds, if that is wanted.
+    pub fn that_tells_held(tells_held: bool) -> Memory {
+        Memory { tells_held, ..Memory::new() }
     }
 
     pub fn frozen() -> Memory {
@@ -707,7 +714,9 @@ impl Filesystem for Memory {
             let Ok(attr) = self.getattr(child) else { continue };
             let line = DirEntry { name: &name, ino: child, kind: attr.kind, next };
             let dots = matches!(&name[..], b"." | b"..");
-            if each(line, (!dots).then_some(&Entry::of(attr))).is_break() {
+            let held = self.tells_held && attr.kind == FileKind::Dir && self.lookups(child) > 0;
+            let found = Entry { held, ..Entry::of(attr) };
+            if each(line, (!dots).then_some(&found)).is_break() {
                 break;
             }
             if !dots {

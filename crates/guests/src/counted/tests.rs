@@ -37,3 +37,27 @@ fn regression_an_open_file_from_before_a_restart_is_never_another_file() {
     two.release();
     assert_eq!(folder.getattr(new), Err(stale));
 }
+
+/// Each guest has a kernel of its own: a listing says which folders this one holds, not what others hold.
+#[test]
+fn regression_a_listing_says_which_folders_this_guest_holds() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("d")).unwrap();
+    let folder = Arc::new(Folder::open(dir.path()).unwrap());
+    let (one, two) = (view(&folder), view(&folder));
+    let held = |guest: &Counted| {
+        let mut held = Vec::new();
+        guest
+            .readdir_plus(Ino::ROOT, 0, &mut |_, found| {
+                held.extend(found.map(|found| found.held));
+                ControlFlow::Continue(())
+            })
+            .unwrap();
+        held
+    };
+    assert_eq!([held(&one), held(&one)], [[false], [true]]);
+    assert_eq!([held(&two), held(&two)], [[false], [true]]);
+    let node = two.lookup(Ino::ROOT, b"d").unwrap().node;
+    two.forget(node, 3);
+    assert_eq!(held(&two), [false]);
+}

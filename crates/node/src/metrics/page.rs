@@ -82,6 +82,7 @@ fn requests(page: &mut Page, session: &Session) {
     page.labelled("covey_fuse_request_errors_total", "op", session.failures());
     page.histograms("covey_fuse_request_duration_seconds", &session.watch().times());
     page.value("covey_fuse_requests_waiting", session.waiting());
+    page.value("covey_fuse_replies_lost_total", session.replies_lost());
     let moved = session.moved();
     page.value("covey_fuse_read_bytes_total", moved.read_bytes);
     page.value("covey_fuse_written_bytes_total", moved.written_bytes);

@@ -73,6 +73,7 @@ impl Daemon {
                 .map(|(kind, n)| (kind.to_owned(), n))
                 .collect(),
             waiting: self.session.waiting() as u64,
+            replies_lost: self.session.replies_lost(),
             transport: self.session.transport().to_string(),
             s3: self.s3.lock().clone(),
             ui: self.ui.lock().clone(),
