@@ -62,8 +62,8 @@ pub struct PackInfo {
     /// The blob's size in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<u64>,
-    /// Where its data is: `open here`, `here`, `here, not uploaded`, `origin`, `lost`, or `unknown` if the
-    /// origin does not answer.
+    /// Where its data is: `open here`, `here`, `here, not uploaded`, `origin`, `another node`, `absent node`,
+    /// `lost`, or `unknown` if the origin does not answer.
     #[serde(default)]
     pub place: String,
     /// Extents of the file in it.

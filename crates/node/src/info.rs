@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path};
 use std::time::Duration;
 
+use ::fs::shared::owner;
 use api::error::{Failure, Result};
 use api::info::{ExtentInfo, Info, PackInfo};
 use api::text::utc;
@@ -21,6 +22,8 @@ pub struct Places<'a> {
     pub origin: &'a dyn Origin,
     /// The volume's folder, if it has one.
     pub folder: Option<&'a Path>,
+    /// Of a shared volume: this node's number, and those of all that have joined.
+    pub nodes: Option<(u32, Vec<u32>)>,
 }
 
 /// At most this many blobs of a file are looked up in the origin. With a remote origin each is a request.
@@ -31,9 +34,15 @@ const ASKING: Duration = Duration::from_secs(5);
 const LISTED: usize = 100_000;
 
 impl Places<'_> {
-    fn of(&self, state: &str, blob: Option<&BlobId>, ask: bool) -> &'static str {
+    fn of(&self, pack: PackNo, state: &str, blob: Option<&BlobId>, ask: bool) -> &'static str {
+        let writer = owner(pack);
         let Some(id) = blob else {
-            return if state == "open" { "open here" } else { "lost" };
+            return match &self.nodes {
+                _ if state != "open" => "lost",
+                Some((me, alive)) if writer != *me && !alive.contains(&writer) => "absent node",
+                Some((me, _)) if writer != *me => "another node",
+                _ => "open here",
+            };
         };
         // A link of its own pins a blob that the origin does not have yet.
         let is_pinned = self.folder.is_some_and(|folder| folder.join("upload").join(id.to_string()).exists());
@@ -119,7 +128,7 @@ fn pack_info(names: &Names, places: &Places<'_>, pack: PackNo, used: Used, ask: 
         state: state.to_owned(),
         blob: blob.map(|(id, _)| id.to_string()),
         size: blob.map(|(_, size)| u64::from(size)),
-        place: places.of(state, blob.as_ref().map(|(id, _)| id), ask).to_owned(),
+        place: places.of(pack, state, blob.as_ref().map(|(id, _)| id), ask).to_owned(),
         extents: used.extents,
         bytes: used.bytes,
     })

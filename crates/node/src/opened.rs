@@ -307,7 +307,11 @@ impl Node {
             let _ = self.volume.sync();
         }
         let origin = self.volume.parts().origin.clone();
-        let places = info::Places { origin: &*origin, folder: self.dir().map(VolumeDir::path) };
+        let nodes = self.shared.as_ref().map(|shared| {
+            let alive = shared.others().alive().unwrap_or_default();
+            (shared.number(), alive.iter().map(|session| session.node).collect())
+        });
+        let places = info::Places { origin: &*origin, folder: self.dir().map(VolumeDir::path), nodes };
         info::of(&Names::new(self.store()), &places, path, list)
     }
 

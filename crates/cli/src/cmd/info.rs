@@ -20,7 +20,8 @@ use crate::term::Term;
     after_help = "Examples:\n  covey info /mnt/covey/usr/bin/git\n  covey info /srv/volume:/usr/bin/git      a volume that is not mounted\n  \
     covey info /mnt/covey/data.bin --extents --json\n\n\
     Where a pack is: open here (still being written), here (on this machine), here, not uploaded (the origin does not have it\n\
-    yet), origin (there only; a read fetches it), lost (damage: see covey fsck)."
+    yet), origin (there only; a read fetches it), another node (which writes it, and has the volume mounted), absent node (it had the\n\
+    bytes, and has not the volume mounted: reads fail), lost (damage: see covey fsck)."
 )]
 pub struct Args {
     /// A path on a mount, or VOLUME:/PATH
