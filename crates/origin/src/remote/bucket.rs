@@ -24,7 +24,7 @@ use super::{Environment, Limits, Mistake, Remote, RemoteSpec, Store, Wanted};
 use crate::{Access, OriginError};
 
 /// Time limit of a read with all its tries. No person waits for a single one. A connection without progress
-/// ends much earlier ([`super::wire::IDLE`]).
+/// ends much earlier ([`super::connections::IDLE`]).
 const READ: Duration = Duration::from_secs(900);
 /// Time limit of one try: some of them may share a slow line.
 const TRY_READ: Duration = Duration::from_secs(300);
@@ -89,7 +89,7 @@ impl Bucket {
             };
             let page = self.remote.wait(async move {
                 let (engine, prefix, asked) = (&engine, &prefix, &asked);
-                engine.run(call, |_| page(engine, prefix, asked.clone())).await
+                engine.run(call, None, |_| page(engine, prefix, asked.clone())).await
             });
             let Page { objects, next } = page.map_err(|failed| self.remote.origin_error(&failed))?;
             if !objects.into_iter().all(&mut *each) || next.is_none() {

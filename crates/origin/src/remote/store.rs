@@ -18,6 +18,7 @@ use super::environment::Environment;
 use super::fault::Fault;
 use super::keys::{self, Keys};
 use super::later::Later;
+use super::roles::{Ends, Role};
 use super::spec::{RemoteSpec, Store};
 use super::wire::Wire;
 
@@ -155,23 +156,43 @@ fn s3(
                 builder.with_virtual_hosted_style_request(spec.bucket.bytes().all(as_host))
             }
         };
-        let provider = keys.and_then(Keys::provider);
-        let roles = if provider.is_some() { &[][..] } else { &S3_ROLES[..] };
-        for name in S3_OPTIONS.iter().chain(roles) {
-            if let (Some(value), Ok(key)) =
-                (environment.get(name), name.to_ascii_lowercase().parse::<AmazonS3ConfigKey>())
-            {
-                builder = builder.with_config(key, value);
-            }
-        }
-        if let Some(provider) = provider {
-            builder = builder.with_credentials(provider);
+        builder = configured(builder, environment, &S3_OPTIONS);
+        if let Some(keys) = keys {
+            builder = builder.with_credentials(Arc::clone(keys) as AwsCredentialProvider);
         }
         builder.build().map_err(|error| Fault::unfit(&error))
     };
+    if let Some(keys) = keys.filter(|keys| keys.are_of_role()) {
+        keys.ask_with(role(spec, environment, wire));
+    }
     let one = Arc::new(make(false)?);
     let signs = Some(Arc::clone(one.credentials()));
     Ok(Stores { one: one.clone(), many: Arc::new(make(true)?), pages: Some(one), signs })
+}
+
+/// The builder with those of the variables that are set.
+fn configured(builder: AmazonS3Builder, environment: &Environment, names: &[&str]) -> AmazonS3Builder {
+    names.iter().fold(builder, |builder, name| {
+        match (environment.get(name), name.to_ascii_lowercase().parse::<AmazonS3ConfigKey>()) {
+            (Some(value), Ok(key)) => builder.with_config(key, value),
+            _ => builder,
+        }
+    })
+}
+
+/// What asks for the keys of a role.
+fn role(spec: &RemoteSpec, environment: &Environment, wire: &Wire) -> Role {
+    let (spec, environment, ends) = (spec.clone(), environment.clone(), Ends::default());
+    let wire = wire.for_keys(&ends);
+    Role::new(ends, move || {
+        let builder = AmazonS3Builder::new()
+            .with_bucket_name(&spec.bucket)
+            .with_region(spec.region.as_deref().unwrap_or("us-east-1"))
+            .with_retry(no_retry())
+            .with_http_connector(wire.clone());
+        let built = configured(builder, &environment, &S3_ROLES).build();
+        built.map(|store| Arc::clone(store.credentials())).map_err(|error| Fault::unfit(&error))
+    })
 }
 
 fn gcs(spec: &RemoteSpec, environment: &Environment, wire: &Wire) -> Result<Arc<GoogleCloudStorage>, Fault> {
