@@ -19,6 +19,9 @@ use std::time::Duration;
 use super::answers::Mistake;
 use super::spec::{RemoteSpec, Store, host_of};
 
+/// How often other bytes than the object's are taken for a fault of the line.
+const DIFFERS: u32 = 4;
+
 /// An unsuccessful answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Refused {
@@ -68,6 +71,9 @@ pub(crate) enum Fault {
     /// No complete answer within the time limit of one try.
     #[error("no answer in {} s", .0.as_secs())]
     Slow(Duration),
+    /// The bytes that came are not those of the object.
+    #[error("{0}")]
+    Differs(String),
     /// A malformed answer.
     #[error("an answer that makes no sense: {0}")]
     Odd(String),
@@ -193,6 +199,7 @@ impl Fault {
         match self {
             Fault::Cut(_) | Fault::Slow(_) | Fault::Odd(_) => true,
             Fault::Unreached { how, .. } => *how != Unreached::Tls,
+            Fault::Differs(_) => doubtful < DIFFERS,
             Fault::NoKeys { .. } | Fault::Ended => false,
             Fault::Refused(refused) if refused.is_foreign() => true,
             Fault::Refused(refused) if passes(refused.status, &refused.code) => true,
@@ -283,6 +290,7 @@ pub(crate) fn mistake_of(fault: &Fault) -> Mistake {
         Fault::Unreached { .. } => return Mistake::Endpoint,
         Fault::Cut(_) | Fault::Slow(_) | Fault::Ended => return Mistake::Busy,
         Fault::Odd(_) => return Mistake::NotAStore,
+        Fault::Differs(_) => return Mistake::Other,
         Fault::Refused(refused) => refused,
     };
     match &*refused.code {
@@ -354,6 +362,9 @@ pub(crate) fn explain(fault: &Fault, about: &About) -> Explained {
         Fault::Refused(refused) => refused.code.clone(),
         _ => String::new(),
     };
+    if let Fault::Differs(what) = fault {
+        return what.clone().into();
+    }
     let (what, next) = match mistake_of(fault) {
         Mistake::NoKeys => return no_keys(fault, keys),
         Mistake::AccessKey => {

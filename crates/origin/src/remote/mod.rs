@@ -13,7 +13,8 @@
 //! - `layout`: keys, and the header before a blob's bytes; `blobs`: the operations on blobs; `doubts`:
 //!   removals that may come late; `beside`: records and the marker.
 //! - `answers`: what callers see of a store's answers.
-//! - `bucket`: objects of others, read as they are; `listing`: pages of their keys.
+//! - `bucket`: objects of others, read as they are; `listing`: pages of their keys; `contents`: what the
+//!   store says of their bytes.
 //!
 //! **Nothing is trusted.** Bytes are compared with the blob's name before they are returned. If they differ,
 //! they are fetched again past any proxy's cache, and then the blob is called damaged. An answer that a blob
@@ -25,6 +26,7 @@ mod beside;
 mod blobs;
 mod bucket;
 mod connections;
+mod contents;
 mod doubts;
 mod engine;
 mod environment;
@@ -73,6 +75,7 @@ use wire::Wire;
 
 pub use answers::{ACTS, Mistake, Object, Refusal, Right, Unread};
 pub use bucket::Bucket;
+pub use contents::Check;
 pub use environment::Environment;
 pub use forward::{Forward, NotPassed, Passed};
 pub use limits::Limits;

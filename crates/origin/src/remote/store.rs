@@ -14,6 +14,7 @@ use object_store::gcp::{GoogleCloudStorage, GoogleCloudStorageBuilder, GoogleCon
 use object_store::list::PaginatedListStore;
 use object_store::{ObjectStore, RetryConfig};
 
+use super::contents::WithSums;
 use super::environment::Environment;
 use super::fault::Fault;
 use super::keys::{self, Keys};
@@ -53,6 +54,10 @@ pub(crate) struct Stores {
     pub(crate) pages: Option<Arc<dyn PaginatedListStore>>,
     /// Of S3: the keys that sign requests.
     pub(crate) signs: Option<AwsCredentialProvider>,
+    /// Of S3: what asks for the store's sums of an object.
+    pub(crate) sums: Option<WithSums>,
+    /// Whose protocol it speaks.
+    pub(crate) kind: Store,
 }
 
 /// Completes the spec: if it has no endpoint or region, they come from the environment or a profile.
@@ -95,7 +100,7 @@ pub(crate) fn build_or_later(
         Err(Fault::NoKeys { .. }) if spec.store != Store::S3 => {}
         built => return built,
     }
-    let (spec, environment, wire) = (spec.clone(), environment.clone(), wire.clone());
+    let (spec, environment, wire, kind) = (spec.clone(), environment.clone(), wire.clone(), spec.store);
     let make = move || -> Result<Arc<dyn ObjectStore>, Fault> {
         Ok(match spec.store {
             Store::Azure => azure(&spec, &environment, &wire)?,
@@ -103,7 +108,7 @@ pub(crate) fn build_or_later(
         })
     };
     let later: Arc<dyn ObjectStore> = Arc::new(Later::new(make));
-    Ok(Stores { one: Arc::clone(&later), many: later, pages: None, signs: None })
+    Ok(Stores { one: Arc::clone(&later), many: later, pages: None, signs: None, sums: None, kind })
 }
 
 /// Makes the stores. Sends nothing.
@@ -118,13 +123,13 @@ pub(crate) fn build(
 ) -> Result<Stores, Fault> {
     match spec.store {
         Store::S3 => s3(spec, environment, keys, wire),
-        Store::Gcs => same(gcs(spec, environment, wire)?),
-        Store::Azure => same(azure(spec, environment, wire)?),
+        Store::Gcs => same(gcs(spec, environment, wire)?, Store::Gcs),
+        Store::Azure => same(azure(spec, environment, wire)?, Store::Azure),
     }
 }
 
-fn same<S: ObjectStore + PaginatedListStore>(store: Arc<S>) -> Result<Stores, Fault> {
-    Ok(Stores { one: store.clone(), many: store.clone(), pages: Some(store), signs: None })
+fn same<S: ObjectStore + PaginatedListStore>(store: Arc<S>, kind: Store) -> Result<Stores, Fault> {
+    Ok(Stores { one: store.clone(), many: store.clone(), pages: Some(store), signs: None, sums: None, kind })
 }
 
 /// This crate does the retries itself.
@@ -166,8 +171,16 @@ fn s3(
         keys.ask_with(role(spec, environment, wire));
     }
     let one = Arc::new(make(false)?);
-    let signs = Some(Arc::clone(one.credentials()));
-    Ok(Stores { one: one.clone(), many: Arc::new(make(true)?), pages: Some(one), signs })
+    let signs = Arc::clone(one.credentials());
+    let region = spec.region.clone().unwrap_or_else(|| "us-east-1".to_owned());
+    Ok(Stores {
+        one: one.clone(),
+        many: Arc::new(make(true)?),
+        pages: Some(one),
+        signs: Some(signs.clone()),
+        sums: Some(WithSums { signs, region }),
+        kind: Store::S3,
+    })
 }
 
 /// The builder with those of the variables that are set.

@@ -25,6 +25,7 @@ use reqwest::header::{
 use reqwest::{Body, Method, Request, StatusCode, Url};
 
 use super::connections::{Again, Connections, IDLE};
+use super::contents::{Headers, WithSums};
 use super::engine::UNTIL;
 use super::fault::{Fault, Head, Unreached, first_words, json, read_refusal, tag};
 use super::keys::Keys;
@@ -139,7 +140,10 @@ impl Wire {
         Arc::clone(&self.connections)
     }
 
-    async fn exchange(&self, request: HttpRequest) -> Result<HttpResponse, Fault> {
+    async fn exchange(&self, mut request: HttpRequest) -> Result<HttpResponse, Fault> {
+        if let Some(sums) = request.extensions().get::<WithSums>().cloned() {
+            sums.ask(&mut request).await?;
+        }
         let (parts, body) = request.into_parts();
         let host = parts.uri.authority().map_or_else(String::new, |host| host.to_string());
         let kind = match self.ends {
@@ -176,7 +180,10 @@ impl Wire {
         };
         let answer = self.connections.send(how, request, again, |error| fault_of(error, &host)).await?;
         let answer: http::Response<Body> = answer.into();
-        let (parts, body) = answer.into_parts();
+        let (mut parts, body) = answer.into_parts();
+        if any_body {
+            parts.extensions.insert(Headers(Arc::new(parts.headers.clone())));
+        }
         time_of(&parts.headers).into_iter().for_each(|seconds| self.stats.told_time(seconds));
         let head = Head { keys: kind == Kind::Keys, ..read_head(&parts.headers) };
         if parts.status.is_success() && (!head.html || any_body) {
