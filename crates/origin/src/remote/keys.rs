@@ -151,8 +151,7 @@ impl Keys {
         if has("AWS_WEB_IDENTITY_TOKEN_FILE") && has("AWS_ROLE_ARN") {
             return Ok(keys(Source::WebIdentity, None));
         }
-        let full = has("AWS_CONTAINER_CREDENTIALS_FULL_URI") && has("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE");
-        if full || has("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI") {
+        if has("AWS_CONTAINER_CREDENTIALS_FULL_URI") || has("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI") {
             return Ok(keys(Source::Container, None));
         }
         let off = environment
@@ -181,6 +180,11 @@ impl Keys {
     /// Whether they are those of a role, which a service gives.
     pub(crate) fn are_of_role(&self) -> bool {
         matches!(self.source, Source::WebIdentity | Source::Container | Source::Instance)
+    }
+
+    /// Whether a container's service gives them.
+    pub(crate) fn are_of_container(&self) -> bool {
+        matches!(self.source, Source::Container)
     }
 
     /// Sets what asks for the keys of a role.

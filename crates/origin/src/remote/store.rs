@@ -13,6 +13,8 @@ use object_store::azure::{AzureConfigKey, MicrosoftAzure, MicrosoftAzureBuilder}
 use object_store::gcp::{GoogleCloudStorage, GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::list::PaginatedListStore;
 use object_store::{ObjectStore, RetryConfig};
+use reqwest::Url;
+use reqwest::header::HeaderValue;
 
 use super::contents::WithSums;
 use super::environment::Environment;
@@ -33,14 +35,12 @@ const S3_OPTIONS: [&str; 5] = [
 ];
 
 /// Variables that the crate itself needs to get keys for a role.
-const S3_ROLES: [&str; 9] = [
+const S3_ROLES: [&str; 7] = [
     "AWS_WEB_IDENTITY_TOKEN_FILE",
     "AWS_ROLE_ARN",
     "AWS_ROLE_SESSION_NAME",
     "AWS_ENDPOINT_URL_STS",
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
-    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
-    "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
     "AWS_METADATA_ENDPOINT",
     "AWS_IMDSV1_FALLBACK",
 ];
@@ -168,7 +168,7 @@ fn s3(
         builder.build().map_err(|error| Fault::unfit(&error))
     };
     if let Some(keys) = keys.filter(|keys| keys.are_of_role()) {
-        keys.ask_with(role(spec, environment, wire));
+        keys.ask_with(role(spec, environment, wire, keys.are_of_container()));
     }
     let one = Arc::new(make(false)?);
     let signs = Arc::clone(one.credentials());
@@ -194,18 +194,51 @@ fn configured(builder: AmazonS3Builder, environment: &Environment, names: &[&str
 }
 
 /// What asks for the keys of a role.
-fn role(spec: &RemoteSpec, environment: &Environment, wire: &Wire) -> Role {
+fn role(spec: &RemoteSpec, environment: &Environment, wire: &Wire, container: bool) -> Role {
     let (spec, environment, ends) = (spec.clone(), environment.clone(), Ends::default());
     let wire = wire.for_keys(&ends);
     Role::new(ends, move || {
+        let full = if container { of_container(&environment)? } else { None };
+        let (wire, is_elsewhere) = match full {
+            Some((url, token)) => (wire.elsewhere(url, token), true),
+            None => (wire.clone(), false),
+        };
         let builder = AmazonS3Builder::new()
             .with_bucket_name(&spec.bucket)
             .with_region(spec.region.as_deref().unwrap_or("us-east-1"))
             .with_retry(no_retry())
-            .with_http_connector(wire.clone());
-        let built = configured(builder, &environment, &S3_ROLES).build();
+            .with_http_connector(wire);
+        let mut builder = configured(builder, &environment, &S3_ROLES);
+        if is_elsewhere {
+            builder = builder.with_config(AmazonS3ConfigKey::ContainerCredentialsRelativeUri, "/");
+        }
+        let built = builder.build();
         built.map(|store| Arc::clone(store.credentials())).map_err(|error| Fault::unfit(&error))
     })
+}
+
+/// The URL of a container's credentials, and the token that it asks for. The crate demands a token, and that
+/// its file has no line end.
+fn of_container(environment: &Environment) -> Result<Option<(Url, Option<HeaderValue>)>, Fault> {
+    let relative = environment.get("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI");
+    let full = environment.get("AWS_CONTAINER_CREDENTIALS_FULL_URI").filter(|_| relative.is_none());
+    let Some(full) = full else { return Ok(None) };
+    let wrong =
+        |name: &str, why: String| Fault::no_keys(format!("{name} is of no use ({why})"), "correct it");
+    let url =
+        full.parse().map_err(|_| wrong("AWS_CONTAINER_CREDENTIALS_FULL_URI", "it is no URL".to_owned()))?;
+    let name = "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE";
+    let token = match environment.get(name) {
+        Some(file) => Some(std::fs::read_to_string(file).map_err(|error| wrong(name, error.to_string()))?),
+        None => environment.get("AWS_CONTAINER_AUTHORIZATION_TOKEN").map(str::to_owned),
+    };
+    let token = token.map(|token| {
+        let mut header =
+            HeaderValue::from_str(token.trim()).map_err(|_| wrong(name, "odd bytes".to_owned()))?;
+        header.set_sensitive(true);
+        Ok(header)
+    });
+    Ok(Some((url, token.transpose()?)))
 }
 
 fn gcs(spec: &RemoteSpec, environment: &Environment, wire: &Wire) -> Result<Arc<GoogleCloudStorage>, Fault> {

@@ -19,8 +19,8 @@ use object_store::client::{
 };
 use parking_lot::Mutex;
 use reqwest::header::{
-    CACHE_CONTROL, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, DATE, HeaderMap, HeaderValue, PRAGMA,
-    RETRY_AFTER,
+    AUTHORIZATION, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, DATE, HeaderMap, HeaderValue,
+    PRAGMA, RETRY_AFTER,
 };
 use reqwest::{Body, Method, Request, StatusCode, Url};
 
@@ -75,6 +75,8 @@ pub(crate) struct Wire {
     keys: Option<Arc<Keys>>,
     /// Requests are for keys, and their announced end goes here.
     ends: Option<Ends>,
+    /// Requests go to this URL, with this token.
+    elsewhere: Option<(Url, Option<HeaderValue>)>,
 }
 
 impl fmt::Debug for Wire {
@@ -127,12 +129,17 @@ impl Wire {
         // For large bodies: the wait for an answer begins before the body has been sent, which is slow on a
         // slow line. So only the try's own limit applies.
         let connections = Connections::new(move || client(Some(IDLE)), move || client(None))?;
-        Ok(Wire { connections: Arc::new(connections), stats, keys, ends: None })
+        Ok(Wire { connections: Arc::new(connections), stats, keys, ends: None, elsewhere: None })
     }
 
     /// The same for requests that ask for keys. Their announced end goes to `ends`.
     pub(crate) fn for_keys(&self, ends: &Ends) -> Wire {
         Wire { keys: None, ends: Some(Arc::clone(ends)), ..self.clone() }
+    }
+
+    /// The same for requests to one URL, whatever they ask for.
+    pub(crate) fn elsewhere(&self, url: Url, token: Option<HeaderValue>) -> Wire {
+        Wire { elsewhere: Some((url, token)), ..self.clone() }
     }
 
     /// The connections, for requests of others.
@@ -162,6 +169,10 @@ impl Wire {
         let asked = parts.method.clone();
         let mut request = Request::new(parts.method, url);
         *request.headers_mut() = parts.headers;
+        if let Some((url, token)) = &self.elsewhere {
+            request.url_mut().clone_from(url);
+            token.iter().for_each(|token| drop(request.headers_mut().insert(AUTHORIZATION, token.clone())));
+        }
         if parts.extensions.get::<Fresh>().is_some() {
             request.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
             request.headers_mut().insert(PRAGMA, HeaderValue::from_static("no-cache"));

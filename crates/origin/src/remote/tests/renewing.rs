@@ -59,7 +59,7 @@ fn answer(Request { method, target, headers }: &Request, token: u64) -> Answer {
 /// The environments of the three kinds of roles.
 fn roles(service: &Service, folder: &std::path::Path) -> Vec<(&'static str, Environment)> {
     let file = folder.join("token");
-    fs::write(&file, "OF-A-FILE").unwrap();
+    fs::write(&file, "OF-A-FILE\n").unwrap();
     let (file, at) = (file.to_str().unwrap(), service.little.endpoint());
     let creds = format!("{at}/creds");
     let instance = [("AWS_METADATA_ENDPOINT", &*at)];
