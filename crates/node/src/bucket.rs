@@ -39,6 +39,17 @@ impl Bucket {
     }
 }
 
+impl Bucket {
+    fn unread(&self, unread: origin::Unread) -> objects::Unread {
+        match unread {
+            origin::Unread::Changed => objects::Unread::Changed,
+            origin::Unread::Denied(error) => objects::Unread::Denied(failure(&self.shown, error)),
+            origin::Unread::Object(why) => objects::Unread::Object(why),
+            origin::Unread::Store(error) => objects::Unread::Store(failure(&self.shown, error)),
+        }
+    }
+}
+
 impl objects::Bucket for Bucket {
     fn shown(&self) -> String {
         self.shown.clone()
@@ -52,15 +63,39 @@ impl objects::Bucket for Bucket {
         listed.map_err(|error| failure(&self.shown, error))
     }
 
+    fn read_again(
+        &self,
+        object: &Object,
+        range: Range<u64>,
+    ) -> std::result::Result<Vec<u8>, objects::Unread> {
+        let Object { key, size, etag, modified } = object.clone();
+        let read = self.bucket.read_again(&origin::Object { key, size, etag, modified }, range);
+        read.map_err(|unread| self.unread(unread))
+    }
+
+    fn check(&self, object: &Object) -> std::result::Result<Box<dyn objects::Check>, objects::Unread> {
+        let Object { key, size, etag, modified } = object.clone();
+        let check = self.bucket.check(&origin::Object { key, size, etag, modified });
+        check.map(|check| Box::new(Checked(check)) as Box<dyn objects::Check>).map_err(|why| self.unread(why))
+    }
+
     fn read(&self, object: &Object, range: Range<u64>) -> std::result::Result<Vec<u8>, objects::Unread> {
         let Object { key, size, etag, modified } = object.clone();
         let read = self.bucket.read(&origin::Object { key, size, etag, modified }, range);
-        read.map_err(|unread| match unread {
-            origin::Unread::Changed => objects::Unread::Changed,
-            origin::Unread::Denied(error) => objects::Unread::Denied(failure(&self.shown, error)),
-            origin::Unread::Object(why) => objects::Unread::Object(why),
-            origin::Unread::Store(error) => objects::Unread::Store(failure(&self.shown, error)),
-        })
+        read.map_err(|unread| self.unread(unread))
+    }
+}
+
+/// The sums that a store says of an object.
+struct Checked(origin::Check);
+
+impl objects::Check for Checked {
+    fn add(&mut self, bytes: &[u8]) {
+        self.0.add(bytes);
+    }
+
+    fn end(self: Box<Self>) -> std::result::Result<(), String> {
+        self.0.end()
     }
 }
 

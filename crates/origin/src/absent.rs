@@ -172,5 +172,22 @@ impl Bucket {
         identity(&Object) -> ForeignObject;
         list(&mut dyn FnMut(Object) -> bool) -> Result<(), OriginError>;
         read(&Object, Range<u64>) -> Result<Vec<u8>, Unread>;
+        read_again(&Object, Range<u64>) -> Result<Vec<u8>, Unread>;
+        check(&Object) -> Result<Check, Unread>;
+    }
+}
+
+/// Compares an object's bytes with what its store says. No value exists.
+#[derive(Debug)]
+pub enum Check {}
+
+impl Check {
+    never! { pub
+        end() -> Result<(), String>;
+    }
+
+    /// Never called.
+    pub fn add(&mut self, _: &[u8]) {
+        match *self {}
     }
 }

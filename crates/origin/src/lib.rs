@@ -37,7 +37,9 @@ pub use error::OriginError;
 pub use folder::{Access, Folder};
 pub use foreign::{ForeignOrigin, Locate, Location};
 pub use memory::Memory;
-pub use remote::{Bucket, Environment, Limits, Mistake, Object, Remote, RemoteSpec, RemoteStats, Unread};
+pub use remote::{
+    Bucket, Check, Environment, Limits, Mistake, Object, Remote, RemoteSpec, RemoteStats, Unread,
+};
 
 /// An origin as a user writes it and a volume stores it.
 #[derive(Clone, Debug, PartialEq, Eq)]

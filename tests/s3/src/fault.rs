@@ -1,7 +1,7 @@
 //! The faults of networks and stores.
 
 use std::sync::Mutex;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use http::{Method, StatusCode};
 
@@ -47,6 +47,10 @@ pub enum Fault {
     Lose,
     /// There is never an answer.
     Hang,
+    /// The same on connections that began before this moment.
+    Dead(Instant),
+    /// The answer has no Content-Length. Its body, if it has one, comes in chunks.
+    Chunked,
     /// The answer's Date is wrong by so many seconds.
     Clock(i64),
 }
@@ -63,6 +67,8 @@ pub enum Canned {
     BadSignature,
     /// The key may not do this.
     AccessDenied,
+    /// An error with this status and code.
+    Error(u16, String),
     /// There is no such bucket.
     NoSuchBucket,
     /// The bucket is in this region. The status is 301, as from Amazon for a bucket elsewhere.
@@ -95,6 +101,7 @@ impl Canned {
                 "<CanonicalRequest>x-amz-security-token:covey/test+secret=0123456789</CanonicalRequest>",
             ),
             Canned::AccessDenied => refusal(forbidden, "AccessDenied", ""),
+            Canned::Error(status, code) => refusal(StatusCode::from_u16(*status).unwrap(), code, ""),
             Canned::NoSuchBucket => refusal(StatusCode::NOT_FOUND, "NoSuchBucket", ""),
             Canned::WrongRegion(region) => refusal(
                 StatusCode::MOVED_PERMANENTLY,

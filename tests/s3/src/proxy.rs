@@ -8,7 +8,7 @@ use std::convert::Infallible;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt};
@@ -154,7 +154,8 @@ async fn run(
                 let _ = socket.set_nodelay(true);
                 let way = way.clone();
                 connections.spawn(async move {
-                    let serve = service_fn(|request| counted(request, client.ip(), &way));
+                    let began = Instant::now();
+                    let serve = service_fn(|request| counted(request, client.ip(), began, &way));
                     let _ = http1::Builder::new().serve_connection(TokioIo::new(socket), serve).await;
                 });
             }
@@ -169,8 +170,13 @@ fn broken() -> io::Error {
     io::Error::new(io::ErrorKind::ConnectionReset, "a test cut it")
 }
 
-async fn counted(request: Request<Incoming>, client: IpAddr, way: &Way) -> Result<Answer, io::Error> {
-    let answer = answer(request, way.server, Arc::clone(&way.faults)).await?;
+async fn counted(
+    request: Request<Incoming>,
+    client: IpAddr,
+    began: Instant,
+    way: &Way,
+) -> Result<Answer, io::Error> {
+    let answer = answer(request, way.server, began, Arc::clone(&way.faults)).await?;
     let length =
         answer.headers().get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
     *way.given.lock().unwrap().entry(client).or_default() += length.unwrap_or(0);
@@ -180,6 +186,7 @@ async fn counted(request: Request<Incoming>, client: IpAddr, way: &Way) -> Resul
 async fn answer(
     request: Request<Incoming>,
     server: SocketAddr,
+    began: Instant,
     faults: Arc<Faults>,
 ) -> Result<Answer, io::Error> {
     let mut met = faults.meet(request.method(), request.uri().path());
@@ -191,6 +198,7 @@ async fn answer(
         match fault {
             Fault::Drop => return Err(broken()),
             Fault::Hang => std::future::pending::<()>().await,
+            Fault::Dead(moment) if began < *moment => std::future::pending::<()>().await,
             Fault::CutRequest(after) => {
                 let mut came = 0;
                 while came < *after {
@@ -307,7 +315,10 @@ async fn spoil(
             _ => {}
         }
     }
-    if *method != Method::HEAD {
+    let chunked = met.contains(&Fault::Chunked);
+    if chunked {
+        parts.headers.remove(CONTENT_LENGTH);
+    } else if *method != Method::HEAD {
         parts.headers.insert(CONTENT_LENGTH, HeaderValue::from(bytes.len()));
     }
     let body = match (cut, trickle) {
@@ -321,6 +332,7 @@ async fn spoil(
             StreamBody::new(stream::iter([first]).chain(rest)).boxed_unsync()
         }
         (None, Some(speed)) => StreamBody::new(slowly(bytes, speed)).boxed_unsync(),
+        (None, None) if chunked => StreamBody::new(stream::iter([Ok(Frame::data(bytes))])).boxed_unsync(),
         (None, None) => whole(bytes),
     };
     Ok(Response::from_parts(parts, body))

@@ -10,7 +10,8 @@
 //! wait for their turn, have at most [`reads::WINDOW`] bytes together.
 //!
 //! An object that changes meanwhile is left out as a whole, also when a part of it was passed on
-//! ([`Step::Abandon`]). A file keeps the ETag of its object in the attribute [`ETAG`]. So the next import
+//! ([`Step::Abandon`]). An object whose bytes are not those that its store names is read again, and then left
+//! out. A file keeps the ETag of its object in the attribute [`ETAG`]. So the next import
 //! leaves out what is there.
 
 mod listed;
@@ -41,6 +42,8 @@ use crate::transfer::{Feed, Hangup, Source};
 pub const ETAG: &[u8] = b"user.covey.etag";
 /// Bytes of one read of a large object.
 const PART: u64 = 8 << 20;
+/// How often an object is read whose bytes are not those that its store names.
+const READS: u32 = 3;
 /// If the first objects are refused like this, the keys may read none.
 const DENIALS: u32 = 3;
 
@@ -82,11 +85,37 @@ pub trait Bucket: Send + Sync {
     fn list(&self, each: &mut dyn FnMut(Object) -> bool) -> Result<()>;
 
     /// Reads a range of an object, which is not empty. Returns exactly its bytes, and only if the object is
-    /// the listed one.
+    /// the listed one. An object that is read as a whole was compared with what the store says of it.
     ///
     /// # Errors
     /// [`Unread`].
     fn read(&self, object: &Object, range: Range<u64>) -> std::result::Result<Vec<u8>, Unread>;
+
+    /// The same past any cache on the way: wrong bytes came.
+    ///
+    /// # Errors
+    /// [`Unread`].
+    fn read_again(&self, object: &Object, range: Range<u64>) -> std::result::Result<Vec<u8>, Unread> {
+        self.read(object, range)
+    }
+
+    /// What compares the bytes of an object that is read in ranges with what the store says of them.
+    ///
+    /// # Errors
+    /// [`Unread`].
+    fn check(&self, object: &Object) -> std::result::Result<Box<dyn Check>, Unread>;
+}
+
+/// Compares the bytes of an object, from its first to its last.
+pub trait Check: Send {
+    /// Takes the next bytes.
+    fn add(&mut self, bytes: &[u8]);
+
+    /// Says whether they were those of the object.
+    ///
+    /// # Errors
+    /// In words: what differs.
+    fn end(self: Box<Self>) -> std::result::Result<(), String>;
 }
 
 /// What the files and folders become that are made of objects. Objects have no owners and permissions.
@@ -145,6 +174,8 @@ impl Source for Objects {
             reads: None,
             open: None,
             given_up: None,
+            check: None,
+            again: None,
             read: 0,
             denied: 0,
         };
@@ -206,6 +237,10 @@ struct Run<'a> {
     open: Option<(Arc<Object>, u64)>,
     /// An object that was left out. Parts of it may still come.
     given_up: Option<Arc<Object>>,
+    /// Compares the object that is passed on, if it comes in parts.
+    check: Option<Box<dyn Check>>,
+    /// The object that is read again, and how often it was read.
+    again: Option<(Arc<Object>, u32)>,
     /// Objects of which something was read.
     read: u64,
     /// Objects that were refused.
@@ -324,17 +359,55 @@ impl Run<'_> {
             }
         };
         if range.start == 0 {
+            if range.end < object.size {
+                match self.source.bucket.check(&object) {
+                    Ok(check) => self.check = Some(check),
+                    Err(unread) => {
+                        let why = self.why(unread).map_err(End::Failed)?;
+                        return self.give_up(&object, &range, why);
+                    }
+                }
+            }
             self.read += 1;
             self.feed.send(Step::Item(self.item(&object)))?;
         }
         let mut at = range.start;
         for piece in bytes.chunks(PIECE) {
+            self.check.iter_mut().for_each(|check| check.add(piece));
             self.feed.send(Step::Piece(at, piece.to_vec()))?;
             at += piece.len() as u64;
         }
         if range.end == object.size {
+            if let Some(Err(why)) = self.check.take().map(|check| check.end()) {
+                return self.read_again(object, why);
+            }
             self.feed.send(Step::End)?;
             self.done();
+        }
+        Ok(())
+    }
+
+    /// Reads an object again that came with wrong bytes, at once and in the order of its parts. Parts of the
+    /// objects behind it wait meanwhile.
+    fn read_again(&mut self, object: Arc<Object>, why: String) -> std::result::Result<(), End> {
+        self.feed.send(Step::Abandon)?;
+        let before = self.again.take().filter(|(again, _)| Arc::ptr_eq(again, &object));
+        let reads = before.map_or(1, |(_, reads)| reads) + 1;
+        if reads > READS {
+            self.skip(&object.key, format!("{why}, in {READS} reads"));
+            return Ok(());
+        }
+        self.again = Some((object.clone(), reads));
+        let mut start = 0;
+        while start < object.size {
+            let range = start..object.size.min(start + PART);
+            start = range.end;
+            let read = self.source.bucket.read_again(&object, range.clone());
+            let failed = read.is_err();
+            self.deliver(Part { object: object.clone(), range }, read)?;
+            if failed {
+                return Ok(());
+            }
         }
         Ok(())
     }
@@ -359,6 +432,7 @@ impl Run<'_> {
         range: &Range<u64>,
         why: String,
     ) -> std::result::Result<(), End> {
+        self.check = None;
         if range.start > 0 {
             self.feed.send(Step::Abandon)?;
         }

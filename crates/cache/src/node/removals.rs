@@ -32,6 +32,11 @@ const MOST: usize = 1 << 16;
 const BATCH: usize = 500;
 const PAUSE: Duration = Duration::from_millis(500);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
+/// The origin may refuse to delete some blobs and delete others. So after a refusal there is no pause, until
+/// so many in a row were refused.
+const REFUSED: u32 = 24;
+/// The longest time that a refused blob waits for its next attempt.
+const REFUSED_MAX: Duration = Duration::from_secs(120);
 /// How often to check whether a conflicting upload has ended.
 const LOOK: Duration = Duration::from_millis(100);
 /// How often a removal that waits for the origin looks whether an upload of the blob has ended.
@@ -62,6 +67,22 @@ struct Stand {
     under_way: bool,
     /// When the last attempt failed.
     failed: Option<Instant>,
+    /// Attempts with this blob alone that were refused, and when the next one is due.
+    refused: u32,
+    due: Option<Instant>,
+}
+
+impl Stand {
+    /// After a failed attempt.
+    fn after(self, alone_refused: bool, now: Instant) -> Stand {
+        let mut stand = Stand { under_way: false, failed: Some(now), ..self };
+        if alone_refused {
+            stand.refused += 1;
+            let wait = REFUSED_MAX.min(PAUSE.saturating_mul(1 << stand.refused.min(10)));
+            stand.due = Some(now + wait + jitter(wait));
+        }
+        stand
+    }
 }
 
 impl Removals {
@@ -137,6 +158,7 @@ impl Removals {
     fn work(&self, core: &Core) {
         let mut pause = PAUSE;
         let mut most = BATCH;
+        let mut in_a_row = 0;
         while let Some(batch) = self.next(core, most) {
             let allowed = core.may_delete.as_ref().map_or(Ok(()), |ask| ask());
             // No deadline here: an origin that must verify its owner first sets its own.
@@ -148,23 +170,28 @@ impl Removals {
             if done.is_ok() {
                 core.ledger.deleted(&batch);
             }
+            let refused = matches!(done, Err(BlobError::Refused(_)));
+            in_a_row = if refused { in_a_row + 1 } else { 0 };
+            let (alone, now) = (refused && batch.len() == 1, base::time::monotonic());
             let mut state = self.state.lock();
             for id in batch {
                 if done.is_ok() {
                     state.all.remove(&id);
                 } else {
-                    let failed = Some(base::time::monotonic());
-                    state.all.insert(id, Stand { under_way: false, failed });
+                    let before = state.all.get(&id).copied().unwrap_or_default();
+                    state.all.insert(id, before.after(alone, now));
                     state.queue.push_back(id);
                 }
             }
             self.changed.notify_all();
             if done.is_err() {
                 core.counters.removals_failed.add(1);
+            }
+            if done.is_err() && !(1..REFUSED).contains(&in_a_row) {
                 let until = base::time::monotonic() + pause + jitter(pause);
                 while !state.closed && !self.changed.wait_until(&mut state, until).timed_out() {}
                 pause = PAUSE_MAX.min(pause * 2);
-            } else {
+            } else if done.is_ok() {
                 pause = PAUSE;
             }
         }
@@ -173,10 +200,11 @@ impl Removals {
     fn next(&self, core: &Core, most: usize) -> Option<Vec<BlobId>> {
         let mut state = self.state.lock();
         while !state.closed && !state.all.is_empty() {
-            let mut batch = Vec::new();
+            let (mut batch, now) = (Vec::new(), base::time::monotonic());
             for _ in 0..state.queue.len() {
                 let Some(id) = state.queue.pop_front() else { break };
-                if batch.len() == most || core.pending.is_pending(&id) {
+                let waits = state.all.get(&id).is_some_and(|stand| stand.due.is_some_and(|due| now < due));
+                if waits || batch.len() == most || core.pending.is_pending(&id) {
                     state.queue.push_back(id);
                 } else {
                     batch.push(id);

@@ -3,9 +3,13 @@
 //! The oldest blob goes first. A blob whose attempt failed waits, longer after each failure, while others
 //! continue. If nothing has succeeded since a failed attempt began, the origin is in doubt, not the blob.
 //! From then on one attempt is made at a time, at growing intervals, until one succeeds. So an outage costs
-//! an occasional request instead of a storm, and a blob that the origin refuses blocks no other. A failure
-//! halves the number of parallel uploads, and each success adds one. So a slow line carries a few blobs at a
-//! time, where many in parallel would all time out.
+//! an occasional request instead of a storm. Such a failure halves the number of parallel uploads, and each
+//! success adds one. So a slow line carries a few blobs at a time, where many in parallel would all time out.
+//!
+//! **A refusal is about the refused blob.** The origin answers, so the others are sent as before. Of the
+//! refused blobs, one is tried in each second at most, and when it is taken, all are due. Only if many blobs
+//! in a row are refused and none is taken, the refusal is about more than these. Then one blob is sent at a
+//! time, with pauses.
 //!
 //! ```text
 //!   noted ──► waiting ──► under way ──► done    forgotten while under way ──► removed when the attempt ends
@@ -13,6 +17,7 @@
 //!                └────────────┘
 //! ```
 
+mod jobs;
 #[cfg(test)]
 mod tests;
 
@@ -22,6 +27,8 @@ use std::time::{Duration, Instant};
 use base::{BlobId, Timestamp};
 
 use crate::Pinned;
+pub(super) use jobs::{Counts, Event, Fault, Job, Next};
+pub use jobs::{Trouble, Waiting};
 
 /// How long a failed attempt waits for the next one.
 #[derive(Clone, Copy, Debug)]
@@ -37,84 +44,17 @@ const AWAY: Backoff = Backoff { first: Duration::from_millis(500), longest: Dura
 /// The same after the origin refused, or if a blob cannot be read here. Time alone fixes neither, but a
 /// person may.
 const REFUSED: Backoff = Backoff { first: Duration::from_secs(5), longest: Duration::from_secs(120) };
+/// The pauses while all that is sent is refused.
+const ALL_REFUSED: Backoff = Backoff { first: Duration::from_millis(250), longest: Duration::from_secs(5) };
+/// So many blobs in a row, of which each is refused for the first time, mean that all are.
+const MANY: u32 = 32;
+/// The minimum time between two attempts with refused blobs.
+const RETRY_REFUSED: Duration = Duration::from_secs(1);
 /// Once the origin answers again, no blob waits longer than this for its next attempt.
 const AFTER_OUTAGE: Duration = Duration::from_secs(2);
 /// How many of the last uploaded blobs are remembered. If one is stored again, the origin is asked for it
 /// before it is sent again.
 const REMEMBERED: usize = 4096;
-
-/// Why an attempt failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Fault {
-    /// The origin did not answer.
-    Away(String),
-    /// The origin answered and refused the blob.
-    Refused(String),
-    /// The blob's bytes cannot be read here.
-    Local(String),
-}
-
-/// What keeps uploads from succeeding.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Trouble {
-    /// Since when.
-    pub since: Timestamp,
-    /// True if the origin answers and refuses; false if it does not answer.
-    pub refused: bool,
-    /// The last error, in one line.
-    pub why: String,
-}
-
-/// A blob that the origin does not have yet.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Waiting {
-    /// Its name.
-    pub id: BlobId,
-    /// Its size in bytes.
-    pub size: u64,
-    /// Since when it waits.
-    pub since: Timestamp,
-    /// Whether it is being sent at the moment.
-    pub under_way: bool,
-    /// Attempts that failed.
-    pub attempts: u32,
-    /// Why the last one failed.
-    pub failure: Option<String>,
-}
-
-/// An event that is reported to the operator once.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Event {
-    /// Uploads stopped succeeding.
-    Trouble(Trouble),
-    /// Uploads succeed again.
-    Over(Trouble),
-    /// A blob cannot be read here.
-    Unreadable(BlobId, String),
-}
-
-/// An attempt to be made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Job {
-    pub(super) id: BlobId,
-    pub(super) size: u64,
-    /// The origin may have the blob already.
-    pub(super) ask_first: bool,
-    /// If the origin has the blob, this run did not send it, so its bytes must be verified.
-    pub(super) compare: bool,
-    begun: Instant,
-}
-
-/// What to do now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Next {
-    /// Make this attempt.
-    Job(Job),
-    /// Nothing before this time.
-    At(Instant),
-    /// Nothing until something changes.
-    Nothing,
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -137,18 +77,10 @@ struct Entry {
     ask_first: bool,
     compare: bool,
     unreadable: bool,
+    /// The origin refused it.
+    refused: bool,
     /// When it last failed, and why.
     failed: Option<(Instant, String)>,
-}
-
-/// Counted since the node was opened.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Counts {
-    pub(super) sent_blobs: u64,
-    pub(super) sent_bytes: u64,
-    /// Blobs that the origin turned out to have already.
-    pub(super) found_blobs: u64,
-    pub(super) failures: u64,
 }
 
 /// The queue. See the [module](self).
@@ -163,9 +95,15 @@ pub(super) struct Queue {
     pinned: Pinned,
     under_way: usize,
     unreadable: u64,
+    /// How many wanted blobs the origin refused.
+    refused: usize,
+    /// Refusals of other blobs each since the last success.
+    refused_in_a_row: u32,
+    /// No attempt with a refused blob before this time.
+    retry_at: Option<Instant>,
     /// Failures since the last success that cast doubt on the origin.
     doubts: u32,
-    /// While the origin is in doubt: no attempt before this time.
+    /// While the origin is in doubt or refuses all: no attempt before this time.
     hold_until: Option<Instant>,
     last_success: Option<Instant>,
     trouble: Option<Trouble>,
@@ -211,6 +149,9 @@ impl Queue {
             pinned: Pinned::default(),
             under_way: 0,
             unreadable: 0,
+            refused: 0,
+            refused_in_a_row: 0,
+            retry_at: None,
             doubts: 0,
             hold_until: None,
             last_success: None,
@@ -241,6 +182,7 @@ impl Queue {
                     ask_first,
                     compare: maybe_there,
                     unreadable: false,
+                    refused: false,
                     failed: None,
                 };
                 self.entries.insert(id, entry);
@@ -291,6 +233,9 @@ impl Queue {
         if std::mem::take(&mut entry.unreadable) {
             self.unreadable -= 1;
         }
+        if std::mem::take(&mut entry.refused) {
+            self.refused -= 1;
+        }
     }
 
     fn remove(&mut self, id: &BlobId) {
@@ -311,9 +256,18 @@ impl Queue {
         self.doubts > 0
     }
 
+    /// Whether the origin refuses all that is sent.
+    fn all_refused(&self) -> bool {
+        self.refused_in_a_row >= MANY
+    }
+
     /// How many attempts could run at once.
     pub(super) fn hands(&self) -> usize {
-        if self.in_doubt() { self.most.min(1) } else { self.turns.len().min(self.allowed) }
+        if self.in_doubt() || self.all_refused() {
+            self.most.min(1)
+        } else {
+            self.turns.len().min(self.allowed)
+        }
     }
 
     /// Whether there is nothing to do, now or later.
@@ -323,7 +277,7 @@ impl Queue {
 
     /// Takes the next thing to do.
     pub(super) fn take(&mut self, now: Instant) -> Next {
-        if self.in_doubt() {
+        if self.in_doubt() || self.all_refused() {
             if self.under_way > 0 {
                 return Next::Nothing;
             }
@@ -339,6 +293,9 @@ impl Queue {
         match (entry, soonest) {
             (Some((id, entry)), _) => {
                 entry.state = State::UnderWay;
+                if entry.refused {
+                    self.retry_at = Some(now + RETRY_REFUSED);
+                }
                 self.under_way += 1;
                 Next::Job(Job {
                     id,
@@ -358,11 +315,13 @@ impl Queue {
         entries.filter(|(_, entry)| entry.state == State::Waiting)
     }
 
-    /// The oldest blob that is due, or else the time when the first becomes due.
+    /// The oldest blob that is due, or else the time when the first becomes due. A refused blob is due only
+    /// when it may be tried.
     fn oldest_ready(&self, now: Instant) -> (Option<BlobId>, Option<Instant>) {
         let mut soonest: Option<Instant> = None;
         for (id, entry) in self.waiting() {
-            match entry.not_before.filter(|at| *at > now) {
+            let may = self.retry_at.filter(|_| entry.refused);
+            match entry.not_before.max(may).filter(|at| *at > now) {
                 Some(at) => soonest = Some(soonest.map_or(at, |other| other.min(at))),
                 None => return (Some(id), None),
             }
@@ -386,6 +345,7 @@ impl Queue {
         self.under_way -= 1;
         self.allowed = self.most.min(self.allowed + 1);
         self.doubts = 0;
+        self.refused_in_a_row = 0;
         self.hold_until = None;
         self.last_success = Some(now);
         if sent {
@@ -394,11 +354,21 @@ impl Queue {
         } else {
             self.counts.found_blobs += 1;
         }
-        let over = self.trouble.take().map(|trouble| {
+        // That another blob is taken says nothing of those that are refused.
+        let was_refused = self.entries.get(&job.id).is_some_and(|entry| entry.refused);
+        let is_over = |trouble: &mut Trouble| !trouble.refused || was_refused || self.refused == 0;
+        let over = self.trouble.take_if(is_over).map(|trouble| {
             let latest = now + AFTER_OUTAGE;
-            self.entries.values_mut().for_each(|e| e.not_before = e.not_before.map(|at| at.min(latest)));
+            for entry in self.entries.values_mut().filter(|entry| was_refused || !entry.refused) {
+                entry.not_before = entry.not_before.map(|at| at.min(latest));
+                entry.refused = false;
+            }
             Event::Over(trouble)
         });
+        if was_refused {
+            (self.refused, self.retry_at) = (0, None);
+            self.entries.values_mut().for_each(|entry| entry.refused = false);
+        }
         let done = match self.entries.get(&job.id).map(|entry| entry.state) {
             Some(State::UnderWay) => {
                 self.unlist(&job.id);
@@ -426,7 +396,7 @@ impl Queue {
         self.under_way -= 1;
         self.counts.failures += 1;
         let slow = !matches!(fault, Fault::Away(_));
-        let (Fault::Away(said) | Fault::Refused(said) | Fault::Local(said)) = &fault;
+        let (Fault::Away(said) | Fault::Refused(said) | Fault::Full(said) | Fault::Local(said)) = &fault;
         let succeeded_since = |at: Instant| self.last_success.is_some_and(|success| success >= at);
         // If another upload succeeded since this attempt began, or since this blob's last failure, the
         // failure says nothing about the origin.
@@ -441,6 +411,11 @@ impl Queue {
             entry.ask_first = true;
             let wait = wait_after(entry.attempts, if slow { REFUSED } else { AWAY }, chance);
             entry.not_before = Some(now + wait);
+            let refused = matches!(fault, Fault::Refused(_));
+            if refused && !std::mem::replace(&mut entry.refused, true) {
+                self.refused += 1;
+                self.refused_in_a_row += 1;
+            }
             if let Fault::Local(why) = &fault
                 && !std::mem::replace(&mut entry.unreadable, true)
             {
@@ -452,7 +427,13 @@ impl Queue {
         }
         let (refused, why) = match fault {
             Fault::Away(why) => (false, why),
-            Fault::Refused(why) => (true, why),
+            Fault::Refused(why) => {
+                self.doubts = 0;
+                let more = self.refused_in_a_row.checked_sub(MANY);
+                self.hold_until = more.map(|more| now + wait_after(more + 1, ALL_REFUSED, chance));
+                return self.in_trouble(true, why, today);
+            }
+            Fault::Full(why) => (true, why),
             Fault::Local(_) => return event,
         };
         self.allowed = self.most.min((self.allowed / 2).max(1));
@@ -461,6 +442,11 @@ impl Queue {
         }
         self.doubts = self.doubts.saturating_add(1);
         self.hold_until = Some(now + wait_after(self.doubts, if refused { REFUSED } else { AWAY }, chance));
+        self.in_trouble(refused, why, today)
+    }
+
+    /// Uploads do not succeed. Returns what is new about that.
+    fn in_trouble(&mut self, refused: bool, why: String, today: Timestamp) -> Option<Event> {
         match &mut self.trouble {
             Some(trouble) if trouble.refused == refused => {
                 trouble.why = why;
@@ -503,7 +489,7 @@ impl Queue {
 
     /// Makes every blob due now.
     pub(super) fn hurry(&mut self) {
-        self.hold_until = None;
+        (self.hold_until, self.retry_at) = (None, None);
         self.entries.values_mut().for_each(|entry| entry.not_before = None);
     }
 

@@ -174,10 +174,9 @@ fn fault_of(error: BlobError) -> Fault {
             | io::ErrorKind::ReadOnlyFilesystem => Fault::Refused(why),
             _ => Fault::Away(why),
         },
-        BlobError::Refused(_)
-        | BlobError::Stale(_)
-        | BlobError::Full
-        | BlobError::Missing(_)
-        | BlobError::Damaged { .. } => Fault::Refused(why),
+        BlobError::Full => Fault::Full(why),
+        BlobError::Refused(_) | BlobError::Stale(_) | BlobError::Missing(_) | BlobError::Damaged { .. } => {
+            Fault::Refused(why)
+        }
     }
 }

@@ -44,7 +44,7 @@ impl Records for Remote {
         let bytes = Bytes::copy_from_slice(bytes);
         let stored = self.wait(async move {
             let (engine, key, bytes) = (&engine, &key, &bytes);
-            engine.run(call, |_| put(engine, key, bytes, PutMode::Overwrite, None)).await
+            engine.run(call, Some(key), |_| put(engine, key, bytes, PutMode::Overwrite, None)).await
         });
         stored.map_err(|failed| self.unavailable(&failed))
     }
@@ -66,7 +66,7 @@ impl Records for Remote {
         let removed = self.wait(async move {
             let key = &key;
             let remove = |_| async { engine.one().delete(key).await.map_err(|error| Fault::of(&error)) };
-            engine.run(call, remove).await
+            engine.run(call, Some(key), remove).await
         });
         match removed {
             Err(failed) if !failed.fault.is_missing() => Err(self.unavailable(&failed)),
@@ -208,7 +208,7 @@ impl Remote {
         let engine = Arc::clone(&self.engine);
         let got = self.wait(async move {
             let (engine, key) = (&engine, &key);
-            engine.run(call, |_| engine.get(key, None, true, RECORD_MAX as u64)).await
+            engine.run(call, Some(key), |_| engine.get(key, None, true, RECORD_MAX as u64)).await
         });
         match got {
             Ok(got) if got.bytes.len() as u64 == got.total => Ok(Some(got.bytes.to_vec())),
@@ -262,7 +262,7 @@ async fn put(
 }
 
 async fn create(engine: &Engine, call: Call, key: &Path, bytes: &Bytes, maker: &str) -> Result<bool, Failed> {
-    let made = engine.run(call, |_| put(engine, key, bytes, PutMode::Create, Some(maker))).await;
+    let made = engine.run(call, Some(key), |_| put(engine, key, bytes, PutMode::Create, Some(maker))).await;
     let failed = match made {
         Ok(()) => return Ok(true),
         Err(failed) => failed,
@@ -274,18 +274,17 @@ async fn create(engine: &Engine, call: Call, key: &Path, bytes: &Bytes, maker: &
     if failed.fault.status() != Some(501) {
         return Err(failed);
     }
-    let head = |_| async { engine.one().head(key).await.map_err(|error| Fault::of(&error)) };
-    match engine.run(call, head).await {
+    match engine.run(call, Some(key), |_| engine.size(key)).await {
         Ok(_) => return Ok(false),
         Err(failed) if !failed.fault.is_missing() => return Err(failed),
         Err(_) => {}
     }
-    engine.run(call, |_| put(engine, key, bytes, PutMode::Overwrite, Some(maker))).await?;
+    engine.run(call, Some(key), |_| put(engine, key, bytes, PutMode::Overwrite, Some(maker))).await?;
     is_ours(engine, call, key, maker).await
 }
 
 async fn is_ours(engine: &Engine, call: Call, key: &Path, maker: &str) -> Result<bool, Failed> {
     let small = Call { what: What::Small, ..call };
-    let got = engine.run(small, |_| engine.get(key, None, true, RECORD_MAX as u64)).await?;
+    let got = engine.run(small, Some(key), |_| engine.get(key, None, true, RECORD_MAX as u64)).await?;
     Ok(got.maker.as_deref() == Some(maker))
 }

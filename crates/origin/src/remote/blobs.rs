@@ -33,8 +33,9 @@ use parking_lot::Mutex;
 use super::Remote;
 use super::doubts::Tries;
 use super::engine::{BodySink, BodySinks, Call, Engine, Failed, Got, TAKERS, UNTIL, What, wait_before};
-use super::fault::Fault;
+use super::fault::{Fault, mistake_of};
 use super::layout::{HEAD, OBJECT_MAX, blob_size, head_of, sums_in};
+use super::refusals::is_refusal;
 
 /// The maximum number of keys that one request removes.
 const REMOVED_AT_ONCE: usize = 1000;
@@ -103,6 +104,8 @@ impl Origin for Remote {
     fn remove_many(&self, ids: &[BlobId], until: BootTime) -> Result<(), BlobError> {
         let _phase = phase::enter(Phase::Origin);
         self.writable()?;
+        // That one is refused is no reason to keep the others.
+        let mut refused = Ok(());
         for ids in ids.chunks(REMOVED_AT_ONCE) {
             ids.iter().for_each(|id| self.recent.forget(id));
             let keys: Vec<Path> = ids.iter().map(|id| self.layout.blob(id)).collect();
@@ -123,12 +126,16 @@ impl Origin for Remote {
             if tries.are_doubtful() {
                 self.doubts.add(ids, base::time::monotonic());
             }
-            removed.map_err(|failed| match base::time::boot() < until {
+            let removed = removed.map_err(|failed| match base::time::boot() < until {
                 true => self.unavailable(&failed),
                 false => too_late(),
-            })?;
+            });
+            match removed {
+                Err(error @ BlobError::Refused(_)) => refused = refused.and(Err(error)),
+                other => other?,
+            }
         }
-        Ok(())
+        refused
     }
 
     fn look(&self) -> Result<Option<String>, BlobError> {
@@ -210,15 +217,14 @@ impl Remote {
     fn size_by(&self, id: &BlobId, deadline: Deadline) -> Result<Option<u32>, BlobError> {
         let call = Call { deadline, ..self.call(What::Small) };
         let (engine, key) = (Arc::clone(&self.engine), self.layout.blob(id));
-        let meta = self.wait(async move {
-            let key = &key;
-            let head = |_| async { engine.one().head(key).await.map_err(|error| Fault::of(&error)) };
-            engine.run(call, head).await
+        let total = self.wait(async move {
+            let (engine, key) = (&engine, &key);
+            engine.run(call, Some(key), |_| engine.size(key)).await
         });
-        match meta {
-            Ok(meta) => {
-                let what = || format!("its object has {} bytes", meta.size);
-                blob_size(meta.size).map(Some).ok_or_else(|| BlobError::Damaged { id: *id, what: what() })
+        match total {
+            Ok(total) => {
+                let what = || format!("its object has {total} bytes");
+                blob_size(total).map(Some).ok_or_else(|| BlobError::Damaged { id: *id, what: what() })
             }
             Err(failed) => match self.explain(id, &failed, deadline) {
                 BlobError::Missing(_) => Ok(None),
@@ -265,7 +271,7 @@ impl Remote {
                 let put = engine.one().put_opts(key, payload, PutOptions::default());
                 put.await.map(drop).map_err(|error| Fault::of(&error))
             };
-            engine.run(call, put).await
+            engine.run(call, Some(key), put).await
         });
         stored.map_err(|failed| match failed.fault.is_missing() {
             // An upload can also find that the bucket does not exist.
@@ -314,7 +320,7 @@ impl Remote {
         let (engine, key) = (Arc::clone(&self.engine), self.layout.blob(id));
         let got = self.wait(TAKERS.scope(takers, async move {
             let key = &key;
-            engine.run(call, |_| engine.get(key, None, fresh, OBJECT_MAX)).await
+            engine.run(call, Some(key), |_| engine.get(key, None, fresh, OBJECT_MAX)).await
         }));
         got.map_err(|failed| self.explain(id, &failed, deadline))
     }
@@ -392,7 +398,7 @@ impl Remote {
             let (engine, own) = (Arc::clone(&self.engine), Arc::clone(&listing));
             let page = self.wait(async move {
                 let (engine, own) = (&engine, &own);
-                engine.run(call, |_| own.page(engine)).await
+                engine.run(call, None, |_| own.page(engine)).await
             })?;
             if !page.iter().all(&mut *each) || page.len() < LISTED_AT_ONCE {
                 return Ok(());
@@ -465,7 +471,8 @@ async fn get_range(
     fresh: bool,
 ) -> Result<Got, Failed> {
     let range = &range;
-    engine.run(call, |_| engine.get(key, Some(GetRange::Bounded(range.clone())), fresh, OBJECT_MAX)).await
+    let get = |_| engine.get(key, Some(GetRange::Bounded(range.clone())), fresh, OBJECT_MAX);
+    engine.run(call, Some(key), get).await
 }
 
 /// The sums that arrived with a part, if they lead to the blob's name.
@@ -545,7 +552,7 @@ fn handing_on(id: &BlobId, onto: &Arc<dyn Onto>) -> BodySinks {
 async fn remove_one(engine: &Engine, call: Call, key: &Path, tries: &Tries) -> Result<(), Failed> {
     let delete = || async { engine.one().delete(key).await.map_err(|error| Fault::of(&error)) };
     let remove = |_| tries.one(delete());
-    match engine.run(call, remove).await {
+    match engine.run(call, Some(key), remove).await {
         Err(failed) if failed.fault.is_missing() => Ok(()),
         other => other,
     }
@@ -555,17 +562,17 @@ async fn remove_all(engine: &Engine, call: Call, keys: Vec<Path>, tries: &Tries)
     let all = &keys;
     let delete = || async {
         let keys = futures_util::stream::iter(all.clone().into_iter().map(Ok)).boxed();
-        let mut removed = engine.stores.many.delete_stream(keys);
+        let (mut removed, mut failed) = (engine.stores.many.delete_stream(keys), Ok(()));
         while let Some(one) = removed.next().await {
             match one.map_err(|error| Fault::of(&error)) {
-                Err(fault) if !fault.is_missing() => return Err(fault),
+                Err(fault) if !fault.is_missing() => failed = failed.and(Err(fault)),
                 _ => {}
             }
         }
-        Ok(())
+        failed
     };
     let remove = |_| tries.one(delete());
-    let failed = match engine.run(Call { tries: 4, ..call }, remove).await {
+    let failed = match engine.run(Call { tries: 4, ..call }, None, remove).await {
         Err(failed) => failed,
         Ok(()) => return Ok(()),
     };
@@ -573,9 +580,15 @@ async fn remove_all(engine: &Engine, call: Call, keys: Vec<Path>, tries: &Tries)
     if !matches!(failed.fault.status(), Some(400 | 404 | 405 | 411 | 501)) {
         return Err(failed);
     }
+    let mut refused = Ok(());
     for keys in keys.chunks(SINGLES_AT_ONCE) {
         let singles: Vec<_> = keys.iter().map(|key| remove_one(engine, call, key, tries)).collect();
-        futures_util::future::try_join_all(singles).await?;
+        for removed in futures_util::future::join_all(singles).await {
+            match removed {
+                Err(failed) if is_refusal(mistake_of(&failed.fault)) => refused = refused.and(Err(failed)),
+                other => other?,
+            }
+        }
     }
-    Ok(())
+    refused
 }

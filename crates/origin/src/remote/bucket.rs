@@ -4,6 +4,10 @@
 //! An object may change between its listing and a read, or between two reads of its ranges. So each read
 //! names the ETag of the listing (`If-Match`), and the answer's own ETag and size are compared, too, since
 //! not every store checks the condition. The bytes of two versions never come together.
+//!
+//! Nobody has the hash of such an object beforehand. But most stores say an MD5 or another sum of it
+//! ([`Check`]). An object that is read as a whole is compared with that here, one that is read in ranges by
+//! its reader.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,20 +15,22 @@ use std::time::Duration;
 
 use base::{Deadline, ForeignObject};
 use futures_util::StreamExt;
+use http::HeaderMap;
 use object_store::path::Path;
 use object_store::{GetOptions, GetRange};
 use parking_lot::Mutex;
 
 use super::answers::{Object, Unread};
+use super::contents::{Check, Headers};
 use super::engine::{Call, Engine, Failed, What};
 use super::fault::{Fault, mistake_of};
 use super::listing::{self, Page, bare};
-use super::wire::{AnyBody, Tap};
+use super::wire::{AnyBody, Fresh, Tap};
 use super::{Environment, Limits, Mistake, Remote, RemoteSpec, Store, Wanted};
 use crate::{Access, OriginError};
 
 /// Time limit of a read with all its tries. No person waits for a single one. A connection without progress
-/// ends much earlier ([`super::wire::IDLE`]).
+/// ends much earlier ([`super::connections::IDLE`]).
 const READ: Duration = Duration::from_secs(900);
 /// Time limit of one try: some of them may share a slow line.
 const TRY_READ: Duration = Duration::from_secs(300);
@@ -89,7 +95,7 @@ impl Bucket {
             };
             let page = self.remote.wait(async move {
                 let (engine, prefix, asked) = (&engine, &prefix, &asked);
-                engine.run(call, |_| page(engine, prefix, asked.clone())).await
+                engine.run(call, None, |_| page(engine, prefix, asked.clone())).await
             });
             let Page { objects, next } = page.map_err(|failed| self.remote.origin_error(&failed))?;
             if !objects.into_iter().all(&mut *each) || next.is_none() {
@@ -108,21 +114,58 @@ impl Bucket {
     /// # Errors
     /// [`Unread`].
     pub fn read(&self, object: &Object, range: Range<u64>) -> Result<Vec<u8>, Unread> {
-        let key = Path::parse(format!("{}{}", self.prefix, object.key));
-        let key = key.map_err(|_| Unread::Object("its key has control characters".to_owned()))?;
+        self.get(object, range, false)
+    }
+
+    /// The same past any cache on the way.
+    ///
+    /// # Errors
+    /// [`Unread`].
+    pub fn read_again(&self, object: &Object, range: Range<u64>) -> Result<Vec<u8>, Unread> {
+        self.get(object, range, true)
+    }
+
+    fn get(&self, object: &Object, range: Range<u64>, again: bool) -> Result<Vec<u8>, Unread> {
+        let key = self.path_of(object)?;
         let deadline = Deadline::current().within(READ);
         let call = Call { deadline, one: TRY_READ, ..self.remote.call(What::Large) };
         let (engine, wanted) = (Arc::clone(&self.remote.engine), object.clone());
         let read = self.remote.wait(async move {
             let (engine, key, wanted, range) = (&engine, &key, &wanted, &range);
             // Refusals are not counted: archived objects are refused one by one, and later ones are not.
-            engine.try_until(call, |_| get(engine, key, wanted, range.clone())).await
+            engine.try_until(call, |tries| get(engine, key, wanted, range.clone(), again || tries > 0)).await
         });
         match read {
             Ok(Some(bytes)) => Ok(bytes),
             Ok(None) => Err(Unread::Changed),
             Err(failed) => Err(self.unread(&failed)),
         }
+    }
+
+    /// What compares the bytes of a listed object with what the store says of them. For objects that are read
+    /// in ranges: [`Bucket::read`] does it for those that are read as a whole.
+    ///
+    /// # Errors
+    /// [`Unread`].
+    pub fn check(&self, object: &Object) -> Result<Check, Unread> {
+        let key = self.path_of(object)?;
+        let deadline = Deadline::current().within(READ);
+        let call = Call { deadline, ..self.remote.call(What::Small) };
+        let (engine, wanted, store) =
+            (Arc::clone(&self.remote.engine), object.clone(), self.remote.spec.store);
+        let headers = self.remote.wait(async move {
+            let (engine, key, wanted) = (&engine, &key, &wanted);
+            engine.try_until(call, |_| head(engine, key, wanted)).await
+        });
+        match headers {
+            Ok(headers) => Ok(Check::new(store, &object.etag, &headers.unwrap_or_default())),
+            Err(failed) => Err(self.unread(&failed)),
+        }
+    }
+
+    fn path_of(&self, object: &Object) -> Result<Path, Unread> {
+        let key = Path::parse(format!("{}{}", self.prefix, object.key));
+        key.map_err(|_| Unread::Object("its key has control characters".to_owned()))
     }
 
     fn unread(&self, failed: &Failed) -> Unread {
@@ -182,17 +225,40 @@ async fn page(engine: &Engine, prefix: &str, token: Option<String>) -> Result<Pa
     }
 }
 
+/// The options of a request for the listed version, with all that the store says of it.
+fn of_version(engine: &Engine, wanted: &Object) -> GetOptions {
+    let mut options = GetOptions::new();
+    options.if_match = Some(format!("\"{}\"", wanted.etag));
+    options.extensions.insert(AnyBody);
+    if let Some(sums) = &engine.stores.sums {
+        options.extensions.insert(sums.clone());
+    }
+    options
+}
+
+/// The headers of an object. None if it is another one than was listed.
+async fn head(engine: &Engine, key: &Path, wanted: &Object) -> Result<Option<HeaderMap>, Fault> {
+    let options = of_version(engine, wanted).with_head(true);
+    let result = engine.one().get_opts(key, options).await.map_err(|error| Fault::of(&error))?;
+    let is_wanted = result.meta.e_tag.as_deref().map(bare) == Some(&*wanted.etag);
+    let headers = result.extensions.get::<Headers>().filter(|_| is_wanted);
+    Ok(headers.map(|headers| (*headers.0).clone()))
+}
+
 /// One GET. None if the object is another one than was listed.
 async fn get(
     engine: &Engine,
     key: &Path,
     wanted: &Object,
     range: Range<u64>,
+    fresh: bool,
 ) -> Result<Option<Vec<u8>>, Fault> {
     let whole = range == (0..wanted.size);
-    let mut options = GetOptions::new().with_range((!whole).then(|| GetRange::Bounded(range.clone())));
-    options.if_match = Some(format!("\"{}\"", wanted.etag));
-    options.extensions.insert(AnyBody);
+    let range_or_whole = (!whole).then(|| GetRange::Bounded(range.clone()));
+    let mut options = of_version(engine, wanted).with_range(range_or_whole);
+    if fresh {
+        options.extensions.insert(Fresh);
+    }
     let result = engine.one().get_opts(key, options).await.map_err(|error| Fault::of(&error))?;
     let etag = result.meta.e_tag.as_deref().map(bare);
     if etag.is_none() {
@@ -204,6 +270,8 @@ async fn get(
     if result.range != range {
         return Err(Fault::Odd("another range than was asked for".to_owned()));
     }
+    let headers = result.extensions.get::<Headers>().filter(|_| whole).cloned();
+    let check = headers.map(|headers| Check::new(engine.stores.kind, &wanted.etag, &headers.0));
     let len = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
     let mut bytes = Vec::with_capacity(len);
     let mut pieces = result.into_stream();
@@ -218,6 +286,10 @@ async fn get(
     }
     if bytes.len() < len {
         return Err(Fault::Cut(format!("{} of {len} bytes came", bytes.len())));
+    }
+    if let Some(mut check) = check {
+        check.add(&bytes);
+        check.end().map_err(Fault::Differs)?;
     }
     Ok(Some(bytes))
 }

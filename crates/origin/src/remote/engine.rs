@@ -7,7 +7,8 @@
 //! other request is dropped. While bytes arrive, no second request is sent: on a shared line each request is
 //! slow, and one more makes all of them slower.
 //!
-//! A permanent error is not retried: a wrong key is wrong the second time too.
+//! A permanent error is not retried: a wrong key is wrong the second time too. Keys that a file or a service
+//! gives may have been replaced. So if the store calls them wrong, they are asked for at once.
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -21,7 +22,7 @@ use blob::Buffer;
 use futures_util::StreamExt;
 use futures_util::future::{Either, select};
 use object_store::path::Path;
-use object_store::{GetOptions, GetRange, ObjectStore};
+use object_store::{GetOptions, GetRange, ObjectStore, ObjectStoreExt};
 use tokio::time::timeout;
 
 use super::answers::Mistake;
@@ -30,7 +31,7 @@ use super::fault::{Fault, mistake_of, page_instead};
 use super::keys::Keys;
 use super::latency::Latency;
 use super::pace::{Pace, Size};
-use super::refusals::{Refusals, is_refusal};
+use super::refusals::{Refusals, Refused, concerns_all, is_refusal};
 use super::stats::Stats;
 use super::store::Stores;
 use super::wire::Fresh;
@@ -38,6 +39,15 @@ use super::wire::Fresh;
 /// The first wait; each later one is twice as long.
 const WAIT_FIRST: Duration = Duration::from_millis(50);
 const WAIT_MOST: Duration = Duration::from_secs(5);
+
+/// How often one call goes on with other keys.
+const RENEWALS: u32 = 3;
+/// How many refused tries of a call may wait for a service to give other keys.
+const UNTIL_KEYS: u32 = 5;
+/// While the keys are refused, other ones are asked for at most so often.
+const ASK_KEYS: Duration = Duration::from_secs(1);
+/// Time limit of the look at whether the keys are refused as such.
+const VOUCH: Duration = Duration::from_secs(5);
 
 /// Bodies are charged to the budget of bytes in pieces of this size.
 const PIECE: u64 = 64 << 10;
@@ -133,31 +143,75 @@ pub(crate) struct Engine {
     pub(crate) pace: Pace,
     pub(crate) keys: Option<Arc<Keys>>,
     pub(crate) refusals: Refusals,
+    /// An object that the keys may read if they may read anything.
+    pub(crate) marker: Option<Path>,
 }
 
 impl Engine {
-    /// Makes a call. `one` makes one try; its argument is the number of tries before.
-    pub(crate) async fn run<T, F>(&self, call: Call, one: impl Fn(u32) -> F) -> Result<T, Failed>
+    /// Makes a call about an object, if it is about one. `one` makes one try; its argument is the number of
+    /// tries before.
+    pub(crate) async fn run<T, F>(
+        &self,
+        call: Call,
+        key: Option<&Path>,
+        one: impl Fn(u32) -> F,
+    ) -> Result<T, Failed>
     where
         F: Future<Output = Result<T, Fault>>,
     {
-        let renewed = || self.keys.as_ref().is_some_and(|keys| keys.reload());
-        if let Some(refused) = self.refusals.meets(call.what.act(), base::time::monotonic(), renewed) {
-            self.stats.refusal();
-            return Err(refused);
+        let act = call.what.act();
+        if let Some(refused) = self.refusals.meets(act, key, base::time::monotonic()) {
+            if !self.has_other_keys(call, &refused.fault).await {
+                self.stats.refusal();
+                return Err(refused);
+            }
+            self.refusals.renewed();
         }
         let done = self.try_until(call, one).await;
         match &done {
-            Ok(_) => self.refusals.answered(call.what.act()),
-            Err(failed) => {
-                if is_refusal(mistake_of(&failed.fault)) {
-                    self.stats.refusal();
-                }
-                let act = call.what.act();
-                self.refusals.failed(act, failed, base::time::monotonic(), base::time::now());
+            Ok(_) => self.refusals.answered(act, key),
+            Err(failed) if failed.fault.is_missing() || failed.fault.is_taken() => {
+                self.refusals.answered(act, key);
             }
+            Err(failed) if is_refusal(mistake_of(&failed.fault)) => {
+                self.stats.refusal();
+                let what = match self.are_keys_refused(call, key, &failed.fault).await {
+                    true => Refused::All,
+                    false => Refused::One(act, key),
+                };
+                self.refusals.failed(what, failed, base::time::monotonic(), base::time::now());
+            }
+            Err(_) => {}
         }
         done
+    }
+
+    /// Whether there are other keys than those that were refused a moment ago.
+    async fn has_other_keys(&self, call: Call, refused: &Fault) -> bool {
+        let Some(keys) = &self.keys else { return false };
+        if !refused.is_about_keys() {
+            return keys.reload();
+        }
+        let now = base::time::monotonic();
+        let began = now.checked_sub(ASK_KEYS).unwrap_or(now);
+        let differ = keys.differ_from(keys.changes(), began);
+        timeout(call.deadline.left(), differ).await.unwrap_or(false)
+    }
+
+    /// Whether a refusal is about all requests with these keys. A store may say so of one object, too, so
+    /// the marker is asked for.
+    async fn are_keys_refused(&self, call: Call, key: Option<&Path>, fault: &Fault) -> bool {
+        if !concerns_all(mistake_of(fault)) {
+            return false;
+        }
+        let Some(marker) = self.marker.as_ref().filter(|marker| key != Some(*marker)) else { return true };
+        if self.refusals.are_of_all(base::time::monotonic()) {
+            return true;
+        }
+        // Its body is not read. A HEAD would not say why it is refused.
+        let look = async { self.one().get_opts(marker, GetOptions::new()).await.map(drop) };
+        let looked = timeout(VOUCH.min(call.deadline.left()), look).await;
+        matches!(looked, Ok(Err(error)) if concerns_all(mistake_of(&Fault::of(&error))))
     }
 
     /// The same without regard to what the store refused before.
@@ -170,9 +224,10 @@ impl Engine {
         // Of these, those that may be permanent: an earlier outage says nothing about them.
         let mut doubtful = 0;
         let mut last = None;
-        let mut renewed = false;
+        let mut renewals = 0;
         loop {
             let changes = self.keys.as_ref().map_or(0, |keys| keys.changes());
+            let began = base::time::monotonic();
             let fault = match timeout(call.deadline.left(), self.try_once(call, || one(tries))).await {
                 Ok(Ok(done)) => return Ok(done),
                 Ok(Err(fault)) => fault,
@@ -183,15 +238,23 @@ impl Engine {
                 return Err(Failed { fault, tries });
             }
             self.stats.error(fault.is_throttle());
-            let other_keys = || self.keys.as_ref().is_some_and(|keys| keys.differ_from(changes));
-            let renew = fault.is_about_keys() && !renewed && other_keys();
-            renewed |= renew;
+            let (mut renew, mut may_come) = (false, false);
+            if let Some(keys) = self.keys.as_ref().filter(|_| fault.is_about_keys()) {
+                let differ = timeout(call.deadline.left(), keys.differ_from(changes, began));
+                renew = renewals < RENEWALS && differ.await.unwrap_or(false);
+                may_come = keys.are_of_role() && doubtful < UNTIL_KEYS;
+            }
+            if renew {
+                renewals += 1;
+                self.refusals.renewed();
+            }
             doubtful += u32::from(!fault.may_pass(u32::MAX));
-            if !renew && (!fault.may_pass(doubtful) || tries >= call.tries) {
+            if !renew && (!(may_come || fault.may_pass(doubtful)) || tries >= call.tries) {
                 return Err(Failed { fault, tries });
             }
-            let wait =
-                if renew { Duration::ZERO } else { wait_before(tries, fault.wait(), base::random::u64()) };
+            // A store that asks for a longer pause than there is time for is asked once more before its end.
+            let asked = fault.wait().map(|asked| asked.min(call.deadline.left().mul_f64(0.75)));
+            let wait = if renew { Duration::ZERO } else { wait_before(tries, asked, base::random::u64()) };
             if wait >= call.deadline.left() {
                 return Err(Failed { fault, tries });
             }
@@ -247,6 +310,21 @@ impl Engine {
                 timed(latency, begin, done)
             }
         }
+    }
+
+    /// The size of an object. The answer to a HEAD may not say it, or not why it is refused. Then one byte of
+    /// the object is asked for.
+    pub(crate) async fn size(&self, key: &Path) -> Result<u64, Fault> {
+        let fault = match self.one().head(key).await {
+            Ok(meta) => return Ok(meta.size),
+            Err(error) => Fault::of(&error),
+        };
+        if !fault.says_little() {
+            return Err(fault);
+        }
+        let options = GetOptions::new().with_range(Some(GetRange::Bounded(0..1)));
+        let got = self.one().get_opts(key, options).await.map_err(|error| Fault::of(&error))?;
+        Ok(got.meta.size)
     }
 
     /// One GET. If the object has more than `most` bytes, none are read.

@@ -19,6 +19,9 @@ use std::time::Duration;
 use super::answers::Mistake;
 use super::spec::{RemoteSpec, Store, host_of};
 
+/// How often other bytes than the object's are taken for a fault of the line.
+const DIFFERS: u32 = 4;
+
 /// An unsuccessful answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Refused {
@@ -68,6 +71,9 @@ pub(crate) enum Fault {
     /// No complete answer within the time limit of one try.
     #[error("no answer in {} s", .0.as_secs())]
     Slow(Duration),
+    /// The bytes that came are not those of the object.
+    #[error("{0}")]
+    Differs(String),
     /// A malformed answer.
     #[error("an answer that makes no sense: {0}")]
     Odd(String),
@@ -114,9 +120,20 @@ impl Fault {
         if let Some(status) = status {
             return read_refusal(status, "", &Head::default(), "", str::to_owned);
         }
+        let text = error.to_string();
+        // One of the keys that a request was to remove. The crate has the store's code only in its message.
+        if let Some((_, code)) = text.trim_end_matches(')').rsplit_once("(code: ") {
+            let status = match code {
+                "AccessDenied" => 403,
+                "NoSuchKey" => 404,
+                _ => 400,
+            };
+            let head = Head { code: Some(code.to_owned()), ..Head::default() };
+            return read_refusal(status, "", &head, "", str::to_owned);
+        }
         // The remaining errors are answers that the crate could not parse. Its messages may repeat the
         // request, so they are truncated.
-        Fault::Odd(first_words(&error.to_string(), 120))
+        Fault::Odd(first_words(&text, 120))
     }
 
     /// The HTTP status, if there was an answer.
@@ -152,7 +169,24 @@ impl Fault {
     }
 
     pub(crate) fn is_throttle(&self) -> bool {
-        matches!(self.status(), Some(429 | 503)) || ["SlowDown", "ServerBusy"].contains(&self.code())
+        matches!(self.status(), Some(420 | 429 | 503 | 509)) || is_throttle(self.code())
+    }
+
+    /// Whether the store answers and does not serve this request, for a reason that is none of the others.
+    /// That is about its object.
+    pub(crate) fn is_about_object(&self) -> bool {
+        let answers = |status| (400..500).contains(&status) && ![404, 409, 412, 416].contains(&status);
+        self.status().is_some_and(answers) && mistake_of(self) == Mistake::Other
+    }
+
+    /// Whether the answer does not say what it is about. The answer to a HEAD has no body with the reason,
+    /// and from some stores no length.
+    pub(crate) fn says_little(&self) -> bool {
+        match self {
+            Fault::Refused(refused) => matches!(refused.status, 400 | 401 | 403) && refused.code.is_empty(),
+            Fault::Odd(_) => true,
+            _ => false,
+        }
     }
 
     /// Whether the same request may succeed a little later. `doubtful` tries so far ended in faults that are
@@ -165,15 +199,16 @@ impl Fault {
         match self {
             Fault::Cut(_) | Fault::Slow(_) | Fault::Odd(_) => true,
             Fault::Unreached { how, .. } => *how != Unreached::Tls,
+            Fault::Differs(_) => doubtful < DIFFERS,
             Fault::NoKeys { .. } | Fault::Ended => false,
             Fault::Refused(refused) if refused.is_foreign() => true,
+            Fault::Refused(refused) if passes(refused.status, &refused.code) => true,
             Fault::Refused(refused) => match refused.status {
-                408 | 425 | 429 | 500 | 502 | 503 | 504 => true,
-                409 => doubtful < 6,
+                // A store that is full is so for longer, but some say it while they make room.
+                409 | 507 => doubtful < 6,
                 // The store received other bytes than were sent, or not all of them.
                 400 => {
-                    let transport =
-                        ["RequestTimeout", "IncompleteBody", "BadDigest", "XAmzContentSHA256Mismatch"];
+                    let transport = ["IncompleteBody", "BadDigest", "XAmzContentSHA256Mismatch"];
                     transport.contains(&&*refused.code) && doubtful < 6
                 }
                 _ => false,
@@ -186,6 +221,54 @@ impl Fault {
             Fault::Refused(refused) => refused.wait,
             _ => None,
         }
+    }
+}
+
+/// Whether a code asks for fewer requests. Stores send it with several statuses.
+fn is_throttle(code: &str) -> bool {
+    let busy = [
+        "SlowDown",
+        "ServerBusy",
+        "TooManyRequests",
+        "TooManyRequestsException",
+        "RequestLimitExceeded",
+        "BandwidthLimitExceeded",
+        "LimitExceededException",
+        "ProvisionedThroughputExceededException",
+        "PriorRequestNotComplete",
+        "TransactionInProgressException",
+        "rateLimitExceeded",
+        "userRateLimitExceeded",
+    ];
+    // Throttling, ThrottlingException, RequestThrottled, KMS.ThrottlingException and the like.
+    code.contains("Throttl") || busy.contains(&code)
+}
+
+/// Whether an answer is about the moment, and not about the request.
+fn passes(status: u16, code: &str) -> bool {
+    let of_moment = [
+        "RequestTimeout",
+        "RequestTimeoutException",
+        "OperationTimedOut",
+        "InternalError",
+        "InternalFailure",
+        "ServiceUnavailable",
+        "ServiceFailure",
+        "backendError",
+    ];
+    if of_moment.contains(&code) || is_throttle(code) {
+        return true;
+    }
+    match status {
+        // Timeouts, too early, too many. What gateways and balancers say of a client that they gave up, and
+        // of a connection that leads to another server.
+        408 | 420 | 421 | 425 | 429 | 430 | 440 | 444 | 449 | 460 | 463 | 499 => true,
+        // The store lacks this request.
+        501 => !matches!(code, "" | "NotImplemented" | "NotSupported"),
+        507 => false,
+        // Others of a store, and those of what stands before one: 509, 520 to 530, 598 and so on.
+        500.. => true,
+        _ => false,
     }
 }
 
@@ -207,6 +290,7 @@ pub(crate) fn mistake_of(fault: &Fault) -> Mistake {
         Fault::Unreached { .. } => return Mistake::Endpoint,
         Fault::Cut(_) | Fault::Slow(_) | Fault::Ended => return Mistake::Busy,
         Fault::Odd(_) => return Mistake::NotAStore,
+        Fault::Differs(_) => return Mistake::Other,
         Fault::Refused(refused) => refused,
     };
     match &*refused.code {
@@ -227,14 +311,15 @@ pub(crate) fn mistake_of(fault: &Fault) -> Mistake {
         | "AuthorizationHeaderMalformed"
         | "IllegalLocationConstraintException" => Mistake::Region,
         "RequestTimeTooSkewed" => Mistake::Clock,
-        "QuotaExceeded" | "XMinioStorageFull" | "EntityTooLarge" | "AccountStorageFull" => Mistake::Full,
-        _ if refused.keys && !(500..600).contains(&refused.status) => Mistake::NoKeys,
+        "QuotaExceeded" | "XMinioStorageFull" | "AccountStorageFull" => Mistake::Full,
+        _ if refused.is_foreign() => Mistake::NotAStore,
+        code if passes(refused.status, code) => Mistake::Busy,
+        _ if refused.keys => Mistake::NoKeys,
         _ if refused.page => Mistake::NotAStore,
         _ => match refused.status {
             301 | 302 | 307 | 308 => Mistake::Region,
             401 | 403 => Mistake::Denied,
             507 => Mistake::Full,
-            408 | 425 | 429 | 500..=599 if refused.status != 501 => Mistake::Busy,
             _ => Mistake::Other,
         },
     }
@@ -277,6 +362,9 @@ pub(crate) fn explain(fault: &Fault, about: &About) -> Explained {
         Fault::Refused(refused) => refused.code.clone(),
         _ => String::new(),
     };
+    if let Fault::Differs(what) = fault {
+        return what.clone().into();
+    }
     let (what, next) = match mistake_of(fault) {
         Mistake::NoKeys => return no_keys(fault, keys),
         Mistake::AccessKey => {
@@ -290,6 +378,9 @@ pub(crate) fn explain(fault: &Fault, about: &About) -> Explained {
             format!("the session token has expired or is not valid ({code})"),
             format!("renew it; the keys are from {keys}"),
         ),
+        Mistake::Denied if fault.code() == "InvalidObjectState" => {
+            (format!("the object is archived ({code})"), "restore it in the store first".to_owned())
+        }
         Mistake::Denied => (
             format!("access denied ({code})"),
             format!("allow the keys from {keys} to {} objects of {bucket}", about.rights),
@@ -448,12 +539,12 @@ pub(crate) struct Head {
 }
 
 /// The text of the first `<name>` in XML, which here is never nested in another of its name.
-fn tag<'a>(xml: &'a str, name: &str) -> Option<&'a str> {
+pub(super) fn tag<'a>(xml: &'a str, name: &str) -> Option<&'a str> {
     let after = xml.split_once(&format!("<{name}>"))?.1;
     Some(after.split_once("</")?.0.trim())
 }
 
-fn json<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+pub(super) fn json<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     let after = text.split_once(&format!("\"{name}\""))?.1.trim_start().strip_prefix(':')?;
     after.trim_start().strip_prefix('"')?.split('"').next()
 }

@@ -6,6 +6,7 @@
 //! is sent again.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use base::ForeignObject;
 use bytes::Bytes;
@@ -16,6 +17,8 @@ use object_store::client::HttpRequestBody;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use reqwest::Body;
 
+use super::connections::{Again, Connections};
+use super::fault::Fault;
 use super::keys::Keys;
 use super::stats::{Kind, Stats};
 use super::wire::deepest;
@@ -28,6 +31,9 @@ const EMPTY: [u8; 32] = [
 ];
 /// Bytes of a key that are written as they are, as Amazon's signatures demand.
 const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~').remove(b'/');
+
+/// A service is asked for other keys at most so often.
+const ASK_KEYS: Duration = Duration::from_secs(10);
 
 /// A request to pass on.
 #[derive(Debug)]
@@ -72,10 +78,7 @@ pub enum NotPassed {
 
 /// Passes requests on. Its connections belong to the runtime that sends the first request.
 pub struct Forward {
-    /// For requests without a body: it gives up when nothing arrives.
-    client: reqwest::Client,
-    /// For those with one, which may take as long as the client's line takes.
-    uploads: reqwest::Client,
+    connections: Arc<Connections>,
     signs: Arc<dyn CredentialProvider<Credential = AwsCredential>>,
     keys: Option<Arc<Keys>>,
     stats: Arc<Stats>,
@@ -108,10 +111,8 @@ impl Bucket {
             None if bucket.contains('.') => format!("https://s3.{region}.amazonaws.com/{bucket}"),
             None => format!("https://{bucket}.s3.{region}.amazonaws.com"),
         };
-        let (client, uploads) = remote.wire.clients();
         Some(Forward {
-            client,
-            uploads,
+            connections: remote.wire.connections(),
             signs,
             keys: remote.engine.keys.clone(),
             stats: remote.engine.stats.clone(),
@@ -150,9 +151,14 @@ impl Forward {
         }
         let Some(body) = body else {
             let changes = self.keys.as_ref().map_or(0, |keys| keys.changes());
+            let now = base::time::monotonic();
             let answer = self.once(&method, &uri, &headers, None).await?;
             let refused = matches!(answer.status(), StatusCode::FORBIDDEN | StatusCode::BAD_REQUEST);
-            if refused && self.keys.as_ref().is_some_and(|keys| keys.differ_from(changes)) {
+            // The reason is not read here. So a service of keys is not asked for each of many refusals.
+            let began = now.checked_sub(ASK_KEYS).unwrap_or(now);
+            if let Some(keys) = self.keys.as_ref().filter(|_| refused)
+                && keys.differ_from(changes, began).await
+            {
                 return self.once(&method, &uri, &headers, None).await;
             }
             return Ok(answer);
@@ -188,15 +194,25 @@ impl Forward {
         let url = uri.parse::<reqwest::Url>().map_err(|_| NotPassed::Unfit("the request has no URL"))?;
         let mut sent = reqwest::Request::new(method.clone(), url);
         *sent.headers_mut() = std::mem::take(request.headers_mut());
-        let client = if body.is_some() { &self.uploads } else { &self.client };
+        // A body may take as long as the client's line takes.
+        let how = match *method {
+            _ if body.is_some() => Again::Large,
+            Method::GET | Method::HEAD => Again::Beside,
+            _ => Again::After,
+        };
         *sent.body_mut() = body;
+        let twin = (how == Again::Beside).then(|| sent.try_clone()).flatten();
         self.stats.request(match *method {
             Method::GET => Kind::Get,
             Method::HEAD => Kind::Head,
             Method::DELETE => Kind::Delete,
             _ => Kind::Put,
         });
-        let answer = client.execute(sent).await.map_err(|error| unreached(&error))?;
-        Ok(answer.into())
+        let fault = |error: &reqwest::Error| Fault::Cut(deepest(error));
+        let answer = self.connections.send(how, sent, || twin, fault).await;
+        answer.map(Response::from).map_err(|fault| match fault {
+            Fault::Cut(what) => NotPassed::Unreached(what),
+            other => NotPassed::Unreached(other.to_string()),
+        })
     }
 }

@@ -7,16 +7,16 @@
 //! and without keys gets an error at once that lists all these places, and does not wait for an address that
 //! does not answer.
 //!
-//! Keys from files are read again when the store says that they have expired. So renewing them needs no new
-//! mount.
+//! Keys from files are read again when the store says that they have expired, and those of roles are asked
+//! for again ([`super::roles`]). So renewing them needs no new mount.
 
 use std::fmt;
 use std::io;
 use std::net::{TcpStream, ToSocketAddrs};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use object_store::CredentialProvider;
@@ -25,6 +25,7 @@ use parking_lot::RwLock;
 
 use super::environment::{Environment, read_profile};
 use super::fault::Fault;
+use super::roles::Role;
 use super::spec::host_of;
 
 /// The time limit of a connection to the instance metadata service.
@@ -117,6 +118,8 @@ pub(crate) struct Keys {
     now: RwLock<Option<Arc<AwsCredential>>>,
     /// How often other keys were found in the file.
     changes: AtomicU64,
+    /// Of a role: what asks for its keys.
+    role: OnceLock<Arc<Role>>,
 }
 
 impl fmt::Debug for Keys {
@@ -136,6 +139,7 @@ impl Keys {
             source,
             now: RwLock::new(triple.map(credential)),
             changes: AtomicU64::new(0),
+            role: OnceLock::new(),
         };
         if let Some(triple) = in_environment(environment)? {
             return Ok(keys(Source::Environment, Some(triple)));
@@ -147,8 +151,7 @@ impl Keys {
         if has("AWS_WEB_IDENTITY_TOKEN_FILE") && has("AWS_ROLE_ARN") {
             return Ok(keys(Source::WebIdentity, None));
         }
-        let full = has("AWS_CONTAINER_CREDENTIALS_FULL_URI") && has("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE");
-        if full || has("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI") {
+        if has("AWS_CONTAINER_CREDENTIALS_FULL_URI") || has("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI") {
             return Ok(keys(Source::Container, None));
         }
         let off = environment
@@ -169,16 +172,25 @@ impl Keys {
             source: Source::Nowhere,
             now: RwLock::new(None),
             changes: AtomicU64::new(0),
+            role: OnceLock::new(),
         };
         Keys::find(environment).unwrap_or_else(|_| later())
     }
 
-    /// The provider of keys for requests. `None` if `object_store` gets the keys itself.
-    pub(crate) fn provider(
-        self: &Arc<Self>,
-    ) -> Option<Arc<dyn CredentialProvider<Credential = AwsCredential>>> {
-        let fixed = self.now.read().is_some() || matches!(self.source, Source::Nowhere);
-        fixed.then(|| Arc::clone(self) as Arc<dyn CredentialProvider<Credential = AwsCredential>>)
+    /// Whether they are those of a role, which a service gives.
+    pub(crate) fn are_of_role(&self) -> bool {
+        matches!(self.source, Source::WebIdentity | Source::Container | Source::Instance)
+    }
+
+    /// Whether a container's service gives them.
+    pub(crate) fn are_of_container(&self) -> bool {
+        matches!(self.source, Source::Container)
+    }
+
+    /// Sets what asks for the keys of a role.
+    pub(crate) fn ask_with(&self, role: Role) {
+        // There is one already if two stores are made with the same keys.
+        let _ = self.role.set(Arc::new(role));
     }
 
     /// Reads the keys from their file again. Returns whether they have changed.
@@ -198,19 +210,28 @@ impl Keys {
 
     /// How often the keys have changed. Taken before a request, for [`Keys::differ_from`].
     pub(crate) fn changes(&self) -> u64 {
-        self.changes.load(Ordering::Acquire)
+        let of_role = self.role.get().map_or(0, |role| role.changes());
+        self.changes.load(Ordering::Acquire) + of_role
     }
 
     /// Whether a request that began at this number of changes was signed with other keys than there are now.
-    /// Reads the file again. Requests in flight together fail together, and only the first of them finds new
-    /// keys in the file. The others find that the keys have changed since they were signed.
-    pub(crate) fn differ_from(&self, changes: u64) -> bool {
-        self.reload() || self.changes() != changes
+    /// Reads the file again, or asks for the role's keys, if that was not done since `began`. Requests in
+    /// flight together fail together, and only the first of them finds new keys. The others find that the
+    /// keys have changed since they were signed.
+    pub(crate) async fn differ_from(&self, changes: u64, began: Instant) -> bool {
+        if self.reload() || self.changes() != changes {
+            return true;
+        }
+        if let Some(role) = self.role.get() {
+            // If it fails, the store's answer says more.
+            let _ = role.ask(began).await;
+        }
+        self.changes() != changes
     }
 
     /// The text with each of the keys replaced by `...`.
     pub(crate) fn scrub(&self, text: &str) -> String {
-        let now = self.now.read().clone();
+        let now = self.now.read().clone().or_else(|| self.role.get()?.current());
         let Some(now) = now else { return text.to_owned() };
         let secrets = [Some(&now.key_id), Some(&now.secret_key), now.token.as_ref()];
         let long = secrets.into_iter().flatten().filter(|secret| secret.len() >= 4);
@@ -227,6 +248,9 @@ impl CredentialProvider for Keys {
             return Ok(now);
         }
         let failed = |fault| object_store::Error::Generic { store: "S3", source: Box::new(fault) };
+        if let Some(role) = self.role.get() {
+            return role.get().await.map_err(failed);
+        }
         match in_profile(&self.environment).map_err(failed)? {
             Some((_, triple)) => {
                 let found = credential(triple);
@@ -422,8 +446,7 @@ mod tests {
     #[test]
     fn keys_that_come_later_are_found_later() {
         let (home, environment) = with_files("", "", &[]);
-        let keys = Arc::new(Keys::find_or_later(&environment));
-        let provider = keys.provider().unwrap();
+        let provider = Arc::new(Keys::find_or_later(&environment));
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let error = runtime.block_on(provider.get_credential()).unwrap_err();
         assert!(
@@ -475,7 +498,7 @@ mod tests {
         let deadline = base::Deadline::after(minute);
         let call = Call { what: What::Small, deadline, one: minute, tries: 4, hedge: false };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        let calls = join(remote.engine.run(call, one), remote.engine.run(call, one));
+        let calls = join(remote.engine.run(call, None, one), remote.engine.run(call, None, one));
         let done = runtime.block_on(calls);
         assert!(matches!(done, (Ok(()), Ok(()))), "{done:?}");
         assert!(remote.refusals().is_empty());

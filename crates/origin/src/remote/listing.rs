@@ -168,7 +168,7 @@ fn decode_percent(text: &str) -> String {
 }
 
 /// Reads `2026-11-26T05:51:16.123Z`, as S3 writes it, or `Thu, 26 Nov 2026 05:51:16 GMT`, as Azure does.
-fn moment(text: &str) -> Option<Timestamp> {
+pub(super) fn moment(text: &str) -> Option<Timestamp> {
     if let Ok(time) = httpdate::parse_http_date(text) {
         let since = time.duration_since(std::time::UNIX_EPOCH).ok()?;
         return Some(Timestamp::from_parts(i64::try_from(since.as_secs()).ok()?, 0));

@@ -5,15 +5,16 @@
 //! an origin without a node, and because requests must not wait behind data from other nodes. Every call ends
 //! by its deadline, and every user mistake is named in one line ([`Mistake`]).
 //!
-//! - `spec`: URLs. `environment`, `keys`, `later`: where keys and places come from, and when. `store`: the
-//!   store of the `object_store` crate.
-//! - `wire`: HTTP; `fault`: what went wrong, and what that means.
+//! - `spec`: URLs. `environment`, `keys`, `roles`, `later`: where keys and places come from, and when.
+//!   `store`: the store of the `object_store` crate.
+//! - `wire`: HTTP; `connections`: those that died; `fault`: what went wrong, and what that means.
 //! - `engine`: tries, deadlines, hedges; `refusals`: what is not asked again at once; `pace`: budgets;
 //!   `latency`, `stats`: measurements.
 //! - `layout`: keys, and the header before a blob's bytes; `blobs`: the operations on blobs; `doubts`:
 //!   removals that may come late; `beside`: records and the marker.
 //! - `answers`: what callers see of a store's answers.
-//! - `bucket`: objects of others, read as they are; `listing`: pages of their keys.
+//! - `bucket`: objects of others, read as they are; `listing`: pages of their keys; `contents`: what the
+//!   store says of their bytes.
 //!
 //! **Nothing is trusted.** Bytes are compared with the blob's name before they are returned. If they differ,
 //! they are fetched again past any proxy's cache, and then the blob is called damaged. An answer that a blob
@@ -24,6 +25,8 @@ mod answers;
 mod beside;
 mod blobs;
 mod bucket;
+mod connections;
+mod contents;
 mod doubts;
 mod engine;
 mod environment;
@@ -38,6 +41,7 @@ mod listing;
 mod pace;
 mod recent;
 mod refusals;
+mod roles;
 mod spec;
 mod stats;
 mod store;
@@ -64,13 +68,14 @@ use keys::Keys;
 use layout::Layout;
 use pace::Pace;
 use recent::Recent;
-use refusals::{Refusals, is_refusal};
+use refusals::{Refusals, Shown, is_refusal};
 use spec::is_loopback;
 use stats::Stats;
 use wire::Wire;
 
 pub use answers::{ACTS, Mistake, Object, Refusal, Right, Unread};
 pub use bucket::Bucket;
+pub use contents::Check;
 pub use environment::Environment;
 pub use forward::{Forward, NotPassed, Passed};
 pub use limits::Limits;
@@ -237,7 +242,7 @@ impl Remote {
             keys.as_ref().map_or_else(|| "the environment".to_owned(), |keys| keys.source.to_string());
         let stats = Arc::new(Stats::new());
         let plain = spec.endpoint.as_ref().is_some_and(|endpoint| endpoint.starts_with("http://"));
-        let fixed = keys.as_ref().is_some_and(|keys| keys.provider().is_some());
+        let fixed = keys.as_ref().is_some_and(|keys| !keys.are_of_role());
         let direct = spec.endpoint.as_deref().is_some_and(is_loopback);
         let wire = Wire::new(!(plain && fixed), direct, Arc::clone(&stats), keys.clone()).map_err(failed)?;
         let stores = match wanted {
@@ -255,7 +260,14 @@ impl Remote {
             .map_err(|error| failed(Fault::Odd(format!("no threads for it: {error}"))))?;
         Ok(Remote {
             layout: Layout::new(&spec),
-            engine: Arc::new(Engine { stores, stats, pace, keys, refusals: Refusals::default() }),
+            engine: Arc::new(Engine {
+                marker: Some(Layout::new(&spec).marker()),
+                stores,
+                stats,
+                pace,
+                keys,
+                refusals: Refusals::default(),
+            }),
             wire,
             spec,
             limits,
@@ -288,12 +300,14 @@ impl Remote {
     /// What the store refuses while it answers: because of the credentials, the clock, or a missing right.
     /// Empty while it serves.
     pub fn refusals(&self) -> Vec<Refusal> {
-        let now = self.engine.refusals.now().into_iter();
-        let refusal = |(act, failed, since): (_, Failed, _)| Refusal {
-            act,
-            mistake: mistake_of(&failed.fault),
-            why: self.line(&failed),
-            since,
+        let now = self.engine.refusals.now(base::time::monotonic()).into_iter();
+        let refusal = |Shown { act, failed, since, objects }| {
+            let objects = objects.map(|(count, key)| match count {
+                1 => format!("; only {key}"),
+                _ => format!("; {count} objects, one is {key}"),
+            });
+            let why = self.line(&failed) + &objects.unwrap_or_default();
+            Refusal { act, mistake: mistake_of(&failed.fault), why, since }
         };
         now.map(refusal).collect()
     }
@@ -371,7 +385,9 @@ impl Remote {
     fn unavailable(&self, failed: &Failed) -> BlobError {
         match mistake_of(&failed.fault) {
             Mistake::Full => BlobError::Full,
-            mistake if is_refusal(mistake) => BlobError::Refused(self.line(failed)),
+            mistake if is_refusal(mistake) || failed.fault.is_about_object() => {
+                BlobError::Refused(self.line(failed))
+            }
             _ => BlobError::Unavailable(self.line(failed)),
         }
     }

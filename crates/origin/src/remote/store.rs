@@ -13,11 +13,15 @@ use object_store::azure::{AzureConfigKey, MicrosoftAzure, MicrosoftAzureBuilder}
 use object_store::gcp::{GoogleCloudStorage, GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::list::PaginatedListStore;
 use object_store::{ObjectStore, RetryConfig};
+use reqwest::Url;
+use reqwest::header::HeaderValue;
 
+use super::contents::WithSums;
 use super::environment::Environment;
 use super::fault::Fault;
 use super::keys::{self, Keys};
 use super::later::Later;
+use super::roles::{Ends, Role};
 use super::spec::{RemoteSpec, Store};
 use super::wire::Wire;
 
@@ -31,14 +35,12 @@ const S3_OPTIONS: [&str; 5] = [
 ];
 
 /// Variables that the crate itself needs to get keys for a role.
-const S3_ROLES: [&str; 9] = [
+const S3_ROLES: [&str; 7] = [
     "AWS_WEB_IDENTITY_TOKEN_FILE",
     "AWS_ROLE_ARN",
     "AWS_ROLE_SESSION_NAME",
     "AWS_ENDPOINT_URL_STS",
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
-    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
-    "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
     "AWS_METADATA_ENDPOINT",
     "AWS_IMDSV1_FALLBACK",
 ];
@@ -52,6 +54,10 @@ pub(crate) struct Stores {
     pub(crate) pages: Option<Arc<dyn PaginatedListStore>>,
     /// Of S3: the keys that sign requests.
     pub(crate) signs: Option<AwsCredentialProvider>,
+    /// Of S3: what asks for the store's sums of an object.
+    pub(crate) sums: Option<WithSums>,
+    /// Whose protocol it speaks.
+    pub(crate) kind: Store,
 }
 
 /// Completes the spec: if it has no endpoint or region, they come from the environment or a profile.
@@ -94,7 +100,7 @@ pub(crate) fn build_or_later(
         Err(Fault::NoKeys { .. }) if spec.store != Store::S3 => {}
         built => return built,
     }
-    let (spec, environment, wire) = (spec.clone(), environment.clone(), wire.clone());
+    let (spec, environment, wire, kind) = (spec.clone(), environment.clone(), wire.clone(), spec.store);
     let make = move || -> Result<Arc<dyn ObjectStore>, Fault> {
         Ok(match spec.store {
             Store::Azure => azure(&spec, &environment, &wire)?,
@@ -102,7 +108,7 @@ pub(crate) fn build_or_later(
         })
     };
     let later: Arc<dyn ObjectStore> = Arc::new(Later::new(make));
-    Ok(Stores { one: Arc::clone(&later), many: later, pages: None, signs: None })
+    Ok(Stores { one: Arc::clone(&later), many: later, pages: None, signs: None, sums: None, kind })
 }
 
 /// Makes the stores. Sends nothing.
@@ -117,13 +123,13 @@ pub(crate) fn build(
 ) -> Result<Stores, Fault> {
     match spec.store {
         Store::S3 => s3(spec, environment, keys, wire),
-        Store::Gcs => same(gcs(spec, environment, wire)?),
-        Store::Azure => same(azure(spec, environment, wire)?),
+        Store::Gcs => same(gcs(spec, environment, wire)?, Store::Gcs),
+        Store::Azure => same(azure(spec, environment, wire)?, Store::Azure),
     }
 }
 
-fn same<S: ObjectStore + PaginatedListStore>(store: Arc<S>) -> Result<Stores, Fault> {
-    Ok(Stores { one: store.clone(), many: store.clone(), pages: Some(store), signs: None })
+fn same<S: ObjectStore + PaginatedListStore>(store: Arc<S>, kind: Store) -> Result<Stores, Fault> {
+    Ok(Stores { one: store.clone(), many: store.clone(), pages: Some(store), signs: None, sums: None, kind })
 }
 
 /// This crate does the retries itself.
@@ -155,23 +161,84 @@ fn s3(
                 builder.with_virtual_hosted_style_request(spec.bucket.bytes().all(as_host))
             }
         };
-        let provider = keys.and_then(Keys::provider);
-        let roles = if provider.is_some() { &[][..] } else { &S3_ROLES[..] };
-        for name in S3_OPTIONS.iter().chain(roles) {
-            if let (Some(value), Ok(key)) =
-                (environment.get(name), name.to_ascii_lowercase().parse::<AmazonS3ConfigKey>())
-            {
-                builder = builder.with_config(key, value);
-            }
-        }
-        if let Some(provider) = provider {
-            builder = builder.with_credentials(provider);
+        builder = configured(builder, environment, &S3_OPTIONS);
+        if let Some(keys) = keys {
+            builder = builder.with_credentials(Arc::clone(keys) as AwsCredentialProvider);
         }
         builder.build().map_err(|error| Fault::unfit(&error))
     };
+    if let Some(keys) = keys.filter(|keys| keys.are_of_role()) {
+        keys.ask_with(role(spec, environment, wire, keys.are_of_container()));
+    }
     let one = Arc::new(make(false)?);
-    let signs = Some(Arc::clone(one.credentials()));
-    Ok(Stores { one: one.clone(), many: Arc::new(make(true)?), pages: Some(one), signs })
+    let signs = Arc::clone(one.credentials());
+    let region = spec.region.clone().unwrap_or_else(|| "us-east-1".to_owned());
+    Ok(Stores {
+        one: one.clone(),
+        many: Arc::new(make(true)?),
+        pages: Some(one),
+        signs: Some(signs.clone()),
+        sums: Some(WithSums { signs, region }),
+        kind: Store::S3,
+    })
+}
+
+/// The builder with those of the variables that are set.
+fn configured(builder: AmazonS3Builder, environment: &Environment, names: &[&str]) -> AmazonS3Builder {
+    names.iter().fold(builder, |builder, name| {
+        match (environment.get(name), name.to_ascii_lowercase().parse::<AmazonS3ConfigKey>()) {
+            (Some(value), Ok(key)) => builder.with_config(key, value),
+            _ => builder,
+        }
+    })
+}
+
+/// What asks for the keys of a role.
+fn role(spec: &RemoteSpec, environment: &Environment, wire: &Wire, container: bool) -> Role {
+    let (spec, environment, ends) = (spec.clone(), environment.clone(), Ends::default());
+    let wire = wire.for_keys(&ends);
+    Role::new(ends, move || {
+        let full = if container { of_container(&environment)? } else { None };
+        let (wire, is_elsewhere) = match full {
+            Some((url, token)) => (wire.elsewhere(url, token), true),
+            None => (wire.clone(), false),
+        };
+        let builder = AmazonS3Builder::new()
+            .with_bucket_name(&spec.bucket)
+            .with_region(spec.region.as_deref().unwrap_or("us-east-1"))
+            .with_retry(no_retry())
+            .with_http_connector(wire);
+        let mut builder = configured(builder, &environment, &S3_ROLES);
+        if is_elsewhere {
+            builder = builder.with_config(AmazonS3ConfigKey::ContainerCredentialsRelativeUri, "/");
+        }
+        let built = builder.build();
+        built.map(|store| Arc::clone(store.credentials())).map_err(|error| Fault::unfit(&error))
+    })
+}
+
+/// The URL of a container's credentials, and the token that it asks for. The crate demands a token, and that
+/// its file has no line end.
+fn of_container(environment: &Environment) -> Result<Option<(Url, Option<HeaderValue>)>, Fault> {
+    let relative = environment.get("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI");
+    let full = environment.get("AWS_CONTAINER_CREDENTIALS_FULL_URI").filter(|_| relative.is_none());
+    let Some(full) = full else { return Ok(None) };
+    let wrong =
+        |name: &str, why: String| Fault::no_keys(format!("{name} is of no use ({why})"), "correct it");
+    let url =
+        full.parse().map_err(|_| wrong("AWS_CONTAINER_CREDENTIALS_FULL_URI", "it is no URL".to_owned()))?;
+    let name = "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE";
+    let token = match environment.get(name) {
+        Some(file) => Some(std::fs::read_to_string(file).map_err(|error| wrong(name, error.to_string()))?),
+        None => environment.get("AWS_CONTAINER_AUTHORIZATION_TOKEN").map(str::to_owned),
+    };
+    let token = token.map(|token| {
+        let mut header =
+            HeaderValue::from_str(token.trim()).map_err(|_| wrong(name, "odd bytes".to_owned()))?;
+        header.set_sensitive(true);
+        Ok(header)
+    });
+    Ok(Some((url, token.transpose()?)))
 }
 
 fn gcs(spec: &RemoteSpec, environment: &Environment, wire: &Wire) -> Result<Arc<GoogleCloudStorage>, Fault> {

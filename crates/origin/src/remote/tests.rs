@@ -1,6 +1,9 @@
 //! Faults, users' mistakes, and the cost of each operation, against an S3 server in this process.
 
 mod arriving;
+pub(crate) mod little;
+mod refusing;
+mod renewing;
 
 use std::fs;
 use std::sync::OnceLock;

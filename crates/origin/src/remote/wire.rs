@@ -18,19 +18,23 @@ use object_store::client::{
     HttpResponseBody, HttpService,
 };
 use parking_lot::Mutex;
-use reqwest::header::{CACHE_CONTROL, CONTENT_TYPE, DATE, HeaderMap, HeaderValue, PRAGMA, RETRY_AFTER};
-use reqwest::{Body, Method, Request, Url};
+use reqwest::header::{
+    AUTHORIZATION, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, DATE, HeaderMap, HeaderValue,
+    PRAGMA, RETRY_AFTER,
+};
+use reqwest::{Body, Method, Request, StatusCode, Url};
 
+use super::connections::{Again, Connections, IDLE};
+use super::contents::{Headers, WithSums};
 use super::engine::UNTIL;
-use super::fault::{Fault, Head, Unreached, first_words, read_refusal};
+use super::fault::{Fault, Head, Unreached, first_words, json, read_refusal, tag};
 use super::keys::Keys;
+use super::listing::moment;
+use super::roles::Ends;
 use super::stats::{Kind, Stats};
 
 /// Time limit of making a connection.
 const CONNECT: Duration = Duration::from_secs(5);
-
-/// An answer that pauses for longer is given up.
-pub(crate) const IDLE: Duration = Duration::from_secs(10);
 
 /// Connections that were idle for this long are closed; stores close theirs a little later.
 const POOL_IDLE: Duration = Duration::from_secs(15);
@@ -60,15 +64,19 @@ pub(crate) struct Tap(pub(crate) Arc<Mutex<Option<Vec<u8>>>>);
 /// The longest body for a [`Tap`]: 5000 keys of a kilobyte, escaped.
 const TAPPED_MAX: usize = 32 << 20;
 
+/// Sent bytes that are not acknowledged for so long mean that the connection is dead.
+const UNHEARD: Duration = Duration::from_secs(20);
+
 /// See the [module](self).
 #[derive(Clone)]
 pub(crate) struct Wire {
-    client: reqwest::Client,
-    /// For large bodies: the wait for an answer begins before the body has been sent, which is slow on a slow
-    /// line. So only the try's own limit applies.
-    uploads: reqwest::Client,
+    connections: Arc<Connections>,
     stats: Arc<Stats>,
     keys: Option<Arc<Keys>>,
+    /// Requests are for keys, and their announced end goes here.
+    ends: Option<Ends>,
+    /// Requests go to this URL, with this token.
+    elsewhere: Option<(Url, Option<HeaderValue>)>,
 }
 
 impl fmt::Debug for Wire {
@@ -94,12 +102,13 @@ impl Wire {
             // Another part of the program may have installed it first; one is enough.
             let _ = rustls::crypto::ring::default_provider().install_default();
         });
-        let client = |idle: Option<Duration>| {
+        let client = move |idle: Option<Duration>| {
             let mut builder = reqwest::Client::builder()
                 .user_agent(concat!("covey/", env!("CARGO_PKG_VERSION")))
                 .http1_only()
                 .redirect(reqwest::redirect::Policy::none())
                 .connect_timeout(CONNECT)
+                .tcp_user_timeout(UNHEARD)
                 .pool_idle_timeout(POOL_IDLE)
                 .pool_max_idle_per_host(128);
             if let Some(idle) = idle {
@@ -117,25 +126,53 @@ impl Wire {
                 what: deepest(&error),
             })
         };
-        let (client, uploads) = (client(Some(IDLE))?, client(None)?);
-        Ok(Wire { client, uploads, stats, keys })
+        // For large bodies: the wait for an answer begins before the body has been sent, which is slow on a
+        // slow line. So only the try's own limit applies.
+        let connections = Connections::new(move || client(Some(IDLE)), move || client(None))?;
+        Ok(Wire { connections: Arc::new(connections), stats, keys, ends: None, elsewhere: None })
     }
 
-    /// The two clients: for requests without a body and with one.
-    pub(crate) fn clients(&self) -> (reqwest::Client, reqwest::Client) {
-        (self.client.clone(), self.uploads.clone())
+    /// The same for requests that ask for keys. Their announced end goes to `ends`.
+    pub(crate) fn for_keys(&self, ends: &Ends) -> Wire {
+        Wire { keys: None, ends: Some(Arc::clone(ends)), ..self.clone() }
     }
 
-    async fn exchange(&self, request: HttpRequest) -> Result<HttpResponse, Fault> {
+    /// The same for requests to one URL, whatever they ask for.
+    pub(crate) fn elsewhere(&self, url: Url, token: Option<HeaderValue>) -> Wire {
+        Wire { elsewhere: Some((url, token)), ..self.clone() }
+    }
+
+    /// The connections, for requests of others.
+    pub(crate) fn connections(&self) -> Arc<Connections> {
+        Arc::clone(&self.connections)
+    }
+
+    async fn exchange(&self, mut request: HttpRequest) -> Result<HttpResponse, Fault> {
+        if let Some(sums) = request.extensions().get::<WithSums>().cloned() {
+            sums.ask(&mut request).await?;
+        }
         let (parts, body) = request.into_parts();
         let host = parts.uri.authority().map_or_else(String::new, |host| host.to_string());
-        let kind = kind_of(&parts.method, &host, parts.uri.query().unwrap_or(""));
+        let kind = match self.ends {
+            Some(_) => Kind::Keys,
+            None => kind_of(&parts.method, &host, parts.uri.query().unwrap_or("")),
+        };
         let url: Url =
             parts.uri.to_string().parse().map_err(|_| Fault::Odd("the request has no URL".to_owned()))?;
         let any_body = parts.extensions.get::<AnyBody>().is_some();
         let tap = parts.extensions.get::<Tap>().cloned();
+        let how = match parts.method {
+            _ if body.content_length() > LARGE_BODY => Again::Large,
+            Method::GET | Method::HEAD => Again::Beside,
+            _ => Again::After,
+        };
+        let asked = parts.method.clone();
         let mut request = Request::new(parts.method, url);
         *request.headers_mut() = parts.headers;
+        if let Some((url, token)) = &self.elsewhere {
+            request.url_mut().clone_from(url);
+            token.iter().for_each(|token| drop(request.headers_mut().insert(AUTHORIZATION, token.clone())));
+        }
         if parts.extensions.get::<Fresh>().is_some() {
             request.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
             request.headers_mut().insert(PRAGMA, HeaderValue::from_static("no-cache"));
@@ -146,26 +183,22 @@ impl Wire {
         }
         self.stats.request(kind);
         self.stats.send(body.content_length() as u64);
-        let client = if body.content_length() > LARGE_BODY { &self.uploads } else { &self.client };
         *request.body_mut() = Some(outgoing(body));
-        let answer = client.execute(request).await.map_err(|error| fault_of(&error, &host))?;
+        let twin = (how == Again::Beside).then(|| request.try_clone()).flatten();
+        let again = || {
+            self.stats.request(kind);
+            twin
+        };
+        let answer = self.connections.send(how, request, again, |error| fault_of(error, &host)).await?;
         let answer: http::Response<Body> = answer.into();
-        let (parts, body) = answer.into_parts();
+        let (mut parts, body) = answer.into_parts();
+        if any_body {
+            parts.extensions.insert(Headers(Arc::new(parts.headers.clone())));
+        }
         time_of(&parts.headers).into_iter().for_each(|seconds| self.stats.told_time(seconds));
         let head = Head { keys: kind == Kind::Keys, ..read_head(&parts.headers) };
         if parts.status.is_success() && (!head.html || any_body) {
-            if let Some(tap) = tap {
-                let text = read_whole(body, TAPPED_MAX).await.map_err(|error| match error {
-                    Some(error) => fault_of(&error, &host),
-                    None => Fault::Odd("an answer that is too long".to_owned()),
-                })?;
-                self.stats.receive(text.len() as u64);
-                *tap.0.lock() = Some(text);
-                return Ok(HttpResponse::from_parts(parts, HttpResponseBody::from(Vec::new())));
-            }
-            let broken =
-                move |error: reqwest::Error| HttpError::new(HttpErrorKind::Unknown, fault_of(&error, &host));
-            return Ok(HttpResponse::from_parts(parts, HttpResponseBody::new(body.map_err(broken))));
+            return self.served((parts, body), &asked, tap, host).await;
         }
         let text = read_some(body, REFUSAL_MAX).await;
         self.stats.receive(text.len() as u64);
@@ -173,6 +206,57 @@ impl Wire {
         let scrub = |text: &str| self.keys.as_ref().map_or_else(|| text.to_owned(), |keys| keys.scrub(text));
         Err(read_refusal(parts.status.as_u16(), &host, &head, &text, scrub))
     }
+
+    /// A successful answer.
+    async fn served(
+        &self,
+        (mut parts, body): (http::response::Parts, Body),
+        asked: &Method,
+        tap: Option<Tap>,
+        host: String,
+    ) -> Result<HttpResponse, Fault> {
+        let has_length = parts.headers.contains_key(CONTENT_LENGTH);
+        if !has_length && let Some(length) = length_of_range(&parts) {
+            parts.headers.insert(CONTENT_LENGTH, HeaderValue::from(length));
+        } else if tap.is_some() || self.ends.is_some() || (!has_length && *asked == Method::GET) {
+            let text = read_whole(body, TAPPED_MAX).await.map_err(|error| match error {
+                Some(error) => fault_of(&error, &host),
+                None => Fault::Odd("an answer that is too long".to_owned()),
+            })?;
+            if let Some(ends) = &self.ends {
+                let end = end_of_keys(&String::from_utf8_lossy(&text));
+                let mut ends = ends.lock();
+                *ends = end.or(*ends);
+            }
+            let Some(tap) = tap else {
+                parts.headers.insert(CONTENT_LENGTH, HeaderValue::from(text.len()));
+                return Ok(HttpResponse::from_parts(parts, HttpResponseBody::from(text)));
+            };
+            self.stats.receive(text.len() as u64);
+            *tap.0.lock() = Some(text);
+            return Ok(HttpResponse::from_parts(parts, HttpResponseBody::from(Vec::new())));
+        }
+        let broken =
+            move |error: reqwest::Error| HttpError::new(HttpErrorKind::Unknown, fault_of(&error, &host));
+        Ok(HttpResponse::from_parts(parts, HttpResponseBody::new(body.map_err(broken))))
+    }
+}
+
+/// The length of a body that is a range of an object, as its other header has it. Gateways that pass on
+/// bodies in pieces leave out Content-Length.
+fn length_of_range(parts: &http::response::Parts) -> Option<u64> {
+    if parts.status != StatusCode::PARTIAL_CONTENT {
+        return None;
+    }
+    let range = parts.headers.get(CONTENT_RANGE)?.to_str().ok()?.trim().strip_prefix("bytes ")?;
+    let (first, last) = range.split_once('/')?.0.split_once('-')?;
+    let (first, last) = (first.parse::<u64>().ok()?, last.parse::<u64>().ok()?);
+    last.checked_sub(first)?.checked_add(1)
+}
+
+/// When the keys in an answer end, as it says.
+fn end_of_keys(text: &str) -> Option<base::Timestamp> {
+    moment(tag(text, "Expiration").or_else(|| json(text, "Expiration"))?)
 }
 
 #[async_trait]

@@ -201,3 +201,72 @@ fn a_blob_that_cannot_be_read_here_says_nothing_of_the_origin() {
     queue.forget(&id(0));
     assert_eq!(queue.unreadable(), 0);
 }
+
+fn refused() -> Fault {
+    Fault::Refused("access denied".to_owned())
+}
+
+/// Works through the queue, whose store refuses some blobs, until only these are left or `most` has passed.
+/// Returns the attempts, the time, and what was said.
+fn work(queue: &mut Queue, most: Duration, refuses: impl Fn(&BlobId) -> bool) -> (u32, Duration, Vec<Event>) {
+    let start = Instant::now();
+    let (mut now, mut attempts, mut said) = (start, 0, Vec::new());
+    while now - start < most && queue.first(usize::MAX).iter().any(|waiting| !refuses(&waiting.id)) {
+        let mut jobs = Vec::new();
+        let next = loop {
+            match queue.take(now) {
+                Next::Job(job) => jobs.push(job),
+                other => break other,
+            }
+        };
+        match (jobs.is_empty(), next) {
+            (true, Next::At(at)) => now = at,
+            (true, other) => panic!("{other:?}"),
+            (false, _) => now += Duration::from_millis(1),
+        }
+        for job in jobs {
+            attempts += 1;
+            match refuses(&job.id) {
+                true => said.extend(queue.failed(&job, refused(), now, today(), 7)),
+                false => said.extend(queue.succeeded(&job, true, now).1),
+            }
+        }
+    }
+    (attempts, now - start, said)
+}
+
+/// One refused blob put the whole origin in doubt. Others were sent one at a time, many seconds apart.
+#[test]
+fn regression_refused_blobs_slow_no_other() {
+    for refuses in [
+        |id: &BlobId| id.0[0] == 0,
+        |id: &BlobId| id.0[0] < 30,
+        |id: &BlobId| id.0[0].is_multiple_of(2),
+        |id: &BlobId| !id.0[0].is_multiple_of(9),
+    ] {
+        let mut queue = queue(200);
+        let (attempts, took, said) = work(&mut queue, Duration::from_secs(3600), refuses);
+        assert!(took < Duration::from_secs(1) && attempts <= 200, "{attempts} attempts in {took:?}");
+        assert_eq!(said.len(), 1, "{said:?}");
+        assert!(queue.trouble().is_some_and(|trouble| trouble.refused), "some are refused");
+        assert_eq!(queue.hands(), queue.pinned().blobs.min(8) as usize);
+        // They are tried again, and when one is taken, all are due.
+        let left = queue.pinned().blobs as u32;
+        let (attempts, _, said) = work(&mut queue, Duration::from_secs(3600), |_| false);
+        assert_eq!((attempts, queue.pinned().blobs), (left, 0));
+        assert!(matches!(&said[..], [Event::Over(_)]), "{said:?}");
+    }
+}
+
+#[test]
+fn while_all_is_refused_little_is_sent() {
+    let mut queue = queue(250);
+    let minutes = Duration::from_secs(600);
+    let refuses_all = |id: &BlobId| id.0[0] < 250;
+    queue.note(id(255), 10, today(), false);
+    // The last one would be taken, so the work goes on until the time is over or it was sent.
+    let (attempts, took, said) = work(&mut queue, minutes, refuses_all);
+    assert!(attempts <= MANY + 8 + 4 * took.as_secs() as u32, "{attempts} in {took:?}");
+    assert!(took > Duration::from_secs(60), "{took:?}");
+    assert_eq!(said.len(), 1, "{said:?}");
+}

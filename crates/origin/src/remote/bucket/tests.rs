@@ -1,3 +1,5 @@
+mod checked;
+
 use std::fs;
 use std::time::Duration;
 

@@ -49,6 +49,7 @@ fn each_mistake_is_one_line_that_names_it() {
         (301, String::new(), Mistake::Region, "--region"),
         (403, xml("AccessDenied", ""), Mistake::Denied, "get, put, delete and list"),
         (403, String::new(), Mistake::Denied, "HTTP 403"),
+        (403, xml("InvalidObjectState", ""), Mistake::Denied, "restore it"),
         (
             200,
             "<!DOCTYPE html><html>Welcome".to_owned(),
@@ -86,15 +87,35 @@ fn what_cannot_be_reached_is_named() {
 
 #[test]
 fn what_may_pass_is_tried_again_and_the_rest_is_not() {
-    for status in [429, 500, 502, 503, 504, 408] {
+    for status in [408, 420, 421, 425, 429, 460, 499, 500, 502, 503, 504, 505, 509, 520, 522, 524, 530, 599] {
         assert!(refusal(status, "").may_pass(50), "{status}");
+    }
+    for code in ["Throttling", "ThrottlingException", "RequestLimitExceeded", "RequestTimeout", "SlowDown"] {
+        for status in [400, 403, 503] {
+            let fault = refusal(status, &xml(code, ""));
+            assert!(fault.may_pass(50) && mistake_of(&fault) == Mistake::Busy, "{status} {code}");
+        }
     }
     for status in [400, 401, 403, 404, 411, 301, 501] {
         assert!(!refusal(status, "").may_pass(1), "{status}");
     }
-    assert!(refusal(400, &xml("RequestTimeout", "")).may_pass(1));
-    assert!(!refusal(400, &xml("RequestTimeout", "")).may_pass(9));
+    assert!(refusal(400, &xml("BadDigest", "")).may_pass(1));
+    assert!(!refusal(400, &xml("BadDigest", "")).may_pass(9));
     assert!(Fault::Cut(String::new()).may_pass(99) && !Fault::no_keys("", "").may_pass(1));
+}
+
+/// The refusal of one of many keys was taken for nonsense, and all of them were tried again.
+#[test]
+fn regression_a_refused_key_of_a_request_for_many_is_a_refusal() {
+    let of = |code: &str| {
+        let text = format!("DeleteObjects request failed for key a (b): No. (code: {code})");
+        Fault::of(&object_store::Error::Generic { store: "S3", source: text.into() })
+    };
+    assert_eq!(mistake_of(&of("AccessDenied")), Mistake::Denied);
+    assert!(
+        !of("AccessDenied").may_pass(1) && of("InternalError").may_pass(50) && of("NoSuchKey").is_missing()
+    );
+    assert!(of("ObjectLocked").is_about_object());
 }
 
 #[test]
