@@ -11,6 +11,7 @@
 //! - [`phase`]: how the time of a request is spent.
 //! - [`dice`]: pseudo-random numbers that a seed determines.
 //! - [`lock`]: locks on files, and what else a process that was just forked keeps in use.
+//! - [`places`]: what strangers may take of a listener.
 //! - [`random`], [`thread`]: access to random bytes and to threads.
 //! - [`trial`]: for tests: checks that neither a slow machine nor a fork breaks.
 //! - [`secret`]: what machines must know to talk to one another, and the keys that derive from it.
@@ -26,6 +27,7 @@ pub mod id;
 pub mod lock;
 pub mod must;
 pub mod phase;
+pub mod places;
 #[allow(clippy::disallowed_methods, reason = "this module is the only access to them")]
 pub mod random;
 pub mod scale;
