@@ -3,6 +3,7 @@
 mod content;
 mod faults;
 mod odd;
+mod strangers;
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
