@@ -28,10 +28,11 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use base::Deadline;
+use base::places::{Limits, Peer, Places};
 use serde::{Deserialize, Serialize};
 
 use crate::caller;
@@ -319,13 +320,24 @@ pub struct Listener {
     patience: Duration,
 }
 
-#[derive(Debug)]
 struct Socket {
     address: ControlAddress,
     /// The socket, if it is a file.
     file: Option<PathBuf>,
     /// Callers that are being served. Each socket has its own, so that publishers do not keep the owner out.
-    callers: Arc<AtomicUsize>,
+    callers: Places,
+}
+
+impl std::fmt::Debug for Socket {
+    fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(to, "{:?}, {} callers", self.address, self.callers.count())
+    }
+}
+
+impl Socket {
+    fn new(address: ControlAddress, file: Option<PathBuf>, limits: Limits) -> Socket {
+        Socket { address, file, callers: Places::new(limits) }
+    }
 }
 
 /// One socket of a daemon, and what it serves there.
@@ -336,8 +348,11 @@ struct Entrance {
     patience: Duration,
 }
 
-/// Callers served at a time. Further callers are turned away.
-const CALLERS: usize = 32;
+/// Callers of root and of the daemon's user served at a time, and those of one process: a dashboard, which
+/// others may read, does not keep commands out.
+const CALLERS: Limits = Limits { all: 64, strangers: 64, each: 16, keeps_work: true };
+/// Publishers served at a time, and those of one user. Some places are root's and the owner's.
+const PUBLISHERS: Limits = Limits { all: 32, strangers: 24, each: 8, keeps_work: true };
 /// How long a caller may take to send its request, and to take a part of the answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long after a caller could not be accepted the next one is.
@@ -356,7 +371,7 @@ impl Listener {
         let cannot = |error: io::Error| Failure::io("cannot open the control socket", &error);
         let (socket, file) = address.bind().map_err(cannot)?;
         let mut listener = Listener { sockets: Vec::new(), stop: Arc::default(), patience };
-        listener.sockets.push(Socket { address, file, callers: Arc::default() });
+        listener.sockets.push(Socket::new(address, file, CALLERS));
         listener.listen(socket, Entrance { serve, publishers: None, patience }).map_err(cannot)?;
         Ok(listener)
     }
@@ -368,7 +383,7 @@ impl Listener {
         let address = self.sockets.first().and_then(|socket| socket.address.of_publishers());
         let address = address.ok_or_else(|| Failure::usage("only a volume in a folder can be published"))?;
         let (socket, file) = address.bind_for_all().map_err(cannot)?;
-        self.sockets.push(Socket { address, file, callers: Arc::default() });
+        self.sockets.push(Socket::new(address, file, PUBLISHERS));
         let (publishers, patience) = (Some(publishers), self.patience);
         self.listen(socket, Entrance { serve, publishers, patience }).map_err(cannot)
     }
@@ -376,7 +391,7 @@ impl Listener {
     /// Listens at the last socket.
     fn listen(&self, socket: UnixListener, entrance: Entrance) -> io::Result<()> {
         let stopped = self.stop.clone();
-        let served = self.sockets.last().map(|socket| socket.callers.clone()).unwrap_or_default();
+        let Some(served) = self.sockets.last().map(|socket| socket.callers.clone()) else { return Ok(()) };
         let entrance = Arc::new(entrance);
         base::thread::spawn("covey-control", move || accept(&socket, &entrance, &stopped, &served)).map(drop)
     }
@@ -393,14 +408,14 @@ impl Drop for Listener {
             }
         }
         let until = base::time::monotonic() + LAST_WORDS;
-        let busy = || self.sockets.iter().any(|socket| socket.callers.load(Ordering::SeqCst) > 0);
+        let busy = || self.sockets.iter().any(|socket| socket.callers.count() > 0);
         while busy() && base::time::monotonic() < until {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 }
 
-fn accept(socket: &UnixListener, entrance: &Arc<Entrance>, stop: &AtomicBool, callers: &Arc<AtomicUsize>) {
+fn accept(socket: &UnixListener, entrance: &Arc<Entrance>, stop: &AtomicBool, callers: &Places) {
     loop {
         let accepted = socket.accept();
         if stop.load(Ordering::SeqCst) {
@@ -417,20 +432,25 @@ fn accept(socket: &UnixListener, entrance: &Arc<Entrance>, stop: &AtomicBool, ca
             let _ = send(&stream, &Reply::Failed(refusal));
             continue;
         }
-        if callers.fetch_add(1, Ordering::SeqCst) >= CALLERS {
-            callers.fetch_sub(1, Ordering::SeqCst);
+        let (peer, known) = entrance.peer(&stream);
+        // One that is served is at work until its place is free, so no place is taken from it.
+        let Ok(place) = callers.enter(peer, known, || {}).map(Arc::new) else {
+            let _ = stream.set_nonblocking(true);
+            let _ = send(&stream, &Reply::Failed(too_many()));
             continue;
-        }
-        let (entrance, done) = (entrance.clone(), callers.clone());
-        let spawned = base::thread::spawn("covey-caller", move || {
+        };
+        let (entrance, work) = (entrance.clone(), place.work());
+        // If there is no thread, the place is free at once.
+        let _ = base::thread::spawn("covey-caller", move || {
+            let _work = work;
             // The panic hook logs a handler's panic. Only this caller loses its answer.
             let _ = std::panic::catch_unwind(AssertUnwindSafe(|| answer(&stream, &entrance)));
-            done.fetch_sub(1, Ordering::SeqCst);
         });
-        if spawned.is_err() {
-            callers.fetch_sub(1, Ordering::SeqCst);
-        }
     }
+}
+
+fn too_many() -> Failure {
+    Failure::new("busy", "the daemon answers too many requests at the moment").next("try again")
 }
 
 fn answer(stream: &UnixStream, entrance: &Entrance) {
@@ -496,6 +516,15 @@ impl Entrance {
             format!("only members of the group {name} may publish this volume"),
         )
         .next(format!("have root add you to it, then log in again: usermod -aG {name} USER")))
+    }
+
+    /// Whose place a caller takes, and whether it is one of those that are kept.
+    fn peer(&self, stream: &UnixStream) -> (Peer, bool) {
+        let Ok(who) = caller::of(stream) else { return (Peer::Unknown, false) };
+        match self.publishers {
+            None => (Peer::Process(who.pid.cast_unsigned()), false),
+            Some(_) => (Peer::User(who.uid), is_owner(stream)),
+        }
     }
 
     /// Whether this request is served here.

@@ -42,6 +42,36 @@ pub fn create(path: &Path) -> io::Result<File> {
     OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
 }
 
+/// Checks a folder in which this program is about to keep files: somebody else may have made it first, in a
+/// place where everybody can, or a link in its place. It must belong to this user or to root, or to the owner
+/// of the folder above if nobody else can write there.
+///
+/// # Errors
+/// `PermissionDenied` or `InvalidInput`, with an explanation that names the folder.
+pub fn check_folder(path: &Path) -> io::Result<()> {
+    let shown = path.display();
+    let whole = std::fs::canonicalize(path)?;
+    if !whole.is_dir() {
+        let what = format!("{shown} is no folder: look at what it is, and remove it");
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+    }
+    for place in [path, &whole] {
+        let uid = std::fs::symlink_metadata(place)?.uid();
+        let above = std::fs::metadata(above(place))?;
+        let of_above = above.uid() == uid && above.mode() & 0o022 == 0;
+        if uid != 0 && uid != caller::euid() && !of_above {
+            let what = format!("{shown} belongs to user {uid}: look at what it is, and remove it");
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
+        }
+    }
+    Ok(())
+}
+
+/// The folder that holds this name.
+fn above(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
 /// Checks that only the owner can read a file with a secret. The error says why not and what to do.
 pub fn is_private(path: &Path, about: &Metadata) -> Result<(), String> {
     let shown = path.display();
@@ -60,8 +90,7 @@ fn check(path: &Path, about: &Metadata) -> io::Result<()> {
         let what = format!("{shown} is not a regular file with one name: look at what it is, and remove it");
         return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
     }
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let of_folder = std::fs::metadata(folder)?.uid();
+    let of_folder = std::fs::metadata(above(path))?.uid();
     if ![0, caller::euid(), of_folder].contains(&about.uid()) {
         let what = format!("{shown} belongs to user {}: look at what it is, and remove it", about.uid());
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
@@ -113,6 +142,33 @@ mod tests {
             assert!(open(&path, &options()).unwrap_err().to_string().contains("user 1234"));
         }
         assert!(open(temp.path(), OpenOptions::new().read(true)).is_err());
+    }
+
+    /// A cache in a folder such as /tmp was kept in what another user had made there first.
+    #[test]
+    fn regression_a_folder_of_somebody_else_is_refused() {
+        let temp = tempfile::tempdir().unwrap();
+        let (path, link) = (temp.path().join("cache"), temp.path().join("link"));
+        fs::create_dir(&path).unwrap();
+        symlink(&path, &link).unwrap();
+        check_folder(&path).unwrap();
+        check_folder(&link).unwrap();
+        assert!(check_folder(&temp.path().join("none")).is_err());
+        fs::write(temp.path().join("file"), "").unwrap();
+        assert!(check_folder(&temp.path().join("file")).unwrap_err().to_string().contains("no folder"));
+        if caller::euid() != 0 {
+            return println!("skipped: only root can give a folder to another user");
+        }
+        let says = |path: &Path| check_folder(path).map_err(|error| error.to_string());
+        std::os::unix::fs::lchown(&link, Some(1234), None).unwrap();
+        assert!(says(&link).unwrap_err().contains("link belongs to user 1234"), "a link of somebody else");
+        std::os::unix::fs::chown(&path, Some(1234), None).unwrap();
+        assert!(says(&path).unwrap_err().contains("user 1234"));
+        // In a home of that user it is that user's own.
+        std::os::unix::fs::chown(temp.path(), Some(1234), None).unwrap();
+        assert_eq!((says(&path), says(&link)), (Ok(()), Ok(())));
+        fs::set_permissions(temp.path(), Permissions::from_mode(0o1777)).unwrap();
+        assert!(says(&path).is_err());
     }
 
     #[test]

@@ -12,6 +12,7 @@
 //! - [`dice`]: pseudo-random numbers that a seed determines.
 //! - [`lock`]: locks on files, and what else a process that was just forked keeps in use.
 //! - [`out`]: lines for the person in front of a terminal.
+//! - [`places`]: what strangers may take of a listener.
 //! - [`random`], [`thread`]: access to random bytes and to threads.
 //! - [`trial`]: for tests: checks that neither a slow machine nor a fork breaks.
 //! - [`secret`]: what machines must know to talk to one another, and the keys that derive from it.
@@ -28,6 +29,7 @@ pub mod lock;
 pub mod must;
 pub mod out;
 pub mod phase;
+pub mod places;
 #[allow(clippy::disallowed_methods, reason = "this module is the only access to them")]
 pub mod random;
 pub mod scale;

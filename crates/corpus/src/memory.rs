@@ -123,6 +123,7 @@ impl Corpus {
             mtime: Timestamp(0),
             ctime: Timestamp(0),
             btime: Timestamp(0),
+            version: 0,
         }
     }
 

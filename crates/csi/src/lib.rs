@@ -138,6 +138,7 @@ impl Driver {
         }
         for path in folder.iter().chain([&cache]) {
             DirBuilder::new().recursive(true).mode(0o700).create(path).at("make", path)?;
+            api::own::check_folder(path).at("use", path)?;
         }
         node::secrets::keep_from_dumps();
         let staged = Arc::new(Records::new(state.join("staged")));
@@ -201,6 +202,7 @@ fn lock(state: &Path) -> Result<FileLock> {
 /// Makes a folder that only this user may enter.
 fn private(path: &Path) -> Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path).at("make", path)?;
+    api::own::check_folder(path).at("use", path)?;
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o700);
     std::fs::set_permissions(path, mode).at("protect", path)
 }

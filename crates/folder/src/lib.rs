@@ -105,6 +105,8 @@ impl Folder {
             mtime: time(found.stx_mtime),
             ctime: time(found.stx_ctime),
             btime: time(found.stx_btime),
+            // The system alone sets this time.
+            version: time(found.stx_ctime).as_nanos() as u64,
         })
     }
 

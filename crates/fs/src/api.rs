@@ -120,6 +120,9 @@ pub struct Attr {
     pub ctime: Timestamp,
     /// Creation.
     pub btime: Timestamp,
+    /// The version of the bytes of a regular file: another one after every change of them, whatever the times
+    /// and the size say. It is not shown by stat(2), and 0 where files never change.
+    pub version: u64,
 }
 
 /// A name that was found or created. The kernel holds one more reference to its inode.

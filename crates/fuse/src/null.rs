@@ -48,6 +48,7 @@ impl Null {
             mtime: Timestamp(0),
             ctime: Timestamp(0),
             btime: Timestamp(0),
+            version: 0,
         }
     }
 

@@ -16,6 +16,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use base::Ino;
+use base::places::{self, Work};
 use fs::api::Filesystem;
 use fuse::abi::header::{OUT_HEADER, out_header};
 use fuse::abi::init::Agreed;
@@ -108,6 +109,8 @@ pub struct Guest {
     links: Mutex<Vec<Arc<Outbox>>>,
     /// When the last connection went. `None`: there is one.
     alone_since: Mutex<Option<Instant>>,
+    /// Its place among the guests, at work while there is a connection.
+    place: Mutex<Option<(Arc<places::Place>, Option<Work>)>>,
     ended: AtomicBool,
     lanes: AtomicU64,
 }
@@ -128,6 +131,7 @@ impl Guest {
             noted: Condvar::new(),
             links: Mutex::default(),
             alone_since: Mutex::new(Some(base::time::monotonic())),
+            place: Mutex::default(),
             ended: AtomicBool::new(false),
             lanes: AtomicU64::new(0),
             options,
@@ -139,6 +143,25 @@ impl Guest {
         self.id
     }
 
+    /// Gives it its place, which it keeps until it has ended. It counts as at work until its last connection
+    /// goes.
+    pub fn take_place(&self, place: places::Place) {
+        let place = Arc::new(place);
+        let work = place.work();
+        *self.place.lock() = Some((place, Some(work)));
+    }
+
+    fn at_work(&self, is: bool) {
+        if let Some((place, work)) = &mut *self.place.lock() {
+            *work = is.then(|| place.work());
+        }
+    }
+
+    /// Whether its kernel has begun.
+    pub fn has_begun(&self) -> bool {
+        self.served.get().is_some()
+    }
+
     /// Adds a connection, and sends on it what the guest has not acknowledged. Returns false if it has too
     /// many, or is gone.
     pub fn join(&self, link: &Arc<Outbox>) -> bool {
@@ -148,6 +171,7 @@ impl Guest {
         }
         links.push(Arc::clone(link));
         *self.alone_since.lock() = None;
+        self.at_work(true);
         true
     }
 
@@ -165,6 +189,7 @@ impl Guest {
         links.retain(|other| !Arc::ptr_eq(other, link));
         if links.is_empty() {
             *self.alone_since.lock() = Some(base::time::monotonic());
+            self.at_work(false);
         }
         let mut table = self.table.lock();
         for place in &mut table.places {
@@ -411,6 +436,7 @@ impl Guest {
     }
 
     fn cut(&self) {
+        drop(self.place.lock().take());
         {
             // A thread that has just seen that it has not ended waits before this lock is free.
             let _notes = self.notes.lock();

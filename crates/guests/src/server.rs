@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use base::Ino;
+use base::places::{Limits, Places};
 use base::secret::Secret;
 use fs::Errno;
 use fs::api::{Coherence, Filesystem, Locks};
@@ -35,6 +36,7 @@ use crate::guest::{Cut, Guest};
 use crate::locks::Numbers;
 use crate::outbox::Outbox;
 
+mod sessions;
 mod strangers;
 #[cfg(test)]
 mod tests;
@@ -54,6 +56,9 @@ const TICK: Duration = Duration::from_millis(200);
 const LINKS_MOST: usize = 1024;
 /// How long requests may go on when the server ends.
 const ENDING: Duration = Duration::from_secs(10);
+
+/// The same for one that has not mounted.
+const UNUSED_LINGER: Duration = Duration::from_secs(5);
 
 /// How long a guest without a connection is remembered, if nothing else is said.
 pub const LINGER: Duration = Duration::from_secs(60);
@@ -157,6 +162,8 @@ struct Shared {
     /// Connections, greeted or not.
     links: AtomicUsize,
     strangers: Strangers,
+    /// Of guests, whatever way they came. One without a connection gives its place up for another.
+    places: Places,
     ended: AtomicBool,
 }
 
@@ -180,6 +187,7 @@ impl Server {
         }
         options.locks &= options.sharing == Sharing::Many && fs.locks() == Locks::Fleet;
         let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        let places = Places::new(Limits::keeping_work(options.guests));
         let shared = Arc::new(Shared {
             fs,
             keys: Keys::new(options.secret.as_ref()),
@@ -194,6 +202,7 @@ impl Server {
             last_guest: AtomicU64::new(0),
             links: AtomicUsize::new(0),
             strangers: Strangers::default(),
+            places,
             ended: AtomicBool::new(false),
         });
         let clock = Arc::clone(&shared);
@@ -413,7 +422,7 @@ impl Shared {
 
     /// Greets. The error is what to log, or nothing for a connection that said nothing.
     fn greet(
-        &self,
+        self: &Arc<Self>,
         receiver: &mut Receiver,
         number: u64,
     ) -> Result<(Arc<Guest>, Arc<Outbox>), Option<String>> {
@@ -428,8 +437,9 @@ impl Shared {
             let say = format!("{LINKS_MOST} connections are served, and no more are allowed");
             return Err(Some(refuse(receiver.socket(), Refusal::Full, &say)));
         }
-        let (guest, found) =
-            self.find(&hello).map_err(|(why, say)| Some(refuse(receiver.socket(), why, &say)))?;
+        let (guest, found) = self
+            .find(&hello, receiver.socket().peer())
+            .map_err(|(why, say)| Some(refuse(receiver.socket(), why, &say)))?;
         receiver.socket().limit(None, Some(SEND_PATIENCE)).map_err(io)?;
         receiver.socket().notice_silence(self.options.silence);
         let most = 2 * self.options.bytes as usize + (8 << 20);
@@ -510,61 +520,11 @@ impl Shared {
         }
     }
 
-    /// The guest of a greeting, or a new one.
-    fn find(&self, hello: &Hello) -> Result<(Arc<Guest>, Found), (Refusal, String)> {
-        let options = &self.options;
-        let mut guests = self.guests.lock();
-        if self.ended.load(Ordering::Acquire) {
-            return Err((Refusal::Ending, "the server ends".to_owned()));
-        }
-        let named = hello.session != [0; 16];
-        if named && let Some(guest) = guests.get(&hello.session) {
-            return Ok((Arc::clone(guest), Found::Resumed));
-        }
-        if hello.index > 0 {
-            return Err((Refusal::NoSession, "its session is not known here".to_owned()));
-        }
-        self.has_place(&guests)?;
-        let number = self.last_guest.fetch_add(1, Ordering::Relaxed) + 1;
-        let guest = Guest::new(base::random::id16(), number, self.view(true), Arc::clone(options));
-        guests.insert(guest.id(), Arc::clone(&guest));
-        self.log(&format!("guest {number} attached"));
-        Ok((guest, if named { Found::Lost } else { Found::New }))
-    }
-
-    /// Whether one more guest may attach. The error says why not.
-    fn has_place(&self, guests: &HashMap<Id, Arc<Guest>>) -> Result<(), (Refusal, String)> {
-        let (options, visits) = (&self.options, self.visits.load(Ordering::Acquire));
-        let count = guests.len() + visits;
-        if options.sharing == Sharing::One && count > 0 {
-            let linger = options.linger.as_secs();
-            let comes_back = visits == 0 && guests.values().all(|other| other.alone_since().is_some());
-            let what = match comes_back {
-                false => "another guest is attached".to_owned(),
-                true => format!("another guest was attached less than {linger} s ago and may come back"),
-            };
-            let say = format!("{what}, and it is served to one at a time: wait, or serve it with --many");
-            return Err((Refusal::Busy, say));
-        }
-        if count >= options.guests {
-            let say = format!("{count} guests are attached, and no more are allowed");
-            return Err((Refusal::Full, say));
-        }
-        Ok(())
-    }
-
     /// A new guest's view of what is served. `locks`: the guest may be asked to send its locks.
     fn view(&self, locks: bool) -> Counted {
         let (options, appending) = (&self.options, Arc::clone(&self.appending));
         let fs = Counted::new(Arc::clone(&self.fs), options.sharing, options.read_only, appending);
         if locks && options.locks { fs.with_locks(Arc::clone(&self.lock_numbers)) } else { fs }
-    }
-
-    fn forget(&self, guest: &Arc<Guest>, why: &str) {
-        if self.guests.lock().remove(&guest.id()).is_some() {
-            guest.end();
-            self.log(&format!("guest {} {why}", guest.number));
-        }
     }
 
     /// Ends greetings that last too long, and forgets guests that have had no connection for long.
@@ -578,7 +538,10 @@ impl Shared {
             }
             let now = base::time::monotonic();
             let over = |guest: &&Arc<Guest>| {
-                guest.alone_since().is_some_and(|since| now.duration_since(since) >= self.options.linger)
+                // What has no kernel yet holds nothing that could be missed.
+                let linger = self.options.linger;
+                let linger = if guest.has_begun() { linger } else { linger.min(UNUSED_LINGER) };
+                guest.alone_since().is_some_and(|since| now.duration_since(since) >= linger)
             };
             let gone: Vec<Arc<Guest>> = self.guests.lock().values().filter(over).cloned().collect();
             for guest in gone {

@@ -12,8 +12,9 @@
 //! A list is text, in the order of the first touches. It names the snapshot that it is of, so that a list of
 //! another one is not taken for it. The last line shows that the file is complete.
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// The most ranges of a list.
@@ -154,11 +155,23 @@ impl ListFile {
     /// The system's error.
     pub fn store(&self, list: &List) -> io::Result<()> {
         let new = new_name(&self.path);
-        let stored = File::create(&new).and_then(|mut file| {
-            file.write_all(list.encode(self.size, &self.identity).as_bytes())?;
-            file.sync_all()?;
-            fs::rename(&new, &self.path)
-        });
+        // Somebody else may have made it, where others may write. A link leads to another file.
+        if fs::symlink_metadata(&new).is_ok_and(|about| about.is_symlink()) {
+            fs::remove_file(&new)?;
+        }
+        let mut options = OpenOptions::new();
+        let options = options.write(true).create(true).truncate(false).custom_flags(libc::O_NOFOLLOW);
+        let mut file = options.open(&new)?;
+        let about = file.metadata()?;
+        if !about.is_file() || about.nlink() != 1 || about.uid() != rustix::process::geteuid().as_raw() {
+            let what = format!("{} is not a file of this user: remove it", new.display());
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, what));
+        }
+        let stored = file
+            .set_len(0)
+            .and_then(|()| file.write_all(list.encode(self.size, &self.identity).as_bytes()))
+            .and_then(|()| file.sync_all())
+            .and_then(|()| fs::rename(&new, &self.path));
         stored.inspect_err(|_| drop(fs::remove_file(&new)))
     }
 }
@@ -206,6 +219,19 @@ mod tests {
         assert_eq!(file.load(), Err("it is no text".into()));
         let nowhere = ListFile { path: folder.path().join("no/list"), ..file };
         assert!(nowhere.store(&list).is_err());
+    }
+
+    /// A link with the name of the new file was followed, and what it leads to was written over.
+    #[test]
+    fn regression_a_link_beside_the_list_is_not_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, precious) = (folder.path().join("list"), folder.path().join("precious"));
+        fs::write(&precious, "mine").unwrap();
+        std::os::unix::fs::symlink(&precious, folder.path().join("list.new")).unwrap();
+        let file = ListFile { path, size: SIZE, identity: "x".into() };
+        file.store(&sample()).unwrap();
+        assert_eq!(file.load(), Ok(Some(sample())));
+        assert_eq!(fs::read(&precious).unwrap(), b"mine");
     }
 
     #[test]

@@ -26,6 +26,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use base::places::{Limits, Peer, Place, Places};
 use parking_lot::Mutex;
 
 use crate::clone::{Clone, Common, End, Level, Log};
@@ -37,7 +38,7 @@ use crate::source::Source;
 pub const GREETING: Duration = Duration::from_secs(5);
 /// How often clones are looked at.
 const TICK: Duration = Duration::from_millis(250);
-/// The most connections that have not said it yet.
+/// The most connections that have not said it yet. A further one takes the place of one of them.
 const STRANGERS_MOST: usize = 64;
 /// So many clones are completed at a time, so that one that cannot be completed holds up no other.
 const RESTS: usize = 16;
@@ -83,7 +84,7 @@ struct Shared {
     /// Clones that are over, and whose end is being told.
     leaving: AtomicUsize,
     started: AtomicU64,
-    strangers: AtomicUsize,
+    strangers: Places,
     list: Mutex<Arc<List>>,
     storing: Mutex<Storing>,
     ended: AtomicBool,
@@ -132,7 +133,7 @@ impl Server {
             clones: Mutex::default(),
             leaving: AtomicUsize::new(0),
             started: AtomicU64::new(0),
-            strangers: AtomicUsize::new(0),
+            strangers: Places::new(Limits::of(STRANGERS_MOST)),
             list: Mutex::new(Arc::new(list.unwrap_or_default())),
             storing: Mutex::default(),
             ended: AtomicBool::new(false),
@@ -250,25 +251,30 @@ impl Shared {
                     continue;
                 }
             };
-            if self.strangers.fetch_add(1, Ordering::AcqRel) >= STRANGERS_MOST {
-                self.strangers.fetch_sub(1, Ordering::AcqRel);
-                tell(&socket, "too many connections that have not said which memory they have");
+            // Without a second handle it cannot be ended: too many files are open.
+            let Ok(cut) = socket.try_clone() else { continue };
+            let user = rustix::net::sockopt::socket_peercred(&socket).ok().map(|who| who.uid.as_raw());
+            let known = user.is_some_and(|uid| uid == 0 || uid == rustix::process::geteuid().as_raw());
+            let end = move || tell(&cut, "too many connections have not said which memory they have");
+            let Ok(place) = self.strangers.enter(user.map_or(Peer::Unknown, Peer::User), known, end) else {
                 continue;
-            }
+            };
             let shared = Arc::clone(self);
-            if base::thread::spawn("memory-hello", move || shared.serve(&socket)).is_err() {
-                self.strangers.fetch_sub(1, Ordering::AcqRel);
-            }
+            // If there is no thread, the place is free at once.
+            let _ = base::thread::spawn("memory-hello", move || shared.serve(&socket, place));
         }
     }
 
     /// One connection from beginning to end.
-    fn serve(self: &Arc<Self>, socket: &UnixStream) {
+    fn serve(self: &Arc<Self>, socket: &UnixStream, place: Place) {
         let taken = self.take(socket);
-        self.strangers.fetch_sub(1, Ordering::AcqRel);
+        let was_displaced = place.is_over();
+        drop(place);
         match taken {
             Ok(entry) => self.run(&entry, socket),
             Err(NoClone::Silent) => {}
+            // It has been told.
+            Err(_) if was_displaced => {}
             Err(why) => {
                 self.log(Level::Warn, &format!("a VMM was refused{}: {why}", pid_of(socket)));
                 tell(socket, &why.to_string());

@@ -92,7 +92,7 @@ pub struct InodeRecord {
     pub btime: Timestamp,
     /// Increases with every change of the inode, its extents, its inline bytes or its extended attributes. If
     /// the inode row is unchanged, all of those are too. (Extents may still have followed their bytes to
-    /// another pack.)
+    /// another pack.) A change of the bytes moves its upper bits: see [`InodeRecord::version`].
     pub change: u64,
     /// The length of the list of its extended attributes' names, each with a NUL.
     pub xattr_list: u32,
@@ -131,6 +131,21 @@ impl InodeRecord {
     pub const LEN_WIDE: usize = 112;
     /// How many more bytes an inode takes that counts for a quota.
     const LEN_QUOTA: usize = 8;
+
+    /// What one change of the bytes adds to `change`: other changes count in the bits below.
+    const BYTES: u64 = 1 << 20;
+
+    /// The version of the bytes: it increases with every write, cut and hole. Names, attributes and times do
+    /// not move it, and nor do a million of their changes in a row.
+    pub fn version(&self) -> u64 {
+        self.change / Self::BYTES
+    }
+
+    /// The `change` of an inode that is changed once more. `bytes`: its bytes change too.
+    pub fn next_change(change: u64, bytes: bool) -> u64 {
+        let base = if bytes { change | (Self::BYTES - 1) } else { change };
+        base.wrapping_add(1)
+    }
 
     /// The `S_IFMT` bits: its type.
     pub fn kind(&self) -> u32 {

@@ -76,7 +76,7 @@ impl Page {
     pub fn serve_page(self, page: impl Fn() -> String + Send + 'static) -> Result<()> {
         let cannot = |error| Failure::io("cannot serve metrics", &error);
         let address = self.0.local_addr().map_err(cannot)?;
-        base::thread::spawn("covey-metrics", move || http::serve(&self.0, &page)).map_err(cannot)?;
+        base::thread::spawn("covey-metrics", move || http::serve(&self.0, Box::new(page))).map_err(cannot)?;
         log::line(&format!("metrics at http://{address}/metrics"));
         Ok(())
     }

@@ -567,11 +567,22 @@ impl<T> OrJson<T> for serde_json::Result<T> {
 
 /// Where mounts of trees keep what they fetch, and what they know about origins. It is the named folder,
 /// otherwise the user's cache folder, otherwise the system's.
+///
+/// # Errors
+/// Somebody else has made that folder.
 pub fn cache_folder(named: Option<&Path>) -> Result<PathBuf> {
-    if let Some(named) = named {
-        return Ok(named.to_owned());
+    let folder = named.map_or_else(default_cache, Path::to_owned);
+    match own::check_folder(&folder) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(Failure::io(format!("cannot use the cache folder {}", folder.display()), &error)
+                .next("name another folder: --cache FOLDER"))
+        }
+        _ => Ok(folder),
     }
+}
+
+fn default_cache() -> PathBuf {
     let variable = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let base = variable("XDG_CACHE_HOME").or_else(|| variable("HOME").map(|home| home.join(".cache")));
-    Ok(base.unwrap_or_else(|| PathBuf::from("/var/cache")).join("covey/trees"))
+    base.unwrap_or_else(|| PathBuf::from("/var/cache")).join("covey/trees")
 }

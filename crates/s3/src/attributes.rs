@@ -1,9 +1,9 @@
 //! What an object has beside its bytes, as extended attributes `user.s3.*` of its file.
 //!
 //! ```text
-//!   user.s3.etag            SIZE MTIME ETAG             the ETag, and the content that it belongs to
-//!   user.s3.checksum        SIZE MTIME ALGORITHM TYPE VALUE
-//!   user.s3.parts           SIZE MTIME COUNT*BYTES,...  the parts of a multipart upload
+//!   user.s3.etag            CONTENT ETAG                the ETag, and the content that it belongs to
+//!   user.s3.checksum        CONTENT ALGORITHM TYPE VALUE
+//!   user.s3.parts           CONTENT COUNT*BYTES,...     the parts of a multipart upload
 //!   user.s3.upload          the id of the upload that made it
 //!   user.s3.content-type    and other headers, as the client sent them
 //!   user.s3.meta.NAME       user metadata
@@ -12,8 +12,12 @@
 //!   user.s3.made            of a folder: the gateway made it, and removes it when it is empty
 //! ```
 //!
-//! A program may write to the file through the mount. Then size or time differ, and what belongs to the old
-//! content is not used any more.
+//! CONTENT is `SIZE@INODE.VERSION MTIME`. A program may write to the file through the mount. Then the version
+//! of its bytes differs, also if the program puts size and time back, and what belongs to the old content is
+//! not used any more. A copy of the attributes to another file is of no use there, because the inode differs.
+//!
+//! Earlier releases wrote `SIZE MTIME`. That counts until the first write by this release, which gives the
+//! file a version.
 
 use std::collections::HashMap;
 
@@ -150,7 +154,8 @@ fn names(bucket: &Bucket, node: Ino) -> Outcome<Vec<String>> {
 
 /// Writes a value that belongs to the content that an inode has now.
 pub fn stamp(bucket: &Bucket, node: Ino, attr: &Attr, name: &str, value: &str) -> Outcome<()> {
-    bucket.set(node, name, format!("{} {} {value}", attr.size, attr.mtime.0).as_bytes())
+    let Attr { size, ino, version, mtime, .. } = attr;
+    bucket.set(node, name, format!("{size}@{}.{version} {} {value}", ino.0, mtime.0).as_bytes())
 }
 
 /// A value that belongs to the content with these attributes.
@@ -161,9 +166,15 @@ pub fn stamped(bucket: &Bucket, node: Ino, attr: &Attr, name: &str) -> Outcome<O
 /// The value in a text, if it belongs to the content with these attributes.
 fn belonging(text: &str, attr: &Attr) -> Option<String> {
     let mut words = text.splitn(3, ' ');
-    let size: u64 = words.next()?.parse().ok()?;
+    let content = words.next()?;
+    let (size, bytes) = content.split_once('@').map_or((content, None), |(size, bytes)| (size, Some(bytes)));
+    let is_same = match bytes {
+        Some(bytes) => bytes == format!("{}.{}", attr.ino.0, attr.version),
+        None => attr.version == 0,
+    };
     let mtime: i128 = words.next()?.parse().ok()?;
-    (size == attr.size && Timestamp(mtime) == attr.mtime).then(|| words.next().unwrap_or("").to_owned())
+    let is_same = is_same && size.parse() == Ok(attr.size) && Timestamp(mtime) == attr.mtime;
+    is_same.then(|| words.next().unwrap_or("").to_owned())
 }
 
 /// The checksum of the content with these attributes.
@@ -176,7 +187,7 @@ pub fn etag(bucket: &Bucket, node: Ino, attr: &Attr) -> Outcome<String> {
     Ok(stamped(bucket, node, attr, ETAG)?.unwrap_or_else(|| {
         let mut hasher = blake3::Hasher::new();
         hasher.update(&attr.ino.0.to_be_bytes()).update(&attr.size.to_be_bytes());
-        hasher.update(&attr.mtime.0.to_be_bytes());
+        hasher.update(&attr.mtime.0.to_be_bytes()).update(&attr.version.to_be_bytes());
         let hex = hasher.finalize().to_hex();
         format!("{}-0", hex.get(..32).unwrap_or_default())
     }))

@@ -9,6 +9,7 @@ use fs::api::{Attr, Caller, Coherence, FileKind, Filesystem, XattrMode};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::attributes;
+use crate::errors::NOT_OURS;
 use crate::keys::{HIDDEN, Key};
 use crate::sorted::Ahead;
 
@@ -273,10 +274,41 @@ impl Bucket {
         }
     }
 
-    /// A folder that holds what is incomplete.
+    /// A folder that holds what is incomplete. It is made if it is missing.
+    ///
+    /// At the top of a mount, other users may be able to make folders too. In one of theirs they could read
+    /// what clients send, and exchange it. So each folder on the way must be this gateway's, and closed.
     pub fn hidden(&self, name: &[u8]) -> Outcome<Held> {
-        let top = self.folder(Ino::ROOT, HIDDEN.as_bytes(), false)?;
-        self.folder(top.node, name, false)
+        let top = self.own_folder(Ino::ROOT, HIDDEN.as_bytes())?;
+        self.own_folder(top.node, name)
+    }
+
+    /// The same if it is there.
+    pub fn hidden_if_there(&self, name: &[u8]) -> Outcome<Option<Held>> {
+        let mut at = self.hold(Ino::ROOT);
+        for name in [HIDDEN.as_bytes(), name] {
+            let Some(found) = there(self.lookup(at.node, name))? else { return Ok(None) };
+            at = self.ours(found)?.held;
+        }
+        Ok(Some(at))
+    }
+
+    /// A folder of this gateway, which is made if it is missing.
+    pub fn own_folder(&self, parent: Ino, name: &[u8]) -> Outcome<Held> {
+        match self.folder(parent, name, false) {
+            Ok(_) => {}
+            Err(Errno::ENOTDIR) => return Err(NOT_OURS),
+            Err(other) => return Err(other),
+        }
+        // Looked up again: another user may have made it meanwhile.
+        self.lookup(parent, name).and_then(|found| self.ours(found)).map(|found| found.held)
+    }
+
+    /// Refuses a folder that is somebody else's, or that others may use.
+    pub fn ours(&self, found: Found) -> Outcome<Found> {
+        let Attr { kind, uid, perm, .. } = found.attr;
+        let is_ours = kind == FileKind::Dir && [0, self.caller.uid].contains(&uid) && perm & 0o077 == 0;
+        if is_ours { Ok(found) } else { Err(NOT_OURS) }
     }
 
     /// A name in this folder changed, and with it the folder's times.

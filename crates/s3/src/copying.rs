@@ -56,6 +56,38 @@ pub struct Instead {
     pub tags: Option<Option<String>>,
 }
 
+/// How often a copy of something that changes meanwhile begins anew.
+const TRIES: usize = 4;
+
+/// The bytes of an object, or of a part of it, which were those of this object while they were copied: what
+/// belongs to the object belongs to them too.
+fn settled(
+    from: &From<'_>,
+    to: &Arc<Bucket>,
+    sums: &[Algorithm],
+    wanted: impl Fn(&Object) -> Result<Wanted>,
+) -> Result<(Object, Wanted, Whole, Option<Digests>)> {
+    for _ in 0..TRIES {
+        let original = from.open()?;
+        let wanted = wanted(&original)?;
+        let copied = bytes(from.bucket, to, &original, wanted, sums);
+        let now = from.bucket.fs().getattr(original.found.node()).map_err(errors::of)?;
+        if (now.version, now.size) == (original.found.attr.version, original.found.attr.size) {
+            return copied.map(|(whole, digests)| (original, wanted, whole, digests));
+        }
+    }
+    Err(s3_error!(OperationAborted, "the object that is copied changes all the time: try again"))
+}
+
+impl Instead {
+    /// The headers and the tags of a copy.
+    fn of(self, original: &Object) -> Result<(Headers, Option<String>)> {
+        let headers = self.headers.unwrap_or_else(|| original.headers.clone());
+        headers.check()?;
+        Ok((headers, self.tags.unwrap_or_else(|| original.tags.clone())))
+    }
+}
+
 /// Copies an object. `conditions` are those on the object that the copy replaces. When this returns, the copy
 /// is durable.
 pub fn object(
@@ -67,30 +99,41 @@ pub fn object(
 ) -> Result<Copied> {
     to.writable().map_err(errors::of)?;
     let path = Key::parse(key)?;
-    let original = from.open()?;
     let same = Arc::ptr_eq(from.bucket, to) && from.key == key;
+    instead.headers.as_ref().map_or(Ok(()), Headers::check)?;
     if same && instead.headers.is_none() {
+        from.open()?;
         return Err(s3_error!(InvalidRequest, "a copy onto itself must replace the metadata"));
     }
-    let headers = instead.headers.unwrap_or_else(|| original.headers.clone());
-    headers.check()?;
-    let tags = instead.tags.unwrap_or_else(|| original.tags.clone());
     if path.is_folder() {
-        if original.size > 0 {
-            return Err(s3_error!(InvalidArgument, "a folder has no content"));
-        }
-        let dress = Dress { headers, tags, etag: EMPTY.to_owned(), ..Dress::default() };
-        stage::make_folder(to, &path, &dress, conditions)?;
-        return Ok(Copied { etag: dress.etag, modified: base::time::now(), sum: None });
+        return folder(&from.open()?, to, &path, instead, conditions);
     }
-    let wanted = Wanted { offset: 0, len: original.size, partial: false };
-    let (whole, digests) = bytes(from.bucket, to, &original, wanted, &[])?;
+    let whole_of = |original: &Object| Ok(Wanted { offset: 0, len: original.size, partial: false });
+    let (original, _, whole, digests) = settled(from, to, &[], whole_of)?;
+    let (headers, tags) = instead.of(&original)?;
     let parts = original.parts.clone();
     let mut dress = Dress { headers, tags, sum: original.sum.clone(), parts, ..Dress::default() };
     dress.etag = etag(&original, digests.as_ref(), whole.node().0);
     let attr = whole.dress(&dress).map_err(errors::of)?;
     whole.publish(&path, conditions)?;
     Ok(Copied { etag: dress.etag, modified: attr.mtime, sum: dress.sum })
+}
+
+/// Copies an object without bytes to a folder.
+fn folder(
+    original: &Object,
+    to: &Arc<Bucket>,
+    path: &Key,
+    instead: Instead,
+    conditions: &Conditions,
+) -> Result<Copied> {
+    let (headers, tags) = instead.of(original)?;
+    if original.size > 0 {
+        return Err(s3_error!(InvalidArgument, "a folder has no content"));
+    }
+    let dress = Dress { headers, tags, etag: EMPTY.to_owned(), ..Dress::default() };
+    stage::make_folder(to, path, &dress, conditions)?;
+    Ok(Copied { etag: dress.etag, modified: base::time::now(), sum: None })
 }
 
 /// The ETag of a copy. Equal content keeps its MD5. Content that was written through the mount has none, and
@@ -160,24 +203,26 @@ pub struct ToPart<'a> {
     pub number: i32,
 }
 
+/// The range of an object of this size that a client names.
+fn range_of(range: Option<&str>, size: u64) -> Result<Wanted> {
+    let Some(range) = range else { return Ok(Wanted { offset: 0, len: size, partial: false }) };
+    let invalid = || s3_error!(InvalidArgument, "the range to copy is bytes=FIRST-LAST, inside the object");
+    let (first, last) =
+        range.strip_prefix("bytes=").and_then(|range| range.split_once('-')).ok_or_else(invalid)?;
+    let (first, last): (u64, u64) = first.parse().ok().zip(last.parse().ok()).ok_or_else(invalid)?;
+    if first > last || last >= size {
+        return Err(invalid());
+    }
+    Ok(Wanted { offset: first, len: last - first + 1, partial: true })
+}
+
 /// Copies a range of an object to a part of an upload.
 pub fn part(from: &From<'_>, to: &ToPart<'_>, range: Option<&str>) -> Result<Copied> {
     to.bucket.writable().map_err(errors::of)?;
     let upload = uploads::find(to.bucket, to.key, to.id)?;
-    let original = from.open()?;
-    let wanted = range.map_or(Ok(Wanted { offset: 0, len: original.size, partial: false }), |range| {
-        let invalid =
-            || s3_error!(InvalidArgument, "the range to copy is bytes=FIRST-LAST, inside the object");
-        let (first, last) =
-            range.strip_prefix("bytes=").and_then(|range| range.split_once('-')).ok_or_else(invalid)?;
-        let (first, last): (u64, u64) = first.parse().ok().zip(last.parse().ok()).ok_or_else(invalid)?;
-        if first > last || last >= original.size {
-            return Err(invalid());
-        }
-        Ok(Wanted { offset: first, len: last - first + 1, partial: true })
-    })?;
     let sums: Vec<Algorithm> = upload.summing.iter().map(|summing| summing.algorithm).collect();
-    let (whole, digests) = bytes(from.bucket, to.bucket, &original, wanted, &sums)?;
+    let wanted = |original: &Object| range_of(range, original.size);
+    let (original, wanted, whole, digests) = settled(from, to.bucket, &sums, wanted)?;
     let is_md5 = original.etag.len() == 32 && !wanted.partial;
     let etag = match &digests {
         Some(digests) => digests.md5_hex(),

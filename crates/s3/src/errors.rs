@@ -6,9 +6,16 @@ use s3s::{S3Error, S3ErrorCode, s3_error};
 /// The result of every operation.
 pub type Result<T> = std::result::Result<T, S3Error>;
 
+/// The gateway's own folder is not its own. No filesystem has this error (EREMCHG).
+pub const NOT_OURS: Errno = Errno(78);
+/// What it means.
+pub const NOT_OURS_TEXT: &str = "the folder .covey-s3 at the top of the bucket is not the gateway's own: \
+    somebody else made it, or may use it; remove it, or give it to the user of the gateway with mode 700";
+
 /// The S3 error for an error number of the filesystem.
 pub fn of(errno: Errno) -> S3Error {
     match errno {
+        NOT_OURS => s3_error!(AccessDenied, "{NOT_OURS_TEXT}"),
         Errno::ENOENT | Errno::ENODATA | Errno::ESTALE => s3_error!(NoSuchKey, "no object has this key"),
         Errno::EROFS => s3_error!(AccessDenied, "this bucket is read-only"),
         Errno::EACCES | Errno::EPERM => s3_error!(AccessDenied, "the filesystem refuses this"),

@@ -29,7 +29,7 @@ use s3s::{Body, S3Request, S3Response, S3Result, StdError, s3_error};
 
 use crate::errors::Result;
 use crate::hosts::Hosts;
-use crate::keyring::{Right, Shared};
+use crate::keyring::{Right, Shared, know};
 use entry::{Entries, Version};
 
 /// How fresh an answer is.
@@ -171,6 +171,9 @@ impl S3Route for Route {
 
     /// The signature was verified before this.
     async fn check_access(&self, request: &mut S3Request<Body>) -> S3Result<()> {
+        if request.credentials.is_some() {
+            know(&request.extensions);
+        }
         let named = self.named(&request.uri, &request.headers);
         let (_, named) = named.ok_or_else(|| s3_error!(NoSuchBucket, "there is no bucket of this name"))?;
         let reads = matches!(request.method, Method::GET | Method::HEAD);

@@ -13,8 +13,10 @@
 use std::collections::{BTreeMap, HashMap};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::Arc;
 
 use api::error::{Failure, Result};
+use base::places::Place;
 use s3s::access::{S3Access, S3AccessContext};
 use s3s::auth::{Credentials, S3Auth, SecretKey};
 use s3s::path::S3Path;
@@ -149,13 +151,19 @@ impl Keyring {
 }
 
 /// The keys as s3s asks for them.
-pub struct Shared(pub std::sync::Arc<Keys>);
+pub struct Shared(pub Arc<Keys>);
 
 impl Shared {
     /// Refuses a request for a bucket that its key may not use in this way.
     pub fn allow(&self, credentials: Option<&Credentials>, bucket: &str, needed: Right) -> S3Result<()> {
         self.0.now().check(credentials, bucket, needed)
     }
+}
+
+/// Tells the place of a connection that a request on it has the signature of a key. The extensions are those
+/// of the request.
+pub fn know(extensions: &http::Extensions) {
+    extensions.get::<Arc<Place>>().into_iter().for_each(|place| place.know());
 }
 
 #[async_trait::async_trait]
@@ -171,6 +179,9 @@ impl S3Auth for Shared {
 #[async_trait::async_trait]
 impl S3Access for Shared {
     async fn check(&self, cx: &mut S3AccessContext<'_>) -> S3Result<()> {
+        if cx.credentials().is_some() {
+            know(cx.extensions_mut());
+        }
         let bucket = match cx.s3_path() {
             // A listing of buckets shows those that the key may use.
             S3Path::Root if cx.credentials().is_some() => return Ok(()),

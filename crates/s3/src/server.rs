@@ -1,18 +1,25 @@
 //! The listener: connections, TLS, and what one client may take of the machine.
 //!
 //! ```text
-//!   TCP ── a slot ── TLS ── HTTP/1.1 ── guard ── s3s: signature, rights ── service ── pool ── filesystem
+//!   TCP ── a place ── TLS ── HTTP/1.1 ── guard ── s3s: signature, rights ── service ── pool ── filesystem
 //! ```
 //!
 //! The number of connections, the size of a request's head and the time that the server waits for a client
-//! are limited. A connection works on one request at a time and has at most a few megabytes in memory.
+//! are limited. A connection works on one request at a time and has at most a few megabytes in memory. One
+//! that has no signed request is a stranger: see [`base::places`].
 
 use std::net::{SocketAddr, TcpListener as StdListener};
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use api::error::{Failure, Result};
+use base::Deadline;
+use base::places::{self, Full, Peer, Place, Places, Work};
+use bytes::Bytes;
+use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -23,14 +30,15 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use s3s::config::{S3Config, StaticConfigProvider};
 use s3s::service::{S3Service, S3ServiceBuilder};
 use s3s::validation::{AwsNameValidation, NameValidation};
-use s3s::{HttpError, HttpResponse};
+use s3s::{HttpError, StdError};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, Runtime};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{Notify, watch};
 use tokio_rustls::TlsAcceptor;
 
 use crate::bucket::{Bucket, Made};
 use crate::chunks::{self, Divided};
+use crate::errors::{NOT_OURS, NOT_OURS_TEXT};
 use crate::foreign::{self, Foreign, Route};
 use crate::hosts::Hosts;
 use crate::keyring::Shared as SharedKeys;
@@ -51,13 +59,15 @@ const XML_MAX: usize = 4 << 20;
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// How long the end waits for requests that are under way.
 const ENDING: Duration = Duration::from_secs(10);
+/// How long after a connection could not be accepted, or found no place, the next attempt is made.
+const AGAIN: Duration = Duration::from_millis(20);
 /// Threads that serve connections.
 const THREADS: usize = 4;
 
 /// Limits on what clients may take.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Connections at a time. Others wait until one ends.
+    /// Connections at a time. A further one takes the place of one that asks nothing, or waits.
     pub connections: usize,
     /// How long a connection may wait for the head of a request.
     pub idle: Duration,
@@ -135,7 +145,7 @@ impl Bound {
 
     /// Serves these buckets, and these of other stores. `log` receives a line when the keys are read again.
     pub fn serve(self, buckets: Vec<Made>, foreign: Vec<foreign::Made>, log: Log) -> Result<Server> {
-        let buckets = buckets.into_iter().map(opened).collect::<Result<Vec<_>>>()?;
+        let buckets = buckets.into_iter().map(|made| opened(made, &log)).collect::<Result<Vec<_>>>()?;
         let Bound { listener, address, tls, options, keys } = self;
         let keys = Arc::new(keys);
         let hosts = Hosts { domains: options.domains.clone() };
@@ -164,8 +174,8 @@ impl Bound {
             let _inside = runtime.enter();
             TcpListener::from_std(listener).map_err(cannot)?
         };
-        let slots = Arc::new(Semaphore::new(options.limits.connections.max(1)));
-        let shared = Arc::new(Shared { s3: builder.build(), tls, limits: options.limits, slots });
+        let places = Places::new(places::Limits::of(options.limits.connections));
+        let shared = Arc::new(Shared { s3: builder.build(), tls, limits: options.limits, places });
         let (stop, stopped) = watch::channel(false);
         runtime.spawn(keys.follow(log, stopped.clone()));
         runtime.spawn(accept(listener, shared.clone(), stopped));
@@ -174,11 +184,18 @@ impl Bound {
 }
 
 /// Opens a bucket, and removes what an earlier run left half done.
-fn opened(made: Made) -> Result<Arc<Bucket>> {
+fn opened(made: Made, log: &Log) -> Result<Arc<Bucket>> {
     let name = &made.name;
     check_name(name)?;
     let bucket = Bucket::new(made);
-    let cleaned = stage::clean(&bucket).and_then(|()| uploads::clean(&bucket));
+    let cleaned = match stage::clean(&bucket).and_then(|()| uploads::clean(&bucket)) {
+        // A user who may make a folder in the bucket does not keep it from being read.
+        Err(NOT_OURS) => {
+            log(&format!("nothing can be put into the bucket {}: {NOT_OURS_TEXT}", bucket.name()));
+            Ok(())
+        }
+        cleaned => cleaned,
+    };
     cleaned.map_err(|errno| {
         let error = std::io::Error::from_raw_os_error(errno.0);
         Failure::io(format!("cannot tidy up the bucket {}", bucket.name()), &error)
@@ -233,11 +250,10 @@ impl Server {
     pub fn end(&mut self) {
         let Some(runtime) = self.runtime.take() else { return };
         self.stop.send_replace(true);
-        let all = u32::try_from(self.shared.limits.connections.max(1)).unwrap_or(u32::MAX);
-        let slots = self.shared.slots.clone();
-        // The receiver of the signal holds a slot while it waits for a connection, and gives it back.
-        let _ =
-            runtime.block_on(async { tokio::time::timeout(ENDING, slots.acquire_many(all)).await.map(drop) });
+        let until = Deadline::after(ENDING);
+        while self.shared.places.count() > 0 && !until.is_over() {
+            std::thread::sleep(AGAIN / 4);
+        }
         runtime.shutdown_timeout(ENDING);
     }
 }
@@ -252,58 +268,64 @@ struct Shared {
     s3: S3Service,
     tls: Option<TlsAcceptor>,
     limits: Limits,
-    slots: Arc<Semaphore>,
+    places: Places,
 }
 
 async fn accept(listener: TcpListener, shared: Arc<Shared>, mut stop: watch::Receiver<bool>) {
     loop {
         let accepted = tokio::select! {
-            accepted = next(&listener, &shared) => accepted,
+            accepted = next(&listener, &shared.places) => accepted,
             _ = stop.changed() => return,
         };
         match accepted {
-            Some((stream, slot)) => {
-                tokio::spawn(connection(stream, slot, shared.clone(), stop.clone()));
+            Some((stream, place, cut)) => {
+                let served = connection(stream, place, shared.clone(), stop.clone());
+                tokio::spawn(async move {
+                    tokio::select! {
+                        () = served => {}
+                        () = cut.notified() => {}
+                    }
+                });
             }
             // No descriptors are left, or the client is gone already.
-            None => tokio::time::sleep(Duration::from_millis(50)).await,
+            None => tokio::time::sleep(AGAIN).await,
         }
     }
 }
 
-/// The next connection, as soon as there is room for it.
-async fn next(listener: &TcpListener, shared: &Shared) -> Option<(TcpStream, OwnedSemaphorePermit)> {
-    let slot = shared.slots.clone().acquire_owned().await.ok()?;
-    let (stream, _) = listener.accept().await.ok()?;
-    Some((stream, slot))
+/// The next connection, its place as soon as there is one, and what tells it that it has lost the place.
+async fn next(listener: &TcpListener, places: &Places) -> Option<(TcpStream, Arc<Place>, Arc<Notify>)> {
+    let (stream, from) = listener.accept().await.ok()?;
+    let (peer, cut) = (Peer::of_address(from.ip()), Arc::new(Notify::new()));
+    loop {
+        let end = cut.clone();
+        match places.enter(peer, false, move || end.notify_one()) {
+            Ok(place) => return Some((stream, Arc::new(place), cut)),
+            Err(Full) => tokio::time::sleep(AGAIN).await,
+        }
+    }
 }
 
-async fn connection(
-    stream: TcpStream,
-    slot: OwnedSemaphorePermit,
-    shared: Arc<Shared>,
-    stop: watch::Receiver<bool>,
-) {
+async fn connection(stream: TcpStream, place: Arc<Place>, shared: Arc<Shared>, stop: watch::Receiver<bool>) {
     let _ = stream.set_nodelay(true);
     let stream = Leaving::new(stream, shared.limits.patience);
     match shared.tls.clone() {
-        None => talk(stream, shared, stop).await,
+        None => talk(stream, place, shared, stop).await,
         Some(tls) => {
             if let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE, tls.accept(stream)).await {
-                talk(stream, shared, stop).await;
+                talk(stream, place, shared, stop).await;
             }
         }
     }
-    drop(slot);
 }
 
-async fn talk<S>(stream: S, shared: Arc<Shared>, mut stop: watch::Receiver<bool>)
+async fn talk<S>(stream: S, place: Arc<Place>, shared: Arc<Shared>, mut stop: watch::Receiver<bool>)
 where
     S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin + 'static,
 {
     let serve = {
         let shared = shared.clone();
-        service_fn(move |request| serve(shared.clone(), request))
+        service_fn(move |request| serve(shared.clone(), place.clone(), request))
     };
     let mut talking = std::pin::pin!(
         http1::Builder::new()
@@ -321,11 +343,41 @@ where
     let _ = talking.await;
 }
 
+/// The body of an answer. Until it is sent, the connection is at work.
+struct Answering {
+    body: s3s::Body,
+    _work: Work,
+}
+
+impl http_body::Body for Answering {
+    type Data = Bytes;
+    type Error = StdError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<std::result::Result<Frame<Bytes>, StdError>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
 async fn serve(
     shared: Arc<Shared>,
+    place: Arc<Place>,
     request: http::Request<Incoming>,
-) -> std::result::Result<HttpResponse, HttpError> {
-    let (parts, body) = request.into_parts();
+) -> std::result::Result<http::Response<Answering>, HttpError> {
+    let work = place.work();
+    let (mut parts, body) = request.into_parts();
+    // A check of a signature that is right tells the place.
+    parts.extensions.insert(place);
     let ends = waits_in_vain(&parts.headers);
     let answered = match guard::check(&parts.method, &parts.uri, &parts.headers) {
         Ok(()) => {
@@ -346,7 +398,7 @@ async fn serve(
         if ends {
             answer.headers_mut().insert(http::header::CONNECTION, http::HeaderValue::from_static("close"));
         }
-        answer
+        answer.map(|body| Answering { body, _work: work })
     })
 }
 

@@ -299,10 +299,7 @@ pub fn clean(bucket: &Bucket) -> Outcome<()> {
     if bucket.writable().is_err() {
         return Ok(());
     }
-    if there(bucket.lookup(Ino::ROOT, crate::keys::HIDDEN.as_bytes()))?.is_none() {
-        return Ok(());
-    }
-    let stage = bucket.hidden(STAGE)?;
+    let Some(stage) = bucket.hidden_if_there(STAGE)? else { return Ok(()) };
     for name in names(bucket, stage.node())? {
         let Some(found) = there(bucket.lookup(stage.node(), &name))? else { continue };
         if bucket.may_be_in_use(&found.attr) {

@@ -192,7 +192,7 @@ pub fn create(bucket: &Bucket, key: &str, dress: &Dress, summing: Option<Summing
     let id = stage::unique();
     let made = || -> Outcome<()> {
         let uploads = bucket.hidden(UPLOADS)?;
-        let folder = bucket.folder(uploads.node(), id.as_bytes(), false)?;
+        let folder = bucket.own_folder(uploads.node(), id.as_bytes())?;
         let node = folder.node();
         dress.headers.write(bucket, node)?;
         if let Some(tags) = &dress.tags {
@@ -220,11 +220,8 @@ pub fn find(bucket: &Bucket, key: &str, id: &str) -> Result<Upload> {
 }
 
 /// The folder with the uploads.
-fn folder(bucket: &Bucket) -> Outcome<Option<Found>> {
-    let Some(top) = there(bucket.lookup(base::Ino::ROOT, crate::keys::HIDDEN.as_bytes()))? else {
-        return Ok(None);
-    };
-    there(bucket.lookup(top.node(), UPLOADS))
+fn folder(bucket: &Bucket) -> Outcome<Option<Held>> {
+    bucket.hidden_if_there(UPLOADS)
 }
 
 fn get(bucket: &Bucket, id: &str) -> Outcome<Option<Upload>> {
@@ -233,6 +230,7 @@ fn get(bucket: &Bucket, id: &str) -> Outcome<Option<Upload>> {
     }
     let Some(uploads) = folder(bucket)? else { return Ok(None) };
     let Some(found) = there(bucket.lookup(uploads.node(), id.as_bytes()))? else { return Ok(None) };
+    let found = bucket.ours(found)?;
     there(read(bucket, id, found)).map(Option::flatten)
 }
 
@@ -394,17 +392,21 @@ pub fn complete(bucket: &Arc<Bucket>, key: &str, id: &str, asked: &Completion) -
 }
 
 /// Compares the checksums that a client gives for an object. `sum`: the one that the upload computes. Others
-/// come from the same checksums of all parts.
+/// come from the same checksums of all parts. The checksum of checksums has the number of parts behind it,
+/// which some clients leave out.
 fn compare(given: &s3s::dto::Checksum, sum: Option<&Sum>, parts: &[Part]) -> Result<()> {
     for algorithm in Algorithm::ALL {
         let Some(given) = algorithm.of(given) else { continue };
-        // The checksum of checksums has the number of parts behind it.
-        let summing = Summing { algorithm, full: !given.contains('-') };
-        let computed = match sum {
-            Some(sum) if sum.algorithm == algorithm.name() => Some(sum.clone()),
-            _ => summing.combine(parts),
+        let computed: Vec<Sum> = match sum {
+            Some(sum) if sum.algorithm == algorithm.name() => vec![sum.clone()],
+            _ => {
+                [true, false].iter().filter_map(|&full| Summing { algorithm, full }.combine(parts)).collect()
+            }
         };
-        if computed.is_some_and(|sum| sum.value != *given) {
+        let fits = |sum: &Sum| {
+            sum.value == *given || sum.value.split_once('-').is_some_and(|(value, _)| value == given)
+        };
+        if !computed.is_empty() && !computed.iter().any(fits) {
             return Err(s3_error!(BadDigest, "the object does not have the given checksum"));
         }
     }
@@ -524,7 +526,9 @@ pub fn clean(bucket: &Bucket) -> Outcome<()> {
     let Some(uploads) = folder(bucket)? else { return Ok(()) };
     for name in stage::names(bucket, uploads.node())? {
         let Some(found) = there(bucket.lookup(uploads.node(), &name))? else { continue };
-        if found.attr.kind != FileKind::Dir || bucket.may_be_in_use(&found.attr) {
+        // A folder of somebody else is no upload.
+        let Ok(found) = bucket.ours(found) else { continue };
+        if bucket.may_be_in_use(&found.attr) {
             continue;
         }
         if is_over(bucket, &name, found.node()) == Ok(true) {

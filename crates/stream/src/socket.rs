@@ -10,6 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use base::places::Peer;
+
 use crate::address::{Address, HOST_CID};
 use crate::frame::{self, BadFrame, HEADER, Head, Kind};
 
@@ -64,6 +66,36 @@ impl Socket {
     /// The socket as one of the standard library.
     pub fn into_stream(self) -> UnixStream {
         self.0
+    }
+
+    /// The other end, as far as strangers are told apart.
+    pub fn peer(&self) -> Peer {
+        // SAFETY: an address of zeros is valid, and says of no family that it is one.
+        let mut address: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
+        let mut len = size_of_val(&address) as libc::socklen_t;
+        let to = (&raw mut address).cast();
+        // SAFETY: the descriptor is open, and the kernel writes at most `len` bytes to an address that has
+        // them.
+        if unsafe { libc::getpeername(self.0.as_raw_fd(), to, &raw mut len) } < 0 {
+            return Peer::Unknown;
+        }
+        match i32::from(address.ss_family) {
+            libc::AF_VSOCK => {
+                // SAFETY: the kernel has just written an address of this family, and the storage is larger
+                // and aligned for all of them.
+                let vm: libc::sockaddr_vm = unsafe { std::ptr::read((&raw const address).cast()) };
+                Peer::Machine(vm.svm_cid)
+            }
+            libc::AF_UNIX => {
+                let user = rustix::net::sockopt::socket_peercred(&self.0);
+                user.map_or(Peer::Unknown, |who| Peer::User(who.uid.as_raw()))
+            }
+            _ => {
+                let ip = rustix::net::getpeername(&self.0).ok().flatten();
+                let ip = ip.and_then(|ip| std::net::SocketAddr::try_from(ip).ok());
+                ip.map_or(Peer::Unknown, |from| Peer::of_address(from.ip()))
+            }
+        }
     }
 
     /// Limits how long one send and one receive may stand still. `None`: no limit.

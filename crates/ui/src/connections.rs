@@ -1,6 +1,7 @@
 //! Connections of browsers, and what one client may take: the number of connections, the time for the head of
 //! a request, and the time in which it takes nothing of an answer are limited.
 
+use std::convert::Infallible;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -8,15 +9,21 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::{Body, Bytes, HttpBody};
+use axum::http::{Response, StatusCode};
+use axum::response::IntoResponse;
+use base::places::{self, Full, Peer, Place, Places, Work};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{Notify, watch};
 use tokio::time::Sleep;
 use tower_service::Service;
+
+use crate::guard::Guard;
 
 /// How long after a connection could not be accepted the next one is.
 const AGAIN: Duration = Duration::from_millis(50);
@@ -24,7 +31,8 @@ const AGAIN: Duration = Duration::from_millis(50);
 /// Limits on what clients may take.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Connections at a time. Others wait until one ends. WebSockets count as streams only.
+    /// Connections at a time. A further one takes the place of one that asks nothing, or waits. WebSockets
+    /// count as streams only.
     pub connections: usize,
     /// How long a connection may wait for the head of a request.
     pub idle: Duration,
@@ -39,16 +47,28 @@ impl Default for Limits {
 }
 
 /// Accepts connections until it is stopped.
-pub async fn accept(listener: TcpListener, router: Router, limits: Limits, mut stop: watch::Receiver<bool>) {
-    let slots = Arc::new(Semaphore::new(limits.connections));
+pub async fn accept(
+    listener: TcpListener,
+    (router, guard): (Router, Arc<Guard>),
+    limits: Limits,
+    mut stop: watch::Receiver<bool>,
+) {
+    let places = Places::new(places::Limits::keeping_work(limits.connections));
     loop {
         let accepted = tokio::select! {
-            accepted = next(&listener, &slots) => accepted,
+            accepted = next(&listener, &places) => accepted,
             _ = stop.wait_for(|stopped| *stopped) => return,
         };
         match accepted {
-            Some((stream, slot)) => {
-                tokio::spawn(talk(stream, slot, router.clone(), limits, stop.clone()));
+            Some((stream, place, cut)) => {
+                let served = (router.clone(), guard.clone());
+                let talk = talk(stream, place, served, limits, stop.clone());
+                tokio::spawn(async move {
+                    tokio::select! {
+                        () = talk => {}
+                        () = cut.notified() => {}
+                    }
+                });
             }
             // No descriptors are left, or the client is gone already.
             None => tokio::time::sleep(AGAIN).await,
@@ -56,23 +76,29 @@ pub async fn accept(listener: TcpListener, router: Router, limits: Limits, mut s
     }
 }
 
-/// The next connection, as soon as there is room for it.
-async fn next(listener: &TcpListener, slots: &Arc<Semaphore>) -> Option<(TcpStream, OwnedSemaphorePermit)> {
-    let slot = slots.clone().acquire_owned().await.ok()?;
-    let (stream, _) = listener.accept().await.ok()?;
-    Some((stream, slot))
+/// The next connection, its place as soon as there is one, and what tells it that it has lost the place.
+async fn next(listener: &TcpListener, places: &Places) -> Option<(TcpStream, Arc<Place>, Arc<Notify>)> {
+    let (stream, from) = listener.accept().await.ok()?;
+    let (peer, cut) = (Peer::of_address(from.ip()), Arc::new(Notify::new()));
+    loop {
+        let end = cut.clone();
+        match places.enter(peer, false, move || end.notify_one()) {
+            Ok(place) => return Some((stream, Arc::new(place), cut)),
+            Err(Full) => tokio::time::sleep(AGAIN).await,
+        }
+    }
 }
 
 async fn talk(
     stream: TcpStream,
-    slot: OwnedSemaphorePermit,
-    router: Router,
+    place: Arc<Place>,
+    (router, guard): (Router, Arc<Guard>),
     limits: Limits,
     mut stop: watch::Receiver<bool>,
 ) {
     let _ = stream.set_nodelay(true);
     let stream = Leaving { stream, patience: limits.patience, waiting: None };
-    let serve = service_fn(move |request: hyper::Request<Incoming>| router.clone().call(request));
+    let serve = service_fn(move |request| answer(router.clone(), place.clone(), guard.clone(), request));
     let mut talking = std::pin::pin!(
         http1::Builder::new()
             .timer(TokioTimer::new())
@@ -89,7 +115,50 @@ async fn talk(
         talking.as_mut().graceful_shutdown();
         let _ = talking.await;
     }
-    drop(slot);
+}
+
+/// Answers a request. A client that shows the token is known from then on.
+async fn answer(
+    mut router: Router,
+    place: Arc<Place>,
+    guard: Arc<Guard>,
+    request: hyper::Request<Incoming>,
+) -> Result<Response<Answering>, Infallible> {
+    if guard.is_known(request.headers()) {
+        place.know();
+    }
+    let Some(work) = place.try_work() else {
+        let why = "too many requests without the token are answered at the moment\n";
+        let answer = (StatusCode::SERVICE_UNAVAILABLE, why).into_response();
+        return Ok(answer.map(|body| Answering { body, _work: None }));
+    };
+    Ok(router.call(request).await?.map(|body| Answering { body, _work: Some(work) }))
+}
+
+/// The body of an answer. Until it is sent, the connection is at work.
+struct Answering {
+    body: Body,
+    _work: Option<Work>,
+}
+
+impl HttpBody for Answering {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<hyper::body::Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> hyper::body::SizeHint {
+        self.body.size_hint()
+    }
 }
 
 /// A connection whose client must take something of what is written in time. One that does not is cut, and

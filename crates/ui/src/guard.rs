@@ -23,6 +23,13 @@ impl Guard {
         self.token.is_some()
     }
 
+    /// Whether a request shows the token.
+    pub fn is_known(&self, headers: &HeaderMap) -> bool {
+        let given = headers.get(header::AUTHORIZATION).and_then(|given| given.to_str().ok());
+        let given = given.and_then(|given| given.strip_prefix("Bearer ")).unwrap_or("");
+        self.token.as_ref().is_some_and(|token| bool::from(given.as_bytes().ct_eq(token.as_bytes())))
+    }
+
     /// Whether a request is answered. If not, the status and a line that says why.
     pub fn admit(&self, method: &Method, headers: &HeaderMap) -> Result<(), (StatusCode, &'static str)> {
         let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or("");
@@ -44,15 +51,13 @@ impl Guard {
         if reads {
             return Ok(());
         }
-        let Some(token) = &self.token else {
+        if !self.has_token() {
             return Err((
                 StatusCode::FORBIDDEN,
                 "this dashboard has no token: start it with --ui-token FILE",
             ));
-        };
-        let given = headers.get(header::AUTHORIZATION).and_then(|given| given.to_str().ok());
-        let given = given.and_then(|given| given.strip_prefix("Bearer ")).unwrap_or("");
-        match bool::from(given.as_bytes().ct_eq(token.as_bytes())) {
+        }
+        match self.is_known(headers) {
             true => Ok(()),
             false => Err((StatusCode::UNAUTHORIZED, "send the token: Authorization: Bearer TOKEN")),
         }

@@ -23,7 +23,7 @@ use futures_util::stream;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::broadcast::error::RecvError;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::demo::Demos;
 use crate::guard::Guard;
@@ -33,6 +33,12 @@ use crate::{Daemons, Shown, assets};
 
 /// Streams at a time.
 pub const STREAMS: usize = 64;
+/// Questions to daemons at a time: fewer than a daemon answers to one process.
+pub const QUESTIONS: usize = 12;
+/// Those of clients without the token.
+const QUESTIONS_OPEN: usize = 8;
+/// How long a question waits for others.
+const TURN: Duration = Duration::from_secs(10);
 /// A stream without messages gets a sign of life this often.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(10);
 /// Chunks in an answer about heat, unless more are asked for, and at most.
@@ -42,11 +48,44 @@ const CHUNKS_MAX: u32 = 65_536;
 /// What handlers share.
 pub struct App {
     daemons: Arc<dyn Daemons>,
-    guard: Guard,
+    guard: Arc<Guard>,
+    questions: Questions,
     live: Arc<Live>,
     extras: Extras,
     streams: Arc<Semaphore>,
     stopped: watch::Receiver<bool>,
+}
+
+/// Questions to daemons that are under way. A daemon answers some requests of a process at a time, and its
+/// other places are for commands: so others wait here. Those who may read without the token leave some to
+/// those who have it.
+struct Questions {
+    all: Arc<Semaphore>,
+    open: Arc<Semaphore>,
+}
+
+impl Default for Questions {
+    fn default() -> Questions {
+        let new = |count| Arc::new(Semaphore::new(count));
+        Questions { all: new(QUESTIONS), open: new(QUESTIONS_OPEN) }
+    }
+}
+
+impl Questions {
+    /// Waits until a question may be asked. None: too many wait.
+    async fn turn(&self, known: bool) -> Option<(Option<OwnedSemaphorePermit>, OwnedSemaphorePermit)> {
+        let turn = async {
+            let open = if known { None } else { Some(self.open.clone().acquire_owned().await.ok()?) };
+            Some((open, self.all.clone().acquire_owned().await.ok()?))
+        };
+        tokio::time::timeout(TURN, turn).await.ok().flatten()
+    }
+}
+
+/// Whether a path asks a daemon for an answer, and not for a stream.
+fn asks(path: &str) -> bool {
+    let name = path.strip_prefix("/api/v1/").unwrap_or("");
+    !name.is_empty() && !name.starts_with("demos") && !matches!(name, "events" | "openapi.json")
 }
 
 /// What a dashboard shows beside mounts.
@@ -67,8 +106,14 @@ impl App {
         extras: Extras,
         stopped: watch::Receiver<bool>,
     ) -> Arc<App> {
-        let (streams, guard) = (Arc::new(Semaphore::new(STREAMS)), Guard::new(address, token));
-        Arc::new(App { daemons, guard, live: Arc::default(), extras, streams, stopped })
+        let (streams, guard) = (Arc::new(Semaphore::new(STREAMS)), Arc::new(Guard::new(address, token)));
+        let questions = Questions::default();
+        Arc::new(App { daemons, guard, questions, live: Arc::default(), extras, streams, stopped })
+    }
+
+    /// What says which requests are answered, and who shows the token.
+    pub fn guard(&self) -> Arc<Guard> {
+        self.guard.clone()
     }
 
     /// A file of the page.
@@ -125,6 +170,18 @@ pub fn router(app: Arc<App>) -> Router {
 
 async fn admitted(State(app): State<Arc<App>>, request: axum::extract::Request, next: Next) -> Response {
     match app.guard.admit(request.method(), request.headers()) {
+        Ok(()) if asks(request.uri().path()) => {
+            let known = app.guard.is_known(request.headers());
+            let Some(turn) = app.questions.turn(known).await else {
+                return (StatusCode::SERVICE_UNAVAILABLE, "too many questions are asked\n").into_response();
+            };
+            // On its own: a client that goes does not end the question, and must not give its turn back.
+            let asked = tokio::spawn(async move {
+                let _turn = turn;
+                next.run(request).await
+            });
+            asked.await.unwrap_or_else(|_| StatusCode::INTERNAL_SERVER_ERROR.into_response())
+        }
         Ok(()) => next.run(request).await,
         Err((status, why)) => (status, format!("{why}\n")).into_response(),
     }

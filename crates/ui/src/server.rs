@@ -18,14 +18,12 @@ use crate::Daemons;
 use crate::connections::{self, Limits};
 use crate::demo::Demos;
 use crate::lab::Lab;
-use crate::routes::{self, App, Extras, STREAMS};
+use crate::routes::{self, App, Extras, QUESTIONS, STREAMS};
 
 /// How long the end waits for requests that are under way.
 const ENDING: Duration = Duration::from_secs(2);
-/// Questions to daemons at a time.
-const QUESTIONS: usize = 32;
 /// Threads that wait for daemons. Each mount that a browser looks at has one, so questions find others.
-const WAITING: usize = STREAMS + QUESTIONS;
+const WAITING: usize = STREAMS + 2 * QUESTIONS;
 /// The least length of a token.
 const TOKEN_MIN: usize = 16;
 
@@ -112,8 +110,9 @@ impl Bound {
         let (stop, stopped) = watch::channel(false);
         let demos = demos.map(|folder| Demos::new(folder, stopped.clone()));
         let extras = Extras { demos: demos.clone(), lab };
-        let router = routes::router(App::new(daemons, address, token, extras, stopped.clone()));
-        runtime.spawn(connections::accept(listener, router, limits, stopped));
+        let app = App::new(daemons, address, token, extras, stopped.clone());
+        let guard = app.guard();
+        runtime.spawn(connections::accept(listener, (routes::router(app), guard), limits, stopped));
         Ok(Server { address, stop, demos, runtime: Some(runtime) })
     }
 }

@@ -45,9 +45,11 @@ fn a_restored_shared_volume_is_the_volume() {
     same(&nodes[0].mountpoint, &after.mountpoint);
     let done = run(covey().args(["fsck", "--json", &address]), LIMIT);
     assert!(done.status.success(), "{done:?}");
-    // The old volume does not own the origin any more, so no node writes to it.
-    let said = shared.nodes[0].try_mount(&[]).unwrap_err();
-    assert!(said.contains("restored elsewhere"), "{said}");
+    // The old volume does not own the origin any more, so it is only read.
+    shared.nodes[0].mount();
+    assert!(shared.nodes[0].log().contains("mounted for reading only"), "{}", shared.nodes[0].log());
+    let refused = fs::write(shared.path(0, "new"), "new").unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(libc::EROFS));
 }
 
 /// The database is lost, and the volume is restored under its old address. A node that has bytes of the lost

@@ -177,3 +177,30 @@ fn regression_a_daemon_that_listens_a_moment_later_is_heard() {
     });
     assert_eq!(heard.expect("it listens in time").unwrap(), 42);
 }
+
+/// Says where the daemon of the parent listens.
+const THERE: &str = "COVEY_TEST_DAEMON";
+const OTHER: &str = "control::tests::regression_one_process_does_not_keep_others_from_the_daemon";
+
+/// A dashboard, which others may read, had all places of the control socket, and commands of root got none.
+#[test]
+fn regression_one_process_does_not_keep_others_from_the_daemon() {
+    if let Some(folder) = std::env::var_os(THERE) {
+        ask_all(&ControlAddress::of_source(std::path::Path::new(&folder)));
+        return;
+    }
+    let temp = tempfile::tempdir().unwrap();
+    let address = ControlAddress::of_source(temp.path());
+    let patience = Duration::from_secs(600);
+    let _listener = Listener::with_patience(address.clone(), Arc::new(Parrot), patience).unwrap();
+    let silent: Vec<_> = (0..100).map(|_| address.connect().unwrap()).collect();
+    let mut other = std::process::Command::new(std::env::current_exe().unwrap());
+    let done = other.args([OTHER, "--exact", "--nocapture"]).env(THERE, temp.path()).output().unwrap();
+    let said = String::from_utf8_lossy(&done.stdout);
+    assert!(done.status.success() && said.contains("1 passed"), "{said}");
+    // This process is told why it gets no more.
+    let mut answer = String::new();
+    let mut last = silent.last().unwrap();
+    last.read_to_string(&mut answer).unwrap();
+    assert!(answer.contains("too many requests"), "{answer}");
+}

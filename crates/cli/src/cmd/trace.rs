@@ -114,7 +114,12 @@ fn record(args: &Args, list: &Path, term: Term) -> Result<u8> {
     }
     let address = ear_of(&args.path, "trace")?;
     let new = PathBuf::from(format!("{}.new", list.display()));
-    let mut out = BufWriter::new(File::create(&new).at("create", &new)?);
+    // One that an earlier command left, or that somebody else made, a link too, is not written to.
+    match std::fs::remove_file(&new) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error).at("remove", &new),
+        _ => {}
+    }
+    let mut out = BufWriter::new(File::create_new(&new).at("create", &new)?);
     let mut outcome = writeln!(out, "{}", reads::HEAD);
     let mut each = |part: Recorded| {
         for line in part.reads.iter().map(ReadRange::line) {

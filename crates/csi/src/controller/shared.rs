@@ -13,7 +13,7 @@
 
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use api::control::Request;
@@ -48,13 +48,20 @@ fn io_failed(verb: &str, path: &Path) -> impl Fn(io::Error) -> tonic::Status {
     move |error| refuse::io(what.clone(), &error)
 }
 
-/// The folder that the volumes are in, if it is a folder and no link.
+/// The folder that the volumes are in, if it is a folder and no link. It must be the driver's: others may be
+/// able to make folders at the root of the shared volume.
 fn top(mount: &Path, folder: &str) -> Answer<Option<PathBuf>> {
     let top = mount.join(folder);
-    match has_inner(mount, Path::new(folder)).map_err(io_failed("open", &top))? {
-        true => Ok(Some(top)),
-        false => Ok(None),
+    if !has_inner(mount, Path::new(folder)).map_err(io_failed("open", &top))? {
+        return Ok(None);
     }
+    let about = fs::symlink_metadata(&top).map_err(io_failed("look at", &top))?;
+    if ![0, api::caller::euid()].contains(&about.uid()) || about.mode() & 0o002 != 0 {
+        let what = format!("the folder {folder} of the shared volume is not the driver's");
+        let why = format!("it belongs to user {}, and has mode {:o}", about.uid(), about.mode() & 0o7777);
+        return Err(refuse::invalid(format!("{what}: {why}"), "remove it, or: chown root and chmod 700"));
+    }
+    Ok(Some(top))
 }
 
 /// Makes a volume, unless it is there. Returns its limit in bytes, 0 without one.
@@ -67,6 +74,8 @@ pub fn make(mount: &Path, new: &New<'_>) -> Answer<i64> {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(io_failed("make", &top)(error)),
         _ => {}
     }
+    // It may be there since, and be somebody else's.
+    self::top(mount, new.folder)?;
     let inner = Path::new(new.folder).join(format!("{NEW}{}", new.name));
     let (making, made) = (mount.join(&inner), top.join(new.name));
     take_away(&making)?;

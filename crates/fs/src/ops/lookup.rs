@@ -26,6 +26,7 @@ pub(crate) fn attr_of(ino: Ino, record: &InodeRecord) -> Result<Attr, Error> {
         mtime: record.mtime,
         ctime: record.ctime,
         btime: record.btime,
+        version: record.version(),
     })
 }
 

@@ -222,7 +222,7 @@ impl Core {
         let stored = self.store(ino, 0, &bytes)?;
         // Like a cached write: moving bytes moves no times.
         let how = How { cached: true, ..How::default() };
-        match self.commit_over(ino, Body::Packed(&stored.pieces), how, None, Some(record.change)) {
+        match self.commit_over(ino, Body::Moved(&stored.pieces), how, None, Some(record.change)) {
             Err(Error::Refused(Refusal::Changed)) => self.outline(ino),
             done => done,
         }

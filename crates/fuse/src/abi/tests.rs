@@ -139,6 +139,7 @@ fn attr() -> Attr {
         mtime: time,
         ctime: time,
         btime: time,
+        version: 0,
     }
 }
 

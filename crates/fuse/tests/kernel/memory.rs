@@ -199,6 +199,7 @@ fn blank(kind: FileKind, perm: u16) -> Attr {
         mtime: time,
         ctime: time,
         btime: time,
+        version: 0,
     }
 }
 

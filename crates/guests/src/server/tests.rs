@@ -12,8 +12,12 @@ struct World {
 }
 
 impl World {
-    /// A server with a secret.
     fn new(greeting: Duration) -> World {
+        World::of(|options| options.greeting = greeting)
+    }
+
+    /// A server with a secret.
+    fn of(set: impl FnOnce(&mut Options)) -> World {
         let folder = tempfile::tempdir().unwrap();
         let lines: Arc<Mutex<Vec<String>>> = Arc::default();
         let log = Arc::clone(&lines);
@@ -21,7 +25,7 @@ impl World {
             Options::new("test", b"test", Arc::new(move |line: &str| log.lock().push(line.to_owned())));
         let secret = Secret::from_text(&Secret::generate_text()).unwrap();
         options.secret = Some(secret.clone());
-        options.greeting = greeting;
+        set(&mut options);
         let mut server = Server::start(Gated::new(), options).unwrap();
         let address = server.listen(&Address::Unix(folder.path().join("s"))).unwrap();
         World { _folder: folder, _server: server, address, secret, lines }
@@ -74,4 +78,35 @@ fn regression_a_greeting_has_one_deadline() {
     }
     assert!(begin.elapsed() >= Duration::from_millis(900));
     assert!(world.lines.lock().iter().any(|line| line.contains("did not greet within 1 s")));
+}
+
+/// A client began sessions and left them. Each was remembered for a minute, and kept the other guests out.
+#[test]
+fn regression_sessions_that_were_left_give_their_places_up() {
+    allow_many_files();
+    let world = World::of(|options| {
+        (options.sharing, options.guests) = (Sharing::Many, 16);
+        options.linger = PATIENCE;
+    });
+    let greeted = || world.greet().map_err(|trouble| trouble.text);
+    let held: Vec<_> = (0..16).map(|_| greeted().unwrap_or_else(|why| panic!("{why}"))).collect();
+    assert!(greeted().is_err_and(|why| why.contains("16 guests are attached")), "they are connected");
+    drop(held);
+    let begin = base::time::monotonic();
+    while let Err(why) = greeted() {
+        assert!(begin.elapsed() < PATIENCE / 2, "{why}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// One that left before it mounted holds nothing, and is soon forgotten.
+#[test]
+fn regression_a_session_that_was_not_used_is_not_remembered_for_long() {
+    let world = World::of(|options| options.linger = 10 * PATIENCE);
+    drop(world.greet().unwrap_or_else(|trouble| panic!("{}", trouble.text)));
+    let begin = base::time::monotonic();
+    while let Err(trouble) = world.greet() {
+        assert!(begin.elapsed() < PATIENCE, "{}", trouble.text);
+        std::thread::sleep(Duration::from_millis(50));
+    }
 }

@@ -5,6 +5,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use base::places::{Peer, Work};
+
 use super::{Options, Server, Shared};
 use crate::counted::Counted;
 
@@ -26,14 +28,15 @@ impl Door {
     /// Why there is none, for people.
     pub fn admit(&self) -> Result<Visit, String> {
         let shared = &self.0;
+        let why = |(_, why)| why;
+        // A VMM's socket is its user's alone. It is at work until it is gone.
+        let place = Arc::new(shared.place(Peer::Unknown, true, || {}).map_err(why)?);
+        let work = place.work();
         let guests = shared.guests.lock();
-        if shared.ended.load(Ordering::Acquire) {
-            return Err("the server ends".to_owned());
-        }
-        shared.has_place(&guests).map_err(|(_, why)| why)?;
+        shared.may_attach(&guests).map_err(why)?;
         shared.visits.fetch_add(1, Ordering::AcqRel);
         let number = shared.last_guest.fetch_add(1, Ordering::Relaxed) + 1;
-        Ok(Visit { shared: Arc::clone(shared), number })
+        Ok(Visit { shared: Arc::clone(shared), number, _work: work })
     }
 
     /// How guests are served.
@@ -51,6 +54,8 @@ impl Door {
 pub struct Visit {
     shared: Arc<Shared>,
     number: u64,
+    /// Holds the place.
+    _work: Work,
 }
 
 impl Visit {

@@ -39,7 +39,7 @@ pub(super) fn set(view: &View, ctx: &Ctx, ino: Ino, set: &SetAttrs) -> Result<Ch
         record.mtime = ctx.now;
         if more {
             draft.change.more = true;
-            draft.update(&node, record);
+            draft.update_bytes(&node, record);
             return Ok(draft.finish());
         }
     }
@@ -57,7 +57,11 @@ pub(super) fn set(view: &View, ctx: &Ctx, ino: Ino, set: &SetAttrs) -> Result<Ch
         // both times.
         record.ctime = if record.is_dir() { ctime.max(current_ctime(view, &node)?) } else { ctime };
     }
-    draft.update(&node, record);
+    if record.size != node.record.size {
+        draft.update_bytes(&node, record);
+    } else {
+        draft.update(&node, record);
+    }
     Ok(draft.finish())
 }
 

@@ -29,7 +29,7 @@ pub(super) struct Write<'a> {
 pub(super) fn write(view: &View, ctx: &Ctx, op: &Write<'_>) -> Result<Change, Stop> {
     let mut ask = Ask::new(view);
     ask.row(&Key::inode(op.ino));
-    if let Body::Packed(pieces) = op.body {
+    if let Body::Packed(pieces) | Body::Moved(pieces) = op.body {
         check_pieces(pieces)?;
         for group in pages(pieces) {
             ask.row(&Key::extents(op.ino, page_of(group[0].at)));
@@ -49,7 +49,9 @@ pub(super) fn write(view: &View, ctx: &Ctx, op: &Write<'_>) -> Result<Change, St
     let mut record = draft.touched(view, ctx, &node)?;
     match op.body {
         Body::Inline(bytes) => write_inline(&mut draft, view, &node, &mut record, bytes)?,
-        Body::Packed(pieces) => write_packed(&mut draft, view, &node, &mut record, pieces)?,
+        Body::Packed(pieces) | Body::Moved(pieces) => {
+            write_packed(&mut draft, view, &node, &mut record, pieces)?
+        }
     }
     if op.cached {
         record.ctime = node.record.ctime;
@@ -67,7 +69,10 @@ pub(super) fn write(view: &View, ctx: &Ctx, op: &Write<'_>) -> Result<Change, St
         let row = ContentRow { pack: piece.pack, offset: piece.offset, len: piece.len };
         draft.put(Key::content(hash), row.encode());
     }
-    draft.update(&node, record);
+    match op.body {
+        Body::Moved(_) => draft.update(&node, record),
+        Body::Inline(_) | Body::Packed(_) => draft.update_bytes(&node, record),
+    };
     Ok(draft.finish())
 }
 

@@ -133,8 +133,17 @@ impl Draft {
     }
 
     /// Writes an inode over what was seen. Returns the record as written.
-    pub fn update(&mut self, node: &Node, mut record: InodeRecord) -> InodeRecord {
-        record.change = node.record.change.wrapping_add(1);
+    pub fn update(&mut self, node: &Node, record: InodeRecord) -> InodeRecord {
+        self.write(node, record, false)
+    }
+
+    /// The same for an inode whose bytes change.
+    pub fn update_bytes(&mut self, node: &Node, record: InodeRecord) -> InodeRecord {
+        self.write(node, record, true)
+    }
+
+    fn write(&mut self, node: &Node, mut record: InodeRecord, bytes: bool) -> InodeRecord {
+        record.change = InodeRecord::next_change(node.record.change, bytes);
         self.check_seen(node.key.clone(), Some(&node.seen));
         self.put(node.key.clone(), node.row(record));
         self.change.inode = Some((node.ino, record));
@@ -168,7 +177,7 @@ impl Draft {
         }
         if record.is_dir() {
             record.nlink = 0;
-            record.change = record.change.wrapping_add(1);
+            record.change = InodeRecord::next_change(record.change, false);
             self.check_seen(node.key.clone(), Some(&node.seen));
             self.check_empty(Key::dentries(node.ino, 0));
             self.del(node.key.clone());

@@ -60,6 +60,8 @@ pub enum Body<'a> {
     /// Packed pieces, ascending, not overlapping. If the file was inline, they must cover it from 0 to its
     /// size (or the plan is refused with [`Refusal::MustOutline`]).
     Packed(&'a [Piece]),
+    /// The same pieces, which hold the bytes that an inline file has already: no byte changes.
+    Moved(&'a [Piece]),
 }
 
 /// Attributes and times to set; `None` leaves one as it is.

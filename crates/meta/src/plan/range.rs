@@ -52,7 +52,7 @@ pub(super) fn punch(
     charge(&mut draft, ledger, &mut record);
     draft.drop_privileges(ino, &mut record, None);
     draft.change.more = more;
-    draft.update(&node, record);
+    draft.update_bytes(&node, record);
     Ok(draft.finish())
 }
 
@@ -166,7 +166,7 @@ pub(super) fn copy(view: &View, ctx: &Ctx, op: &Copy) -> Result<Change, Stop> {
     if op.from != op.to {
         draft.check_seen(source.key.clone(), Some(&source.seen));
     }
-    draft.update(&node, record);
+    draft.update_bytes(&node, record);
     draft.change.done = op.len;
     Ok(draft.finish())
 }

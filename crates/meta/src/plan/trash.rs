@@ -76,7 +76,7 @@ pub(super) fn restore(view: &View, ctx: &Ctx, ino: Ino, parent: Ino, name: &[u8]
     let inode = Key::inode(ino);
     let seen = view.row(&inode)?.cloned();
     draft.check_seen(inode.clone(), seen.as_ref());
-    record.change = record.change.wrapping_add(1);
+    record.change = InodeRecord::next_change(record.change, false);
     draft.put(inode, record.encode());
     draft.change.inode = Some((ino, record));
     Ok(draft.finish())

@@ -251,3 +251,21 @@ fn an_inode_that_counts_for_a_quota_is_eight_bytes_longer() {
     let root = InodeRecord { flags: plain.flags | InodeRecord::QUOTA_ROOT, ..plain };
     assert!(InodeRecord::decode(&root.encode()).is_err());
 }
+
+/// Programs that compare versions rely on it: other changes must not look like a change of the bytes.
+#[test]
+fn a_change_of_the_bytes_moves_the_version() {
+    let version = |change| InodeRecord { change, ..sample() }.version();
+    let mut change = 0;
+    for wanted in 1..4 {
+        for _ in 0..1000 {
+            change = InodeRecord::next_change(change, false);
+            assert_eq!(version(change), wanted - 1);
+        }
+        let before = change;
+        change = InodeRecord::next_change(change, true);
+        assert!(change > before && version(change) == wanted);
+    }
+    // More changes than fit move it too, and never back.
+    assert_eq!(version(InodeRecord::next_change((4 << 20) - 1, false)), 4);
+}

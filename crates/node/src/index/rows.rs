@@ -394,7 +394,11 @@ impl Pass<'_> {
             let is_unchanged =
                 same.as_ref().is_some_and(|same| (&same.etag, same.size) == (&row.etag, row.size));
             row.ino = same.as_ref().map_or_else(|| self.take_ino(), |same| same.ino);
-            row.change = same.as_ref().map_or(1, |same| same.change + u64::from(!is_unchanged));
+            row.change = match &same {
+                None => 1,
+                Some(same) if is_unchanged => same.change,
+                Some(same) => InodeRecord::next_change(same.change, true),
+            };
             row.pack = match same.filter(|_| is_unchanged) {
                 Some(same) => same.pack,
                 None => self.take_packs(entry.size),

@@ -1,23 +1,44 @@
-//! The part of HTTP that a page of figures needs: GET /metrics, one caller at a time. Every read and write is
-//! bounded in length and time.
+//! The part of HTTP that a page of figures needs: GET /metrics. Every read and write is bounded in length and
+//! time, and callers that only hold places give them up ([`base::places`]).
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+
+use base::places::{Limits, Peer, Places};
 
 /// The largest head of a request.
 const HEAD_MAX: usize = 8 << 10;
 /// The time that a caller has to ask, and to take the answer.
 const PATIENCE: Duration = Duration::from_secs(3);
 
+/// Callers at a time. The page is rendered for one of them at a time.
+const CALLERS: usize = 16;
+
+/// What renders the page.
+pub type Render = Box<dyn Fn() -> String + Send>;
+
 /// Answers forever. `page` renders the page.
-pub fn serve(door: &TcpListener, page: &dyn Fn() -> String) {
-    for caller in door.incoming() {
-        match caller {
-            Ok(caller) => answer(&caller, page),
+pub fn serve(door: &TcpListener, page: Render) {
+    let (places, page) = (Places::new(Limits::of(CALLERS)), Arc::new(Mutex::new(page)));
+    loop {
+        let accepted = door.accept().and_then(|(caller, from)| Ok((caller.try_clone()?, caller, from)));
+        let Ok((cut, caller, from)) = accepted else {
             // For example, no descriptor is left. That may pass.
-            Err(_) => std::thread::sleep(Duration::from_millis(100)),
-        }
+            std::thread::sleep(Duration::from_millis(100));
+            continue;
+        };
+        let end = move || drop(cut.shutdown(Shutdown::Both));
+        // Nobody has a key here, so a place is always given up.
+        let Ok(place) = places.enter(Peer::of_address(from.ip()), false, end) else { continue };
+        let page = page.clone();
+        let answer = move || {
+            let _place = place;
+            answer(&caller, &|| page.lock().unwrap_or_else(PoisonError::into_inner)());
+        };
+        // Without a thread the caller gets no answer, and asks again.
+        let _ = base::thread::spawn("covey-scrape", answer);
     }
 }
 
@@ -34,7 +55,7 @@ fn answer(mut caller: &TcpStream, page: &dyn Fn() -> String) {
     );
     // A caller that does not take its answer gets none.
     let _ = caller.write_all(text.as_bytes());
-    let _ = caller.shutdown(std::net::Shutdown::Write);
+    let _ = caller.shutdown(Shutdown::Write);
 }
 
 /// The first line of a request, once its head is complete.
@@ -84,7 +105,7 @@ mod tests {
     fn what_is_asked_is_answered_and_nothing_else() {
         let door = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = door.local_addr().unwrap();
-        std::thread::spawn(move || serve(&door, &|| "figures 1\n".to_owned()));
+        std::thread::spawn(move || serve(&door, Box::new(|| "figures 1\n".to_owned())));
         let page = ask(address, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
         assert!(page.starts_with("HTTP/1.1 200 OK\r\n") && page.ends_with("\r\n\r\nfigures 1\n"), "{page}");
         assert!(page.contains("Content-Length: 10\r\n"));
@@ -105,6 +126,20 @@ mod tests {
         let silent = TcpStream::connect(address).unwrap();
         ask(address, &vec![b'x'; 100 << 10]);
         assert!(ask(address, b"GET /metrics HTTP/1.1\r\n\r\n").contains("figures"));
+        drop(silent);
+    }
+
+    /// Each silent caller delayed all others for three seconds.
+    #[test]
+    fn regression_silent_callers_keep_nobody_waiting() {
+        let door = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = door.local_addr().unwrap();
+        std::thread::spawn(move || serve(&door, Box::new(|| "figures 1\n".to_owned())));
+        // All of them together would take minutes.
+        let silent: Vec<TcpStream> = (0..200).map(|_| TcpStream::connect(address).unwrap()).collect();
+        let begin = base::time::monotonic();
+        assert!(ask(address, b"GET /metrics HTTP/1.1\r\n\r\n").contains("figures"));
+        assert!(begin.elapsed() < Duration::from_secs(60), "{:?}", begin.elapsed());
         drop(silent);
     }
 }

@@ -76,7 +76,7 @@ fn regression_a_folder_that_another_request_makes_first_is_used() {
     let volume = fs.volume.clone();
     fs.ask_first(move |call| {
         if let Call::Mkdir(parent, name) = call {
-            volume.mkdir(&ROOT, parent, &name, 0o755, 0).unwrap();
+            volume.mkdir(&ROOT, parent, &name, 0o700, 0).unwrap();
         }
         None
     });
@@ -287,4 +287,70 @@ fn regression_a_checksum_is_compared_although_the_upload_began_without_one() {
     };
     assert_eq!(code(with(Some("AAAAAA==".to_owned()))), "BadDigest");
     assert_eq!(code(with(crc)), "fine");
+}
+
+/// minio-go leaves out the number of parts behind a checksum of checksums, and its uploads were refused.
+#[test]
+fn regression_a_checksum_of_checksums_may_come_without_the_number_of_parts() {
+    for (summing, given) in [(Some("CRC32"), true), (None, true), (Some("CRC32"), false)] {
+        let bucket = bucket();
+        let summing = Summing::asked(summing, None).unwrap();
+        let id = uploads::create(&bucket, "big/x", &Dress::default(), summing).unwrap();
+        let parts = vec![part(&bucket, &id, 1, b"data")];
+        let raw =
+            base64_simd::STANDARD.decode_to_vec(parts[0].sums.checksum_crc32.as_ref().unwrap()).unwrap();
+        let sum = <s3s::crypto::Crc32 as s3s::crypto::Checksum>::checksum(&raw);
+        let mut completion = Completion { parts, ..Completion::default() };
+        let sum = if given { base64_simd::STANDARD.encode_to_string(sum) } else { "AAAAAA==".to_owned() };
+        completion.sums.checksum_crc32 = Some(sum);
+        let wanted = if given { "fine" } else { "BadDigest" };
+        assert_eq!(code(uploads::complete(&bucket, "big/x", &id, &completion)), wanted);
+    }
+}
+
+/// Everybody may make files at the top of some mounts. A user made the gateway's folder first, and could read
+/// the parts that clients sent, and exchange them.
+#[test]
+fn regression_a_folder_that_somebody_else_made_is_not_used() {
+    let other = Caller { uid: 1234, gid: 1234, pid: 0 };
+    let tries = |bucket: &Arc<Bucket>| {
+        let key_of = |text| put_if(bucket, text, b"1", &Conditions::default());
+        [
+            code(key_of("k")),
+            code(uploads::create(bucket, "k", &Dress::default(), None)),
+            code(uploads::all(bucket)),
+        ]
+    };
+    let hidden = |bucket: &Arc<Bucket>, by: &Caller, perm, below: bool| {
+        let top = bucket.fs().mkdir(by, Ino::ROOT, HIDDEN.as_bytes(), perm, 0).unwrap().node;
+        for name in [b"stage".as_slice(), b"uploads"].into_iter().filter(|_| below) {
+            bucket.fs().mkdir(by, top, name, perm, 0).unwrap();
+        }
+    };
+    for (by, perm) in [(&other, 0o777), (&other, 0o700), (&ROOT, 0o777), (&ROOT, 0o750)] {
+        let bucket = bucket();
+        hidden(&bucket, by, perm, true);
+        assert_eq!(tries(&bucket), ["AccessDenied"; 3], "{} {perm:o}", by.uid);
+        let said = put_if(&bucket, "k", b"1", &Conditions::default()).unwrap_err();
+        assert!(said.message().unwrap().contains(HIDDEN), "{said:?}");
+        assert_eq!(stage::clean(&bucket), Err(crate::errors::NOT_OURS));
+        assert_eq!(all(&bucket, "", None, 10).0, [] as [&str; 0], "and what is there can be listed");
+    }
+    let linked = bucket();
+    linked.fs().symlink(&other, Ino::ROOT, HIDDEN.as_bytes(), b"elsewhere").unwrap();
+    assert_eq!(tries(&linked)[..2], ["AccessDenied"; 2]);
+    let fine = bucket();
+    hidden(&fine, &ROOT, 0o700, true);
+    assert_eq!(tries(&fine), ["fine"; 3]);
+}
+
+/// A folder below one that was open once is looked at too.
+#[test]
+fn an_upload_in_a_folder_of_somebody_else_is_not_found() {
+    let bucket = bucket();
+    let (id, completion) = upload(&bucket);
+    let set = fs::api::SetAttr { uid: Some(1234), ..Default::default() };
+    bucket.fs().setattr(&ROOT, upload_of(&bucket, &id).unwrap(), &set).unwrap();
+    assert_eq!(code(uploads::complete(&bucket, "big/x", &id, &completion)), "AccessDenied");
+    uploads::clean(&bucket).unwrap();
 }
