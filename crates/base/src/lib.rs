@@ -1,7 +1,7 @@
 //! The lowest crate: names for things, and the only access to what is not deterministic.
 //!
-//! Nothing here does I/O, except that a secret is read from its file, a file is locked, and a line is printed.
-//! Every other crate depends on this one, and this one depends on none of them.
+//! Nothing here does I/O, except that a secret is read from its file, a file is locked, and a line is
+//! printed. Every other crate depends on this one, and this one depends on none of them.
 //!
 //! - [`id`]: inode numbers, pack numbers, blob ids.
 //! - [`scale`]: the scale of histograms.

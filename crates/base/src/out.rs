@@ -1,7 +1,7 @@
 //! Lines for the person in front of a terminal.
 //!
-//! `println!` and `eprintln!` end the thread if nobody reads what they print: the reader of a pipe has ended, or
-//! the disk of a log is full. Work that was asked for must not end because of that.
+//! `println!` and `eprintln!` end the thread if nobody reads what they print: the reader of a pipe has ended,
+//! or the disk of a log is full. Work that was asked for must not end because of that.
 
 use std::fmt::Display;
 use std::io::{self, Write};

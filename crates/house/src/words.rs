@@ -79,7 +79,9 @@ pub fn check(source: &Source) -> Vec<Finding> {
     }
     // Programs for developers may end when nobody reads what they print.
     if source.path.starts_with("crates/") {
-        source.find("println!").for_each(|at| found(at, "println!", PRINTS));
+        for word in ["println!", "eprintln!"] {
+            source.find(word).for_each(|at| found(at, word, PRINTS));
+        }
     }
     if imports_std_thread(source) && !THREAD.contains(&source.path.as_str()) {
         let spawns = source.find("thread::spawn").filter(|&at| !source.code[..at].ends_with("::"));

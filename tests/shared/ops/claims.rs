@@ -129,8 +129,8 @@ fn regression_a_dump_restored_under_mounted_nodes_is_another_database() {
     assert_eq!(run(covey().args(["fsck", &shared.address]), LIMIT).code(), 0);
 }
 
-/// A standby takes the place of its primary. Nodes that saw it claim the origin for it, so that what is removed
-/// is still deleted there, and new nodes write.
+/// A standby takes the place of its primary. Nodes that saw it claim the origin for it, so that what is
+/// removed is still deleted there, and new nodes write.
 #[test]
 fn a_promoted_standby_holds_the_names() {
     requires!(Need::Covey);

@@ -1,5 +1,5 @@
-//! `covey origin mark`: recreates an origin's marker after it was lost. `covey origin claim`: makes a database the
-//! one that holds the names of a shared volume.
+//! `covey origin mark`: recreates an origin's marker after it was lost. `covey origin claim`: makes a
+//! database the one that holds the names of a shared volume.
 //!
 //! Covey refuses an origin without a marker, for good reason: the disk may not be mounted, or the bucket may
 //! be another one. So this command first examines everything that shows which volume the place belongs to:

@@ -151,8 +151,8 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     Ok(u8::from(outcome.not_stored.is_some()))
 }
 
-/// Has the daemon store what programs have written. What it cannot store now, it most likely cannot store when
-/// it ends, and then nobody would be told.
+/// Has the daemon store what programs have written. What it cannot store now, it most likely cannot store
+/// when it ends, and then nobody would be told.
 fn store(mount: &Mounted, deadline: Deadline) -> Result<()> {
     let within = deadline.sooner(Deadline::after(STORING));
     fuse::mount::hand_over(&mount.path, within.within(flush::HAND_OVER).left());

@@ -39,8 +39,8 @@ pub(super) enum Outcome {
 
 /// What must hold for any commit of a store.
 pub(super) enum Guard {
-    /// Its session lasts, with this epoch and this lease. The lease tells two nodes apart that got one number,
-    /// because the cluster was put back to an earlier state in between.
+    /// Its session lasts, with this epoch and this lease. The lease tells two nodes apart that got one
+    /// number, because the cluster was put back to an earlier state in between.
     Session { alive: Vec<u8>, epoch: String, lease: i64 },
     /// Its volume is there.
     Volume(Vec<u8>),

@@ -2,10 +2,10 @@
 //!
 //! Each node that writes has a row with a number, an epoch, a random token and the time at which it expires,
 //! by the server's clock. Every commit of a joined store names the number, the epoch and the token, and the
-//! server refuses it if they are not the present ones or the time is over. The token tells two nodes apart that
-//! got one number, because the database was put back to an earlier state in between. A commit holds the row `for key share` until it ends. A call
-//! that gives the place to another process changes the row under `for update`. So once that call returns, no
-//! commit of the earlier session takes effect.
+//! server refuses it if they are not the present ones or the time is over. The token tells two nodes apart
+//! that got one number, because the database was put back to an earlier state in between. A commit holds the
+//! row `for key share` until it ends. A call that gives the place to another process changes the row under
+//! `for update`. So once that call returns, no commit of the earlier session takes effect.
 //!
 //! A number is small, belongs to one node for ever, and is never given to another.
 

@@ -303,7 +303,8 @@ impl Core {
         let until: Instant = time::monotonic() + FORGETS;
         let all = || steps.first.iter().chain(&steps.below);
         let held = || all().filter(|step| step.dir.is_some() && self.refs.of(step.ino) > 0);
-        // What the kernel remembers in such a folder holds the folder, also when no program has it open any more.
+        // What the kernel remembers in such a folder holds the folder, also when no program has it open any
+        // more.
         let folders: HashSet<Ino> = held().map(|step| step.ino).collect();
         let inside = steps.below.iter().rev().filter(|step| folders.contains(&step.parent));
         inside.for_each(|step| told.was_removed(step.parent, &step.name));

@@ -6,27 +6,22 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::forgot::Confirmed;
+use super::forgot::{AGAIN, Confirmed, Sent, counted_in, note_lost};
 use super::journal::Journal;
 use super::promise::KeptByKernel;
 use super::queue::{Batch, Queue};
 use super::state::State;
 use super::{Core, TURN};
 use crate::key::Key;
-use crate::record::decode_u64;
-use crate::store::{CommitError, StoreError, Value};
+use crate::store::{CommitError, StoreError};
 
 /// How long a batch waits for further changes.
 const GATHER: Duration = Duration::from_millis(20);
-/// The pause before a batch is sent again.
-pub(super) const AGAIN: Duration = Duration::from_millis(50);
 /// How many rows may wait.
 const ROWS_MAX: usize = 20_000;
 /// How long a change may wait before later ones wait for it. So an outage of the database delays programs,
 /// and endangers no more than what they did in this time.
 const AGE_MAX: Duration = Duration::from_secs(1);
-/// How many lost inodes are told to fsync.
-const LOST_MAX: usize = 1 << 16;
 
 /// Whether so much is waiting that changes must wait.
 pub(super) fn is_late(queue: &Queue) -> bool {
@@ -45,13 +40,6 @@ impl State {
     pub fn last(&self) -> Upto {
         Upto { batch: self.queue.last(), sessions: self.sessions }
     }
-}
-
-/// What became of a batch.
-pub(super) enum Sent {
-    Done,
-    /// Its session, or one of its leases, has ended.
-    Lost,
 }
 
 impl Core {
@@ -244,19 +232,5 @@ impl Core {
             ));
         }
         self.kernel_lets_go_of_the_forgotten(&kept);
-    }
-}
-
-/// How many batches of a session the engine has, by the rows of a conflict. `None`: as many as was thought.
-pub(super) fn counted_in(rows: &[(Key, Option<Value>)], key: &Key) -> Option<u64> {
-    let row = rows.iter().find(|(other, _)| other == key);
-    row.and_then(|(_, value)| decode_u64(value.as_deref()).ok())
-}
-
-pub(super) fn note_lost(lost: &mut hashbrown::HashSet<base::Ino>, batch: &Batch) {
-    for ino in batch.inodes() {
-        if lost.len() < LOST_MAX {
-            lost.insert(ino);
-        }
     }
 }

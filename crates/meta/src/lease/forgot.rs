@@ -3,8 +3,8 @@
 //!
 //! The row of the session counts its batches. If it counts fewer than were confirmed, the engine has lost the
 //! last ones. This node keeps these for a while, and sends them once more, in their order. Each holds only if
-//! its leases do, as when it was sent first. The first one that the engine refuses, and those after it, are lost:
-//! the log names them, and fsync(2) of their files fails once.
+//! its leases do, as when it was sent first. The first one that the engine refuses, and those after it, are
+//! lost: the log names them, and fsync(2) of their files fails once.
 //!
 //! A lease that the engine has forgotten may have been given to another node. So nothing is remembered after
 //! that, and nothing is answered from memory until then.
@@ -13,20 +13,30 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Core;
-use super::behind::{AGAIN, Sent, counted_in, note_lost};
 use super::promise::KeptByKernel;
 use super::queue::Batch;
 use super::row::Holder;
+use super::{Core, Leases};
 use crate::key::Key;
 use crate::record::decode_u64;
-use crate::store::{CommitError, StoreError};
+use crate::store::{CommitError, StoreError, Value};
 
+/// The pause before a batch is sent again.
+pub(super) const AGAIN: Duration = Duration::from_millis(50);
+/// How many lost inodes are told to fsync.
+const LOST_MAX: usize = 1 << 16;
 /// Confirmed batches are kept for so long, and no more bytes of them than this.
 const KEEP: Duration = Duration::from_secs(600);
 const KEEP_BYTES: usize = 16 << 20;
 /// How many names the log tells of what was lost.
 const NAMES: usize = 10;
+
+/// What became of a batch.
+pub(super) enum Sent {
+    Done,
+    /// Its session, or one of its leases, has ended.
+    Lost,
+}
 
 /// What the engine has confirmed to this node.
 #[derive(Default)]
@@ -72,6 +82,14 @@ impl Confirmed {
         self.last = Some((me, number));
         self.kept.clear();
         self.bytes = 0;
+    }
+}
+
+impl Leases {
+    /// The engine may have lost what it confirmed last: its server began anew, or another one took its place.
+    /// Nothing is answered from memory until that is known.
+    pub fn engine_began_anew(&self) {
+        self.core.suspect();
     }
 }
 
@@ -188,6 +206,20 @@ impl Core {
             "the database had lost the last {count} batches of changes that it had confirmed to this node, and other nodes have gone on without them; {} are lost{such}",
             batches.len()
         ));
+    }
+}
+
+/// How many batches of a session the engine has, by the rows of a conflict. `None`: as many as was thought.
+pub(super) fn counted_in(rows: &[(Key, Option<Value>)], key: &Key) -> Option<u64> {
+    let row = rows.iter().find(|(other, _)| other == key);
+    row.and_then(|(_, value)| decode_u64(value.as_deref()).ok())
+}
+
+pub(super) fn note_lost(lost: &mut hashbrown::HashSet<base::Ino>, batch: &Batch) {
+    for ino in batch.inodes() {
+        if lost.len() < LOST_MAX {
+            lost.insert(ino);
+        }
     }
 }
 

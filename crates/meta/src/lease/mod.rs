@@ -258,12 +258,6 @@ impl Leases {
         self.core.session_ended();
     }
 
-    /// The engine may have lost what it confirmed last: its server began anew, or another one took its place.
-    /// Nothing is answered from memory until that is known.
-    pub fn engine_began_anew(&self) {
-        self.core.suspect();
-    }
-
     /// Whether a directory can be listed from memory, with what a listing asks for beside its names.
     pub fn has_listing(&self, dir: Ino) -> bool {
         let held =

@@ -151,7 +151,7 @@ impl Batch {
 
     /// Names that are made or removed.
     pub fn names(&self) -> impl Iterator<Item = String> {
-        self.rows.keys().filter_map(super::replay::name_in)
+        self.rows.keys().filter_map(name_in)
     }
 
     /// The inodes that the batch is about.
@@ -195,6 +195,11 @@ impl Batch {
         commit.session = Some(me.into());
         commit
     }
+}
+
+/// The name in a key of a directory entry.
+pub(super) fn name_in(key: &Key) -> Option<String> {
+    key.as_dentry().map(|dentry| format!("{:?}", String::from_utf8_lossy(dentry.name)))
 }
 
 /// The batches that are not in the engine, and how far the earlier ones are.

@@ -16,10 +16,10 @@ use std::time::{Duration, Instant};
 use base::Ino;
 use blob::PackStore;
 
-use super::behind::counted_in;
+use super::forgot::counted_in;
 use super::journal::Left;
 use super::journal::record::Change;
-use super::queue::Batch;
+use super::queue::{Batch, name_in};
 use super::row::Holder;
 use crate::key::{Key, tags};
 use crate::record::{Dentry, decode_u64};
@@ -309,11 +309,6 @@ impl Replayed {
             .flat_map(|change| change.commit.puts.iter().map(|(key, _)| key).chain(&change.commit.dels));
         keys.filter_map(name_in)
     }
-}
-
-/// The name in a key of a directory entry.
-pub(super) fn name_in(key: &Key) -> Option<String> {
-    key.as_dentry().map(|dentry| format!("{:?}", String::from_utf8_lossy(dentry.name)))
 }
 
 /// A change for a person.

@@ -1,5 +1,5 @@
-//! Whether the bytes that the names of a shared volume refer to are anywhere: in the origin, or on a node that has
-//! the volume mounted.
+//! Whether the bytes that the names of a shared volume refer to are anywhere: in the origin, or on a node
+//! that has the volume mounted.
 
 use std::collections::HashMap;
 use std::sync::Arc;

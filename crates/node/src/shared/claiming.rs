@@ -8,15 +8,15 @@
 //! A copy of a database has the same rows. It comes from a dump that is restored to test the backup, from a
 //! snapshot of the server's disk, or from a standby that somebody promotes beside its primary. Two databases
 //! with one origin would delete each other's blobs. So a database claims the origin as a folder does
-//! ([`origin::claim`]), and each row of a claim says which database made it ([`Incarnation`]). [`row`] has the
-//! rules.
+//! ([`origin::claim`]), and each row of a claim says which database made it ([`Incarnation`]). [`row`] has
+//! the rules.
 //!
-//! - **A mount for writing needs the claim**, and so does every deletion in the origin. Without it the volume is
-//!   mounted for reading only, and `covey origin claim` makes the database the one that holds the names.
-//! - **While blobs are deleted, a new claim is made each [`RENEW`]**, so that a copy of the database that is older
-//!   than this is known to be old.
-//! - **A claim is written into the row before the origin has it.** So a node that is killed in between leaves a
-//!   claim that the row knows.
+//! - **A mount for writing needs the claim**, and so does every deletion in the origin. Without it the volume
+//!   is mounted for reading only, and `covey origin claim` makes the database the one that holds the names.
+//! - **While blobs are deleted, a new claim is made each [`RENEW`]**, so that a copy of the database that is
+//!   older than this is known to be old.
+//! - **A claim is written into the row before the origin has it.** So a node that is killed in between leaves
+//!   a claim that the row knows.
 
 mod row;
 
@@ -282,8 +282,8 @@ impl Claims {
         Ok(())
     }
 
-    /// Looks, while the volume is used, whether the claim holds, and makes it if it could not be made before or
-    /// the database moved. Returns why the database may only be read now.
+    /// Looks, while the volume is used, whether the claim holds, and makes it if it could not be made before
+    /// or the database moved. Returns why the database may only be read now.
     pub fn look(&self, origin: &dyn Origin) -> Option<String> {
         match self.settle(origin, false) {
             Err(Trouble::Refused(refusal)) => Some(refusal.to_string()),
@@ -291,8 +291,8 @@ impl Claims {
         }
     }
 
-    /// Makes this database the one that holds the names, whatever was claimed before. Returns the number of the
-    /// claim.
+    /// Makes this database the one that holds the names, whatever was claimed before. Returns the number of
+    /// the claim.
     fn take(&self, origin: &dyn Origin) -> std::result::Result<u64, Trouble> {
         for _ in 0..TRIES {
             let seen = self.see(origin)?;
