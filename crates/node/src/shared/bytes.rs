@@ -106,10 +106,8 @@ impl Look<'_> {
         let host = session.map(|session| session.host.clone());
         // It may have been sealed, uploaded or removed since the origin was listed.
         let now = self.names.packs(pack, 1)?;
-        let now = now.first().filter(|(no, _)| *no == pack).map(|(_, row)| row.clone());
-        if now.as_ref() != Some(row)
-            || blob.is_some_and(|blob| matches!(self.origin.size(&blob), Ok(Some(_))))
-        {
+        let now = now.first().filter(|(no, _)| *no == pack).map(|(_, row)| *row);
+        if now != Some(*row) || blob.is_some_and(|blob| matches!(self.origin.size(&blob), Ok(Some(_)))) {
             return Ok(());
         }
         let files = users(&self.names, pack).unwrap_or_default();
