@@ -15,7 +15,8 @@ const KEYS: &str =
 fn serve(connections: usize) -> (Server, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("keys");
-    let mut file = std::fs::OpenOptions::new().write(true).create(true).mode(0o600).open(&path).unwrap();
+    let mut file =
+        std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&path).unwrap();
     file.write_all(KEYS.as_bytes()).unwrap();
     let mut options = Listening { listen: "127.0.0.1:0".into(), ..Listening::default() };
     options.limits.connections = connections;
