@@ -78,6 +78,33 @@ pub fn around(
     Ok((Arc::new(ForeignOrigin::new(inner, bucket, places.clone())), places))
 }
 
+/// The variable that names endpoints as `-o bucket_endpoint` does, separated by commas.
+const ENDPOINTS: &str = "COVEY_BUCKET_ENDPOINTS";
+
+/// Whether the endpoint that a tree names may get this machine's keys: it is the origin's `own`, or the user
+/// has listed it. Where a tree names no endpoint, requests go to the cloud itself. Everybody who can publish
+/// the tree chooses its endpoint, and would get what a request shows: a token, or a signature for that
+/// endpoint.
+///
+/// # Errors
+/// It may not.
+pub fn gets_keys(source: &Source, own: Option<&str>, listed: &[String]) -> Result<()> {
+    let Some(endpoint) = source.endpoint.as_deref() else { return Ok(()) };
+    let variable = std::env::var(ENDPOINTS).unwrap_or_default();
+    let plain = |url: &str| url.trim().trim_end_matches('/').to_ascii_lowercase();
+    let is_it = |url: &str| plain(url) == plain(endpoint);
+    if own.is_some_and(is_it) || listed.iter().any(|url| is_it(url)) || variable.split(',').any(is_it) {
+        return Ok(());
+    }
+    Err(Failure::new(
+        "not-trusted",
+        format!("the tree names the endpoint {endpoint} for the bucket {}", source.url),
+    )
+    .why("only the tree names it, so it does not get this machine's keys")
+    .next(format!("if you trust it, mount with -o bucket_endpoint={endpoint}"))
+    .next(format!("or, for all commands, {ENDPOINTS}={endpoint} in the environment")))
+}
+
 fn check(bucket: &Bucket, source: &Source) -> Result<()> {
     let listed = Deadline::after(ORIGIN_ASKED).scope(|| bucket.list(&mut |_| false));
     match listed {
@@ -129,4 +156,31 @@ pub fn not_in_origin(what: &str, source: &Source) -> Failure {
     Failure::usage(what)
         .why(format!("the bytes of its files are in {}, not in the origin", source.url))
         .next(format!("copy them into a volume instead: covey import {} VOLUME:/PATH", source.url))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn regression_keys_go_only_where_the_user_pointed() {
+        let source = |endpoint: Option<&str>| Source {
+            url: "s3://theirs/set".to_owned(),
+            endpoint: endpoint.map(str::to_owned),
+            region: None,
+        };
+        let asked = |endpoint: Option<&str>, own: Option<&str>, listed: &[&str]| {
+            let listed: Vec<String> = listed.iter().map(|url| (*url).to_owned()).collect();
+            gets_keys(&source(endpoint), own, &listed).is_ok()
+        };
+        assert!(asked(None, None, &[]));
+        let theirs = Some("https://theirs.example:9000");
+        assert!(!asked(theirs, None, &[]));
+        assert!(!asked(theirs, Some("https://mine.example"), &["https://theirs.example"]));
+        assert!(!asked(theirs, None, &["http://theirs.example:9000"]));
+        assert!(asked(theirs, Some("https://Theirs.example:9000/"), &[]));
+        assert!(asked(theirs, None, &["https://other.example", "https://theirs.example:9000"]));
+        let refused = gets_keys(&source(theirs), None, &[]).unwrap_err();
+        assert!(refused.next[0].contains("-o bucket_endpoint=https://theirs.example:9000"), "{refused}");
+    }
 }

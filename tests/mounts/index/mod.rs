@@ -25,9 +25,12 @@ struct World {
 
 impl World {
     fn new(seed: u64) -> World {
-        environment(s3server::environment());
         let server = Server::start();
         let proxy = Proxy::start(server.address(), seed);
+        let mut variables = s3server::environment();
+        // For commands that only read the tree. A mount has an option for it.
+        variables.push(("COVEY_BUCKET_ENDPOINTS".to_owned(), proxy.endpoint()));
+        environment(variables);
         let folder = covey_tests::scratch();
         let volume = Volume::below(folder.path(), &[]);
         World { server, proxy, volume, folder }
@@ -440,6 +443,35 @@ fn damage_in_the_cache_is_never_served() {
         assert!(std::fs::read(mounted.join("f")).unwrap() == bytes, "after damage to the {damage}");
         mounted.umount();
     }
+}
+
+/// Everybody who publishes a tree chooses its endpoint, and got this machine's keys there.
+#[test]
+fn regression_an_endpoint_that_only_a_tree_names_gets_no_keys() {
+    requires!(Need::Covey);
+    let world = World::new(30);
+    world.put("set/f", b"bytes");
+    assert_eq!(world.index(&[]).code(), 0);
+    let at = world.folder.path().join("tree");
+    std::fs::create_dir_all(&at).unwrap();
+    let endpoint = world.proxy.endpoint();
+    let mount = |more: &[&str]| {
+        let mut command = covey();
+        command.env("COVEY_BUCKET_ENDPOINTS", "https://other.example");
+        command.args(["mount", "-d", "--cache"]).arg(world.cache("tree")).args(more);
+        command.arg(world.tree()).arg(&at);
+        covey_tests::program::run(&mut command, Duration::from_secs(60))
+    };
+    let before = world.server.got().len();
+    let refused = mount(&[]);
+    let option = format!("bucket_endpoint={endpoint}");
+    assert!(refused.code() == 1 && refused.stderr.contains(&option), "{refused:?}");
+    assert_eq!(world.server.got().len(), before, "nothing was asked there");
+    let done = mount(&["-o", &option]);
+    assert_eq!(done.code(), 0, "{done:?}");
+    let mounted = Mount { at, mounted: true };
+    assert_eq!(std::fs::read(mounted.join("f")).unwrap(), b"bytes");
+    mounted.umount();
 }
 
 /// With the store away, the first Ctrl-C was only noted: the listing did not look, and a second one was

@@ -36,10 +36,12 @@ fn index(volume: &Volume, lister: &Lister) -> Done {
 }
 
 fn many(count: u64, page: Duration) {
-    environment(s3server::environment());
     let folder = covey_tests::scratch();
-    let volume = Volume::below(folder.path(), &[]);
     let lister = Lister::start(count, page);
+    let mut variables = s3server::environment();
+    variables.push(("COVEY_BUCKET_ENDPOINTS".to_owned(), lister.endpoint.clone()));
+    environment(variables);
+    let volume = Volume::below(folder.path(), &[]);
     let first = index(&volume, &lister);
     let pages = lister.pages();
     let again = index(&volume, &lister);

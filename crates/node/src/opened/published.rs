@@ -115,6 +115,8 @@ fn cached(named: &Named, found: Found, options: &NodeOptions) -> Result<(Side, S
     let (origin, places) = match &root.source {
         None => (origin, None),
         Some(source) => {
+            let own = named.home.endpoint.as_deref();
+            foreign::gets_keys(source, own, &options.remote_side.bucket_endpoints)?;
             let (origin, places) = foreign::around(origin, source, &root)?;
             (origin, Some(places))
         }

@@ -40,6 +40,8 @@ pub struct RemoteOptions {
     pub max_bandwidth: Option<u64>,
     /// Blobs uploaded at the same time.
     pub uploads: usize,
+    /// Endpoints of buckets that get this machine's keys, although only a published tree names them.
+    pub bucket_endpoints: Vec<String>,
 }
 
 impl Default for RemoteOptions {
@@ -53,6 +55,7 @@ impl Default for RemoteOptions {
             max_requests: None,
             max_bandwidth: None,
             uploads: 8,
+            bucket_endpoints: Vec::new(),
         }
     }
 }
@@ -76,6 +79,10 @@ pub const KNOWN: &[(&str, &str)] = &[
     ("max_requests=N", "requests to the origin in a second, at most"),
     ("max_bandwidth=SIZE", "bytes to and from the origin in a second, at most, like 50M"),
     ("uploads=N", "blobs uploaded at a time (default 8)"),
+    (
+        "bucket_endpoint=URL",
+        "of the tree of a bucket: send this machine's keys to this endpoint, which the tree names; may be repeated (default: the origin's own, and those of the clouds)",
+    ),
 ];
 
 /// The default of `keep_max`.
@@ -126,6 +133,10 @@ impl RemoteOptions {
                 let number = text.parse().ok().filter(|n| (1..=64).contains(n));
                 self.uploads = number.ok_or_else(|| bad("a number from 1 to 64"))?;
             }
+            "bucket_endpoint" => {
+                let is_url = ["http://", "https://"].iter().any(|begin| text.starts_with(begin));
+                self.bucket_endpoints.push(is_url.then(|| text.to_owned()).ok_or_else(|| bad("a URL"))?);
+            }
             _ => return Ok(false),
         }
         Ok(true)
@@ -150,6 +161,7 @@ impl RemoteOptions {
         if self.uploads != default.uploads {
             words.push(format!("uploads={}", self.uploads));
         }
+        words.extend(self.bucket_endpoints.iter().map(|url| format!("bucket_endpoint={url}")));
         words
     }
 }
@@ -194,6 +206,8 @@ mod tests {
             "max_requests=100",
             "max_bandwidth=50M",
             "uploads=3",
+            "bucket_endpoint=https://one.example",
+            "bucket_endpoint=http://127.0.0.1:9000",
         ];
         let options = set(&words).unwrap();
         assert_eq!((options.cache_size, options.max_bandwidth), (Some(200 << 30), Some(50 << 20)));
@@ -224,6 +238,7 @@ mod tests {
             "max_bandwidth=1",
             "uploads=0",
             "uploads=1000",
+            "bucket_endpoint=one.example",
         ] {
             assert_eq!(set(&[word]).unwrap_err().status, 2, "{word}");
         }
