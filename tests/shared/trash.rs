@@ -122,3 +122,36 @@ fn exactly_one_of_an_expiry_and_a_restore_wins() {
     eventually("all of it has expired", || mounts.iter().all(|mount| ids(mount).is_empty()));
     must_be_sound(&shared);
 }
+
+/// A restore that was refused, because a program had a file of the removed folder open, was refused for ever
+/// after that.
+#[test]
+fn regression_a_folder_that_was_in_use_is_restored_later() {
+    requires!(Need::Covey);
+    let shared = Shared::new(requires_server!(), 2);
+    trash(&["set"], &shared.nodes[0].mountpoint, &["1h"]);
+    fs::create_dir_all(shared.path(0, "home/thesis")).unwrap();
+    fs::write(shared.path(0, "home/thesis/text"), vec![1; 3000]).unwrap();
+    let open = fs::File::open(shared.path(0, "home/thesis/text")).unwrap();
+    let keeps = || {
+        let name = shared.path(1, "probe");
+        fs::write(&name, "x").unwrap();
+        fs::remove_file(&name).unwrap();
+        !ids(&shared.nodes[1].mountpoint).is_empty()
+    };
+    eventually("the second node keeps what it removes", keeps);
+    fs::remove_dir_all(shared.path(1, "home/thesis")).unwrap();
+    eventually("the first node sees that", || !shared.path(0, "home/thesis").exists());
+    let folder = shared.path(0, "home/thesis");
+    let restore = || {
+        let mut command = covey();
+        command.args(["trash", "restore"]).arg(&shared.nodes[0].mountpoint).arg(&folder);
+        covey_tests::program::run(&mut command, PATIENCE)
+    };
+    let refused = restore();
+    assert!(refused.code() == 1 && refused.stderr.contains("still uses"), "{refused:?}");
+    drop(open);
+    eventually("it is restored", || restore().code() == 0);
+    assert_eq!(fs::read(folder.join("text")).unwrap(), vec![1; 3000]);
+    must_be_sound(&shared);
+}
