@@ -253,6 +253,10 @@ mod tests {
             Ok(())
         }
 
+        fn abandon(&mut self) -> Result<()> {
+            Ok(())
+        }
+
         fn finish(&mut self) -> Result<()> {
             self.ended = Some("finish");
             Ok(())

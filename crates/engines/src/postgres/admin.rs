@@ -19,9 +19,12 @@ const SCHEMA: &str =
     concat!(include_str!("schema.sql"), include_str!("join.sql"), include_str!("commit.sql"));
 
 const SERVER: &str = "select current_setting('server_version_num')::int, pg_is_in_recovery(), \
-    to_regclass('covey_schema') is not null";
+    to_regclass('covey_schema') is not null, current_setting('transaction_read_only')::bool";
 const VOLUME: &str = "select v.id, v.uuid, s.version from covey_schema s \
     left join covey_volume v on v.name = $1 and s.version = $2";
+/// What to do about a server that refuses changes, and is no standby.
+pub(super) const READ_ONLY: &str =
+    "turn default_transaction_read_only off, for the server, the database or the user";
 /// Attempts to create the tables, if another node creates them at the same time.
 const RACES_MAX: u32 = 5;
 /// How long the end of a store may take.
@@ -35,12 +38,19 @@ pub(super) struct Server {
     pub(super) is_standby: bool,
     /// Whether the database has Covey's tables.
     pub(super) has_tables: bool,
+    /// Whether it refuses changes. A standby does, and a server on which they are turned off.
+    pub(super) is_read_only: bool,
 }
 
 impl Server {
     pub(super) async fn ask(client: &Client) -> Result<Server, Error> {
         let row = client.query_typed_one(SERVER, &[]).await?;
-        Ok(Server { version: row.try_get(0)?, is_standby: row.try_get(1)?, has_tables: row.try_get(2)? })
+        Ok(Server {
+            version: row.try_get(0)?,
+            is_standby: row.try_get(1)?,
+            has_tables: row.try_get(2)?,
+            is_read_only: row.try_get(3)?,
+        })
     }
 
     /// The lines about a server that cannot be used.
@@ -53,9 +63,12 @@ impl Server {
                 SERVER_MIN / 10_000
             ));
         }
-        self.is_standby.then(|| {
-            format!("the server {server} is a read-only standby; name the server that accepts writes")
-        })
+        if self.is_standby {
+            return Some(format!(
+                "the server {server} is a read-only standby; name the server that accepts writes"
+            ));
+        }
+        self.is_read_only.then(|| format!("the server {server} refuses changes; {READ_ONLY}"))
     }
 }
 

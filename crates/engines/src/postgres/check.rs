@@ -89,6 +89,9 @@ fn standbys(door: &Door, used: &Link, limit: Duration) -> Vec<Checked> {
             asked.and_then(|mut link| run(&mut link, limit, async |client| Server::ask(client).await));
         let (level, says) = match asked {
             Ok(server) if server.is_standby => (Level::Good, "follows, and can take over".to_owned()),
+            Ok(server) if server.is_read_only => {
+                (Level::Bad, format!("refuses changes, and is no standby; {}", super::admin::READ_ONLY))
+            }
             Ok(_) => (
                 Level::Bad,
                 "accepts writes too; only one server may: stop the one that does not follow".to_owned(),

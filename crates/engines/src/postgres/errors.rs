@@ -131,7 +131,8 @@ fn from_server(target: &Target, error: &DbError) -> Failure {
             "the server {server} has no free connection ({said}); raise its max_connections, or use fewer connections per node"
         )),
         "25006" => Failure::Lost(format!(
-            "the server {server} is a read-only standby ({said}); name the server that accepts writes"
+            "the server {server} refuses changes ({said}); name the server that accepts them, or {}",
+            super::admin::READ_ONLY
         )),
         "CV001" => Failure::Store(StoreError::Damaged(format!("the counter {said}; run `covey fsck`"))),
         "XX001" | "XX002" => Failure::Store(StoreError::Damaged(format!(

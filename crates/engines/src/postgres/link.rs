@@ -16,6 +16,7 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 use tokio_postgres::{Client, Config, Error, config::SslMode};
 
+use super::admin;
 use super::errors::{Failure, explain};
 use super::incarnation::{self, Opened};
 use super::secrets;
@@ -31,8 +32,8 @@ const CANCEL: Duration = Duration::from_millis(500);
 /// A connection whose bytes are not confirmed for so long is given up. It outlives the request that opened
 /// it.
 const UNHEARD: Duration = Duration::from_secs(10);
-/// Whether a server refuses changes.
-const READ_ONLY: &str = "select pg_is_in_recovery() or current_setting('transaction_read_only')::bool";
+/// Whether a server is a standby, and whether it refuses changes.
+const READ_ONLY: &str = "select pg_is_in_recovery(), current_setting('transaction_read_only')::bool";
 
 /// How to reach a database.
 pub(super) struct Door {
@@ -134,11 +135,17 @@ impl Link {
 
     fn open_writable(door: &Door, server: usize, limit: Duration) -> Result<Link, Failure> {
         let mut link = Link::open_at(door, server, limit)?;
-        let is_read_only: bool =
-            link.run(limit, async |client| client.query_typed_one(READ_ONLY, &[]).await?.try_get(0))?;
-        match is_read_only {
-            false => Ok(link),
-            true => Err(Failure::Lost(format!("the server {} is a read-only standby", link.target.server()))),
+        let (is_standby, is_read_only) = link.run(limit, async |client| {
+            let row = client.query_typed_one(READ_ONLY, &[]).await?;
+            Ok::<(bool, bool), Error>((row.try_get(0)?, row.try_get(1)?))
+        })?;
+        let server = link.target.server();
+        match (is_standby, is_read_only) {
+            (true, _) => Err(Failure::Lost(format!("the server {server} is a read-only standby"))),
+            (_, true) => {
+                Err(Failure::Lost(format!("the server {server} refuses changes; {}", admin::READ_ONLY)))
+            }
+            _ => Ok(link),
         }
     }
 

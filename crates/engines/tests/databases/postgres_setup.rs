@@ -172,6 +172,23 @@ fn a_standby_is_refused() {
     assert!(checked.iter().any(|line| line.what == "server" && line.level == Level::Bad), "{checked:?}");
 }
 
+/// It was called a standby, and `covey doctor` found nothing wrong with it.
+#[test]
+fn regression_a_server_that_refuses_changes_is_no_standby() {
+    let Some(server) = Server::start() else { return };
+    let target = server.store().target().clone();
+    server.sql("alter system set default_transaction_read_only = on; select pg_reload_conf()");
+    let is_so = || server.sql("show default_transaction_read_only") == "on";
+    while !is_so() {
+        thread::sleep(Duration::from_millis(20));
+    }
+    let found = line(Postgres::open(&target, Options::default()));
+    assert!(found.contains("refuses changes; turn default_transaction_read_only off"), "{found}");
+    let checked = Postgres::check(&target, &Options::default());
+    let is_named = |line: &Checked| line.level == Level::Bad && line.line.contains("refuses changes");
+    assert!(checked.iter().any(is_named), "{checked:?}");
+}
+
 #[test]
 fn a_check_of_a_sound_volume_has_good_lines() {
     let Some(server) = Server::shared() else { return };
