@@ -12,7 +12,8 @@ use serde_json::Value;
 
 use super::{Gateway, PATIENCE, Unmount, WRITER, keys};
 
-/// The findings of the doctor whose names begin with `s3`: name, level, text.
+/// The findings of the doctor whose names begin with `s3`: name, level, text. Of a named gateway only: the
+/// doctor looks at those of other mounts of the machine first.
 fn findings(args: &[&str]) -> Vec<(String, String, String)> {
     let mut command = covey();
     command.args(["--json", "doctor"]).args(args);
@@ -21,7 +22,9 @@ fn findings(args: &[&str]) -> Vec<(String, String, String)> {
     let text = |row: &Value, name: &str| row[name].as_str().unwrap_or("").to_owned();
     let rows = found.as_array().unwrap().iter();
     let rows = rows.map(|row| (text(row, "name"), text(row, "level"), text(row, "found")));
-    rows.filter(|(name, ..)| name.starts_with("s3")).collect()
+    let mut rows: Vec<_> = rows.filter(|(name, ..)| name.starts_with("s3")).collect();
+    let own = rows.iter().rposition(|(name, ..)| name == "s3 keys").filter(|_| args.contains(&"--s3"));
+    rows.split_off(own.unwrap_or(0))
 }
 
 fn levels(found: &[(String, String, String)]) -> Vec<(&str, &str)> {

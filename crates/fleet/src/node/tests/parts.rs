@@ -29,6 +29,9 @@ fn a_little_of_a_blob_moves_little_from_the_node_that_has_it() {
                 let part = nodes[1].fetch_part(id, offset, 4096).unwrap();
                 right(store, id, &part, offset, 4096);
             }
+            // Bytes are counted after they were handed over.
+            let is_counted = || nodes[1].fleet.net_counts().blob_bytes_in >= 5 << 16;
+            soon("all bytes are counted", is_counted);
             let (counts, net) = (nodes[1].fleet.counts(), nodes[1].fleet.net_counts());
             assert_eq!((counts.peer_parts, counts.origin_parts, counts.peer_blobs), (4, 0, 0), "{counts:?}");
             // All of it: bytes that arrived together with a frame's header were not counted.
