@@ -8,7 +8,7 @@ use parking_lot::RwLock;
 use tokio_postgres::types::Type;
 use tokio_postgres::{Client, Error};
 
-use super::errors::{Failure, is_missing};
+use super::errors::{Failure, READ_ONLY, is_missing};
 use super::incarnation;
 use super::link::{Door, Link};
 use super::pool::Pool;
@@ -22,9 +22,6 @@ const SERVER: &str = "select current_setting('server_version_num')::int, pg_is_i
     to_regclass('covey_schema') is not null, current_setting('transaction_read_only')::bool";
 const VOLUME: &str = "select v.id, v.uuid, s.version from covey_schema s \
     left join covey_volume v on v.name = $1 and s.version = $2";
-/// What to do about a server that refuses changes, and is no standby.
-pub(super) const READ_ONLY: &str =
-    "turn default_transaction_read_only off, for the server, the database or the user";
 /// Attempts to create the tables, if another node creates them at the same time.
 const RACES_MAX: u32 = 5;
 /// How long the end of a store may take.

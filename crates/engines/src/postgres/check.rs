@@ -90,7 +90,7 @@ fn standbys(door: &Door, used: &Link, limit: Duration) -> Vec<Checked> {
         let (level, says) = match asked {
             Ok(server) if server.is_standby => (Level::Good, "follows, and can take over".to_owned()),
             Ok(server) if server.is_read_only => {
-                (Level::Bad, format!("refuses changes, and is no standby; {}", super::admin::READ_ONLY))
+                (Level::Bad, format!("refuses changes, and is no standby; {}", super::errors::READ_ONLY))
             }
             Ok(_) => (
                 Level::Bad,

@@ -13,6 +13,10 @@ use tokio_postgres::error::{DbError, SqlState};
 use super::target::Target;
 use crate::pool;
 
+/// What to do about a server that refuses changes, and is no standby.
+pub(super) const READ_ONLY: &str =
+    "turn default_transaction_read_only off, for the server, the database or the user";
+
 /// A request that did not succeed.
 pub(super) type Failure = pool::Failure<Grow>;
 
@@ -132,7 +136,7 @@ fn from_server(target: &Target, error: &DbError) -> Failure {
         )),
         "25006" => Failure::Lost(format!(
             "the server {server} refuses changes ({said}); name the server that accepts them, or {}",
-            super::admin::READ_ONLY
+            READ_ONLY
         )),
         "CV001" => Failure::Store(StoreError::Damaged(format!("the counter {said}; run `covey fsck`"))),
         "XX001" | "XX002" => Failure::Store(StoreError::Damaged(format!(

@@ -16,8 +16,7 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 use tokio_postgres::{Client, Config, Error, config::SslMode};
 
-use super::admin;
-use super::errors::{Failure, explain};
+use super::errors::{self, Failure, explain};
 use super::incarnation::{self, Opened};
 use super::secrets;
 use super::target::{Target, TlsMode};
@@ -143,7 +142,7 @@ impl Link {
         match (is_standby, is_read_only) {
             (true, _) => Err(Failure::Lost(format!("the server {server} is a read-only standby"))),
             (_, true) => {
-                Err(Failure::Lost(format!("the server {server} refuses changes; {}", admin::READ_ONLY)))
+                Err(Failure::Lost(format!("the server {server} refuses changes; {}", errors::READ_ONLY)))
             }
             _ => Ok(link),
         }
