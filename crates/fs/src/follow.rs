@@ -14,7 +14,8 @@
 //! open. What a read returns is therefore decided by the node's number alone. When a new tree changes a file,
 //! the old node stays with the last tree that had the old content, and the next lookup of the name gets
 //! another node. Node numbers are never reused; `st_ino` is the inode's own number and stays. A folder's node
-//! is its inode and shows the newest tree. Of a folder that is gone, only its attributes are left.
+//! is its inode and shows the newest tree. Of a folder that is gone, only its attributes are left. A mount
+//! may keep it instead ([`Following::keeping`]): a program or an overlay that holds it finds what was below.
 //!
 //! **A move takes effect at one moment.** The kernel keeps names for ever. So it must be made to forget those
 //! that change, and it forgets them one after another. During that time ([`Moving`]) everything is still
@@ -68,7 +69,18 @@ struct State {
     known: HashMap<u64, Known>,
     /// The node of each file that shows the newest tree.
     files: HashMap<Ino, u64>,
+    /// The nodes of files that stay with an older tree, by that tree, if folders that are gone are kept.
+    older: HashMap<(Older, Ino), u64>,
+    /// Whether a folder that is gone shows the last tree that had it.
+    keeps: bool,
     next: u64,
+}
+
+/// The address of a tree that a node stays with. The node holds the tree, so no other one has that address.
+type Older = usize;
+
+fn older(tree: &Arc<dyn Filesystem>) -> Older {
+    Arc::as_ptr(tree).cast::<()>() as usize
 }
 
 /// The target of a request.
@@ -76,8 +88,10 @@ struct Place {
     fs: Arc<dyn Filesystem>,
     ino: Ino,
     moves: u64,
-    /// A folder that the newest tree does not have.
+    /// A folder that the newest tree does not have, and of which nothing is kept.
     is_gone: bool,
+    /// One that is kept.
+    is_kept: bool,
 }
 
 /// The newest of several trees, and the nodes of older ones that the kernel still holds. See the
@@ -103,9 +117,17 @@ impl Following {
             moving: false,
             known: HashMap::new(),
             files: HashMap::new(),
+            older: HashMap::new(),
+            keeps: false,
             next: FILES,
         };
         Following { state: Mutex::new(state) }
+    }
+
+    /// Whether a folder that is gone keeps showing what was below it, for as long as somebody holds it.
+    pub fn keeping(self, keeps: bool) -> Following {
+        self.state.lock().keeps = keeps;
+        self
     }
 
     /// How many trees were shown before the current one.
@@ -134,12 +156,16 @@ impl Following {
         let state = self.state.lock();
         let (moves, newest) = (state.moves, || state.newest.clone());
         match state.known.get(&node.0) {
-            Some(Known { ino, stays: Some(fs), is_dir, .. }) => {
-                Ok(Place { fs: fs.clone(), ino: *ino, moves, is_gone: *is_dir })
-            }
-            Some(known) => Ok(Place { fs: newest(), ino: known.ino, moves, is_gone: false }),
+            Some(Known { ino, stays: Some(fs), is_dir, .. }) => Ok(Place {
+                fs: fs.clone(),
+                ino: *ino,
+                moves,
+                is_gone: *is_dir && !state.keeps,
+                is_kept: *is_dir && state.keeps,
+            }),
+            Some(known) => Ok(Place::newest(newest(), known.ino, moves)),
             // Folders of the newest tree have their own number, even if only a file handle remembers them.
-            None if node.0 < FILES => Ok(Place { fs: newest(), ino: node, moves, is_gone: false }),
+            None if node.0 < FILES => Ok(Place::newest(newest(), node, moves)),
             None => Err(Errno(libc::ESTALE)),
         }
     }
@@ -148,10 +174,14 @@ impl Following {
         self.state.lock().newest.clone()
     }
 
-    /// Enters an inode of the newest tree and counts it. Returns none if its tree is no longer the newest.
-    fn enter(&self, attr: &Attr, moves: u64) -> Option<Entry> {
+    /// Enters an inode that was found in a folder, and counts it. Returns none if the folder showed the
+    /// newest tree, and that is not the newest any more.
+    fn enter(&self, attr: &Attr, place: &Place) -> Option<Entry> {
         let mut state = self.state.lock();
-        (state.moves == moves).then(|| state.enter(attr))
+        if place.is_kept {
+            return Some(state.enter_older(attr, &place.fs));
+        }
+        (state.moves == place.moves).then(|| state.enter(attr))
     }
 
     /// Adds a reference to a node by its own number. This is how the kernel finds again what a file handle
@@ -172,6 +202,12 @@ impl Following {
     }
 }
 
+impl Place {
+    fn newest(fs: Arc<dyn Filesystem>, ino: Ino, moves: u64) -> Place {
+        Place { fs, ino, moves, is_gone: false, is_kept: false }
+    }
+}
+
 impl State {
     fn enter(&mut self, attr: &Attr) -> Entry {
         let is_dir = attr.kind == FileKind::Dir;
@@ -179,14 +215,43 @@ impl State {
             _ if is_dir => attr.ino.0,
             Some(node) => *node,
             None => {
-                let node = self.next;
-                self.next += 1;
+                let node = self.take();
                 self.files.insert(attr.ino, node);
                 node
             }
         };
-        let new = || Known { ino: attr.ino, is_dir, count: 0, stays: None };
+        self.count(node, attr, None)
+    }
+
+    /// Enters an inode below a folder that is gone, and that shows this tree.
+    fn enter_older(&mut self, attr: &Attr, tree: &Arc<dyn Filesystem>) -> Entry {
+        let key = (older(tree), attr.ino);
+        let node = match self.older.get(&key) {
+            _ if attr.kind == FileKind::Dir => attr.ino.0,
+            Some(node) => *node,
+            None => {
+                let node = self.take();
+                self.older.insert(key, node);
+                node
+            }
+        };
+        self.count(node, attr, Some(tree))
+    }
+
+    fn take(&mut self) -> u64 {
+        self.next += 1;
+        self.next - 1
+    }
+
+    /// Counts a reference to a node. `tree`: what it stays with, if it is new.
+    fn count(&mut self, node: u64, attr: &Attr, tree: Option<&Arc<dyn Filesystem>>) -> Entry {
+        let is_dir = attr.kind == FileKind::Dir;
+        let new = || Known { ino: attr.ino, is_dir, count: 0, stays: tree.cloned() };
         let known = self.known.entry(node).or_insert_with(new);
+        if is_dir && tree.is_none() {
+            // It was found in the newest tree, by whatever way it was known before.
+            known.stays = None;
+        }
         let held = is_dir && known.count > 0;
         known.count += 1;
         Entry { node: Ino(node), fleeting: self.moving, held, ..Entry::of(*attr) }
@@ -202,10 +267,17 @@ impl State {
         if self.files.get(&known.ino) == Some(&node) {
             self.files.remove(&known.ino);
         }
+        if let Some(tree) = &known.stays {
+            let key = (older(tree), known.ino);
+            if self.older.get(&key) == Some(&node) {
+                self.older.remove(&key);
+            }
+        }
         if self.known.capacity() > 1024 && self.known.len() < self.known.capacity() / 4 {
             let keep = self.known.len() * 2;
             self.known.shrink_to(keep);
             self.files.shrink_to(keep);
+            self.older.shrink_to(keep);
         }
         Some(known)
     }
@@ -217,6 +289,9 @@ impl State {
                 && let Some(known) = self.known.get_mut(&node)
             {
                 known.stays = Some(old.clone());
+                if self.keeps {
+                    self.older.insert((older(old), ino), node);
+                }
             }
             if let Some(known) = self.known.get_mut(&ino.0).filter(|known| known.is_dir) {
                 // A folder that was gone before may exist again.
@@ -307,7 +382,7 @@ impl Filesystem for Following {
             let found = place.fs.lookup(place.ino, name)?;
             // The tree's own count is not needed: none of its inodes is ever without a name.
             place.fs.forget(found.attr.ino, 1);
-            if let Some(entry) = self.enter(&found.attr, place.moves) {
+            if let Some(entry) = self.enter(&found.attr, &place) {
                 return Ok(entry);
             }
         }
@@ -351,7 +426,7 @@ impl Filesystem for Following {
         let mut taken = Vec::new();
         let listed = place.fs.readdir_plus(place.ino, position, &mut |line, found| {
             let child = line.ino;
-            let entry = found.and_then(|found| self.enter(&found.attr, place.moves));
+            let entry = found.and_then(|found| self.enter(&found.attr, &place));
             let verdict = each(line, entry.as_ref());
             match entry {
                 Some(entry) if verdict.is_break() => self.forget(entry.node, 1),
@@ -402,6 +477,7 @@ impl Filesystem for Following {
         let mut state = self.state();
         let known = std::mem::take(&mut state.known);
         state.files.clear();
+        state.older.clear();
         let newest = state.newest.clone();
         drop(state);
         drop(known);

@@ -62,7 +62,7 @@ impl Follow {
         groups: Option<Groups>,
     ) -> Result<Follow> {
         let shown = open(named, root, &from, &options, groups.as_ref())?;
-        let following = Arc::new(Following::new(shown.volume.clone()));
+        let following = Arc::new(Following::new(shown.volume.clone()).keeping(named.keeps));
         let (named, shown) = (named.clone(), Mutex::new(shown));
         Ok(Follow { named, from, options, groups, began_away: false, following, shown })
     }

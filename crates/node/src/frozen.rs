@@ -64,6 +64,8 @@ pub struct Named {
     pub older: bool,
     /// Whether a mount follows the name, and how often it reads the record.
     pub follow: Option<Interval>,
+    /// Whether a folder that the next tree does not have stays for those who hold it.
+    pub keeps: bool,
     /// The fleet that a mount joins, if any.
     pub fleet: Option<Box<FleetOptions>>,
 }
@@ -109,6 +111,7 @@ impl Named {
             key: None,
             older: false,
             follow: None,
+            keeps: false,
             fleet: None,
         }))
     }
@@ -135,6 +138,11 @@ impl Named {
         }
         self.follow = every;
         Ok(self)
+    }
+
+    /// Sets whether folders that are removed stay for those who hold them.
+    pub fn keeping(self, keeps: bool) -> Named {
+        Named { keeps, ..self }
     }
 
     /// The record in the origin: of the one publication, if one is named, otherwise of the newest.

@@ -1,8 +1,10 @@
 //! Which layer of the folder of images has a chain id.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use oci::digest::Digest;
 use oci::folder;
@@ -21,6 +23,17 @@ pub trait Layers: Send + Sync {
     /// # Errors
     /// They cannot.
     fn check(&self) -> io::Result<()>;
+
+    /// All layers.
+    ///
+    /// # Errors
+    /// They cannot be looked at.
+    fn names(&self) -> io::Result<BTreeSet<Digest>>;
+
+    /// Whether the mount with the layers answers a simple question in time. If not, it is not touched.
+    fn answers(&self, _: Duration) -> bool {
+        true
+    }
 }
 
 /// The chain id of a layer above a chain id, or above nothing.
@@ -56,14 +69,20 @@ impl Layers for InFolder {
         if below.is_none() {
             return if_folder(*chain);
         }
+        match self.names()?.into_iter().find(|layer| chain_id(below, layer) == *chain) {
+            Some(layer) => if_folder(layer),
+            None => Ok(None),
+        }
+    }
+
+    fn names(&self) -> io::Result<BTreeSet<Digest>> {
+        self.check()?;
+        let mut names = BTreeSet::new();
         for entry in fs::read_dir(self.0.join("layers"))? {
             let name = entry?.file_name();
-            let layer = name.to_str().and_then(|name| Digest::parse(&name.replacen('-', ":", 1)));
-            if let Some(layer) = layer.filter(|layer| chain_id(below, layer) == *chain) {
-                return if_folder(layer);
-            }
+            names.extend(name.to_str().and_then(|name| Digest::parse(&name.replacen('-', ":", 1))));
         }
-        Ok(None)
+        Ok(names)
     }
 }
 

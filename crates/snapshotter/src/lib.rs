@@ -22,11 +22,13 @@
 //!   store       the folder with the snapshots; mounts: the mounts that they are
 //!   record      what is kept of each snapshot
 //!   layers      which layer of the folder of images has a chain id
+//!   asking      questions to that folder, which may hang
 //! ```
 
 // The tests may unwrap, read clocks and start threads.
 #![cfg_attr(test, allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used, missing_docs))]
 
+mod asking;
 pub mod filter;
 pub mod layers;
 mod mounts;

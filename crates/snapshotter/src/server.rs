@@ -17,8 +17,9 @@ use tokio_stream::wrappers::UnixListenerStream;
 use crate::service::Service;
 use crate::snapshots::Snapshots;
 
-/// Operations that run at the same time. More wait.
-const HELPERS: usize = 16;
+/// Operations that run at the same time. More wait. Those that ask a folder of images that hangs take some
+/// seconds each, and must leave room for the others.
+const HELPERS: usize = 256;
 /// How long operations that run are waited for at the end.
 const ENDING: Duration = Duration::from_secs(10);
 

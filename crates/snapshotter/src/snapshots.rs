@@ -5,6 +5,7 @@
 //! as it is asked for.
 
 use std::collections::{BTreeMap, HashMap};
+use std::fs::Metadata;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
@@ -12,6 +13,7 @@ use api::error::{Failure, Result};
 use oci::digest::Digest;
 use parking_lot::Mutex;
 
+use crate::asking::Asking;
 use crate::filter::Filter;
 use crate::layers::Layers;
 use crate::mounts::{self, Folders};
@@ -61,11 +63,19 @@ impl From<Failure> for Refusal {
 /// All snapshots.
 pub struct Snapshots {
     store: Store,
-    layers: Box<dyn Layers>,
+    asking: Asking,
     log: Box<dyn Fn(&str) + Send + Sync>,
     /// What the records say. It is held while records and folders change, so no two operations meet. Walks
-    /// over files run without it.
+    /// over files run without it, and questions to the folder of images.
     index: Mutex<Index>,
+}
+
+/// What is below a snapshot.
+struct Lower {
+    /// The folders, the highest first.
+    folders: Vec<PathBuf>,
+    /// Owner and mode of the highest.
+    top: Option<Metadata>,
 }
 
 #[derive(Default)]
@@ -112,6 +122,33 @@ impl Index {
         }
     }
 
+    /// The snapshot of a layer of the folder of images.
+    fn layer(&self, chain: Digest, parent: Option<u64>) -> Option<&Record> {
+        self.records
+            .values()
+            .find(|record| record.layer.is_some() && record.chain == Some(chain) && record.parent == parent)
+    }
+
+    /// The number of the snapshot that a new one is above, if there may be a new one.
+    fn free(&self, new: &NewSnapshot) -> Outcome<Option<u64>> {
+        if new.key.is_empty() {
+            return refuse(Code::InvalidArgument, "a snapshot needs a name".to_owned());
+        }
+        let parent = self.parent(&new.parent)?.map(|parent| parent.id);
+        match self.ids.contains_key(&new.key) {
+            true => refuse(Code::AlreadyExists, format!("there is a snapshot {} already", new.key)),
+            false => Ok(parent),
+        }
+    }
+
+    /// Whether a parent is the one that it was before the folder of images was asked.
+    fn check_same(&self, parent: &str, was: Option<u64>) -> Outcome<()> {
+        match self.parent(parent)?.map(|parent| parent.id) == was {
+            true => Ok(()),
+            false => refuse(Code::FailedPrecondition, format!("{parent} was made anew meanwhile")),
+        }
+    }
+
     fn take_id(&mut self) -> u64 {
         self.next += 1;
         self.next
@@ -133,7 +170,8 @@ impl Snapshots {
             index.next = index.next.max(record.id);
             index.insert(record);
         }
-        let snapshots = Snapshots { store, layers, log: Box::new(log), index: Mutex::new(index) };
+        let asking = Asking::new(layers.into(), store.source());
+        let snapshots = Snapshots { store, asking, log: Box::new(log), index: Mutex::new(index) };
         for (id, failure) in snapshots.remove_leftovers()? {
             let why = failure.in_one_line();
             (snapshots.log)(&format!("what is left of snapshot {id} stays for now: {why}"));
@@ -165,38 +203,55 @@ impl Snapshots {
     /// Prepare: a new snapshot to be written. If the request names a layer that the folder of images has, the
     /// answer is that it exists, and then it does.
     pub fn prepare(&self, new: &NewSnapshot) -> Outcome<Vec<Mount>> {
-        let mut index = self.index.lock();
         if let Some(chain) = new.labels.get(REFERENCE).and_then(|text| Digest::parse(text))
-            && self.is_layer(&mut index, new, chain)?
+            && self.is_layer(new, chain)?
         {
             return refuse(Code::AlreadyExists, format!("the layer {chain} is there"));
         }
-        self.create(&mut index, Kind::Active, new)
+        self.create(Kind::Active, new)
     }
 
     /// View: a new snapshot that is only read.
     pub fn view(&self, new: &NewSnapshot) -> Outcome<Vec<Mount>> {
-        self.create(&mut self.index.lock(), Kind::View, new)
+        self.create(Kind::View, new)
+    }
+
+    /// Notes which layers the folder of images has. While it does not answer later, other layers do not wait
+    /// for it.
+    ///
+    /// # Errors
+    /// It cannot be listed.
+    pub fn remember(&self) -> io::Result<()> {
+        self.asking.remember()
     }
 
     /// Makes the snapshot of a layer of the folder of images, if it has that layer.
-    fn is_layer(&self, index: &mut Index, new: &NewSnapshot, chain: Digest) -> Outcome<bool> {
-        let parent = index.parent(&new.parent)?;
-        let below = match parent {
-            None => None,
-            Some(Record { chain: Some(below), .. }) => Some(*below),
+    fn is_layer(&self, new: &NewSnapshot, chain: Digest) -> Outcome<bool> {
+        let (records, before) = {
+            let index = self.index.lock();
+            let parent = index.parent(&new.parent)?.map(|parent| parent.id);
+            let before = index.layer(chain, parent).and_then(|record| record.layer);
+            (index.chain(parent).cloned().collect::<Vec<_>>(), before)
+        };
+        let (parent, below) = match records.first() {
+            None => (None, None),
+            Some(record) if record.chain.is_some() => (Some(record.id), record.chain),
             // What is below was not made from an image, so no chain id says what it holds.
             Some(_) => return Ok(false),
         };
-        let parent = parent.map(|parent| parent.id);
-        let same = |record: &Record| {
-            record.layer.is_some() && record.chain == Some(chain) && record.parent == parent
+        let found = match before {
+            // The tree may have moved on without it.
+            Some(layer) => self.look(vec![layer])?.pop().filter(Metadata::is_dir).map(|_| layer),
+            None => self.asking.find(below, chain).map_err(|error| self.away(&error))?,
         };
-        if index.records.values().any(same) {
+        let Some(layer) = found else { return Ok(false) };
+        // Nor is it there above something that is not.
+        self.lower(&records)?;
+        let mut index = self.index.lock();
+        index.check_same(&new.parent, parent)?;
+        if index.layer(chain, parent).is_some() {
             return Ok(true);
         }
-        let found = self.layers.find(below.as_ref(), &chain).map_err(|error| self.away(&error))?;
-        let Some(layer) = found else { return Ok(false) };
         let id = index.take_id();
         let now = now_ns();
         let record = Record {
@@ -229,16 +284,18 @@ impl Snapshots {
         Refusal { code: Code::Unavailable, message }
     }
 
-    fn create(&self, index: &mut Index, kind: Kind, new: &NewSnapshot) -> Outcome<Vec<Mount>> {
-        if new.key.is_empty() {
-            return refuse(Code::InvalidArgument, "a snapshot needs a name".to_owned());
-        }
-        let parent = index.parent(&new.parent)?.map(|parent| parent.id);
-        if index.ids.contains_key(&new.key) {
-            return refuse(Code::AlreadyExists, format!("there is a snapshot {} already", new.key));
-        }
+    fn create(&self, kind: Kind, new: &NewSnapshot) -> Outcome<Vec<Mount>> {
+        let records: Vec<Record> = {
+            let index = self.index.lock();
+            let parent = index.free(new)?;
+            index.chain(parent).cloned().collect()
+        };
+        let parent = records.first().map(|parent| parent.id);
         // Before anything is made: a layer that is gone makes no snapshot.
-        let lower = self.lower(index, parent)?;
+        let lower = self.lower(&records)?;
+        let mut index = self.index.lock();
+        index.free(new)?;
+        index.check_same(&new.parent, parent)?;
         let id = index.take_id();
         let now = now_ns();
         let record = Record {
@@ -254,47 +311,67 @@ impl Snapshots {
             labels: new.labels.clone(),
             used: Used::default(),
         };
-        self.keep(&record, || self.store.make_folder(id, lower.first().map(PathBuf::as_path)))?;
-        let mounts = self.mounts_of(&record, &lower);
+        self.keep(&record, || self.store.make_folder(id, lower.top.as_ref()))?;
+        let mounts = self.mounts_of(&record, &lower.folders);
         index.insert(record);
         Ok(mounts)
     }
 
+    /// What these layers have in the folder of images: nothing for one that is not there.
+    fn look(&self, layers: Vec<Digest>) -> Outcome<Vec<Metadata>> {
+        let mut found = Vec::new();
+        for looked in self.asking.look(layers).map_err(|error| self.away(&error))? {
+            match looked {
+                Ok(about) => found.push(about),
+                Err(error) if error.kind() != ErrorKind::NotFound => return Err(self.away(&error)),
+                // It is not taken for missing if the whole folder is.
+                Err(_) => self.asking.check().map_err(|error| self.away(&error))?,
+            }
+        }
+        Ok(found)
+    }
+
     /// The folders below a snapshot, the highest first. A layer that is there twice counts once, as the
     /// higher one: it hides and brings again whatever the lower one did.
-    fn lower(&self, index: &Index, from: Option<u64>) -> Outcome<Vec<PathBuf>> {
-        let mut layers = Vec::new();
-        let mut lower = Vec::new();
-        for record in index.chain(from) {
-            if let Some(layer) = record.layer {
-                if layers.contains(&layer) {
-                    continue;
-                }
-                layers.push(layer);
+    fn lower(&self, records: &[Record]) -> Outcome<Lower> {
+        let mut seen = Vec::new();
+        let mut wanted: Vec<&Record> = Vec::new();
+        for record in records {
+            match record.layer {
+                Some(layer) if seen.contains(&layer) => continue,
+                layer => seen.extend(layer),
             }
+            wanted.push(record);
+        }
+        let mut looked = self.asking.look(seen).map_err(|error| self.away(&error))?.into_iter();
+        let mut lower = Lower { folders: Vec::new(), top: None };
+        for record in wanted {
             let files = self.store.files(record.id);
-            self.check_there(record, &files)?;
-            lower.push(files);
+            let about = match record.layer {
+                Some(_) => looked.next().unwrap_or_else(|| Err(ErrorKind::NotFound.into())),
+                None => files.symlink_metadata(),
+            };
+            let about = self.check_there(record, &files, about)?;
+            lower.top.get_or_insert(about);
+            lower.folders.push(files);
         }
         Ok(lower)
     }
 
     /// The folder of a layer may be gone: an image was removed, or the tree moved on without it.
-    fn check_there(&self, record: &Record, files: &Path) -> Outcome<()> {
-        match self.store.look(record) {
-            Ok(about) if about.is_dir() => Ok(()),
-            Err(error) if error.kind() != ErrorKind::NotFound => Err(self.away(&error)),
-            _ => {
-                self.layers.check().map_err(|error| self.away(&error))?;
-                let what = match record.layer {
-                    Some(layer) => format!("the folder of images has no layer {layer} any more"),
-                    None => format!("{} is not there", files.display()),
-                };
-                let message = format!("{what}; remove the image from containerd, and pull it again");
-                (self.log)(&message);
-                refuse(Code::FailedPrecondition, message)
+    fn check_there(&self, record: &Record, files: &Path, about: io::Result<Metadata>) -> Outcome<Metadata> {
+        let what = match (about, record.layer) {
+            (Ok(about), _) if about.is_dir() => return Ok(about),
+            (Err(error), Some(_)) if error.kind() != ErrorKind::NotFound => return Err(self.away(&error)),
+            (_, Some(layer)) => {
+                self.asking.check().map_err(|error| self.away(&error))?;
+                format!("the folder of images has no layer {layer} any more")
             }
-        }
+            (_, None) => format!("{} is not there", files.display()),
+        };
+        let message = format!("{what}; remove the image from containerd, and pull it again");
+        (self.log)(&message);
+        refuse(Code::FailedPrecondition, message)
     }
 
     fn mounts_of(&self, record: &Record, lower: &[PathBuf]) -> Vec<Mount> {
@@ -304,16 +381,20 @@ impl Snapshots {
 
     /// The mounts of an active snapshot or of a view.
     pub fn mounts(&self, key: &str) -> Outcome<Vec<Mount>> {
-        let index = self.index.lock();
-        let record = index.get(key)?;
+        let (record, records) = {
+            let index = self.index.lock();
+            let record = index.get(key)?.clone();
+            let records: Vec<Record> = index.chain(record.parent).cloned().collect();
+            (record, records)
+        };
         if record.kind == Kind::Committed {
             return refuse(
                 Code::FailedPrecondition,
                 format!("{key} is committed, and is not mounted by itself"),
             );
         }
-        let lower = self.lower(&index, record.parent)?;
-        Ok(self.mounts_of(record, &lower))
+        let lower = self.lower(&records)?;
+        Ok(self.mounts_of(&record, &lower.folders))
     }
 
     /// Commit: an active snapshot does not change any more, and gets the name by which others refer to it.

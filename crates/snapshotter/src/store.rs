@@ -13,8 +13,8 @@
 //! and a folder without a record is a leftover, however the program ended.
 
 use std::collections::BTreeSet;
-use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, ErrorKind, Write};
+use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
+use std::io::{ErrorKind, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -58,7 +58,7 @@ impl Store {
     /// # Errors
     /// The link cannot be made.
     pub fn point_at(&self, images: &Path) -> Result<()> {
-        self.link(images, &self.root.join("source"))
+        self.link(images, &self.source())
     }
 
     /// Makes a link, also over one that is there.
@@ -85,16 +85,9 @@ impl Store {
         self.folder(id).join("fs")
     }
 
-    /// What is where the files of a snapshot should be. Only links that this program has made are followed: a
-    /// layer that is a link itself, in a tree of others, would lead to a folder of this machine.
-    ///
-    /// # Errors
-    /// It cannot be looked at.
-    pub fn look(&self, record: &Record) -> io::Result<fs::Metadata> {
-        let Some(layer) = &record.layer else { return self.files(record.id).symlink_metadata() };
-        let source = self.root.join("source");
-        let layers = source.join("layers").symlink_metadata()?;
-        if layers.is_dir() { source.join(folder::layer(layer)).symlink_metadata() } else { Ok(layers) }
+    /// The link to the folder of images.
+    pub fn source(&self) -> PathBuf {
+        self.root.join("source")
     }
 
     /// The folder that overlayfs needs beside them.
@@ -158,20 +151,19 @@ impl Store {
         Ok(left)
     }
 
-    /// Makes the folder of a snapshot that is written. `like` is the folder below it, whose owner and mode it
-    /// takes: it covers that one.
+    /// Makes the folder of a snapshot that is written. `like` is what the folder below it has: it takes owner
+    /// and mode of that one, because it covers it.
     ///
     /// # Errors
     /// It cannot be made.
-    pub fn make_folder(&self, id: u64, like: Option<&Path>) -> Result<()> {
+    pub fn make_folder(&self, id: u64, like: Option<&Metadata>) -> Result<()> {
         let (files, work) = (self.files(id), self.work(id));
         DirBuilder::new().mode(0o700).create(self.folder(id)).at("make", &self.folder(id))?;
         for (path, mode) in [(&files, 0o755), (&work, 0o711)] {
             fs::create_dir(path).at("make", path)?;
             fs::set_permissions(path, PermissionsExt::from_mode(mode)).at("change the mode of", path)?;
         }
-        if let Some(like) = like {
-            let about = like.metadata().at("look at", like)?;
+        if let Some(about) = like {
             std::os::unix::fs::chown(&files, Some(about.uid()), Some(about.gid()))
                 .at("change the owner of", &files)?;
             let mode = PermissionsExt::from_mode(about.mode() & 0o7777);

@@ -58,6 +58,9 @@ pub struct Args {
     /// [default with --follow: 10]
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "10")]
     follow: Option<Interval>,
+    /// With --follow: a folder that is removed keeps its files for programs and overlays that hold it
+    #[arg(long)]
+    keep_removed: bool,
     #[command(flatten)]
     fleet: Fleet,
     #[command(flatten)]
@@ -86,11 +89,12 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
                 Source::Published(
                     tree.reached(&args.reach.reach(), args.cache.as_deref())?
                         .following(args.follow)?
+                        .keeping(args.keep_removed)
                         .in_fleet(&fleet)?,
                 )
             }
             Some(_) if fleet.is_on() => return Err(no_fleet()),
-            Some(_) if args.follow.is_some() => return Err(nothing_to_follow()),
+            Some(_) if args.follows() => return Err(nothing_to_follow()),
             Some(source) => source,
             None if making::is_address(&args.volume) => {
                 shared(making::node_folder(&args.volume, args.cache.as_deref())?, fleet)?
@@ -99,7 +103,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
                 dir if dir.is_shared() => shared(dir, fleet)?,
                 _ => return Err(no_fleet()),
             },
-            None if args.follow.is_some() => return Err(nothing_to_follow()),
+            None if args.follows() => return Err(nothing_to_follow()),
             None => Source::in_folder(VolumeDir::open(&args.volume)?, fleet),
         };
         let plan = Plan {
@@ -146,6 +150,13 @@ fn no_fleet() -> Failure {
 fn nothing_to_take_over() -> Failure {
     Failure::usage("only a volume that is mounted for writing can take its origin over")
         .next("leave --take-over out, or mount a volume's folder without -o ro")
+}
+
+impl Args {
+    /// Whether something is asked for that only a name can give.
+    fn follows(&self) -> bool {
+        self.follow.is_some() || self.keep_removed
+    }
 }
 
 fn nothing_to_follow() -> Failure {

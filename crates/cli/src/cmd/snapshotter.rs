@@ -3,13 +3,13 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use api::error::{Context, Failure, Result};
 use fuse::Unmount;
-use fuse::mount::Life;
+use fuse::mount::ANSWER_WITHIN;
 use node::{limits, log, mounts, notify, signals};
 use serde::Serialize;
-use snapshotter::layers::InFolder;
 use snapshotter::server::{Bound, Server};
 use snapshotter::snapshots::Snapshots;
 use snapshotter::store::Store;
@@ -18,6 +18,13 @@ use crate::images::overlay::Overlay;
 use crate::images::{images_at, tree, users};
 use crate::reading::split;
 use crate::term::Term;
+
+mod keeping;
+
+use keeping::{Keeping, OnMount, State};
+
+/// How often the mount of the tree is looked at.
+const LOOK: Duration = Duration::from_secs(3);
 
 /// Gives containerd the layers of a folder of images, so that it neither fetches nor unpacks them
 #[derive(Debug, clap::Args)]
@@ -70,9 +77,10 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     // It locks the folder, so that two programs do not mount at one place.
     let store = Store::open(&root)?;
     let source = Source::reach(args, &root)?;
-    let served = start(store, &socket, &source.images);
+    let served = start(store, &socket, &source);
     let ended = served.map(|(server, snapshots)| {
-        stay(server, &socket, args, term);
+        let keeping = Keeping::new(source.tree.clone(), &args.more);
+        stay(server, &snapshots, keeping, &socket, args, term);
         snapshots.layers_in_use()
     });
     // Layers in use keep the mount: the next start goes on with it, and containers read from it meanwhile.
@@ -91,10 +99,10 @@ fn socket(text: &str) -> Result<PathBuf> {
     }
 }
 
-fn start(store: Store, socket: &Path, images: &Path) -> Result<(Server, Arc<Snapshots>)> {
-    store.point_at(images)?;
-    let snapshots = Snapshots::new(store, Box::new(InFolder(images.to_owned())), log::warn)?;
-    let snapshots = Arc::new(snapshots);
+fn start(store: Store, socket: &Path, source: &Source) -> Result<(Server, Arc<Snapshots>)> {
+    store.point_at(&source.images)?;
+    let layers = OnMount::new(source.images.clone(), source.mount()?);
+    let snapshots = Arc::new(Snapshots::new(store, Box::new(layers), log::warn)?);
     let server = Bound::new(socket)?.serve(Arc::clone(&snapshots))?;
     Ok((server, snapshots))
 }
@@ -102,8 +110,8 @@ fn start(store: Store, socket: &Path, images: &Path) -> Result<(Server, Arc<Snap
 /// The folder of images.
 struct Source {
     images: PathBuf,
-    /// Where its published tree is mounted for it.
-    tree: Option<PathBuf>,
+    /// The published tree that is mounted for it, and where.
+    tree: Option<(String, PathBuf)>,
 }
 
 impl Source {
@@ -113,14 +121,21 @@ impl Source {
             return with_images(Source { images, tree: None }, &args.source);
         };
         let at = root.join("tree");
+        let tree = Some((name.to_owned(), at.clone()));
         let mut lives = false;
         if let Some(mount) = mounts::at(&at)? {
             let ours = mounts::is_covey(&mount);
-            if ours && mounts::life(&mount)? == Life::Dead {
-                // Its daemon was killed. Containers that still run on it have lost their layers already.
-                log::warn(&format!("the mount at {} is dead; it is mounted again", at.display()));
-                fuse::unmount(&at, Unmount::Lazy).map_err(|error| Failure::new("io", error.to_string()))?;
-            } else if ours && api::source::tree(&mount.source) == Some(name) {
+            let ours_is = keeping::state(&at, ANSWER_WITHIN);
+            let same = api::source::tree(&mount.source) == Some(name);
+            if ours && ours_is == State::Dead {
+                keeping::detach(&at)?;
+            } else if ours && ours_is == State::Silent && same {
+                // Images that need nothing of it can be used. It may answer again later.
+                log::warn(&format!("the mount at {} does not answer", at.display()));
+                let images = fs::read_link(root.join("source")).ok().filter(|path| path.starts_with(&at));
+                let images = images.unwrap_or_else(|| at.join(inner.trim_start_matches('/')));
+                return Ok(Source { images, tree });
+            } else if ours && same {
                 log::line(&format!("goes on with the mount at {}, as it is", at.display()));
                 lives = true;
             } else {
@@ -139,12 +154,31 @@ impl Source {
             tree::mount(name, &args.more, &at)?;
         }
         let images = images_at(&at.join(inner.trim_start_matches('/')));
-        with_images(Source { images, tree: Some(at) }, &args.source)
+        with_images(Source { images, tree }, &args.source)
+    }
+
+    /// Where the mount is that the images are on.
+    fn mount(&self) -> Result<Option<PathBuf>> {
+        match &self.tree {
+            Some((_, at)) => Ok(Some(at.clone())),
+            None => Ok(mounts::covey_of(&self.images)?.map(|mount| mount.path)),
+        }
     }
 
     /// Unmounts the tree if `idle` and if no overlay uses it.
     fn close(self, idle: bool) -> Result<()> {
-        let Some(at) = self.tree else { return Ok(()) };
+        let Some((_, at)) = self.tree else { return Ok(()) };
+        match keeping::state(&at, ANSWER_WITHIN) {
+            State::Lives | State::Gone => {}
+            State::Dead => {
+                let _ = fuse::unmount(&at, Unmount::Lazy);
+                return Ok(());
+            }
+            State::Silent => {
+                log::line(&format!("{} stays mounted: it does not answer", at.display()));
+                return Ok(());
+            }
+        }
         let user = users::overlays()?.into_iter().find(|overlay| overlay.uses(&at));
         if !idle || user.is_some() {
             let by = user.map_or("snapshots".to_owned(), |user| user.at.display().to_string());
@@ -191,7 +225,7 @@ fn check_overlay(root: &Path) -> Result<()> {
 }
 
 /// Answers until a signal arrives.
-fn stay(server: Server, socket: &Path, args: &Args, term: Term) {
+fn stay(server: Server, snapshots: &Snapshots, mut keeping: Keeping, socket: &Path, args: &Args, term: Term) {
     let line = format!("gives containerd the layers of {} at {}", args.source.display(), socket.display());
     notify::ready(&line);
     if term.is_json() {
@@ -200,8 +234,8 @@ fn stay(server: Server, socket: &Path, args: &Args, term: Term) {
     } else {
         log::line(&format!("{line}; Ctrl-C ends it"));
     }
-    let signal = signals::next();
-    log::line(&format!("signal {signal}: ending"));
+    while keeping.look(snapshots) && !signals::next_within(Some(LOOK)) {}
+    log::line("a signal: ending");
     notify::stopping();
     drop(server);
 }

@@ -11,7 +11,7 @@ const ORIGIN: [&str; 2] = ["endpoint", "region"];
 /// Keys of `[log]`. Their arguments are `--log-level` and `--log-format`.
 const LOG: [&str; 2] = ["level", "format"];
 /// Arguments of `covey mount` that make no sense for all mounts of a machine.
-pub const NOT_MOUNT: [&str; 3] = ["background", "accept-older", "take-over"];
+pub const NOT_MOUNT: [&str; 4] = ["background", "accept-older", "keep-removed", "take-over"];
 
 /// Whether an argument or a key belongs to `[origin]`.
 pub fn is_of_origin(name: &str) -> bool {

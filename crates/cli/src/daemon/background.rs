@@ -220,6 +220,7 @@ fn every_words(every: &Every) -> Vec<String> {
 fn tree_words(tree: &Named) -> Vec<OsString> {
     let mut words: Vec<OsString> = tree.fleet.as_deref().map(args::fleet::to_args).unwrap_or_default();
     words.extend(tree.follow.map(|every| format!("--follow={}", every.0.as_secs_f64()).into()));
+    words.extend(tree.keeps.then(|| "--keep-removed".into()));
     words.extend(tree.older.then(|| "--accept-older".into()));
     let mut add = |option: &str, value: Option<OsString>| {
         words.extend(value.into_iter().flat_map(|value| [OsString::from(option), value]));

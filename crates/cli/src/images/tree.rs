@@ -34,12 +34,17 @@ pub fn on_mount(text: &Path, more: &[String]) -> Result<PathBuf> {
 }
 
 /// Mounts a published tree at a folder that only this user may enter. `more`: further arguments for the
-/// mount. Signals must be blocked: one ends this, and nothing is mounted then.
+/// mount. If it follows a name, the layers that containers use stay. Signals must be blocked: one ends this,
+/// and nothing is mounted then.
 pub fn mount(tree: &str, more: &[String], at: &Path) -> Result<()> {
     private_folder(at)?;
     let program = std::env::current_exe().or_fail(|| "cannot find this program".to_owned())?;
     let mut command = Command::new(program);
-    command.arg("mount").arg("-d").args(more).arg(tree).arg(at);
+    command.arg("mount").arg("-d").args(more);
+    if !more.iter().any(|word| word == "--keep-removed") {
+        command.arg("--keep-removed");
+    }
+    command.arg(tree).arg(at);
     // A group of its own: Ctrl-C on a terminal comes to this process, which passes one signal on.
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).process_group(0);
     let cannot = || "cannot start covey mount".to_owned();

@@ -22,6 +22,11 @@ struct Pair {
 impl Pair {
     /// `first` writes the content of the first publication.
     fn new(first: impl FnOnce(&Path)) -> Option<Pair> {
+        Pair::with(&[], first)
+    }
+
+    /// `more`: arguments for the mount that follows.
+    fn with(more: &[&str], first: impl FnOnce(&Path)) -> Option<Pair> {
         World::mountable()?;
         let world = World::new();
         let origin = format!("file:{}", world.path("origin").display());
@@ -32,8 +37,9 @@ impl Pair {
         fs::create_dir(&shown).unwrap();
         let pair = Pair { world, shown };
         pair.publish();
-        json(&["mount", "-d", "--follow=0.1", &format!("{origin}@latest"), pair.shown.to_str().unwrap()])
-            .ok();
+        let source = format!("{origin}@latest");
+        let words = [&["mount", "-d", "--follow=0.1"], more, &[&source, pair.shown.to_str().unwrap()]];
+        json(&words.concat()).ok();
         Some(pair)
     }
 
@@ -146,6 +152,44 @@ fn a_followed_tree_moves_and_open_files_stay() {
     assert_eq!(content(by_handle(&folder, "changed")), "new and longer", "a folder shows what is there now");
     assert_eq!(gone.metadata().unwrap().nlink(), 0);
     assert!(!by_handle(&gone, "f").exists() && !pair.shown.join("gone").exists());
+}
+
+/// A folder that was removed was empty for everybody. So a container lost its files when its image was
+/// removed from the tree that its node follows.
+#[test]
+fn regression_a_folder_that_is_kept_shows_what_was_below_it() {
+    let pair = Pair::with(&["--keep-removed"], |mnt| {
+        fs::create_dir_all(mnt.join("gone/sub/deep")).unwrap();
+        fs::write(mnt.join("gone/seen"), "seen").unwrap();
+        fs::write(mnt.join("gone/new"), "never read").unwrap();
+        fs::write(mnt.join("gone/sub/deep/f"), "deep").unwrap();
+        fs::hard_link(mnt.join("gone/seen"), mnt.join("gone/sub/linked")).unwrap();
+        fs::write(mnt.join("changed"), "old").unwrap();
+    });
+    let Some(pair) = pair else { return };
+    let (mnt, gone) = (pair.world.mnt(), File::open(pair.shown.join("gone")).unwrap());
+    let by_handle = |name: &str| PathBuf::from(format!("/proc/self/fd/{}/{name}", gone.as_raw_fd()));
+    let ino = |name: &str| fs::metadata(by_handle(name)).unwrap().ino();
+    assert_eq!(content(by_handle("seen")), "seen");
+    let seen = ino("seen");
+    for round in 0..3 {
+        let _ = fs::remove_dir_all(mnt.join("gone"));
+        fs::write(mnt.join("changed"), format!("{round}")).unwrap();
+        pair.publish_and_wait();
+        assert_eq!(content(pair.shown.join("changed")), format!("{round}"), "the rest moves on");
+        assert!(!pair.shown.join("gone").exists());
+        assert_eq!(names(by_handle("")), ["new", "seen", "sub"]);
+        assert_eq!((content(by_handle("seen")), ino("seen")), ("seen".into(), seen));
+        assert_eq!((content(by_handle("sub/linked")), ino("sub/linked")), ("seen".into(), seen));
+        assert_eq!(content(by_handle("new")), "never read");
+        assert_eq!(content(by_handle("sub/deep/f")), "deep");
+    }
+    // A folder of the same name is another one.
+    fs::create_dir(mnt.join("gone")).unwrap();
+    fs::write(mnt.join("gone/seen"), "anew").unwrap();
+    pair.publish_and_wait();
+    assert_eq!(content(pair.shown.join("gone/seen")), "anew");
+    assert_eq!(content(by_handle("seen")), "seen");
 }
 
 /// A program works in a folder, and the next tree has the folder above it below it. The kernel cannot link

@@ -21,6 +21,7 @@ mod reading;
 mod sent;
 mod settings;
 mod silent;
+mod snapshotter;
 mod system;
 mod trusting;
 mod watching;

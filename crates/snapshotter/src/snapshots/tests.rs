@@ -1,8 +1,10 @@
 //! The operations without containerd: its rules, layers of a folder of images, and what a kill leaves.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::sync::{Arc, Barrier, RwLock};
+use std::time::Duration;
 
 use oci::folder;
 
@@ -402,4 +404,124 @@ fn regression_a_layer_that_became_a_link_is_refused() {
     std::os::unix::fs::symlink("/etc", &at).unwrap();
     assert_eq!(snapshots.prepare(&new("b", &name)).unwrap_err().code, Code::FailedPrecondition);
     assert_eq!(snapshots.mounts("a").unwrap_err().code, Code::FailedPrecondition);
+}
+
+/// A layer that the tree had left was said to be there, because it had been asked for before. The image was
+/// pulled, and no container could start from it.
+#[test]
+fn regression_a_layer_that_left_the_tree_is_not_said_to_be_there() {
+    let world = World::new();
+    let (one, two) = (world.layer("1"), world.layer("2"));
+    let chain = chain_id(Some(&one), &two);
+    let all = world.start();
+    assert_eq!(code(all.prepare(&layer("x/1", "", &one))), Code::AlreadyExists);
+    let lowest = found(&all, &one, "");
+    assert_eq!(code(all.prepare(&layer("x/2", &lowest, &chain))), Code::AlreadyExists);
+    fs::remove_dir(world.images().join(folder::layer(&one))).unwrap();
+    // It is unpacked. What is above it is not there either, also for one that asks for the first time.
+    assert_eq!(all.prepare(&layer("y/1", "", &one)).unwrap()[0].kind, "bind");
+    assert_eq!(code(all.prepare(&layer("y/2", &lowest, &chain))), Code::FailedPrecondition);
+    let three = world.layer("3");
+    let other = chain_id(Some(&one), &three);
+    assert_eq!(code(all.prepare(&layer("y/3", &lowest, &other))), Code::FailedPrecondition);
+    world.layer("1");
+    assert_eq!(code(all.prepare(&layer("z/2", &lowest, &chain))), Code::AlreadyExists);
+}
+
+/// A folder of images that gives no answer while its lock is held for writing.
+struct Hangs {
+    folder: InFolder,
+    gate: Arc<RwLock<()>>,
+    /// The first question has come.
+    asked: Option<Arc<Barrier>>,
+}
+
+impl Layers for Hangs {
+    fn find(&self, below: Option<&Digest>, chain: &Digest) -> io::Result<Option<Digest>> {
+        if let Some(asked) = &self.asked {
+            asked.wait();
+        }
+        let _passes = self.gate.read().unwrap();
+        self.folder.find(below, chain)
+    }
+
+    fn check(&self) -> io::Result<()> {
+        let _passes = self.gate.read().unwrap();
+        self.folder.check()
+    }
+
+    fn names(&self) -> io::Result<BTreeSet<Digest>> {
+        let _passes = self.gate.read().unwrap();
+        self.folder.names()
+    }
+
+    fn answers(&self, _: Duration) -> bool {
+        true
+    }
+}
+
+impl World {
+    fn hanging(&self, asked: Option<Arc<Barrier>>) -> (Snapshots, Arc<RwLock<()>>) {
+        let store = Store::open(&self.root()).unwrap();
+        store.point_at(&self.images()).unwrap();
+        let gate = Arc::default();
+        let layers = Hangs { folder: InFolder(self.images()), gate: Arc::clone(&gate), asked };
+        (Snapshots::new(store, Box::new(layers), |_| {}).unwrap(), gate)
+    }
+}
+
+/// The pull of one image asked the store for its layer, and all other containers of the node waited with it.
+#[test]
+fn regression_a_question_that_hangs_holds_up_nothing_else() {
+    let world = World::new();
+    let one = world.layer("1");
+    let asked = Arc::new(Barrier::new(2));
+    let (mut all, gate) = world.hanging(Some(Arc::clone(&asked)));
+    all.asking.limit = Duration::from_secs(300);
+    let all = &all;
+    std::thread::scope(|scope| {
+        let hangs = gate.write().unwrap();
+        let pull = scope.spawn(move || code(all.prepare(&layer("x", "", &one))));
+        asked.wait();
+        all.prepare(&new("a", "")).unwrap();
+        all.commit(&commit("base", "a")).unwrap();
+        all.view(&new("v", "base")).unwrap();
+        all.mounts("v").unwrap();
+        all.stat("v").unwrap();
+        all.remove("v").unwrap();
+        // Above what is removed meanwhile, nothing is made.
+        assert_eq!(all.list(&[]).unwrap().len(), 1);
+        assert!(!pull.is_finished());
+        drop(hangs);
+        assert_eq!(pull.join().unwrap(), Code::AlreadyExists);
+    });
+}
+
+/// While the folder of images hangs, an image that it has waits for it, and every other one is unpacked.
+#[test]
+fn regression_images_of_others_do_not_wait_for_a_folder_that_hangs() {
+    let world = World::new();
+    let (one, two) = (world.layer("1"), world.layer("2"));
+    let chain = chain_id(Some(&one), &two);
+    let (mut all, gate) = world.hanging(None);
+    assert_eq!(code(all.prepare(&layer("x", "", &one))), Code::AlreadyExists);
+    let lowest = found(&all, &one, "");
+    all.remember().unwrap();
+    all.asking.limit = Duration::from_millis(20);
+    let hangs = gate.write().unwrap();
+    // More often than questions may be open.
+    for n in 0..20 {
+        assert_eq!(code(all.prepare(&layer(&format!("y/{n}"), &lowest, &chain))), Code::Unavailable);
+    }
+    let other = Digest::of(b"other");
+    assert_eq!(all.prepare(&layer("z", "", &other)).unwrap()[0].kind, "bind");
+    all.commit(&commit(&format!("n/1/{other}"), "z")).unwrap();
+    all.prepare(&new("container", &format!("n/1/{other}"))).unwrap();
+    assert!(all.remember().is_err());
+    drop(hangs);
+    all.asking.limit = Duration::from_secs(300);
+    // The questions that nobody waits for any more end one after another.
+    while code(all.prepare(&layer("y", &lowest, &chain))) != Code::AlreadyExists {
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
