@@ -487,8 +487,8 @@ mod tests {
     #[test]
     fn every_name_that_is_listed_is_understood() {
         for (name, with_value) in names() {
-            let tried =
-                ["1", "on", "off", "8", "1G", "local", "random"].map(|value| format!("{name}={value}"));
+            let tried = ["1", "on", "off", "8", "1G", "local", "random", "https://s3.example.net"]
+                .map(|value| format!("{name}={value}"));
             let known = if with_value { tried.iter().any(|word| is_known(word)) } else { is_known(name) };
             assert!(known, "{name}");
         }

@@ -215,6 +215,7 @@ fn example_value(name: &str, form: Option<&str>) -> String {
         (_, Some("N")) => "8".to_owned(),
         (_, Some("SIZE")) => "\"10G\"".to_owned(),
         (_, Some("NAMES")) => "\"*.h5\"".to_owned(),
+        (_, Some("URL")) => "\"https://s3.example.net\"".to_owned(),
         (_, Some(choices)) if choices.contains('|') => {
             format!("{:?}", choices.split('|').next().unwrap_or_default())
         }
