@@ -50,7 +50,7 @@ use crate::frozen;
 use crate::info;
 use crate::limits;
 use crate::log;
-use crate::options::NodeOptions;
+use crate::options::{NodeOptions, SHARED_LOCKS};
 use crate::refused::{no_cache, no_fleet, open_failure};
 use crate::remote_side::options::FsyncTo;
 use crate::remote_side::tree::TreeCache;
@@ -118,7 +118,7 @@ impl Node {
             for_volume = remote_side.volume_options(&options.remote_side, for_volume);
         }
         for_volume.may_delete = writer.as_ref().map(Writer::may_delete);
-        for_volume.own_locks = options.locks == Locks::Fleet;
+        for_volume.own_locks = has_own_locks(options);
         let volume = match Volume::open(parts, for_volume) {
             Ok(volume) => Arc::new(volume),
             Err(error) => {
@@ -168,7 +168,7 @@ impl Node {
         let parts = memory_parts(rows.clone());
         let failed = |error: OpenError| open_failure(Path::new("mem:"), error);
         Volume::format(&parts, &format_request()).map_err(failed)?;
-        let own_locks = options.locks == Locks::Fleet;
+        let own_locks = has_own_locks(options);
         let volume = Volume::open(parts, Options { own_locks, ..volume_options(options) }).map_err(failed)?;
         Ok(Node {
             name: format!("mem:{:016x}", base::random::u64()),
@@ -437,6 +437,13 @@ impl Node {
             waiting_bytes: done.waiting_bytes,
         })
     }
+}
+
+/// Whether this program decides about locks, and not the kernel. A volume that becomes a shared one below its
+/// mount has what most shared volumes have.
+fn has_own_locks(options: &NodeOptions) -> bool {
+    let unset = if options.promotable { SHARED_LOCKS } else { Locks::Local };
+    options.locks.unwrap_or(unset) == Locks::Fleet
 }
 
 fn mode(options: &NodeOptions) -> Mode {

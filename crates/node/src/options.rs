@@ -21,6 +21,9 @@ pub const GC_DELAY: Duration = Duration::from_secs(300);
 /// The longest such time, in seconds.
 const GC_DELAY_MAX: u64 = 30 * 86_400;
 
+/// Where locks on files of a shared volume hold if nothing else is asked for.
+pub const SHARED_LOCKS: Locks = Locks::Fleet;
+
 /// The options of a mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountOptions {
@@ -51,8 +54,8 @@ pub struct MountOptions {
     pub deadline: Duration,
     /// The group whose members may publish the volume: a name or a number.
     pub publish_group: Option<String>,
-    /// Where locks on files of a shared volume are decided.
-    pub locks: Locks,
+    /// Where locks on files of a shared volume hold. `None`: as the volume has it.
+    pub locks: Option<Locks>,
     /// The volume can become a shared one while programs use the mount.
     pub promotable: bool,
     /// How long blobs of a shared volume stay after nothing refers to them any more.
@@ -81,7 +84,7 @@ impl Default for MountOptions {
             read_ahead_kib: None,
             deadline: DEADLINE,
             publish_group: None,
-            locks: Locks::Local,
+            locks: None,
             promotable: false,
             gc_delay: GC_DELAY,
             trash: KeepTrash::AsIs,
@@ -126,8 +129,8 @@ pub struct NodeOptions {
     pub commit: Duration,
     /// A read that waits longer fails.
     pub deadline: Duration,
-    /// Where locks on files of a shared volume are decided.
-    pub locks: Locks,
+    /// Where locks on files of a shared volume hold. `None`: as the volume has it.
+    pub locks: Option<Locks>,
     /// How long blobs of a shared volume stay after nothing refers to them any more.
     pub gc_delay: Duration,
     /// How files in a remote origin are read.
@@ -166,7 +169,7 @@ impl NodeOptions {
             relatime: false,
             commit: Duration::from_secs(1),
             deadline: DEADLINE,
-            locks: Locks::Local,
+            locks: None,
             gc_delay: GC_DELAY,
             access: AccessRules::default(),
             remote_side: RemoteOptions::default(),
@@ -219,7 +222,7 @@ pub const KNOWN: &[(&str, &str)] = &[
     ),
     (
         "locks=local|fleet",
-        "of a shared volume: locks exclude the programs of this machine (the default), or those of all nodes with locks=fleet; then each open and close of a file asks this daemon, and each lock the database",
+        "of a shared volume: locks exclude the programs of all nodes (fleet), or those of this machine alone (local); it is the same on all nodes, and written down by the first mount (default fleet)",
     ),
     (
         "promotable",
@@ -308,8 +311,8 @@ impl MountOptions {
                 self.publish_group = Some(text.to_owned()).filter(|_| fits);
                 self.publish_group.as_ref().ok_or_else(|| bad(word, "the name or number of a group"))?;
             }
-            ("locks", Some("local")) => self.locks = Locks::Local,
-            ("locks", Some("fleet")) => self.locks = Locks::Fleet,
+            ("locks", Some("local")) => self.locks = Some(Locks::Local),
+            ("locks", Some("fleet")) => self.locks = Some(Locks::Fleet),
             ("locks", Some(_)) => return Err(bad(word, "local or fleet")),
             ("promotable", None) => self.promotable = true,
             ("gc_delay", Some(text)) => self.gc_delay = seconds(word, text, GC_DELAY_MAX)?,
@@ -380,7 +383,8 @@ impl MountOptions {
             (self.writeback == Some(true), "writeback=on"),
             (self.writeback == Some(false), "writeback=off"),
             (self.without_xattrs, "xattr=off"),
-            (self.locks == Locks::Fleet, "locks=fleet"),
+            (self.locks == Some(Locks::Fleet), "locks=fleet"),
+            (self.locks == Some(Locks::Local), "locks=local"),
             (self.promotable, "promotable"),
         ];
         words.extend(switches.iter().filter(|(set, _)| *set).map(|(_, word)| (*word).to_owned()));
@@ -464,7 +468,7 @@ mod tests {
         assert_eq!(parse(&options.to_words()).unwrap(), options);
         assert_eq!(
             (options.locks, parse("locks=fleet,locks=local").unwrap().locks),
-            (Locks::Fleet, Locks::Local)
+            (Some(Locks::Fleet), Some(Locks::Local))
         );
         assert!(!parse("ro,rw").unwrap().read_only, "the later one wins");
     }

@@ -395,7 +395,7 @@ fn is_replaceable(plan: &Plan) -> bool {
 fn check_locks(plan: &Plan) -> Result<()> {
     let is_shared = matches!(plan.source, Source::Shared(..));
     let may_be = plan.options.promotable && matches!(plan.source, Source::Folder(_));
-    if plan.options.locks == Locks::Local || is_shared || may_be {
+    if plan.options.locks != Some(Locks::Fleet) || is_shared || may_be {
         return Ok(());
     }
     Err(Failure::usage("locks=fleet is for shared volumes: any other volume has one machine that writes")

@@ -16,6 +16,7 @@
 //! - [`bytes`](mod@bytes): whether the bytes of a volume are in the origin, or on a node.
 //! - [`claiming`]: which database holds the names, so that a copy of it deletes no blob.
 //! - [`checking`]: a check of the names, and the locks that nodes hold.
+//! - [`locking`]: where locks hold, as a setting of the volume.
 //! - [`listed`]: what the database says of a volume, without joining it.
 //! - [`living`]: which sessions last.
 //! - [`peers`]: bytes and leases between nodes; [`keeping`]: copies of packs on a second node.
@@ -33,6 +34,7 @@ mod keeping;
 pub mod listed;
 mod living;
 mod loans;
+pub mod locking;
 pub mod making;
 mod peers;
 pub mod promoting;
@@ -202,6 +204,12 @@ impl Shared {
     /// This node's number in the volume.
     pub fn number(&self) -> u32 {
         self.number
+    }
+
+    /// Where locks hold. A mount that writes makes it a setting of the volume.
+    pub fn locks(&self, options: &NodeOptions) -> Result<Locks> {
+        let keeps = options.mountpoint.is_some() && !options.read_only;
+        locking::decide(&*self.names, options.locks, keeps)
     }
 
     /// What the volume must know of other nodes, after [`Shared::store`].

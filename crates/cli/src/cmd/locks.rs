@@ -1,29 +1,62 @@
-//! `covey locks`: lists the locks that programs on the nodes of a shared volume hold.
+//! `covey locks`: lists the locks that programs on the nodes of a shared volume hold, and changes where locks
+//! hold.
 
 use std::path::PathBuf;
 
 use api::error::Result;
+use fs::api::Locks;
 use node::shared::checking::{self, LockRow};
+use node::shared::locking;
 
 use crate::table::Table;
 use crate::target::{names_of, not_shared};
 use crate::term::Term;
 
-/// Shows which locks on files of a shared volume are held, and by which node
+/// Shows which locks on files of a shared volume are held, and by which node; sets where they hold
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Examples:\n  covey locks /mnt/work\n  covey locks 'postgres://covey@db/covey?volume=work'\n\n\
-    Only locks of nodes that are mounted with -o locks=fleet are listed: other nodes keep theirs to themselves. A lock whose\n\
-    session has ended holds nobody up: the next program that wants it gets it."
+    after_help = "Examples:\n  covey locks /mnt/work\n  covey locks 'postgres://covey@db/covey?volume=work'\n  \
+    covey locks 'postgres://covey@db/covey?volume=work' --set local\n\n\
+    A volume with locks=local has no list: each node keeps its locks to itself. A lock whose session has ended holds\n\
+    nobody up: the next program that wants it gets it. --set needs a volume that no node has mounted."
 )]
 pub struct Args {
     /// A mount of the volume, a node's folder, or its address: postgres://... or etcd://...
     place: PathBuf,
+    /// Where locks hold from now on: on all nodes, or on each machine for itself
+    #[arg(long, value_name = "WHERE")]
+    set: Option<Where>,
+}
+
+/// Where locks hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Where {
+    /// On all nodes
+    Fleet,
+    /// On each machine for itself
+    Local,
+}
+
+#[derive(serde::Serialize)]
+struct Changed {
+    before: Option<&'static str>,
+    locks: &'static str,
 }
 
 /// Runs the command.
 pub fn run(args: &Args, term: Term) -> Result<u8> {
-    let rows = checking::locks(&names_of(&args.place)?.ok_or_else(|| not_shared(&args.place))?)?;
+    let address = names_of(&args.place)?.ok_or_else(|| not_shared(&args.place))?;
+    if let Some(wanted) = args.set {
+        let wanted = if wanted == Where::Fleet { Locks::Fleet } else { Locks::Local };
+        let before = locking::set(&address, wanted)?.map(locking::word);
+        let locks = locking::word(wanted);
+        term.result(&Changed { before, locks }, || match before {
+            Some(before) => format!("The volume has locks={locks} now. Before, it had locks={before}."),
+            None => format!("The volume has locks={locks} now."),
+        });
+        return Ok(0);
+    }
+    let rows = checking::locks(&address)?;
     term.result(&rows, || match rows.is_empty() {
         true => "No node holds a lock.".to_owned(),
         false => table(&rows),

@@ -254,7 +254,8 @@ impl Opened {
                 Err(failure) => return Opened::folder(&args.source, failure),
             },
         };
-        let locks = if args.locks == Locked::Server { Locks::Fleet } else { Locks::Local };
+        // With locks=local, the kernels of guests decide, whatever the volume has.
+        let locks = (args.locks == Locked::Server).then_some(Locks::Fleet);
         // Guests over a stream outlive this program. A virtual machine with virtiofs does not find it again.
         let streams = args.on.iter().any(|on| !on.starts_with("vhost-user:"));
         let orphans_stay = if streams { linger(args) } else { Duration::ZERO };

@@ -141,7 +141,8 @@ fn open_volume(dir: &VolumeDir, shared: &Shared, options: &NodeOptions) -> Resul
     let (parts, remote_side) = shared_parts(dir, shared, options)?;
     let store = parts.store.clone();
     let fsync = options.remote_side.fsync(true);
-    let shared_with = Some(shared.sharing(options.locks, options.gc_delay));
+    let locks = shared.locks(options)?;
+    let shared_with = Some(shared.sharing(locks, options.gc_delay));
     let (names, origin) = (store.clone(), parts.origin.clone());
     let (id, claims) = (volume_id(dir), shared.claims());
     let may_delete: MayDelete = Arc::new(move || {

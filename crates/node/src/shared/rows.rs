@@ -21,11 +21,14 @@ pub(super) const ROW_REPAIRING: &str = "repairing";
 /// What an interrupted command left, and the next one removes.
 pub(super) const ROW_REMOVING: &str = "removing";
 
+/// Where locks on files hold ([`super::locking`]).
+pub(super) const ROW_LOCKS: &str = "locks";
+
 /// The claim that the database has on the origin ([`super::claiming`]).
 pub(super) const ROW_CLAIM: &str = "claim";
 
 /// All of them.
-pub(super) const ROWS_SHARED: [&str; 11] = [
+pub(super) const ROWS_SHARED: [&str; 12] = [
     ROW_ORIGIN,
     ROW_ENDPOINT,
     ROW_REGION,
@@ -35,6 +38,7 @@ pub(super) const ROWS_SHARED: [&str; 11] = [
     ROW_REMOVING,
     ROW_REPAIRING,
     ROW_CLAIM,
+    ROW_LOCKS,
     ROW_PUBLISHER,
     ROW_PUBLISHING,
 ];
