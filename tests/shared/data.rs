@@ -2,9 +2,10 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use covey_tests::shared::Shared;
 use covey_tests::{Need, Rng, requires, requires_server, say};
@@ -144,6 +145,55 @@ fn an_open_file_is_the_same_on_both_nodes() {
         }
         assert_eq!(files[other].metadata().unwrap().len(), model.len() as u64, "step {step}");
     }
+}
+
+/// The other node's kernel showed its old pages if the time of the file was put back, and sendfile(2) and
+/// mappings never ask for the time.
+#[test]
+fn regression_open_files_show_the_present_bytes_whatever_their_time() {
+    requires!(Need::Covey);
+    let shared = Shared::new(requires_server!(), 2);
+    fs::create_dir(shared.path(0, "dir")).unwrap();
+    let [writer, reader] = [0, 1].map(|node| shared.path(node, "dir/file"));
+    let moment = UNIX_EPOCH + Duration::from_secs(1_600_000_000);
+    let write = |letter: u8| {
+        let file = OpenOptions::new().write(true).create(true).truncate(false).open(&writer).unwrap();
+        file.write_all_at(&[letter; 3 * 4096], 0).unwrap();
+        file.set_modified(moment).unwrap();
+    };
+    write(b'0');
+    let file = File::open(&reader).unwrap();
+    // SAFETY: the file is open, and this process only reads the mapping.
+    let map = unsafe {
+        libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0)
+    };
+    assert_ne!(map, libc::MAP_FAILED);
+    let sent = |at: u64| {
+        let mut copy = tempfile::tempfile().unwrap();
+        let got = rustix::fs::sendfile(&copy, &file, Some(&mut { at }), 4096).unwrap();
+        let mut bytes = Vec::new();
+        copy.rewind().unwrap();
+        copy.read_to_end(&mut bytes).unwrap();
+        assert_eq!(got, 4096);
+        bytes
+    };
+    for letter in *b"123456789" {
+        let mut bytes = [0; 4096];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        // SAFETY: it is mapped, and the file has this page.
+        let before = unsafe { map.cast::<u8>().read_volatile() };
+        assert_eq!((before, sent(4096)[0]), (bytes[0], bytes[0]));
+        write(letter);
+        assert_eq!(file.metadata().unwrap().modified().unwrap(), moment);
+        // SAFETY: as above.
+        let mapped = unsafe { map.cast::<u8>().read_volatile() };
+        assert_eq!(mapped, letter, "mapped");
+        assert_eq!(sent(4096), [letter; 4096], "sent");
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        assert_eq!(bytes, [letter; 4096], "read");
+    }
+    // SAFETY: it was mapped above, and nothing refers to it.
+    assert_eq!(unsafe { libc::munmap(map, 4096) }, 0);
 }
 
 #[test]

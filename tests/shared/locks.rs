@@ -1,7 +1,8 @@
 //! Locks on files, across nodes that are mounted with `-o locks=fleet`.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -188,6 +189,68 @@ fn locks_of_a_killed_node_end_with_its_session() {
     assert!(quick, "each time the lock lasted as long as the session of its killed node");
 }
 
+/// The first holder was stopped for longer than its session lasts. It went on, and wrote over what the next
+/// one had written.
+#[test]
+fn regression_a_lost_lock_stops_its_holder() {
+    requires!(Need::Covey);
+    let shared = shared(requires_server!());
+    for name in ["flock", "posix", "unlocked", "released"] {
+        fs::write(shared.path(0, name), "first holder").unwrap();
+    }
+    let [flocked, ranged, unlocked, released] =
+        ["flock", "posix", "unlocked", "released"].map(|name| open(&shared.path(0, name)));
+    let lost = [("flock", &flocked), ("posix", &ranged)];
+    lost.iter().for_each(|(style, file)| try_lock(file, style).unwrap());
+    try_lock(&released, "flock").unwrap();
+    unlock(&released, "flock");
+    lost.iter().for_each(|(_, file)| file.sync_all().unwrap());
+    shared.nodes[0].freeze(true);
+    let next = ["flock", "posix"].map(|style| (style, open(&shared.path(1, style))));
+    for (style, file) in &next {
+        until_locked(file, style);
+        file.write_all_at(b"next holder", 0).unwrap();
+        file.sync_all().unwrap();
+    }
+    shared.nodes[0].freeze(false);
+    // Until it has joined again, it answers everything with an error.
+    let began = Instant::now();
+    while unlocked.write_all_at(b"goes on", 0).is_err() {
+        assert!(began.elapsed() < SOON, "{}", shared.nodes[0].log());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    released.write_all_at(b"goes on", 0).unwrap();
+    let error = |result: std::io::Result<()>| result.err().and_then(|error| error.raw_os_error());
+    // Closing the file would end the POSIX locks of this process.
+    let read = |file: &File| {
+        let mut bytes = [0; 12];
+        file.read_exact_at(&mut bytes, 0).map(|()| bytes).unwrap()
+    };
+    for ((style, old), (_, new)) in lost.iter().zip(&next) {
+        for (what, result) in [
+            ("write", old.write_all_at(b"FIRST AGAIN", 0)),
+            ("read", old.read_exact_at(&mut [0; 4], 0)),
+            ("fsync", old.sync_all()),
+            ("ftruncate", old.set_len(3)),
+        ] {
+            assert_eq!(error(result), Some(libc::EIO), "{style}: {what}");
+        }
+        assert_eq!(try_lock(old, style), Err(libc::EIO), "{style}");
+        assert_eq!(read(new), *b"next holderr", "{style}");
+    }
+    // A file that is opened anew is free of it. A process has its POSIX locks until it closes the file.
+    drop(ranged);
+    for (style, new) in &next {
+        let again = open(&shared.path(0, style));
+        assert_eq!(try_lock(&again, style), Err(libc::EAGAIN), "{style}");
+        unlock(new, style);
+        until_locked(&again, style);
+        again.write_all_at(b"first again", 0).unwrap();
+        assert_eq!(read(new), *b"first againr", "{style}");
+    }
+    assert_eq!(error(flocked.write_all_at(b"FIRST AGAIN", 0)), Some(libc::EIO), "the old one is still lost");
+}
+
 #[test]
 fn a_counter_under_a_lock_is_exact() {
     requires!(Need::Covey, Need::PythonSqlite);
@@ -261,18 +324,43 @@ say(db.execute('pragma integrity_check').fetchone())
 #[test]
 fn only_a_shared_volume_has_locks_of_the_fleet() {
     requires!(Need::Covey);
-    let server = requires_server!();
-    let shared = Shared::new(server, 2);
-    // By default each machine has its own locks.
-    fs::write(shared.path(0, "file"), "").unwrap();
-    let [here, there] = [0, 1].map(|node| open(&shared.path(node, "file")));
-    try_lock(&here, "flock").unwrap();
-    try_lock(&there, "flock").unwrap();
-    let place = shared.folder.path().join("own");
-    fs::create_dir(&place).unwrap();
+    let folder = covey_tests::scratch();
     let mut refused = covey_tests::program::covey();
-    let said = refused.args(["mount", "mem:"]).arg(&place).args(FLEET).output().unwrap();
+    let said = refused.args(["mount", "mem:"]).arg(folder.path()).args(FLEET).output().unwrap();
     let text = String::from_utf8_lossy(&said.stderr).into_owned();
     assert!(!said.status.success() && text.contains("shared volumes"), "{text}");
-    std::io::stdout().flush().unwrap();
+}
+
+/// Nodes with other settings on one volume did not exclude each other, and nothing said so.
+#[test]
+fn regression_all_nodes_of_a_volume_have_the_same_locks() {
+    requires!(Need::Covey);
+    let mut shared = Shared::new(requires_server!(), 2);
+    fs::write(shared.path(0, "file"), "").unwrap();
+    let open_both = |shared: &Shared| [0, 1].map(|node| open(&shared.path(node, "file")));
+    // Unless something else is asked for, locks hold on all nodes.
+    let [here, there] = open_both(&shared);
+    try_lock(&here, "flock").unwrap();
+    assert_eq!(try_lock(&there, "flock"), Err(libc::EAGAIN));
+    drop([here, there]);
+    shared.nodes[1].unmount();
+    let local: &[&str] = &["-o", "locks=local"];
+    let said = shared.nodes[1].try_mount(local).unwrap_err();
+    assert!(said.contains("the volume has locks=fleet") && said.contains("--set local"), "{said}");
+    let set = |shared: &Shared, to: &str| {
+        let mut command = covey_tests::program::covey();
+        let done = command.args(["locks", &shared.address, "--set", to]).output().unwrap();
+        let text = [done.stdout, done.stderr].concat();
+        (done.status.success(), String::from_utf8_lossy(&text).into_owned())
+    };
+    let (done, text) = set(&shared, "local");
+    assert!(!done && text.contains("nodes have the volume mounted"), "{text}");
+    shared.nodes[0].unmount();
+    let (done, text) = set(&shared, "local");
+    assert!(done && text.contains("Before, it had locks=fleet"), "{text}");
+    assert!(shared.nodes[0].try_mount(FLEET).unwrap_err().contains("the volume has locks=local"));
+    shared.nodes[0].try_mount(local).unwrap();
+    shared.nodes[1].try_mount(&[]).unwrap();
+    let both = open_both(&shared);
+    both.iter().for_each(|file| try_lock(file, "flock").unwrap());
 }

@@ -21,7 +21,7 @@ pub use blob::completion::{FetchTask, Start};
 use crate::errno::Errno;
 pub use crate::locks::{Lock, LockAnswer, LockKind, LockOwner, LockRange, LockStyle, LockWait, Locks};
 pub use crate::read_plan::ReadPlan;
-pub use meta::lease::{KernelCache, Leases, Promise};
+pub use meta::lease::{KernelCache, Leases, Promise, in_session};
 
 /// The result of every method.
 pub type Result<T> = std::result::Result<T, Errno>;
@@ -567,6 +567,18 @@ pub trait Filesystem: Send + Sync {
     /// filesystem must see to it that the locks end.
     fn release_locks(&self, ino: Ino, owner: LockOwner, style: LockStyle) -> Result<()> {
         Err(Errno::ENOSYS)
+    }
+
+    /// The number of the session in which locks are granted now, for [`in_session`]. `None`: locks do not end
+    /// with a session.
+    fn lock_session(&self) -> Option<u64> {
+        None
+    }
+
+    /// Whether an owner held locks on a file that ended with a session of this machine. It stays so until the
+    /// owner releases all of them, or its file is closed. Meanwhile it may neither read nor write the file.
+    fn has_lost_locks(&self, ino: Ino, owner: LockOwner, style: LockStyle) -> Result<bool> {
+        Ok(false)
     }
 
     /// Space in the volume, or what the quotas around an inode leave of it.

@@ -297,6 +297,14 @@ impl Filesystem for Volume {
         }
     }
 
+    fn lock_session(&self) -> Option<u64> {
+        self.core.lock_session()
+    }
+
+    fn has_lost_locks(&self, ino: Ino, owner: LockOwner, style: LockStyle) -> Result<bool> {
+        self.core.has_lost_locks(ino, owner, style)
+    }
+
     fn unmounted(&self) {
         self.core.release_all_locks();
         self.core.let_all_go();

@@ -30,9 +30,11 @@ use crate::shared::SharedMount;
 use crate::swap::{Pass, Swap};
 use crate::watch::{Outcome, Span, Watch};
 
+mod holding;
 mod keeping;
 mod locking;
 mod panics;
+use keeping::Mark;
 pub(crate) use locking::LockReply;
 use panics::panic_text;
 
@@ -85,6 +87,7 @@ struct Timed {
     span: Option<Span>,
     /// Held until the reply.
     pass: Pass,
+    mark: Mark,
 }
 
 /// Serves the requests of one mount. All threads of the mount share it.
@@ -122,16 +125,7 @@ impl Dispatcher {
         self.0.counts.lane(lane).count(header.opcode);
         let (op, pass) = match self.admit(&header, arguments) {
             Ok(admitted) => admitted,
-            Err(error) => {
-                let answered = self.0.watch.answering(span);
-                if wants_reply(header.opcode) {
-                    let _ = sink.reply(header.unique, -error.0, &[]);
-                }
-                let outcome = Outcome { bytes: 0, error: error.0 as u32 };
-                self.0.counts.lane(lane).ended(header.opcode, outcome);
-                self.0.watch.end(lane, answered, &header, outcome);
-                return;
-            }
+            Err(error) => return self.refuse(lane, span, &header, error, &**sink),
         };
         if let Op::Interrupt { unique } = op {
             self.0.watch.suspend(span);
@@ -144,7 +138,9 @@ impl Dispatcher {
             Op::Read { offset, .. } | Op::Write { offset, .. } => span.at_offset(offset),
             _ => span,
         });
-        let timed = Timed { lane, span, pass };
+        self.note_closed(&header, &op);
+        let mark = self.mark();
+        let timed = Timed { lane, span, pass, mark };
         if self.serve_lock(&timed, &header, &op, sink) {
             return;
         }
@@ -153,8 +149,7 @@ impl Dispatcher {
             self.0.watch.suspend(span);
             return;
         }
-        let mark = self.mark();
-        let result = self.run(&header, &op, plan.as_ref(), room);
+        let result = self.run(request, &header, &op, plan.as_ref(), room);
         if let Err(Errno::WAITS) = result {
             let op = (&op, op.waiting_shared(header.ino));
             self.hand_over(&timed, &header, op, None, request, sink);
@@ -170,11 +165,24 @@ impl Dispatcher {
             };
             if sent.is_err() {
                 self.undeliverable(&header, &op, &result, sent);
+            } else if let Op::Read { .. } = op {
+                self.sent_bytes(mark, header.ino);
             }
         }
         let outcome = outcome(&op, &result);
         self.0.counts.lane(lane).ended(header.opcode, outcome);
         self.0.watch.end(lane, answered, &header, outcome);
+    }
+
+    /// Answers a request that is not served with an error.
+    fn refuse(&self, lane: usize, span: Option<Span>, header: &Header, error: Errno, sink: &dyn Sink) {
+        let answered = self.0.watch.answering(span);
+        if wants_reply(header.opcode) {
+            let _ = sink.reply(header.unique, -error.0, &[]);
+        }
+        let outcome = Outcome { bytes: 0, error: error.0 as u32 };
+        self.0.counts.lane(lane).ended(header.opcode, outcome);
+        self.0.watch.end(lane, answered, header, outcome);
     }
 
     /// Decodes the operation if the opcode table allows it, and waits until the filesystem is served.
@@ -216,13 +224,17 @@ impl Dispatcher {
     /// Calls the filesystem. A panic becomes EIO and a line in the log.
     fn run(
         &self,
+        request: &[u8],
         header: &Header,
         op: &Op<'_>,
         plan: Option<&ReadPlan>,
         room: &mut [u8],
     ) -> Result<Done, Errno> {
         let client = Client { shared: self.0.shared.as_deref(), limited: self.0.untold.is_some() };
-        let work = || execute::run(&*self.0.fs.now(), client, header, op, plan, room);
+        let work = || {
+            let fs = self.0.fs.now();
+            self.holding(&*fs, request, || execute::run(&*fs, client, header, op, plan, room))
+        };
         catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
             let name = opcodes::find(header.opcode).map_or("?", |line| line.name);
             let why = panic_text(&*panic);
@@ -278,18 +290,13 @@ impl Dispatcher {
         request: &[u8],
         sink: &Arc<dyn Sink>,
     ) {
-        let Timed { lane, span, ref pass } = *timed;
+        let Timed { lane, span, ref pass, mark } = *timed;
         let wait = self.0.pending_table.may_wait(waiting);
         if wait == Wait::Never {
             if let (Op::Write { .. }, Some(flushes)) = (op, &self.0.flushes) {
                 flushes.write_failed(header.ino);
             }
-            let answered = self.0.watch.answering(span);
-            let _ = sink.reply(header.unique, -Errno::EIO.0, &[]);
-            let outcome = Outcome { bytes: 0, error: libc::EIO as u32 };
-            self.0.counts.lane(lane).ended(header.opcode, outcome);
-            self.0.watch.end(lane, answered, header, outcome);
-            return;
+            return self.refuse(lane, span, header, Errno::EIO, &**sink);
         }
         if let (Op::Write { .. }, Some(flushes)) = (op, &self.0.flushes) {
             flushes.write_begins(header.ino);
@@ -310,6 +317,7 @@ impl Dispatcher {
             lane,
             span,
             pass: pass.clone(),
+            mark,
             worker: Arc::default(),
             pending,
             request: request.into(),
@@ -343,7 +351,7 @@ impl Dispatcher {
             _ => None,
         };
         let mark = self.mark();
-        let result = pending.deadline().scope(|| self.run(&header, &op, None, room));
+        let result = pending.deadline().scope(|| self.run(request, &header, &op, None, room));
         self.note_flushes(&header, &op, &result);
         let answered = self.0.watch.answering(span);
         invalidate_mode(&result, sink);
@@ -353,6 +361,9 @@ impl Dispatcher {
                 Ok(done) => self.deliver(mark, done, room, |body| pending.answer(0, body)),
                 Err(error) => pending.answer(-error.0, &[]),
             };
+        if let (true, Op::Read { .. }) = (delivered, &op) {
+            self.sent_bytes(mark, header.ino);
+        }
         if pending.is_served() {
             // The completion of the fetch has replied and has counted the request.
             return;
@@ -451,6 +462,7 @@ struct Deferred {
     lane: usize,
     span: Option<Span>,
     pass: Pass,
+    mark: Mark,
     /// The worker that fetches for it, with the span as it continues there.
     worker: Arc<OnceLock<(ThreadId, Option<Span>)>>,
     pending: Arc<PendingRequest>,
@@ -460,7 +472,7 @@ struct Deferred {
 
 impl Deferred {
     fn timed(&self, span: Option<Span>) -> Timed {
-        Timed { lane: self.lane, span, pass: self.pass.clone() }
+        Timed { lane: self.lane, span, pass: self.pass.clone(), mark: self.mark }
     }
 
     /// Queues the request for a worker. The worker serves it unless it has been answered by then.
@@ -525,6 +537,10 @@ impl Deferred {
     /// Replies with the data that arrived, or with an error. Returns true if this was the reply to the
     /// request.
     fn serve(&self, error: i32, bytes: &[u8]) -> bool {
+        let (error, bytes) = match error == 0 && self.this.has_lost_locks(&self.request) {
+            true => (-Errno::EIO.0, &[][..]),
+            false => (error, bytes),
+        };
         let Parts { watch, pending_table, counts, .. } = &*self.this.0;
         let Ok((header, _)) = Header::split(&self.request) else { return false };
         pending_table.remove(&self.pending);
@@ -537,6 +553,9 @@ impl Deferred {
             _ => watch.completed(self.span),
         };
         let taken = self.pending.answer(error, bytes);
+        if taken && error == 0 {
+            self.this.sent_bytes(self.mark, header.ino);
+        }
         let outcome = match (taken, error) {
             (true, 0) => Outcome { bytes: bytes.len() as u32, error: 0 },
             (true, error) => Outcome { bytes: 0, error: error.unsigned_abs() },

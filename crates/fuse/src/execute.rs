@@ -128,7 +128,7 @@ pub fn run(
                     keeps.push(Keep::entry(0, found.node, if named { header.ino } else { Ino(0) }));
                 }
                 let referenced = entry(&mut put, &found, shared)?;
-                open_created(shared, op, &mut put)?;
+                open_created(shared, found.node, op, &mut put)?;
                 if let Op::Link { .. } = op
                     && found.attr.kind == FileKind::File
                 {
@@ -222,10 +222,10 @@ fn entry(put: &mut Put<'_>, found: &Entry, shared: Option<&SharedMount>) -> api:
 }
 
 /// What follows the entry in the replies to CREATE and TMPFILE: the open file.
-fn open_created(shared: Option<&SharedMount>, op: &Op<'_>, put: &mut Put<'_>) -> api::Result<()> {
+fn open_created(shared: Option<&SharedMount>, ino: Ino, op: &Op<'_>, put: &mut Put<'_>) -> api::Result<()> {
     let (Op::Tmpfile { append, .. } | Op::Create { append, .. }) = *op else { return Ok(()) };
     let keep = || (0, out::open::KEEP_CACHE);
-    let (handle, flags) = shared.map_or_else(keep, |shared| shared.open(append));
+    let (handle, flags) = shared.map_or_else(keep, |shared| shared.open(ino, append));
     out::opened(put, handle, flags)
 }
 
@@ -241,7 +241,7 @@ fn on_open_file(
     let locks = || shared.locks().ok_or(Errno::ENOSYS);
     match *op {
         Op::Open { append } => {
-            let (handle, flags) = shared.open(append);
+            let (handle, flags) = shared.open(ino, append);
             out::opened(put, handle, flags)?;
         }
         // Without a flag that allows it, the kernel does not cache the listing.
@@ -257,7 +257,7 @@ fn on_open_file(
             }
         }
         Op::Setlk { lock: ref request, .. } => {
-            let lock = locks()?.lock(ino, request)?;
+            let lock = locks()?.lock(ino, request, fs.lock_session())?;
             let done = fs.set_lock(ino, &lock);
             if !locks()?.has(ino, request, lock.owner) {
                 // The file was closed meanwhile, and nothing will end the lock of an owner that has ended.

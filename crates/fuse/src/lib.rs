@@ -41,6 +41,7 @@ pub mod counts;
 pub mod defer;
 pub mod dispatch;
 pub mod execute;
+mod kernel;
 pub mod late;
 mod locks;
 pub mod mount;

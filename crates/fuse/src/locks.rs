@@ -65,7 +65,7 @@ impl Key {
     }
 }
 
-/// Locks that end: all of one owner and style on one file.
+/// All locks of one owner and style on one file: those that end, or may have ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ended {
     pub(crate) ino: Ino,
@@ -73,37 +73,48 @@ pub(crate) struct Ended {
     pub(crate) style: LockStyle,
 }
 
+/// An owner that may hold locks.
+struct Known {
+    /// Our number.
+    owner: LockOwner,
+    /// The open files through which it locked.
+    handles: Vec<u64>,
+    /// The session in which it held its locks for certain ([`Filesystem::lock_session`]).
+    ///
+    /// [`Filesystem::lock_session`]: fs::api::Filesystem::lock_session
+    session: Option<u64>,
+}
+
 /// The owners that may hold locks.
 #[derive(Default)]
 struct Owners {
     last: u64,
-    /// Our number, and the open files through which it locked.
-    known: HashMap<(Ino, Key), (LockOwner, Vec<u64>)>,
+    known: HashMap<(Ino, Key), Known>,
     by_handle: HashMap<u64, Vec<(Ino, Key)>>,
     /// The open files of all owners.
     handles: usize,
 }
 
 impl Owners {
-    fn number(&mut self, ino: Ino, lock: &LockRequest) -> Result<LockOwner, Errno> {
+    fn number(&mut self, ino: Ino, lock: &LockRequest, session: Option<u64>) -> Result<LockOwner, Errno> {
         if self.handles >= HANDLES_MOST {
             return Err(Errno::ENOLCK);
         }
         let key = (ino, Key::of(lock));
-        let (owner, handles) = self.known.entry(key).or_insert_with(|| {
+        let known = self.known.entry(key).or_insert_with(|| {
             self.last += 1;
-            (LockOwner(self.last), Vec::new())
+            Known { owner: LockOwner(self.last), handles: Vec::new(), session }
         });
-        if !handles.contains(&lock.handle) {
-            handles.push(lock.handle);
+        if !known.handles.contains(&lock.handle) {
+            known.handles.push(lock.handle);
             self.handles += 1;
             self.by_handle.entry(lock.handle).or_default().push(key);
         }
-        Ok(*owner)
+        Ok(known.owner)
     }
 
     fn end(&mut self, key: (Ino, Key)) -> Option<Ended> {
-        let (owner, handles) = self.known.remove(&key)?;
+        let Known { owner, handles, .. } = self.known.remove(&key)?;
         self.handles -= handles.len();
         for handle in handles {
             if let Some(keys) = self.by_handle.get_mut(&handle) {
@@ -253,19 +264,38 @@ pub(crate) struct LockRequests {
 }
 
 impl LockRequests {
-    /// The lock as the filesystem sees it. Its owner may hold locks from now on.
+    /// The lock as the filesystem sees it. Its owner may hold locks from now on, of `session` or a later one.
     ///
     /// # Errors
     /// `ENOLCK` if there are too many owners.
-    pub(crate) fn lock(&self, ino: Ino, request: &LockRequest) -> Result<Lock, Errno> {
-        let owner = self.owners.lock().number(ino, request)?;
+    pub(crate) fn lock(&self, ino: Ino, request: &LockRequest, session: Option<u64>) -> Result<Lock, Errno> {
+        let owner = self.owners.lock().number(ino, request, session)?;
         Ok(with_owner(request, owner))
     }
 
     /// The same, without a promise to hold anything. `None` if the owner holds nothing.
     pub(crate) fn known(&self, ino: Ino, request: &LockRequest) -> Option<Lock> {
         let owners = self.owners.lock();
-        owners.known.get(&(ino, Key::of(request))).map(|(owner, _)| with_owner(request, *owner))
+        owners.known.get(&(ino, Key::of(request))).map(|known| with_owner(request, known.owner))
+    }
+
+    /// The owners that locked through these open files, and the session in which they held their locks for
+    /// certain.
+    pub(crate) fn through(&self, handles: impl Iterator<Item = u64>) -> Vec<(Ended, Option<u64>)> {
+        let owners = self.owners.lock();
+        let keys = handles.filter_map(|handle| owners.by_handle.get(&handle)).flatten();
+        let found = keys.filter_map(|key| {
+            let known = owners.known.get(key)?;
+            Some((Ended { ino: key.0, owner: known.owner, style: key.1.style() }, known.session))
+        });
+        found.collect()
+    }
+
+    /// Notes that an owner has lost nothing until this session.
+    pub(crate) fn keeps(&self, holder: Ended, session: Option<u64>) {
+        let mut owners = self.owners.lock();
+        let known = owners.known.iter_mut().find(|(_, known)| known.owner == holder.owner);
+        known.into_iter().for_each(|(_, known)| known.session = session);
     }
 
     /// Whether an owner has not ended since it got its number.

@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use base::Ino;
 use fs::gc::Forgets;
@@ -83,6 +84,17 @@ impl Notifier {
         let mut queue = self.0.queue.lock();
         while !queue.closed && (queue.sending || !queue.notes.is_empty()) {
             self.0.changed.wait(&mut queue);
+        }
+    }
+
+    /// The same, but no longer than this.
+    pub(crate) fn settle_within(&self, at_most: Duration) {
+        let until = base::time::monotonic() + at_most;
+        let mut queue = self.0.queue.lock();
+        while !queue.closed && (queue.sending || !queue.notes.is_empty()) {
+            if self.0.changed.wait_until(&mut queue, until).timed_out() {
+                return;
+            }
         }
     }
 

@@ -3,18 +3,12 @@
 //! A reply is written with times of 0. [`Keep`] says where the times are, and of which inode and name. Just
 //! before the reply is sent, the leases decide, and the times are filled in.
 
-use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use base::Ino;
-use fs::api::{KernelCache, Leases, Promise};
+use fs::api::{Leases, Promise};
 
 use crate::abi::out;
-use crate::channel::Sink;
-use crate::notify;
-
-/// How long replies on their way to the kernel are waited for.
-const PATIENCE: Duration = Duration::from_secs(2);
 
 /// What a reply says that the kernel could keep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,32 +75,4 @@ pub fn permit_untold(keeps: &[Keep], body: &mut [u8], time: Duration) {
 /// Whether this is the mode of a regular file with set-id bits.
 fn has_set_id(mode: u32) -> bool {
     mode & libc::S_IFMT == libc::S_IFREG && mode & (libc::S_ISUID | libc::S_ISGID) != 0
-}
-
-/// Replies that have been sent and may not have reached the kernel.
-pub(crate) trait OnTheWay: Send + Sync {
-    /// Waits until the kernel has all replies that were sent so far. False: that takes longer.
-    fn settle(&self, at_most: Duration) -> bool;
-}
-
-/// The kernel of a mount.
-pub(crate) struct Kernel<T: OnTheWay> {
-    pub(crate) sink: Arc<dyn Sink>,
-    pub(crate) replies: Weak<T>,
-}
-
-impl<T: OnTheWay> KernelCache for Kernel<T> {
-    fn forget(&self, inos: &[Ino]) -> bool {
-        // Without a session there is no kernel left that could keep anything.
-        let Some(replies) = self.replies.upgrade() else { return true };
-        if !replies.settle(PATIENCE) {
-            return false;
-        }
-        for ino in inos {
-            // This takes no lock of the kernel for which a program could hold it. It fails if the kernel does
-            // not know the inode.
-            let _ = notify::inval_inode(&*self.sink, *ino, -1, 0);
-        }
-        true
-    }
 }

@@ -7,8 +7,9 @@
 //! **Data is close-to-open, and better.** OPEN is answered here, without the filesystem, and the kernel drops
 //! the file's pages at each open. Before each read(2) of cached pages it asks for the attributes, and drops
 //! the pages if size or time have changed (`AUTO_INVAL_DATA`). Written bytes are sent before write(2)
-//! returns. Only a shared mapping sees and holds old bytes: until the file is opened again, and until
-//! msync(2) or close(2).
+//! returns. When another machine is about to change an open file, the kernel drops its pages too
+//! ([`KernelCache::drop_pages`]), so sendfile(2) and mappings read the new bytes. Only a shared mapping holds
+//! bytes back, until msync(2) or close(2).
 //!
 //! **Appending.** For O_APPEND the kernel (6.18, without the writeback cache) takes the file's end from the
 //! size that it saw last, and does not ask for a newer one. It would overwrite what another machine appended.
@@ -22,13 +23,17 @@
 //! looked, and the program did not say O_EXCL, the answer is ESTALE. The kernel then looks the name up again,
 //! and opens the file with all checks of permissions.
 //!
+//! [`KernelCache::drop_pages`]: fs::api::KernelCache::drop_pages
 //! [`Coherence::Shared`]: fs::api::Coherence::Shared
 //! [`Filesystem::append`]: fs::api::Filesystem::append
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use base::Ino;
 use fs::api::Leases;
+use parking_lot::Mutex;
 
 use crate::abi::opcodes::Mounted;
 use crate::abi::out::open;
@@ -38,6 +43,8 @@ use crate::locks::LockRequests;
 /// all machines, the table of owners and waiting requests.
 pub struct SharedMount {
     last_handle: AtomicU64,
+    /// How often each file is open.
+    open_files: Mutex<HashMap<Ino, u32>>,
     locks: Option<LockRequests>,
     leases: OnceLock<Arc<Leases>>,
     /// Nothing but this mount changes the tree, until its filesystem is replaced ([`crate::swap`]).
@@ -51,7 +58,13 @@ impl SharedMount {
     pub fn new(locks: bool, leases: Option<Arc<Leases>>) -> SharedMount {
         let leases = leases.map_or_else(OnceLock::new, OnceLock::from);
         let (last_handle, is_alone) = (AtomicU64::new(0), AtomicBool::new(false));
-        SharedMount { last_handle, locks: locks.then(LockRequests::default), leases, is_alone }
+        SharedMount {
+            last_handle,
+            open_files: Mutex::default(),
+            locks: locks.then(LockRequests::default),
+            leases,
+            is_alone,
+        }
     }
 
     /// The same, with open files numbered from here on.
@@ -89,7 +102,8 @@ impl SharedMount {
     }
 
     /// The number and the flags of a new open file.
-    pub(crate) fn open(&self, append: bool) -> (u64, u32) {
+    pub(crate) fn open(&self, ino: Ino, append: bool) -> (u64, u32) {
+        *self.open_files.lock().entry(ino).or_default() += 1;
         let handle = self.last_handle.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         let flags = match append {
             true => open::DIRECT_IO,
@@ -97,6 +111,22 @@ impl SharedMount {
             false => 0,
         };
         (handle, flags)
+    }
+
+    /// A file is open once less.
+    pub(crate) fn closed(&self, ino: Ino) {
+        let mut open = self.open_files.lock();
+        if let Some(count) = open.get_mut(&ino) {
+            *count -= 1;
+            if *count == 0 {
+                open.remove(&ino);
+            }
+        }
+    }
+
+    /// The files that are open.
+    pub(crate) fn open_files(&self) -> Vec<Ino> {
+        self.open_files.lock().keys().copied().collect()
     }
 
     /// Locks, if they reach the filesystem.

@@ -360,6 +360,14 @@ impl Filesystem for Counted {
     fn release_locks(&self, ino: Ino, owner: LockOwner, style: LockStyle) -> Result<()> {
         self.locking()?.release(ino, owner, style)
     }
+
+    fn lock_session(&self) -> Option<u64> {
+        self.locks.as_ref().and_then(|_| self.inner.lock_session())
+    }
+
+    fn has_lost_locks(&self, ino: Ino, owner: LockOwner, style: LockStyle) -> Result<bool> {
+        self.locks.as_ref().map_or(Ok(false), |locks| locks.has_lost(ino, owner, style))
+    }
 }
 
 #[cfg(test)]

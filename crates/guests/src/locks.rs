@@ -87,6 +87,15 @@ impl GuestLocks {
         if gone { Err(Errno::EIO) } else { Ok(()) }
     }
 
+    /// As [`Filesystem::has_lost_locks`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn has_lost(&self, ino: Ino, owner: LockOwner, style: LockStyle) -> Result<bool> {
+        let known = self.state.lock().owners.get(&(ino, owner, style)).copied();
+        known.map_or(Ok(false), |owner| self.fs.has_lost_locks(ino, owner, style))
+    }
+
     /// As [`Filesystem::test_lock`]. Processes of other guests have no number here.
     ///
     /// # Errors

@@ -12,14 +12,15 @@
 //!   removes it. The list of sessions is read after the row. So a session that is missing in the list has
 //!   ended, and the database refuses what it still sends.
 //! - **A node that joins again has lost its locks.** Until their owner closes the file or unlocks all of it,
-//!   its lock calls on that file fail with EIO. Reads and writes go on.
+//!   its lock calls on that file fail with EIO, and so do reads and writes through the files that it locked
+//!   (`has_lost_locks`).
 //! - **No release is lost.** What cannot be released now is released by the next change of the row, or by the
 //!   thread of [`super::waits`].
 //! - **A request whose commit has no known outcome** fails with EIO. If its owner held nothing before, the
 //!   lock is released again. Otherwise it may have been taken, until the owner closes the file.
 //!
-//! A lock says nothing about the pages in the kernel. A read(2) after it sees what others wrote before it:
-//! the kernel asks for the attributes first. A mapping does not: the program has to read or map again.
+//! A lock says nothing about the pages in the kernel. The kernel drops those of an open file before another
+//! node changes it ([`meta::lease::KernelCache`]).
 
 mod calls;
 

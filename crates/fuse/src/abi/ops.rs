@@ -288,6 +288,23 @@ impl<'a> Op<'a> {
     }
 }
 
+/// The open files that a request works on, by the transport's numbers. A GETATTR that names one comes before
+/// a read(2) of it.
+pub fn handles(opcode: u32, arguments: &[u8]) -> impl Iterator<Item = u64> {
+    const GETATTR_HANDLE: u32 = 1;
+    const SETATTR_HANDLE: u32 = 1 << 6;
+    let number = |at: usize| arguments.get(at..)?.first_chunk().map(|bytes| u64::from_ne_bytes(*bytes));
+    let flags = arguments.first_chunk().map_or(0, |bytes| u32::from_ne_bytes(*bytes));
+    let found = match opcode {
+        op::READ | op::WRITE | op::FSYNC | op::FALLOCATE | op::LSEEK => [number(0), None],
+        op::COPY_FILE_RANGE | op::COPY_FILE_RANGE_64 => [number(0), number(24)],
+        op::GETATTR if flags & GETATTR_HANDLE != 0 => [number(8), None],
+        op::SETATTR if flags & SETATTR_HANDLE != 0 => [number(8), None],
+        _ => [None, None],
+    };
+    found.into_iter().flatten()
+}
+
 /// Operations that create, remove or move names.
 fn names<'a>(take: &mut Take<'a>, opcode: u32) -> Result<Op<'a>, Errno> {
     Ok(match opcode {

@@ -40,7 +40,7 @@ impl LockReply {
 }
 
 impl Dispatcher {
-    fn locks(&self) -> Option<&LockRequests> {
+    pub(super) fn locks(&self) -> Option<&LockRequests> {
         self.0.shared.as_deref().and_then(SharedMount::locks)
     }
 
@@ -128,7 +128,7 @@ impl Dispatcher {
 
     fn begin_wait(&self, unique: u64, id: LockWait, ino: Ino, request: &LockRequest) {
         let Some(locks) = self.locks().filter(|locks| locks.waits.begin(unique, id)) else { return };
-        let lock = match locks.lock(ino, request) {
+        let lock = match locks.lock(ino, request, self.0.fs.now().lock_session()) {
             Ok(lock) => lock,
             Err(error) => return self.end_wait(unique, id, Err(error)),
         };

@@ -11,10 +11,14 @@ fn request(style: LockStyle, owner: u64, handle: u64) -> LockRequest {
 #[test]
 fn a_posix_owner_ends_at_the_first_flush_and_gets_a_new_number() {
     let locks = LockRequests::default();
-    let through = |handle| locks.lock(FILE, &request(LockStyle::Range, 50, handle)).unwrap().owner;
+    let through = |handle| locks.lock(FILE, &request(LockStyle::Range, 50, handle), None).unwrap().owner;
     let first = through(1);
     assert_eq!(through(2), first, "one process, two open files");
-    assert_ne!(locks.lock(Ino(8), &request(LockStyle::Range, 50, 3)).unwrap().owner, first, "another file");
+    assert_ne!(
+        locks.lock(Ino(8), &request(LockStyle::Range, 50, 3), None).unwrap().owner,
+        first,
+        "another file"
+    );
     let ended = Ended { ino: FILE, owner: first, style: LockStyle::Range };
     assert_eq!(locks.flushed(FILE, 50), [ended]);
     assert_eq!(locks.flushed(FILE, 50), []);
@@ -29,20 +33,21 @@ fn a_posix_owner_ends_at_the_first_flush_and_gets_a_new_number() {
 fn regression_an_owner_that_ends_while_it_locks_is_noticed() {
     let locks = LockRequests::default();
     let (posix, flock) = (request(LockStyle::Range, 50, 1), request(LockStyle::Flock, 60, 2));
-    let (one, two) = (locks.lock(FILE, &posix).unwrap().owner, locks.lock(FILE, &flock).unwrap().owner);
+    let (one, two) =
+        (locks.lock(FILE, &posix, None).unwrap().owner, locks.lock(FILE, &flock, None).unwrap().owner);
     assert!(locks.has(FILE, &posix, one) && locks.has(FILE, &flock, two));
     assert_eq!((locks.flushed(FILE, 50).len(), locks.released(2).len()), (1, 1));
     assert!(!locks.has(FILE, &posix, one) && !locks.has(FILE, &flock, two));
-    let next = locks.lock(FILE, &posix).unwrap().owner;
+    let next = locks.lock(FILE, &posix, None).unwrap().owner;
     assert!(!locks.has(FILE, &posix, one) && locks.has(FILE, &posix, next), "its number was given on");
 }
 
 #[test]
 fn an_open_file_that_is_gone_ends_its_flock_and_its_ofd_locks() {
     let locks = LockRequests::default();
-    let flock = locks.lock(FILE, &request(LockStyle::Flock, 60, 1)).unwrap().owner;
-    let ofd = locks.lock(FILE, &request(LockStyle::Range, 60, 1)).unwrap().owner;
-    let next = locks.lock(FILE, &request(LockStyle::Flock, 60, 2)).unwrap().owner;
+    let flock = locks.lock(FILE, &request(LockStyle::Flock, 60, 1), None).unwrap().owner;
+    let ofd = locks.lock(FILE, &request(LockStyle::Range, 60, 1), None).unwrap().owner;
+    let next = locks.lock(FILE, &request(LockStyle::Flock, 60, 2), None).unwrap().owner;
     assert!(flock != ofd && flock != next, "the kernel uses its number again");
     assert_eq!(locks.flushed(FILE, 50), [], "the process has no POSIX locks");
     let ended: Vec<_> = locks.released(1).into_iter().map(|ended| (ended.owner, ended.style)).collect();
@@ -91,7 +96,7 @@ fn half_a_ring_stays_free() {
 #[test]
 fn the_table_of_owners_is_bounded() {
     let locks = LockRequests::default();
-    let take = |owner| locks.lock(FILE, &request(LockStyle::Range, owner, 1));
+    let take = |owner| locks.lock(FILE, &request(LockStyle::Range, owner, 1), None);
     assert!((0..HANDLES_MOST as u64).all(|owner| take(owner).is_ok()));
     assert_eq!(take(u64::MAX), Err(Errno::ENOLCK));
     assert_eq!(locks.flushed(FILE, 7).len(), 1);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use fs::api::{Coherence, Filesystem, Leases};
 
 use super::{Session, Shared};
-use crate::promises::Kernel;
+use crate::kernel::Kernel;
 
 impl Session {
     /// Lets no further request begin, and waits for those that have begun. Requests that arrive wait until
@@ -43,6 +43,7 @@ impl Shared {
     pub(super) fn obey(self: &Arc<Shared>, leases: Option<Arc<Leases>>) {
         let Some(leases) = leases else { return };
         let sink = Arc::clone(&self.sink);
-        leases.serve(Arc::new(Kernel { sink, replies: Arc::downgrade(self) }));
+        let (mount, notifier) = (self.shared_mount.clone(), self.notifier.clone());
+        leases.serve(Arc::new(Kernel { sink, replies: Arc::downgrade(self), mount, notifier }));
     }
 }

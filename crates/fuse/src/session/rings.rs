@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use super::{Options, Session, Shared};
 use crate::channel::{Device, Sink};
+use crate::kernel::OnTheWay;
 use crate::mount::Unmount;
-use crate::promises::OnTheWay;
 use crate::uring::{self, Fallback, Host, Rings};
 
 /// A request that has a deadline is overdue when a quarter of it has passed after it, and at least this time.

@@ -134,11 +134,12 @@ impl Core {
             return Err(StoreError::Unavailable(why.clone()));
         }
         let is_waiting = state.wanted.contains_key(&unit);
+        let mut stale = Vec::new();
         match state.units.get(&unit) {
             _ if is_waiting => return self.wait(&mut state),
             Some(held) if held.leaving || held.busy => return self.wait(&mut state),
             Some(held) if held.mode >= mode && held.lasts() => return Ok(None),
-            Some(held) if held.loan.is_some() => state.end_loan(unit),
+            Some(held) if held.loan.is_some() => stale = self.end_loan(&mut state, unit),
             None if state.contended.is_direct(unit) => return Ok(None),
             _ => {}
         }
@@ -149,7 +150,10 @@ impl Core {
         let lender = lender.filter(|_| quiet.is_none());
         let borrows = may_borrow && lender.is_none();
         let alone = mode == Mode::Write || !may_borrow || quiet.is_some() && state.is_changing(unit);
-        Ok(Some((How { mode, borrows, alone, quiet, sessions: state.sessions }, lender, before)))
+        let how = How { mode, borrows, alone, quiet, sessions: state.sessions };
+        drop(state);
+        self.drop_pages(&stale);
+        Ok(Some((how, lender, before)))
     }
 
     fn wait(&self, state: &mut parking_lot::MutexGuard<'_, State>) -> Result<Option<Wants>, StoreError> {

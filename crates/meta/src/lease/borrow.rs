@@ -78,13 +78,6 @@ impl State {
         }
         Err(soonest)
     }
-
-    /// Ends a loan.
-    pub fn end_loan(&mut self, unit: Ino) {
-        self.forget(unit);
-        // What was read under it is no longer promised to the kernel.
-        self.recalls += 1;
-    }
 }
 
 impl Core {
@@ -139,8 +132,9 @@ impl Core {
             match state.next_return() {
                 Ok(unit) => {
                     let loan = state.units.get(&unit).and_then(|held| held.loan);
-                    state.end_loan(unit);
+                    let files = self.end_loan(&mut state, unit);
                     drop(state);
+                    self.drop_pages(&files);
                     self.changed.notify_all();
                     if let Some(Borrowed { from: (node, number), .. }) = loan {
                         self.nodes.give_back(node, unit, number);

@@ -9,7 +9,7 @@ use std::time::Duration;
 use base::Ino;
 
 use super::row::Holder;
-use super::{Core, PATIENCE, not_joined};
+use super::{Core, Leases, PATIENCE, not_joined};
 use crate::store::StoreError;
 
 /// What is recalled of a node that only has to write back.
@@ -17,8 +17,18 @@ pub(super) const EVERYTHING: Ino = Ino(0);
 /// How long this node waits before it asks again.
 const AGAIN: Duration = Duration::from_millis(200);
 
+impl Leases {
+    /// Waits until what all nodes have acknowledged before this call is in the engine.
+    ///
+    /// # Errors
+    /// A node does not answer, and its session lasts. Or the changes of this one could not be stored in time.
+    pub fn flush_everywhere(&self) -> Result<(), StoreError> {
+        self.core.flush_everywhere()
+    }
+}
+
 impl Core {
-    /// See [`super::Leases::flush_everywhere`].
+    /// See [`Leases::flush_everywhere`].
     pub(super) fn flush_everywhere(&self) -> Result<(), StoreError> {
         self.drain_all()?;
         let until = base::time::monotonic() + PATIENCE;

@@ -224,7 +224,7 @@ impl Core {
         self.state.lock().recalls += 1;
         // Replies that permit the kernel to keep something have been sent by now.
         drop(self.replies.write());
-        let (told, names) = {
+        let (told, names, files) = {
             let mut state = self.state.lock();
             let moved = survey.moved.iter().filter(|(_, from, _)| units.contains(from));
             let is_told = |(ino, from, _): &&(Ino, Ino, Ino)| {
@@ -233,8 +233,12 @@ impl Core {
             let told = moved.filter(is_told).map(|(ino, ..)| *ino).collect();
             let names: Option<Instant> =
                 units.iter().filter_map(|unit| state.units.get(unit)?.names_until).max();
-            (told, names)
+            let mut files: Vec<Ino> =
+                units.iter().flat_map(|unit| self.open_files_of(&state, *unit)).collect();
+            files.retain(|ino| survey.moved.iter().any(|(moved, ..)| moved == ino));
+            (told, names, files)
         };
+        self.drop_pages(&files);
         self.kernel_lets_go(&told, names)
     }
 

@@ -55,6 +55,8 @@ mod journal;
 mod lend;
 mod loan;
 mod moves;
+mod pages;
+mod pinned;
 mod prefetch;
 mod promise;
 mod queue;
@@ -82,6 +84,7 @@ use change::{conflict, is_covered, is_of_inode};
 pub use contend::Contention;
 pub use journal::{Journal, Left};
 pub use loan::{Loan, LoanAsk};
+pub use pinned::in_session;
 pub use promise::{KernelCache, Promise};
 pub use replay::{OldSession, Replayed, replay};
 pub use row::{Holder, Mode};
@@ -217,14 +220,6 @@ impl Leases {
         Ok(Arc::new(Leases { core, thread: Mutex::new(threads) }))
     }
 
-    /// Waits until what all nodes have acknowledged before this call is in the engine.
-    ///
-    /// # Errors
-    /// A node does not answer, and its session lasts. Or the changes of this one could not be stored in time.
-    pub fn flush_everywhere(&self) -> Result<(), StoreError> {
-        self.core.flush_everywhere()
-    }
-
     /// Gives a lease back to another node, which saw the lease row with this `seq`. Returns when this node
     /// uses the lease no longer. If the unit has the number 0, nothing is given back: it returns when what
     /// this node has acknowledged is in the engine.
@@ -321,6 +316,7 @@ impl Core {
             match found {
                 Ok(found) => {
                     self.term.check()?;
+                    pinned::check(|| self.nodes.me())?;
                     return Ok(found);
                 }
                 Err(need) => self.meet(need, began)?,
@@ -405,6 +401,7 @@ impl Core {
             in_time()?;
             // Under the lock: nothing that is remembered then is of another session.
             let me = self.nodes.me().ok_or_else(not_joined)?;
+            pinned::check(|| Some(me))?;
             let need = match self.decide(&mut state, commit, me) {
                 Ok(Decided::Done) => return counted(Ok(())),
                 Ok(Decided::Unsafe(batch)) => {

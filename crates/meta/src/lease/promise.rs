@@ -15,6 +15,10 @@
 //!
 //! Of a unit that is lent the kernel keeps nothing: see [`super::lend`].
 //!
+//! **Pages.** The kernel keeps pages of files that programs have open: a read(2) drops them if the file has
+//! another size or time, and sendfile(2) and a mapping do not ask. So a lease is not given back, nor a loan,
+//! before the kernel was told to drop them ([`pages`](super::pages)).
+//!
 //! **A reply and a recall.** A reply must not reach the kernel after the recall that forbids it. So the
 //! caller notes how many recalls there were before it reads ([`Leases::mark`]). The reply is sent under a
 //! lock, and permits nothing if there was a recall since ([`Leases::deliver`]). A recall takes the lock once
@@ -65,6 +69,15 @@ pub trait KernelCache: Send + Sync {
     /// Drops the attributes of these inodes, before it returns. All replies that were sent before count.
     /// False: it could not be done in time.
     fn forget(&self, inos: &[Ino]) -> bool;
+
+    /// The files that programs have open. It must not wait.
+    fn open_files(&self) -> Vec<Ino> {
+        Vec::new()
+    }
+
+    /// Drops the pages of these files. A page on which a reader waits is dropped when it has come, and that
+    /// is not waited for.
+    fn drop_pages(&self, _files: &[Ino]) {}
 }
 
 impl Leases {
@@ -97,6 +110,7 @@ impl Leases {
             let state = self.core.state.lock();
             state.units.values().flat_map(|unit| unit.told.iter().copied()).collect()
         };
+        self.core.drop_all_pages();
         // It may have been told the same again meanwhile. So the notes stay.
         self.core.kernel_forgets(&told)
     }
@@ -183,6 +197,7 @@ impl Core {
         drop(self.replies.write());
         // If that fails, the kernel forgets by itself: what it keeps has a time that ends with the session.
         let _ = self.kernel_lets_go(&kept.told, kept.names);
+        self.drop_all_pages();
         self.state.lock().letting_go -= 1;
         self.changed.notify_all();
     }

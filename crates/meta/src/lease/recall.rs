@@ -103,8 +103,13 @@ impl Core {
             self.call_back_all(unit);
             // Replies that permit the kernel to keep something have been sent by now.
             drop(self.replies.write());
-            let told = self.state.lock().units.get(&unit).map(|held| held.told.clone());
-            self.kernel_lets_go(&told.unwrap_or_default(), names)
+            let (told, files) = {
+                let state = self.state.lock();
+                let told = state.units.get(&unit).map(|held| held.told.clone());
+                (told.unwrap_or_default(), self.open_files_of(&state, unit))
+            };
+            self.drop_pages(&files);
+            self.kernel_lets_go(&told, names)
         });
         if done.is_err() {
             // It is used again.

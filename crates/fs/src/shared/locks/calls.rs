@@ -165,6 +165,24 @@ impl Core {
         Ok(())
     }
 
+    /// The session in which locks are granted now.
+    pub(crate) fn lock_session(&self) -> Option<u64> {
+        own_session(self.options.shared.as_ref()?).ok().map(|own| own.epoch)
+    }
+
+    /// Whether locks of this owner ended with a session of this node.
+    pub(crate) fn has_lost_locks(&self, ino: Ino, owner: LockOwner, style: LockStyle) -> Result<bool, Errno> {
+        let Some(epoch) = self.lock_session() else { return Ok(false) };
+        let Some(file) = self.fleet_locks.files.lock().get(&ino).cloned() else { return Ok(false) };
+        let file = match file.try_lock() {
+            Some(file) => file,
+            // A call on these locks waits for the database.
+            None if !base::thread::may_wait() => return Err(Errno::WAITS),
+            None => file.lock(),
+        };
+        Ok(file.held.get(&(owner, style)).is_some_and(|held| *held != epoch))
+    }
+
     /// Releases all that this node holds, because its mount ended. What fails ends with the session.
     pub(crate) fn release_all_locks(&self) {
         let Ok(sharing) = self.sharing() else { return };
