@@ -7,7 +7,8 @@
 //!
 //! - `spec`: URLs. `environment`, `keys`, `roles`, `later`: where keys and places come from, and when.
 //!   `store`: the store of the `object_store` crate.
-//! - `wire`: HTTP; `connections`: those that died; `fault`: what went wrong, and what that means.
+//! - `wire`: HTTP; `forms`: of requests for keys; `connections`: those that died; `fault`: what went wrong,
+//!   and what that means.
 //! - `engine`: tries, deadlines, hedges; `refusals`: what is not asked again at once; `pace`: budgets;
 //!   `latency`, `stats`: measurements.
 //! - `layout`: keys, and the header before a blob's bytes; `blobs`: the operations on blobs; `doubts`:
@@ -31,6 +32,7 @@ mod doubts;
 mod engine;
 mod environment;
 mod fault;
+mod forms;
 mod forward;
 mod keys;
 mod latency;

@@ -17,7 +17,7 @@ use reqwest::Url;
 use reqwest::header::HeaderValue;
 
 use super::contents::WithSums;
-use super::environment::Environment;
+use super::environment::{Environment, one_line};
 use super::fault::Fault;
 use super::keys::{self, Keys};
 use super::later::Later;
@@ -161,7 +161,7 @@ fn s3(
                 builder.with_virtual_hosted_style_request(spec.bucket.bytes().all(as_host))
             }
         };
-        builder = configured(builder, environment, &S3_OPTIONS);
+        builder = configured(builder, environment, &S3_OPTIONS)?;
         if let Some(keys) = keys {
             builder = builder.with_credentials(Arc::clone(keys) as AwsCredentialProvider);
         }
@@ -184,12 +184,16 @@ fn s3(
 }
 
 /// The builder with those of the variables that are set.
-fn configured(builder: AmazonS3Builder, environment: &Environment, names: &[&str]) -> AmazonS3Builder {
-    names.iter().fold(builder, |builder, name| {
-        match (environment.get(name), name.to_ascii_lowercase().parse::<AmazonS3ConfigKey>()) {
+fn configured(
+    builder: AmazonS3Builder,
+    environment: &Environment,
+    names: &[&str],
+) -> Result<AmazonS3Builder, Fault> {
+    names.iter().try_fold(builder, |builder, name| {
+        Ok(match (environment.line(name)?, name.to_ascii_lowercase().parse::<AmazonS3ConfigKey>()) {
             (Some(value), Ok(key)) => builder.with_config(key, value),
             _ => builder,
-        }
+        })
     })
 }
 
@@ -208,7 +212,7 @@ fn role(spec: &RemoteSpec, environment: &Environment, wire: &Wire, container: bo
             .with_region(spec.region.as_deref().unwrap_or("us-east-1"))
             .with_retry(no_retry())
             .with_http_connector(wire);
-        let mut builder = configured(builder, &environment, &S3_ROLES);
+        let mut builder = configured(builder, &environment, &S3_ROLES)?;
         if is_elsewhere {
             builder = builder.with_config(AmazonS3ConfigKey::ContainerCredentialsRelativeUri, "/");
         }
@@ -218,7 +222,7 @@ fn role(spec: &RemoteSpec, environment: &Environment, wire: &Wire, container: bo
 }
 
 /// The URL of a container's credentials, and the token that it asks for. The crate demands a token, and that
-/// its file has no line end.
+/// its file has no line end ([`super::forms`] removes it from other tokens).
 fn of_container(environment: &Environment) -> Result<Option<(Url, Option<HeaderValue>)>, Fault> {
     let relative = environment.get("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI");
     let full = environment.get("AWS_CONTAINER_CREDENTIALS_FULL_URI").filter(|_| relative.is_none());
@@ -228,13 +232,19 @@ fn of_container(environment: &Environment) -> Result<Option<(Url, Option<HeaderV
     let url =
         full.parse().map_err(|_| wrong("AWS_CONTAINER_CREDENTIALS_FULL_URI", "it is no URL".to_owned()))?;
     let name = "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE";
-    let token = match environment.get(name) {
-        Some(file) => Some(std::fs::read_to_string(file).map_err(|error| wrong(name, error.to_string()))?),
-        None => environment.get("AWS_CONTAINER_AUTHORIZATION_TOKEN").map(str::to_owned),
+    let (token, from) = match environment.get(name) {
+        Some(file) => {
+            let text = std::fs::read_to_string(file).map_err(|error| wrong(name, error.to_string()))?;
+            (Some(text), format!("the file {file} ({name})"))
+        }
+        None => {
+            let name = "AWS_CONTAINER_AUTHORIZATION_TOKEN";
+            (environment.get(name).map(str::to_owned), format!("{name} of the environment"))
+        }
     };
     let token = token.map(|token| {
-        let mut header =
-            HeaderValue::from_str(token.trim()).map_err(|_| wrong(name, "odd bytes".to_owned()))?;
+        let mut header = HeaderValue::from_str(one_line(&token, &from)?)
+            .map_err(|_| wrong(&from, "it has bytes that no header may have".to_owned()))?;
         header.set_sensitive(true);
         Ok(header)
     });
@@ -261,9 +271,7 @@ fn gcs(spec: &RemoteSpec, environment: &Environment, wire: &Wire) -> Result<Arc<
         ));
     }
     let mut builder = GoogleCloudStorageBuilder::new();
-    for (name, value) in
-        environment.all().filter(|(name, value)| name.starts_with("GOOGLE_") && !value.is_empty())
-    {
+    for (name, value) in environment.lines("GOOGLE_")? {
         if let Ok(key) = name.to_ascii_lowercase().parse::<GoogleConfigKey>() {
             builder = builder.with_config(key, value);
         }
@@ -302,9 +310,7 @@ fn azure(spec: &RemoteSpec, environment: &Environment, wire: &Wire) -> Result<Ar
         ));
     }
     let mut builder = MicrosoftAzureBuilder::new();
-    for (name, value) in
-        environment.all().filter(|(name, value)| name.starts_with("AZURE_") && !value.is_empty())
-    {
+    for (name, value) in environment.lines("AZURE_")? {
         if let Ok(key) = name.to_ascii_lowercase().parse::<AzureConfigKey>() {
             builder = builder.with_config(key, value);
         }
