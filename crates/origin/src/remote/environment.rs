@@ -17,6 +17,7 @@ use super::fault::Fault;
 #[derive(Clone, Default)]
 pub struct Environment {
     variables: HashMap<String, String>,
+    is_unsigned: bool,
 }
 
 impl fmt::Debug for Environment {
@@ -31,13 +32,24 @@ impl Environment {
         let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
             Some((name.into_string().ok()?, value.into_string().ok()?))
         };
-        Environment { variables: std::env::vars_os().filter_map(text).collect() }
+        Environment { variables: std::env::vars_os().filter_map(text).collect(), is_unsigned: false }
+    }
+
+    /// An environment without variables, files and services, for a store that must not learn anything of this
+    /// machine's. Requests are not signed, and use https only.
+    pub fn unsigned() -> Environment {
+        Environment { is_unsigned: true, ..Environment::default() }
+    }
+
+    /// Whether it is one of [`Environment::unsigned`].
+    pub(crate) fn is_unsigned(&self) -> bool {
+        self.is_unsigned
     }
 
     /// An environment with these variables only.
     pub fn of<N: Into<String>, V: Into<String>>(variables: impl IntoIterator<Item = (N, V)>) -> Environment {
         let text = |(name, value): (N, V)| (name.into(), value.into());
-        Environment { variables: variables.into_iter().map(text).collect() }
+        Environment { variables: variables.into_iter().map(text).collect(), is_unsigned: false }
     }
 
     /// A variable that is set and not empty, without white space at its ends: the content of a file or the

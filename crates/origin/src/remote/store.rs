@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, AwsCredentialProvider};
 use object_store::azure::{AzureConfigKey, MicrosoftAzure, MicrosoftAzureBuilder};
-use object_store::gcp::{GoogleCloudStorage, GoogleCloudStorageBuilder, GoogleConfigKey};
+use object_store::gcp::{GcpCredential, GoogleCloudStorage, GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::list::PaginatedListStore;
-use object_store::{ObjectStore, RetryConfig};
+use object_store::{ObjectStore, RetryConfig, StaticCredentialProvider};
 use reqwest::Url;
 use reqwest::header::HeaderValue;
 
@@ -121,6 +121,13 @@ pub(crate) fn build(
     keys: Option<&Arc<Keys>>,
     wire: &Wire,
 ) -> Result<Stores, Fault> {
+    let is_https = |url: &String| url.starts_with("https://");
+    if environment.is_unsigned() && !spec.endpoint.as_ref().is_none_or(is_https) {
+        return Err(Fault::no_keys(
+            "requests without keys go over https only",
+            "name an endpoint with https://",
+        ));
+    }
     match spec.store {
         Store::S3 => s3(spec, environment, keys, wire),
         Store::Gcs => same(gcs(spec, environment, wire)?, Store::Gcs),
@@ -149,6 +156,7 @@ fn s3(
             .with_region(spec.region.as_deref().unwrap_or("us-east-1"))
             .with_retry(no_retry())
             .with_disable_bulk_delete(!many)
+            .with_skip_signature(environment.is_unsigned())
             .with_http_connector(wire.clone());
         builder = match &spec.endpoint {
             Some(endpoint) => builder
@@ -171,14 +179,15 @@ fn s3(
         keys.ask_with(role(spec, environment, wire, keys.are_of_container()));
     }
     let one = Arc::new(make(false)?);
+    let is_signed = !environment.is_unsigned();
     let signs = Arc::clone(one.credentials());
     let region = spec.region.clone().unwrap_or_else(|| "us-east-1".to_owned());
     Ok(Stores {
         one: one.clone(),
         many: Arc::new(make(true)?),
         pages: Some(one),
-        signs: Some(signs.clone()),
-        sums: Some(WithSums { signs, region }),
+        signs: Some(signs.clone()).filter(|_| is_signed),
+        sums: Some(WithSums { signs, region }).filter(|_| is_signed),
         kind: Store::S3,
     })
 }
@@ -262,7 +271,8 @@ fn gcs(spec: &RemoteSpec, environment: &Environment, wire: &Wire) -> Result<Arc<
     ];
     let home = environment.get("HOME").unwrap_or("");
     let default = format!("{home}/.config/gcloud/application_default_credentials.json");
-    if environment.first(&named).is_none() && !File::new(&default).exists() && !keys::listens(METADATA) {
+    let is_found = || File::new(&default).exists() || keys::listens(METADATA);
+    if !environment.is_unsigned() && environment.first(&named).is_none() && !is_found() {
         return Err(Fault::no_keys(
             format!(
                 "no keys were found; looked at GOOGLE_APPLICATION_CREDENTIALS, GOOGLE_SERVICE_ACCOUNT, {default} and the metadata service (it does not answer)"
@@ -277,6 +287,11 @@ fn gcs(spec: &RemoteSpec, environment: &Environment, wire: &Wire) -> Result<Arc<
         }
     }
     builder = builder.with_bucket_name(&spec.bucket).with_retry(no_retry()).with_http_connector(wire.clone());
+    if environment.is_unsigned() {
+        // With credentials the crate looks for no others.
+        let none = StaticCredentialProvider::new(GcpCredential { bearer: String::new() });
+        builder = builder.with_skip_signature(true).with_credentials(Arc::new(none));
+    }
     if let Some(endpoint) = &spec.endpoint {
         builder = builder.with_base_url(endpoint);
     }
@@ -300,10 +315,12 @@ fn azure(spec: &RemoteSpec, environment: &Environment, wire: &Wire) -> Result<Ar
         "AZURE_STORAGE_USE_EMULATOR",
         "AZURE_SKIP_SIGNATURE",
     ];
-    if environment.first(&["AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_USE_EMULATOR"]).is_none() {
+    let is_signed = !environment.is_unsigned();
+    let accounts = ["AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_USE_EMULATOR"];
+    if is_signed && environment.first(&accounts).is_none() {
         return Err(Fault::no_keys("no storage account is named", "set AZURE_STORAGE_ACCOUNT_NAME"));
     }
-    if environment.first(&named).is_none() && !keys::listens(METADATA) {
+    if is_signed && environment.first(&named).is_none() && !keys::listens(METADATA) {
         return Err(Fault::no_keys(
             "no keys were found; looked at AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN, AZURE_CLIENT_ID, AZURE_FEDERATED_TOKEN_FILE and the metadata service (it does not answer)",
             "set AZURE_STORAGE_ACCOUNT_KEY",
@@ -317,12 +334,19 @@ fn azure(spec: &RemoteSpec, environment: &Environment, wire: &Wire) -> Result<Ar
     }
     builder =
         builder.with_container_name(&spec.bucket).with_retry(no_retry()).with_http_connector(wire.clone());
+    if !is_signed {
+        // The crate wants an account. It is only in signatures, and in URLs of a store without an endpoint.
+        builder = builder.with_skip_signature(true).with_account(UNSIGNED);
+    }
     if let Some(endpoint) = &spec.endpoint {
         builder = builder.with_endpoint(endpoint.clone()).with_allow_http(endpoint.starts_with("http://"));
     }
     let store = builder.build().map_err(|error| Fault::unfit(&error))?;
     Ok(Arc::new(store))
 }
+
+/// The account of requests that none signs.
+const UNSIGNED: &str = "unsigned";
 
 /// The address of the metadata service on the machines of the clouds.
 const METADATA: &str = "http://169.254.169.254";
