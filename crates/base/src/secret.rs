@@ -75,11 +75,30 @@ pub enum SecretError {
     /// More than [`SECRET_MAX`] bytes.
     #[error("the cluster secret is longer than {SECRET_MAX} bytes: is that the right file?")]
     Long,
-    /// There is a line end or another control character inside.
-    #[error(
-        "the cluster secret is one line of text; this one holds a line end or a control character inside"
-    )]
-    NotALine,
+    /// It is more than one line, or no text.
+    #[error(transparent)]
+    NotALine(#[from] NotALine),
+}
+
+/// Text that should be one line has a control character inside.
+#[derive(Debug, thiserror::Error)]
+#[error("{from} holds a line end or another control character inside: give it as one line of text")]
+pub struct NotALine {
+    /// Where the text came from.
+    pub from: String,
+}
+
+/// A password, a key, a token or an address, without white space at its ends. Files, mounted secrets and
+/// commands often end it with a line end. `from` says where it came from: the text itself is in no message.
+///
+/// # Errors
+/// It has a control character inside. A header or a form would carry it as something else.
+pub fn line<'t>(text: &'t str, from: &dyn fmt::Display) -> Result<&'t str, NotALine> {
+    let text = text.trim();
+    match text.contains(char::is_control) {
+        true => Err(NotALine { from: from.to_string() }),
+        false => Ok(text),
+    }
 }
 
 /// The cluster secret. Its `Debug` output does not show it.
@@ -113,7 +132,7 @@ impl Secret {
         // Capacity for all at once, so that growing leaves no copies behind.
         let mut bytes = Zeroizing::new(Vec::with_capacity(SECRET_MAX + 2));
         file.take(SECRET_MAX as u64 + 2).read_to_end(&mut bytes).map_err(failed)?;
-        Secret::from_bytes(&bytes)
+        Secret::from_bytes(&bytes, &format_args!("the cluster secret {}", path.display()))
     }
 
     /// From text, such as a variable of the environment. White space around it is ignored.
@@ -121,15 +140,15 @@ impl Secret {
     /// # Errors
     /// It is too short, too long, or more than one line.
     pub fn from_text(text: &str) -> Result<Secret, SecretError> {
-        Secret::from_bytes(text.as_bytes())
+        Secret::from_bytes(text.as_bytes(), &"the cluster secret")
     }
 
-    fn from_bytes(bytes: &[u8]) -> Result<Secret, SecretError> {
+    fn from_bytes(bytes: &[u8], from: &dyn fmt::Display) -> Result<Secret, SecretError> {
         let bytes = bytes.trim_ascii();
         match bytes.len() {
             len if len < SECRET_MIN => Err(SecretError::Short { bytes: len }),
             len if len > SECRET_MAX => Err(SecretError::Long),
-            _ if bytes.iter().any(u8::is_ascii_control) => Err(SecretError::NotALine),
+            _ if bytes.iter().any(u8::is_ascii_control) => Err(NotALine { from: from.to_string() }.into()),
             _ => Ok(Secret(Zeroizing::new(bytes.to_vec()))),
         }
     }
@@ -217,12 +236,26 @@ mod tests {
         assert!(matches!(Secret::from_text("short"), Err(SecretError::Short { bytes: 5 })));
         assert!(matches!(Secret::from_text(&" ".repeat(100)), Err(SecretError::Short { bytes: 0 })));
         assert!(matches!(Secret::from_text(&"x".repeat(4097)), Err(SecretError::Long)));
-        assert!(matches!(Secret::from_text(&format!("{TEXT}\n{TEXT}")), Err(SecretError::NotALine)));
+        assert!(matches!(Secret::from_text(&format!("{TEXT}\n{TEXT}")), Err(SecretError::NotALine(_))));
         let (folder, path) = file(&vec![b'x'; 1 << 20], 0o600);
         assert!(matches!(Secret::from_file(&path), Err(SecretError::Long)));
         assert!(matches!(Secret::from_file(folder.path()), Err(SecretError::NotAFile { .. })));
         let error = Secret::from_file(&folder.path().join("none")).unwrap_err().to_string();
         assert!(error.contains("none") && error.contains("covey fleet secret"), "{error}");
+    }
+
+    #[test]
+    fn white_space_ends_at_the_ends_of_a_line() {
+        for text in ["s3cret word", "s3cret word\n", "s3cret word\r\n", " \ts3cret word \n\n"] {
+            assert_eq!(line(text, &"it").unwrap(), "s3cret word");
+        }
+        for text in ["s3cret\nword", "s3\rcret", "s3\tcret", "s3\0cret", "s3\u{7f}cret\n", "s3\u{85}cret"] {
+            let refused = line(text, &"the file /etc/pass").unwrap_err().to_string();
+            assert!(refused.starts_with("the file /etc/pass holds") && !refused.contains("s3"), "{refused}");
+        }
+        let (_folder, path) = file(format!("{TEXT}\n{TEXT}\n").as_bytes(), 0o600);
+        let refused = Secret::from_file(&path).unwrap_err().to_string();
+        assert!(refused.contains(path.to_str().unwrap()) && !refused.contains(TEXT), "{refused}");
     }
 
     #[test]

@@ -27,6 +27,9 @@ pub fn reading(pairs: &mut Pairs, remote_side: &RemoteStatus) {
     let kinds = if kinds.is_empty() { "none".to_owned() } else { kinds.join(", ") };
     let (sent, received) = (bytes(requests.sent_bytes), bytes(requests.received_bytes));
     pairs.row("origin asked", format!("{kinds}; {sent} sent, {received} received"));
+    if let Some(endpoint) = &remote_side.unsigned {
+        pairs.row("without keys", format!("requests to {endpoint}, which only the tree names"));
+    }
     if let Some(away) = &remote_side.away {
         let why = format!("not seen for {}, and looked for: {}", span(away.seconds as f64), away.why);
         pairs.row("origin away", why);

@@ -36,6 +36,9 @@ const VARIABLES: &[&str] = &[
     "PGPASSWORD",
 ];
 
+/// Of these, JSON of many lines.
+const DOCUMENTS: &[&str] = &["GOOGLE_SERVICE_ACCOUNT_KEY"];
+
 /// Secrets by name.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Secrets(BTreeMap<String, String>);
@@ -48,8 +51,10 @@ impl fmt::Debug for Secrets {
 
 impl Secrets {
     /// Takes the secrets of a call.
-    pub fn take(texts: Texts) -> Answer<Secrets> {
-        for (name, value) in &texts {
+    pub fn take(mut texts: Texts) -> Answer<Secrets> {
+        for (name, value) in &mut texts {
+            // A Secret that was made from a file has the line end of the file.
+            *value = value.trim().to_owned();
             let is_known = name == FLEET || VARIABLES.contains(&name.as_str());
             if !is_known {
                 // A wrong name may be a secret itself, such as a password without its name.
@@ -58,13 +63,20 @@ impl Secrets {
                     &format!("its keys may be {FLEET}, {}", VARIABLES.join(", ")),
                 ));
             }
-            if value.is_empty() || value.contains('\0') {
+            let is_document = DOCUMENTS.contains(&name.as_str()) && !value.contains('\0');
+            let line = base::secret::line(value, &format!("the secret's key {name}"));
+            if let Err(error) = line
+                && !is_document
+            {
+                return Err(refuse::invalid(error.to_string(), "make the Secret again"));
+            }
+            if value.is_empty() {
                 let what = format!("the secret's key {name} has no value that can be used");
                 return Err(refuse::invalid(what, "give it a text that is not empty"));
             }
         }
         if let Some(text) = texts.get(FLEET)
-            && Secret::from_text(text.trim()).is_err()
+            && Secret::from_text(text).is_err()
         {
             let what = format!("the secret's key {FLEET} is no secret of a fleet");
             return Err(refuse::invalid(
@@ -228,6 +240,36 @@ mod tests {
             assert_eq!(status.code(), tonic::Code::InvalidArgument, "{pair:?}");
             assert!(!status.message().contains("s3cret"), "{}", status.message());
         }
+    }
+
+    /// `kubectl create secret --from-file` keeps the line end of the file: the database refused the password.
+    #[test]
+    fn regression_a_secret_may_end_with_a_line_end_and_has_none_inside() {
+        let json = "{\n  \"private_key\": \"x\"\n}\n";
+        let given = [
+            ("PGPASSWORD", "right-s3cret\n"),
+            ("AWS_SECRET_ACCESS_KEY", " right-s3cret\r\n"),
+            ("GOOGLE_SERVICE_ACCOUNT_KEY", json),
+            (FLEET, "0123456789abcdef\n"),
+        ];
+        let sent = [
+            ("PGPASSWORD", "right-s3cret"),
+            ("AWS_SECRET_ACCESS_KEY", "right-s3cret"),
+            ("GOOGLE_SERVICE_ACCOUNT_KEY", json.trim()),
+            (FLEET, "0123456789abcdef"),
+        ];
+        assert_eq!(Secrets::take(texts(&given)).unwrap().0, texts(&sent));
+        for (name, value) in [
+            ("PGPASSWORD", "right\ns3cret"),
+            ("ETCD_PASSWORD", "right\rs3cret\n"),
+            ("AWS_SECRET_ACCESS_KEY", "right\0s3cret"),
+            ("GOOGLE_SERVICE_ACCOUNT_KEY", "{\0s3cret}"),
+        ] {
+            let said = Secrets::take(texts(&[(name, value)])).unwrap_err();
+            assert!(said.message().contains(name) && said.message().contains("control character"), "{said}");
+            assert!(!said.message().contains("s3cret"), "{said}");
+        }
+        assert!(Secrets::take(texts(&[("PGPASSWORD", "\n")])).is_err());
     }
 
     #[test]

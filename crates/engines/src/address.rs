@@ -99,6 +99,7 @@ impl Address {
     /// [`SetupError::Target`] says what is wrong with it. The message shows no password.
     /// [`SetupError::Absent`] if this program was built without its engine.
     pub fn parse(text: &str) -> Result<Address, SetupError> {
+        let text = base::secret::line(text, &"it").map_err(|error| SetupError::Target(error.to_string()))?;
         let engine = Engine::of(text);
         let unknown = || SetupError::Target("it must begin with postgres:// or etcd://".to_owned());
         engine.ok_or_else(unknown)?.parse(text)

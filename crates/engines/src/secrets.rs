@@ -45,6 +45,24 @@ impl Secrets {
     }
 }
 
+/// The password in a variable, if it is set.
+///
+/// # Errors
+/// A line that says why it cannot be used.
+pub(super) fn in_variable(name: &str) -> Result<Option<String>, String> {
+    let Some(value) = std::env::var_os(name) else { return Ok(None) };
+    let text = value.into_string().map_err(|_| format!("the variable {name} is not text"))?;
+    one_line(&text, &format!("the variable {name}")).map(Some)
+}
+
+/// A password without white space at its ends. `from` says where it came from.
+///
+/// # Errors
+/// A line that says that it has a control character inside.
+pub(super) fn one_line(text: &str, from: &str) -> Result<String, String> {
+    base::secret::line(text, &from).map(str::to_owned).map_err(|error| error.to_string())
+}
+
 /// The text of a password file of at most `most` bytes, which other users must not be able to read. None if
 /// there is no such file, or it is none.
 ///

@@ -14,6 +14,7 @@
 //! - `packs`: where new bytes are stored. `gc`: how unused bytes are freed. `equal`: whether a new write may
 //!   refer to bytes that are stored already.
 //! - [`errno`]: the one table from errors to error numbers.
+//! - [`why`]: the reasons of errors, for callers in this process.
 
 // The tests may unwrap, read clocks and start threads.
 #![cfg_attr(test, allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used, missing_docs))]
@@ -50,6 +51,7 @@ pub mod stats;
 mod tests;
 pub mod trash;
 pub mod volume;
+pub mod why;
 
 pub use api::Filesystem;
 pub use errno::Errno;

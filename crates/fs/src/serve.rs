@@ -17,9 +17,11 @@ use crate::api::{
 use crate::errno::{Errno, Error};
 use crate::ops::write::How;
 use crate::volume::{Core, Volume};
+use crate::why;
 
 impl Core {
-    /// The error number for a program. Damage and failures are counted and reported.
+    /// The error number for a program. Damage and failures are counted, and the reason goes to the caller if
+    /// it asks for it, otherwise to the log.
     pub(crate) fn answer(&self, what: &str, ino: Ino, error: Error) -> Errno {
         let errno = Errno::from(&error);
         let worth_a_line = match &error {
@@ -34,7 +36,7 @@ impl Core {
         if errno == Errno::EIO {
             self.counters.io_errors.add(1);
         }
-        if worth_a_line && self.reported.count() {
+        if !why::give(&error) && worth_a_line && self.reported.count() {
             self.report(&format!("{what} of {ino:?} failed: {error}"));
         }
         errno

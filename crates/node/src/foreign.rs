@@ -69,9 +69,13 @@ pub fn around(
     inner: Arc<dyn Origin>,
     source: &Source,
     root: &Root,
+    keys: Keys,
 ) -> Result<(Arc<dyn Origin>, Arc<Places>)> {
-    let bucket = bucket(source)?;
-    check(&bucket, source)?;
+    let bucket = match keys {
+        Keys::Sent => bucket(source)?,
+        Keys::Kept => open(source, &Environment::unsigned())?,
+    };
+    check(&bucket, source, keys)?;
     let nodes: Arc<dyn BlobSource> = inner.clone();
     let places = Arc::new(Places { nodes, trees: Mutex::default() });
     places.add(root);
@@ -81,31 +85,56 @@ pub fn around(
 /// The variable that names endpoints as `-o bucket_endpoint` does, separated by commas.
 const ENDPOINTS: &str = "COVEY_BUCKET_ENDPOINTS";
 
-/// Whether the endpoint that a tree names may get this machine's keys: it is the origin's `own`, or the user
-/// has listed it. Where a tree names no endpoint, requests go to the cloud itself. Everybody who can publish
+/// Whether requests to a tree's bucket are signed with this machine's keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keys {
+    /// They are.
+    Sent,
+    /// They are not. What everybody may read can be read.
+    Kept,
+}
+
+/// Whether the endpoint that a tree names gets this machine's keys: it is the origin's `own`, or the user has
+/// listed it. Where a tree names no endpoint, requests go to the cloud itself. Everybody who can publish
 /// the tree chooses its endpoint, and would get what a request shows: a token, or a signature for that
-/// endpoint.
+/// endpoint. So other endpoints get requests without keys, and only over https: on the way, somebody else
+/// could answer in the store's place, and the bytes of objects have no sum of the publisher's.
 ///
 /// # Errors
-/// It may not.
-pub fn gets_keys(source: &Source, own: Option<&str>, listed: &[String]) -> Result<()> {
-    let Some(endpoint) = source.endpoint.as_deref() else { return Ok(()) };
+/// It is not listed, and not https.
+pub fn gets_keys(source: &Source, own: Option<&str>, listed: &[String]) -> Result<Keys> {
+    let Some(endpoint) = source.endpoint.as_deref() else { return Ok(Keys::Sent) };
     let variable = std::env::var(ENDPOINTS).unwrap_or_default();
     let plain = |url: &str| url.trim().trim_end_matches('/').to_ascii_lowercase();
     let is_it = |url: &str| plain(url) == plain(endpoint);
     if own.is_some_and(is_it) || listed.iter().any(|url| is_it(url)) || variable.split(',').any(is_it) {
-        return Ok(());
+        return Ok(Keys::Sent);
     }
-    Err(Failure::new(
-        "not-trusted",
-        format!("the tree names the endpoint {endpoint} for the bucket {}", source.url),
-    )
-    .why("only the tree names it, so it does not get this machine's keys")
-    .next(format!("if you trust it, mount with -o bucket_endpoint={endpoint}"))
-    .next(format!("or, for all commands, {ENDPOINTS}={endpoint} in the environment")))
+    if endpoint.starts_with("https://") {
+        return Ok(Keys::Kept);
+    }
+    let named = format!("the tree names the endpoint {endpoint} for the bucket {}", source.url);
+    let failure = Failure::new("not-trusted", named)
+        .why("only the tree names it, so it does not get this machine's keys; and it is not https");
+    Err(trusting(failure, endpoint))
 }
 
-fn check(bucket: &Bucket, source: &Source) -> Result<()> {
+/// The failure with what a user does who trusts an endpoint.
+fn trusting(failure: Failure, endpoint: &str) -> Failure {
+    failure
+        .next(format!("if you trust it, mount with -o bucket_endpoint={endpoint}"))
+        .next(format!("or, for all commands, {ENDPOINTS}={endpoint} in the environment"))
+}
+
+/// The remark for the user about a bucket that gets no keys.
+pub fn kept(endpoint: &str) -> String {
+    format!(
+        "requests to {endpoint} are not signed, because only the tree names it: they read what everybody \
+         may read; -o bucket_endpoint={endpoint} gives it this machine's keys"
+    )
+}
+
+fn check(bucket: &Bucket, source: &Source, keys: Keys) -> Result<()> {
     let listed = Deadline::after(ORIGIN_ASKED).scope(|| bucket.list(&mut |_| false));
     match listed {
         Ok(()) => Ok(()),
@@ -114,7 +143,10 @@ fn check(bucket: &Bucket, source: &Source) -> Result<()> {
         Err(error @ OriginError::Remote { mistake, .. }) if crate::remote_side::passes(mistake) => {
             let may_pass =
                 !matches!(mistake, Mistake::AccessKey | Mistake::Secret | Mistake::NoKeys | Mistake::Expired);
-            let failure = bucket_failure(&source.url, error);
+            let mut failure = bucket_failure(&source.url, error);
+            if let (Keys::Kept, Some(endpoint)) = (keys, &source.endpoint) {
+                failure = trusting(failure, endpoint);
+            }
             match may_pass {
                 true => log::warn(&format!("{}; what is on this node can be read", failure.in_one_line())),
                 false => return Err(failure),
@@ -132,8 +164,12 @@ fn check(bucket: &Bucket, source: &Source) -> Result<()> {
 pub fn bucket(source: &Source) -> Result<origin::Bucket> {
     // The keys are loaded into this process's memory.
     crate::secrets::keep_from_dumps();
+    open(source, &Environment::process())
+}
+
+fn open(source: &Source, environment: &Environment) -> Result<origin::Bucket> {
     let (endpoint, region) = (source.endpoint.as_deref(), source.region.as_deref());
-    let opened = origin::Bucket::open(&source.url, endpoint, region, &Environment::process());
+    let opened = origin::Bucket::open(&source.url, endpoint, region, environment);
     opened.map_err(|error| match error {
         OriginError::Remote { .. } => bucket_failure(&source.url, error),
         other => Failure { status: 2, ..origin_failure(other) },
@@ -171,16 +207,20 @@ mod tests {
         };
         let asked = |endpoint: Option<&str>, own: Option<&str>, listed: &[&str]| {
             let listed: Vec<String> = listed.iter().map(|url| (*url).to_owned()).collect();
-            gets_keys(&source(endpoint), own, &listed).is_ok()
+            gets_keys(&source(endpoint), own, &listed).ok()
         };
-        assert!(asked(None, None, &[]));
+        assert_eq!(asked(None, None, &[]), Some(Keys::Sent));
         let theirs = Some("https://theirs.example:9000");
-        assert!(!asked(theirs, None, &[]));
-        assert!(!asked(theirs, Some("https://mine.example"), &["https://theirs.example"]));
-        assert!(!asked(theirs, None, &["http://theirs.example:9000"]));
-        assert!(asked(theirs, Some("https://Theirs.example:9000/"), &[]));
-        assert!(asked(theirs, None, &["https://other.example", "https://theirs.example:9000"]));
-        let refused = gets_keys(&source(theirs), None, &[]).unwrap_err();
-        assert!(refused.next[0].contains("-o bucket_endpoint=https://theirs.example:9000"), "{refused}");
+        let mine = "https://mine.example";
+        assert_eq!(asked(theirs, None, &[]), Some(Keys::Kept));
+        assert_eq!(asked(theirs, Some(mine), &["https://theirs.example"]), Some(Keys::Kept));
+        assert_eq!(asked(theirs, None, &["http://theirs.example:9000"]), Some(Keys::Kept));
+        assert_eq!(asked(theirs, Some("https://Theirs.example:9000/"), &[]), Some(Keys::Sent));
+        assert_eq!(asked(theirs, None, &[mine, "https://theirs.example:9000"]), Some(Keys::Sent));
+        let clear = Some("http://theirs.example:9000");
+        assert_eq!(asked(clear, None, &["https://theirs.example:9000"]), None);
+        assert_eq!(asked(clear, None, &["http://theirs.example:9000"]), Some(Keys::Sent));
+        let refused = gets_keys(&source(clear), None, &[]).unwrap_err();
+        assert!(refused.next[0].contains("-o bucket_endpoint=http://theirs.example:9000"), "{refused}");
     }
 }

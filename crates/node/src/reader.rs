@@ -5,7 +5,8 @@
 //! Nothing checks permissions, because a process that has the keys of the store can read every byte. No pages
 //! are kept, but a whole blob on this disk can be mapped ([`Reader::place`]).
 //!
-//! Each call ends within the deadline of its options, and then with `ETIMEDOUT`.
+//! Each call ends within the deadline of its options, and then with `ETIMEDOUT`. A failure comes with its
+//! reason, and leaves no line in the log.
 
 mod large_pages;
 
@@ -24,6 +25,7 @@ use fs::Errno;
 use fs::api::{Attr, FileKind, Filesystem};
 use fs::pieces::Piece;
 use fs::volume::Volume;
+use fs::why;
 use parking_lot::Mutex;
 
 use crate::frozen::Named;
@@ -92,6 +94,24 @@ impl OnDisk {
     }
 }
 
+/// Why a call failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failed {
+    /// The error number.
+    pub errno: Errno,
+    /// The reason for a person, if the number does not say everything.
+    pub why: Option<String>,
+}
+
+impl From<Errno> for Failed {
+    fn from(errno: Errno) -> Failed {
+        Failed { errno, why: None }
+    }
+}
+
+/// The result of a call.
+pub type Outcome<T> = std::result::Result<T, Failed>;
+
 /// An open tree. See the [module](self).
 pub struct Reader {
     node: Node,
@@ -110,12 +130,15 @@ impl Reader {
         Ok(Reader { node, volume, patience, verified: Mutex::default(), mapped: Mutex::default() })
     }
 
-    /// Runs work under the deadline. A failure after it is the deadline's.
-    fn within<T>(&self, work: impl FnOnce() -> fs::api::Result<T>) -> fs::api::Result<T> {
+    /// Runs work under the deadline. A failure after it is the deadline's, and so is that of a fetch that
+    /// another call had begun.
+    fn within<T>(&self, work: impl FnOnce() -> fs::api::Result<T>) -> Outcome<T> {
         let deadline = Deadline::current().within(self.patience);
-        deadline.scope(work).map_err(|errno| match errno {
-            Errno::EIO if deadline.is_over() => Errno::ETIMEDOUT,
-            other => other,
+        let (done, why) = why::asked(|| deadline.scope(work));
+        done.map_err(|errno| {
+            let is_away = deadline.is_over() || why.as_ref().is_some_and(|why| why.is_away);
+            let errno = if errno == Errno::EIO && is_away { Errno::ETIMEDOUT } else { errno };
+            Failed { errno, why: why.map(|why| why.text) }
         })
     }
 
@@ -128,7 +151,7 @@ impl Reader {
     ///
     /// # Errors
     /// As stat(2).
-    pub fn info(&self, path: &[u8], follow: bool) -> fs::api::Result<Attr> {
+    pub fn info(&self, path: &[u8], follow: bool) -> Outcome<Attr> {
         self.within(|| self.volume.resolve(path, follow))
     }
 
@@ -136,7 +159,7 @@ impl Reader {
     ///
     /// # Errors
     /// As readdir(3).
-    pub fn list(&self, folder: Ino) -> fs::api::Result<Vec<Listed>> {
+    pub fn list(&self, folder: Ino) -> Outcome<Vec<Listed>> {
         let mut entries = Vec::new();
         self.within(|| {
             self.volume.readdir_plus(folder, 0, &mut |entry, plus| {
@@ -155,11 +178,11 @@ impl Reader {
     ///
     /// # Errors
     /// As pread(2).
-    pub fn read(&self, file: &Attr, offset: u64, buf: &mut [u8]) -> fs::api::Result<usize> {
+    pub fn read(&self, file: &Attr, offset: u64, buf: &mut [u8]) -> Outcome<usize> {
         match file.kind {
             FileKind::File => self.within(|| self.volume.read(file.ino, offset, buf)),
-            FileKind::Dir => Err(Errno::EISDIR),
-            _ => Err(Errno::EINVAL),
+            FileKind::Dir => Err(Errno::EISDIR.into()),
+            _ => Err(Errno::EINVAL.into()),
         }
     }
 
@@ -167,7 +190,7 @@ impl Reader {
     ///
     /// # Errors
     /// As readlink(2).
-    pub fn readlink(&self, link: Ino) -> fs::api::Result<Vec<u8>> {
+    pub fn readlink(&self, link: Ino) -> Outcome<Vec<u8>> {
         self.within(|| self.volume.readlink(link))
     }
 
@@ -175,7 +198,7 @@ impl Reader {
     ///
     /// # Errors
     /// `ENODATA` if there is none.
-    pub fn xattr(&self, ino: Ino, name: &[u8]) -> fs::api::Result<Vec<u8>> {
+    pub fn xattr(&self, ino: Ino, name: &[u8]) -> Outcome<Vec<u8>> {
         self.within(|| self.volume.getxattr(ino, name))
     }
 
@@ -183,7 +206,7 @@ impl Reader {
     ///
     /// # Errors
     /// The names could not be read.
-    pub fn xattrs(&self, ino: Ino) -> fs::api::Result<Vec<Vec<u8>>> {
+    pub fn xattrs(&self, ino: Ino) -> Outcome<Vec<Vec<u8>>> {
         let all = self.within(|| self.volume.listxattr(ino))?;
         Ok(all.split(|byte| *byte == 0).filter(|name| !name.is_empty()).map(<[u8]>::to_vec).collect())
     }
@@ -193,13 +216,7 @@ impl Reader {
     ///
     /// # Errors
     /// The names could not be read.
-    pub fn place(
-        &self,
-        file: &Attr,
-        offset: u64,
-        len: u64,
-        verify: bool,
-    ) -> fs::api::Result<Option<Vec<OnDisk>>> {
+    pub fn place(&self, file: &Attr, offset: u64, len: u64, verify: bool) -> Outcome<Option<Vec<OnDisk>>> {
         let Some(pieces) = self.within(|| self.volume.pieces(file.ino, offset, len))? else {
             return Ok(None);
         };
@@ -295,11 +312,6 @@ impl Reader {
     /// Which publication of its name it is.
     pub fn sequence(&self) -> Option<u64> {
         self.node.root().map(|root| root.sequence)
-    }
-
-    /// What a user should know about how it was opened: its origin cannot be used now.
-    pub fn remark(&self) -> Option<String> {
-        self.node.remark()
     }
 
     /// Stores the cache's index and leaves the fleet.

@@ -259,6 +259,7 @@ impl RemoteSide {
             cache: cache_status(&self.cache),
             requests: request_status(&self.remote),
             away: self.away.as_ref().and_then(|away| away.trouble()),
+            unsigned: None,
         }
     }
 }

@@ -216,7 +216,7 @@ impl Running {
                 .warnings()
                 .iter()
                 .cloned()
-                .chain(node.as_node().and_then(Node::remark))
+                .chain(node.as_node().map(Node::remarks).into_iter().flatten())
                 .collect(),
         }
     }

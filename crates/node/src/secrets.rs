@@ -117,6 +117,8 @@ impl Cleaner {
 
     /// A cleaner that knows these values.
     pub fn of(mut values: Vec<String>) -> Cleaner {
+        // They are used without white space at their ends.
+        values.iter_mut().for_each(|value| *value = value.trim().to_owned());
         values.retain(|value| value.len() >= SHORTEST);
         // Longer values come first. So a value that contains another one is removed completely.
         values.sort_by_key(|value| std::cmp::Reverse(value.len()));

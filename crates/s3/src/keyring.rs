@@ -107,11 +107,15 @@ impl Keyring {
         }
         let mut holders = HashMap::new();
         for Row { access_key, secret_key, buckets } in file.key {
+            let access_key = access_key.trim().to_owned();
             let named =
                 access_key.bytes().all(|byte| byte.is_ascii_graphic() && !matches!(byte, b'/' | b',' | b'='));
             if access_key.is_empty() || !named {
                 return Err("an access_key is a word of printable characters other than / , =".to_owned());
             }
+            let from = format!("the secret_key of {access_key}");
+            let secret = base::secret::line(secret_key.expose(), &from).map_err(|error| error.to_string())?;
+            let secret_key = SecretKey::from(secret.to_owned());
             if secret_key.expose().len() < SECRET_MIN {
                 return Err(format!("the secret_key of {access_key} has less than {SECRET_MIN} characters"));
             }
@@ -221,6 +225,7 @@ mod tests {
         let twice = format!("{GOOD}{GOOD}");
         let right = GOOD.replace("write", "admin");
         let open = GOOD.replace("cdef\"", "cdef");
+        let inside = GOOD.replace("0123456789abcdef", "0123456789\\nabcdef");
         for (text, says) in [
             ("", "no [[key]]"),
             (short.as_str(), "less than 16"),
@@ -228,10 +233,19 @@ mod tests {
             (right.as_str(), "line 4"),
             (open.as_str(), "line 3"),
             ("[[key]]\nx = 1\n", "line"),
+            (inside.as_str(), "the secret_key of A holds a line end"),
         ] {
             let why = Keyring::parse(text).err().unwrap();
             assert!(why.contains(says) && !why.contains("0123456789"), "{why}");
         }
+    }
+
+    #[test]
+    fn regression_white_space_around_a_key_is_not_of_the_key() {
+        let text = GOOD
+            .replace("\"A\"", "\"A\\n\"")
+            .replace("\"0123456789abcdef\"", "\"\"\"\n0123456789abcdef\r\n\"\"\"");
+        assert_eq!(Keyring::parse(&text).unwrap().any(), Some(("A", "0123456789abcdef")));
     }
 
     #[test]

@@ -20,7 +20,7 @@ from fsspec.utils import stringify_path
 
 from ._coveyfs import Tree
 from ._layers import layered
-from ._mount import AtomicFile, MountBackend, no_volume
+from ._mount import AtomicFile, MountBackend, is_absent, no_volume
 from ._tree import BLOCK, Range, TreeBackend
 
 # The arguments of a file of text.
@@ -145,6 +145,32 @@ class CoveyFileSystem(AbstractFileSystem):  # type: ignore[misc]
         found = self._backend.ls(self._strip_protocol(path))
         return found if detail else sorted(entry["name"] for entry in found)
 
+    # Those of fsspec say that a file is not there whatever the error was.
+
+    def exists(self, path: str, **kwargs: Any) -> bool:
+        """Whether there is something at a path. An error that says nothing about that is raised."""
+        return self._type(path) is not None
+
+    def lexists(self, path: str, **kwargs: Any) -> bool:
+        """The same. A symbolic link that leads nowhere is something, too."""
+        return self.exists(path)
+
+    def isfile(self, path: str) -> bool:
+        """Whether there is a file at a path. Errors are raised as by ``exists``."""
+        return self._type(path) == "file"
+
+    def isdir(self, path: str) -> bool:
+        """Whether there is a folder at a path. Errors are raised as by ``exists``."""
+        return self._type(path) == "directory"
+
+    def _type(self, path: str) -> str | None:
+        try:
+            return str(self.info(path)["type"])
+        except OSError as error:
+            if is_absent(error):
+                return None
+            raise
+
     def walk(
         self,
         path: str,
@@ -165,8 +191,7 @@ class CoveyFileSystem(AbstractFileSystem):  # type: ignore[misc]
         try:
             listing = self.ls(path, detail=True, **kwargs)
         except OSError as error:
-            is_absent = isinstance(error, (FileNotFoundError, NotADirectoryError))
-            if on_error == "raise" or (on_error == "absent" and not is_absent):
+            if on_error == "raise" or (on_error == "absent" and not is_absent(error)):
                 raise
             if callable(on_error):
                 on_error(error)
@@ -379,11 +404,7 @@ class CoveyFileSystem(AbstractFileSystem):  # type: ignore[misc]
         """Whether a path stands for others: it has signs of a pattern, and nothing has this very name."""
         if not any(sign in path for sign in "*?["):
             return False
-        try:
-            self.info(path)
-        except (FileNotFoundError, NotADirectoryError):
-            return True
-        return False
+        return not self.exists(path)
 
     def rm_file(self, path: str) -> None:
         """Removes one file. Its path is not a pattern."""

@@ -31,6 +31,30 @@ COPY = 1 << 30
 MODES = {"r", "w", "x", "a"}
 
 
+# The numbers of an error that says that nothing is at a path.
+ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG}
+
+
+def is_absent(error: OSError) -> bool:
+    """Whether an error says that there is nothing at a path. Others say nothing about that."""
+    return error.errno in ABSENT or isinstance(error, (FileNotFoundError, NotADirectoryError))
+
+
+def _stat(path: str, follow: bool = True) -> os.stat_result | None:
+    """The attributes of a path. None only if there is nothing: ``os.path.exists`` hides other errors."""
+    try:
+        return os.stat(path, follow_symlinks=follow)
+    except OSError as error:
+        if is_absent(error):
+            return None
+        raise
+
+
+def _is_folder(path: str) -> bool:
+    found = _stat(path)
+    return found is not None and stat.S_ISDIR(found.st_mode)
+
+
 class AtomicFile(io.BufferedWriter):
     """A new file, which appears under its name when it is closed, and as a whole."""
 
@@ -43,9 +67,10 @@ class AtomicFile(io.BufferedWriter):
         self._folder = os.path.dirname(self._target)
         self._temporary: str | None = None
         self._held: int | None = None
-        if os.path.isdir(self._target):
+        old = _stat(self._target)
+        if old is not None and stat.S_ISDIR(old.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        if exclusive and os.path.lexists(path):
+        if exclusive and _stat(path, follow=False) is not None:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
         try:
             fd = os.open(self._folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
@@ -55,11 +80,9 @@ class AtomicFile(io.BufferedWriter):
             self._temporary = self._hidden()
             fd = os.open(self._temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o666)
         self.path = path
-        try:
+        if old is not None:
             # A file that is replaced passes its permissions on.
-            os.fchmod(fd, stat.S_IMODE(os.stat(self._target).st_mode))
-        except FileNotFoundError:
-            pass
+            os.fchmod(fd, stat.S_IMODE(old.st_mode))
         super().__init__(io.FileIO(fd, "wb"), 1 << 20)
 
     def _hidden(self) -> str:
@@ -185,7 +208,7 @@ class MountBackend:
     def __init__(self, mount: str, auto_mkdir: bool, sync: bool) -> None:
         self.mount = os.path.abspath(mount)
         self.auto_mkdir, self.sync = auto_mkdir, sync
-        if not os.path.isdir(self.mount):
+        if not _is_folder(self.mount):
             raise FileNotFoundError(errno.ENOENT, "there is no such mount", self.mount)
 
     def real(self, path: str) -> str:
@@ -198,7 +221,7 @@ class MountBackend:
 
     def ls(self, path: str) -> list[dict[str, Any]]:
         with _named(path):
-            if not os.path.isdir(self.real(path)):
+            if not _is_folder(self.real(path)):
                 return [self.info(path)]
             with os.scandir(self.real(path)) as entries:
                 found = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries]
@@ -279,14 +302,14 @@ class MountBackend:
         with _named(source):
             self._parents(path)
             target = self.real(path)
-            if os.path.isdir(target):
+            if _is_folder(target):
                 target = os.path.join(target, os.path.basename(source))
             os.replace(self.real(source), target)
 
     def remove(self, path: str, recursive: bool) -> None:
         real = self.real(path)
         with _named(path):
-            if os.path.isdir(real) and not os.path.islink(real):
+            if stat.S_ISDIR(os.lstat(real).st_mode):
                 if not recursive:
                     raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
                 if path == "/":
@@ -309,7 +332,7 @@ class MountBackend:
     def touch(self, path: str, truncate: bool) -> None:
         with _named(path):
             self._parents(path)
-            if truncate or not os.path.exists(self.real(path)):
+            if truncate or _stat(self.real(path)) is None:
                 self.pipe(path, b"", False)
             else:
                 os.utime(self.real(path))
@@ -335,8 +358,9 @@ def _describe(path: str, real: str, own: os.stat_result) -> dict[str, Any]:
     shown = own
     if is_link:
         try:
-            shown = os.stat(real)
-        except OSError:
+            shown = _stat(real) or own
+        except PermissionError:
+            # The link is shown. What it leads to is nobody's but its owner's.
             pass
     kinds = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "link"}
     kind = kinds.get(stat.S_IFMT(shown.st_mode), "other")

@@ -59,6 +59,9 @@ class TreeFile(io.BufferedIOBase):
             self._native.close()
         super().close()
 
+    def __del__(self) -> None:
+        """Closes nothing. A native method may be in use without this object, as in ``fs.open(path).read()``."""
+
     @property
     def mode(self) -> str:
         """How it was opened."""

@@ -8,6 +8,7 @@ use std::io;
 
 use api::error::{Failure, plain};
 use fs::Errno;
+use node::reader::Failed;
 use pyo3::exceptions::{PyConnectionError, PyMemoryError, PyOSError, PyValueError};
 use pyo3::prelude::*;
 
@@ -25,13 +26,50 @@ pub fn zeros(len: u64) -> Result<Vec<u8>, Errno> {
     Ok(vec![0; len])
 }
 
-/// The exception for an error number at a path.
-pub fn at(errno: Errno, path: &OsStr) -> PyErr {
-    let text = plain(&io::Error::from_raw_os_error(errno.0));
+/// The exception for a failure at a path. It has the reason, if the number does not say everything.
+pub fn at(failed: impl Into<Failed>, path: &OsStr) -> PyErr {
+    let Failed { errno, why } = failed.into();
+    let mut text = plain(&io::Error::from_raw_os_error(errno.0));
+    if let Some(why) = why {
+        text = format!("{text}: {why}");
+    }
     if errno == NO_MEMORY {
         return PyMemoryError::new_err(format!("{text}: {}", path.display()));
     }
     PyOSError::new_err((errno.0, text, path.to_owned()))
+}
+
+/// Why a call on a tree failed.
+pub enum Trouble {
+    /// The tree could not be opened.
+    Unopened(Failure),
+    /// The tree was closed.
+    Closed,
+    /// The call itself failed.
+    Failed(Failed),
+}
+
+impl From<Failed> for Trouble {
+    fn from(failed: Failed) -> Trouble {
+        Trouble::Failed(failed)
+    }
+}
+
+impl From<Errno> for Trouble {
+    fn from(errno: Errno) -> Trouble {
+        Trouble::Failed(errno.into())
+    }
+}
+
+impl Trouble {
+    /// The exception, of a call on a path.
+    pub fn at(self, path: &OsStr) -> PyErr {
+        match self {
+            Trouble::Unopened(failure) => of(&failure),
+            Trouble::Closed => closed(),
+            Trouble::Failed(failed) => at(failed, path),
+        }
+    }
 }
 
 /// The exception for a tree that could not be opened, or could not say its figures.

@@ -78,8 +78,7 @@ impl File {
             return Ok(block);
         }
         let len = self.block_size.max(len).min(self.size - start);
-        let mut bytes = errors::zeros(len).map_err(|errno| errors::at(errno, self.path()))?;
-        self.fill(py, start, &mut bytes)?;
+        let bytes = self.whole(self.tree.get().bytes(py, self.path(), start, len)?, len)?;
         let block = (start, Arc::new(bytes));
         if let Ok(mut kept) = self.block.try_lock() {
             *kept = Some(block.clone());
@@ -87,11 +86,10 @@ impl File {
         Ok(block)
     }
 
-    /// Reads exactly these bytes.
-    fn fill(&self, py: Python<'_>, start: u64, bytes: &mut [u8]) -> PyResult<()> {
-        let read = self.tree.get().fill(py, self.path(), start, bytes)?;
-        // A published tree does not change, so its size holds.
-        if read == bytes.len() { Ok(()) } else { Err(errors::at(Errno::EIO, self.path())) }
+    /// What was read, if it is as long as it should be. A published tree does not change, so its size holds.
+    fn whole<T: AsRef<[u8]>>(&self, read: T, len: u64) -> PyResult<T> {
+        let is_whole = read.as_ref().len() as u64 == len;
+        if is_whole { Ok(read) } else { Err(errors::at(Errno::EIO, self.path())) }
     }
 
     fn read_range<'py>(&self, py: Python<'py>, start: u64, len: u64) -> PyResult<Bound<'py, PyBytes>> {
@@ -99,7 +97,9 @@ impl File {
             return Ok(PyBytes::new(py, b""));
         }
         if len >= self.block_size && self.at_hand(start, len).is_none() {
-            return PyBytes::new_with(py, len as usize, |bytes| self.fill(py, start, bytes));
+            let read = self.tree.get().object(py, self.path(), start, Some(len))?;
+            self.whole(read.as_bytes(), len)?;
+            return Ok(read);
         }
         let (first, bytes) = self.block(py, start, len)?;
         let from = (start - first) as usize;
@@ -152,7 +152,8 @@ impl File {
         // program that writes to it meanwhile gets mixed bytes, as with `readinto` of a file.
         let bytes = unsafe { std::slice::from_raw_parts_mut(buffer.buf_ptr().cast::<u8>(), len as usize) };
         let read = if len >= self.block_size && self.at_hand(start, len).is_none() {
-            self.fill(py, start, bytes)
+            let read = self.tree.get().read_to(py, self.path(), start, bytes);
+            read.and_then(|read| self.whole(&bytes[..read], len).map(|_| ()))
         } else {
             self.block(py, start, len).map(|(first, block)| {
                 let from = (start - first) as usize;

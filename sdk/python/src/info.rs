@@ -4,10 +4,14 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
 use base::Timestamp;
+use fs::Errno;
 use fs::api::{Attr, FileKind};
-use node::reader::Reader;
+use node::reader::{Outcome, Reader};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+
+/// Of a symbolic link that leads to nothing.
+const LEADS_NOWHERE: [Errno; 4] = [Errno::ENOENT, Errno::ENOTDIR, Errno::ELOOP, Errno::ENAMETOOLONG];
 
 /// A file as a path shows it.
 pub struct Info {
@@ -15,24 +19,30 @@ pub struct Info {
     own: Attr,
     /// The target of a symbolic link.
     target: Option<Vec<u8>>,
-    /// The attributes of what the link leads to, if that exists.
+    /// The attributes of what the link leads to, if that is there.
     led_to: Option<Attr>,
 }
 
 impl Info {
     /// Looks a path up. Of a symbolic link, also what it leads to.
-    pub fn of(reader: &Reader, path: &[u8]) -> fs::api::Result<Info> {
+    pub fn of(reader: &Reader, path: &[u8]) -> Outcome<Info> {
         let own = reader.info(path, false)?;
         Info::with(reader, path, own)
     }
 
     /// The same with the attributes that a listing had.
-    pub fn with(reader: &Reader, path: &[u8], own: Attr) -> fs::api::Result<Info> {
+    pub fn with(reader: &Reader, path: &[u8], own: Attr) -> Outcome<Info> {
         if own.kind != FileKind::Symlink {
             return Ok(Info { own, target: None, led_to: None });
         }
         let target = Some(reader.readlink(own.ino)?);
-        Ok(Info { own, target, led_to: reader.info(path, true).ok() })
+        let led_to = match reader.info(path, true) {
+            Ok(attr) => Some(attr),
+            Err(failed) if LEADS_NOWHERE.contains(&failed.errno) => None,
+            // It may lead somewhere: the names could not be read.
+            Err(failed) => return Err(failed),
+        };
+        Ok(Info { own, target, led_to })
     }
 
     /// The dictionary.

@@ -3,6 +3,7 @@
 //! ```text
 //!   tree.rs      class Tree: its methods release the interpreter's lock while they work
 //!   file.rs      class File: a file with a position, for Python's file objects
+//!   waits.rs     calls that may wait, and Ctrl-C
 //!   process.rs   the open tree of this process; a forked process opens its own
 //!   settings.rs  the arguments of Tree, which are also what a pickle holds
 //!   info.rs      attributes as dictionaries
@@ -25,6 +26,7 @@ mod process;
 mod ranges;
 mod settings;
 mod tree;
+mod waits;
 
 use pyo3::prelude::*;
 
@@ -36,8 +38,8 @@ fn _forked() {
 
 /// Closes the trees of this process. `coveyfs` registers it with `atexit`.
 #[pyfunction]
-fn _close_all(py: Python<'_>) {
-    py.detach(process::close_all);
+fn _close_all(py: Python<'_>) -> PyResult<()> {
+    waits::wait(py, process::close_all)
 }
 
 #[pymodule]

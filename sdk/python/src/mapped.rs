@@ -19,7 +19,7 @@ use std::ffi::c_int;
 use std::fs::File;
 use std::ptr::{NonNull, null_mut};
 
-use node::reader::OnDisk;
+use node::reader::{OnDisk, Outcome};
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -44,12 +44,12 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 /// Reads bytes of the range, from an offset in it on.
-type Read<'r> = &'r dyn Fn(u64, &mut [u8]) -> fs::api::Result<()>;
+type Read<'r> = &'r dyn Fn(u64, &mut [u8]) -> Outcome<()>;
 
 impl Mapping {
     /// Maps these pieces side by side, and reads those that cannot be mapped. `None` if that is too much, if
     /// their places do not fit to pages, or if the system refuses.
-    fn new(pieces: &[OnDisk], read: Read<'_>) -> fs::api::Result<Option<Mapping>> {
+    fn new(pieces: &[OnDisk], read: Read<'_>) -> Outcome<Option<Mapping>> {
         let page = rustix::param::page_size();
         let Some(skip) = skip_of(pieces, page) else { return Ok(None) };
         let Some(mapping) = Mapping::reserve(skip, pieces.iter().map(OnDisk::len).sum::<u64>() as usize)
@@ -95,7 +95,7 @@ impl Mapping {
     }
 
     /// Reads bytes to a place that begins at a page. `None` if the system refuses.
-    fn copy(&self, at: usize, len: usize, read: Read<'_>) -> fs::api::Result<Option<()>> {
+    fn copy(&self, at: usize, len: usize, read: Read<'_>) -> Outcome<Option<()>> {
         let start = at - at % rustix::param::page_size();
         let protect = |flags| {
             // SAFETY: the range lies in the pages of this mapping, and only this function uses it now.
@@ -171,7 +171,7 @@ impl Buffer {
     ///
     /// # Errors
     /// Of reading.
-    pub fn mapped(pieces: &[OnDisk], read: Read<'_>) -> fs::api::Result<Option<Buffer>> {
+    pub fn mapped(pieces: &[OnDisk], read: Read<'_>) -> Outcome<Option<Buffer>> {
         let mapping = Mapping::new(pieces, read)?;
         Ok(mapping.map(|mapping| Buffer { bytes: Bytes::Mapped(mapping) }))
     }

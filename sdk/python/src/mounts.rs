@@ -19,7 +19,7 @@ use pyo3::types::PyDict;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::errors;
+use crate::{errors, waits};
 
 /// How long a call may take.
 const PATIENCE: Duration = Duration::from_secs(15);
@@ -68,8 +68,12 @@ impl Place {
 }
 
 /// Asks for something, without the interpreter's lock.
-fn within<T: Send>(py: Python<'_>, work: impl FnOnce() -> Result<T> + Send) -> PyResult<T> {
-    py.detach(|| Deadline::after(PATIENCE).scope(work)).map_err(|failure| errors::of_mount(&failure))
+fn within<T: Send + 'static>(
+    py: Python<'_>,
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> PyResult<T> {
+    let done = waits::wait(py, || Deadline::after(PATIENCE).scope(work))?;
+    done.map_err(|failure| errors::of_mount(&failure))
 }
 
 /// An answer as Python's dictionaries and lists.
@@ -81,7 +85,7 @@ pub fn to_python<'py>(py: Python<'py>, answer: &impl Serialize) -> PyResult<Boun
 /// The figures of the mount that a path is on, as `covey status --json` shows them.
 #[pyfunction]
 pub fn status(py: Python<'_>, path: PathBuf) -> PyResult<Bound<'_, PyAny>> {
-    let status: Status = within(py, || Place::of(&path)?.ask(&Request::Status))?;
+    let status: Status = within(py, move || Place::of(&path)?.ask(&Request::Status))?;
     to_python(py, &status)
 }
 
@@ -89,7 +93,7 @@ pub fn status(py: Python<'_>, path: PathBuf) -> PyResult<Bound<'_, PyAny>> {
 #[pyfunction]
 #[pyo3(signature = (path, top=50))]
 pub fn heat(py: Python<'_>, path: PathBuf, top: u32) -> PyResult<Bound<'_, PyAny>> {
-    let heat: Heat = within(py, || {
+    let heat: Heat = within(py, move || {
         let place = Place::of(&path)?;
         place.ask(&Request::Heat { path: place.inner(), top })
     })?;

@@ -26,14 +26,16 @@ pub fn forks() -> u64 {
     FORKS.load(Ordering::SeqCst)
 }
 
+/// A process, and not one that was forked from it.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Process {
+pub struct Process {
     pid: u32,
     forks: u64,
 }
 
 impl Process {
-    fn this() -> Process {
+    /// This one.
+    pub fn this() -> Process {
         Process { pid: std::process::id(), forks: forks() }
     }
 }
@@ -159,9 +161,9 @@ impl PerProcess {
         }
     }
 
-    /// Whether this process closed the tree.
+    /// Whether this process closed the tree. While it is being opened, it is not closed.
     pub fn is_closed(&self) -> bool {
-        matches!(*self.slot().state(), State::Closed)
+        self.slot().state.try_lock().is_ok_and(|state| matches!(*state, State::Closed))
     }
 }
 

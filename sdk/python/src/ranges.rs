@@ -5,9 +5,8 @@
 //! each ends within the deadline of a call.
 
 use base::Deadline;
-use fs::Errno;
 use fs::api::Attr;
-use node::reader::Reader;
+use node::reader::{Failed, Outcome, Reader};
 
 use crate::errors;
 
@@ -63,15 +62,15 @@ fn plan(wanted: &[Wanted]) -> Vec<Job> {
 }
 
 /// What was read of a job.
-type Read = (Job, Result<Vec<u8>, Errno>);
+type Read = (Job, Outcome<Vec<u8>>);
 
 /// Reads all ranges on up to so many threads. The result has the bytes of each, or its error.
 pub fn read(
     reader: &Reader,
-    files: &[Result<Attr, Errno>],
+    files: &[Outcome<Attr>],
     wanted: &[Wanted],
     threads: usize,
-) -> Vec<Result<Vec<u8>, Errno>> {
+) -> Vec<Outcome<Vec<u8>>> {
     let deadline = reader.deadline();
     let done = std::sync::Mutex::new(Vec::new());
     let jobs: Vec<std::sync::Mutex<Option<Job>>> =
@@ -90,13 +89,8 @@ pub fn read(
     assemble(files, wanted, done)
 }
 
-fn read_one(
-    reader: &Reader,
-    files: &[Result<Attr, Errno>],
-    job: &Job,
-    deadline: Deadline,
-) -> Result<Vec<u8>, Errno> {
-    let file = files[job.file].as_ref().map_err(|errno| *errno)?;
+fn read_one(reader: &Reader, files: &[Outcome<Attr>], job: &Job, deadline: Deadline) -> Outcome<Vec<u8>> {
+    let file = files[job.file].as_ref().map_err(Failed::clone)?;
     let mut bytes = errors::zeros(job.end - job.start)?;
     let read = deadline.scope(|| reader.read(file, job.start, &mut bytes))?;
     bytes.truncate(read);
@@ -104,21 +98,17 @@ fn read_one(
 }
 
 /// Gives each range its bytes.
-fn assemble(
-    files: &[Result<Attr, Errno>],
-    wanted: &[Wanted],
-    mut done: Vec<Read>,
-) -> Vec<Result<Vec<u8>, Errno>> {
+fn assemble(files: &[Outcome<Attr>], wanted: &[Wanted], mut done: Vec<Read>) -> Vec<Outcome<Vec<u8>>> {
     done.sort_by_key(|(job, _)| (job.file, job.start));
-    let mut results: Vec<Result<Vec<u8>, Errno>> = wanted
+    let mut results: Vec<Outcome<Vec<u8>>> = wanted
         .iter()
-        .map(|one| files[one.file].as_ref().map(|_| Vec::new()).map_err(|errno| *errno))
+        .map(|one| files[one.file].as_ref().map(|_| Vec::new()).map_err(Failed::clone))
         .collect();
     for (job, bytes) in done {
         let bytes = match bytes {
             Ok(bytes) => bytes,
-            Err(errno) => {
-                job.wanted.iter().for_each(|at| results[*at] = Err(errno));
+            Err(failed) => {
+                job.wanted.iter().for_each(|at| results[*at] = Err(failed.clone()));
                 continue;
             }
         };
@@ -140,7 +130,7 @@ fn assemble(
             if result.try_reserve(own.len()).is_ok() {
                 result.extend_from_slice(own);
             } else {
-                results[at] = Err(errors::NO_MEMORY);
+                results[at] = Err(errors::NO_MEMORY.into());
             }
         }
     }

@@ -1,6 +1,7 @@
 """Files of a tree as Python's file objects."""
 
 import functools
+import gc
 import io
 import operator
 import threading
@@ -85,6 +86,34 @@ def test_arrays_are_filled(texts):
         assert file.readinto(array) == 200 and array.tobytes() == TEXT[:200]
         with pytest.raises(BufferError):
             file.readinto(memoryview(b"not writable"))
+
+
+def test_regression_a_method_is_used_without_its_file(texts):
+    # `fs.open(path).read()` lets go of the file before its native method runs. That closed the file.
+    for _ in range(3):
+        assert texts.open("/text").read() == TEXT
+        assert texts.open("/text").read1(7) == TEXT[:7]
+        assert texts.open("/text").readline() == TEXT.splitlines(keepends=True)[0]
+        assert TEXT.startswith(texts.open("/text").peek(1)) and texts.open("/text").peek(1)
+        assert texts.open("/text").seek(2) == 2 and texts.open("/text").tell() == 0
+        assert b"".join(iter(texts.open("/text").readline, b"")) == TEXT
+        assert b"".join(texts.open("/text")) == TEXT
+        array = bytearray(5)
+        assert texts.open("/text").readinto(array) == 5 and array == TEXT[:5]
+    read = texts.open("/text").read
+    gc.collect()
+    assert read(3) == TEXT[:3] and read() == TEXT[3:]
+
+
+def test_buffers_and_methods_outlive_what_they_came_from(local):
+    def part(data):
+        return memoryview(CoveyFileSystem(tree=local, skip_instance_cache=True).native.map("big.bin", 5, data))
+
+    views = [part(length) for length in (10, 300_000, None)]
+    read = CoveyFileSystem(tree=local, skip_instance_cache=True).native.read
+    gc.collect()
+    assert [bytes(view) for view in views] == [BIG[5:15], BIG[5:300_005], BIG[5:]]
+    assert read("big.bin", 5, 10) == BIG[5:15]
 
 
 @pytest.mark.parametrize("name, longest", [("big.bin", 300_000), ("folder/medium.bin", 5000)])

@@ -3,6 +3,7 @@
 import errno
 import os
 import signal
+import threading
 import time
 
 import pytest
@@ -110,6 +111,11 @@ def test_a_daemon_that_is_stopped_and_one_that_died(tmp_path, mount):
         with pytest.raises(TimeoutError) as failed:
             coveyfs.status(other.path)
         assert time.monotonic() - begin < 30 and "kill -CONT" in str(failed.value)
+        threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        begin = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            coveyfs.heat(other.path)
+        assert time.monotonic() - begin < 10
         os.kill(pid, signal.SIGCONT)
         assert coveyfs.status(other.path)["served"]["pid"] == pid
         os.kill(pid, signal.SIGKILL)

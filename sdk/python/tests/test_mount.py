@@ -1,6 +1,7 @@
 """CoveyFileSystem on a folder. Its mount= may be any folder on a filesystem with files without names."""
 
 import bz2
+import errno
 import gc
 import gzip
 import os
@@ -255,3 +256,34 @@ def test_regression_an_error_does_not_make_a_name_a_pattern(fs, folder, monkeypa
     with pytest.raises(TimeoutError):
         fs.rm("/a[1]")
     assert names(folder) == ["a1"]
+
+
+def test_regression_an_error_of_the_mount_is_not_an_absent_file(fs, folder, monkeypatch):
+    """fsspec and os.path take every error for "no". `touch` then emptied the file."""
+    (folder / "file").write_bytes(b"1")
+    (folder / "link").symlink_to("file")
+    (folder / "nowhere").symlink_to("nothing")
+    assert fs.exists("/nowhere") and fs.info("/nowhere")["type"] == "link"
+    real = os.stat
+
+    def look(path, **how):
+        if str(path).endswith("file") or str(path).endswith("link"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        return real(path, **how)
+
+    monkeypatch.setattr(os, "stat", look)
+    monkeypatch.setattr("coveyfs._mount.os.lstat", lambda path: look(path, follow_symlinks=False))
+    for call in [fs.exists, fs.lexists, fs.isfile, fs.isdir, fs.info, fs.ls, fs.rm]:
+        for path in ["/file", "/link"]:
+            with pytest.raises(OSError) as failed:
+                call(path)
+            assert failed.value.errno == errno.EIO, call
+    for write in [
+        lambda: fs.touch("/file", truncate=False),
+        lambda: fs.open("/file", "xb"),
+        lambda: fs.mv("/nowhere", "/file"),
+    ]:
+        with pytest.raises(OSError):
+            write()
+    monkeypatch.undo()
+    assert (folder / "file").read_bytes() == b"1" and fs.isfile("/link")

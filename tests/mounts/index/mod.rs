@@ -2,6 +2,7 @@
 //! between the two.
 
 mod lister;
+mod public;
 mod scale;
 
 use std::collections::BTreeSet;

@@ -22,6 +22,9 @@ pub struct RemoteStatus {
     /// Why the origin could not be used when the volume was opened. Absent once the origin has been reached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub away: Option<TroubleStatus>,
+    /// The endpoint of the tree's bucket, if requests to it are not signed: only the tree names it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unsigned: Option<String>,
 }
 
 /// The blobs that the origin does not have yet.

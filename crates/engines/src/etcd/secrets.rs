@@ -6,7 +6,7 @@
 
 use std::path::Path;
 
-use crate::secrets::{Secrets, Source, private_text};
+use crate::secrets::{Secrets, Source, in_variable, one_line, private_text};
 
 /// Longer files hold something else.
 const FILE_MAX: u64 = 1 << 16;
@@ -20,9 +20,8 @@ pub(super) fn find(secrets: &Secrets) -> Result<Option<String>, String> {
         Source::Password(password) => Ok(Some(password.clone())),
         Source::File(path) => in_file(path).map(Some),
         Source::Environment => {
-            if let Some(value) = std::env::var_os("ETCD_PASSWORD") {
-                let text = value.into_string().ok();
-                return text.map(Some).ok_or_else(|| "the variable ETCD_PASSWORD is not text".to_owned());
+            if let Some(password) = in_variable("ETCD_PASSWORD")? {
+                return Ok(Some(password));
             }
             std::env::var_os("ETCD_PASSFILE").map(|path| in_file(Path::new(&path))).transpose()
         }
@@ -33,8 +32,9 @@ fn in_file(path: &Path) -> Result<String, String> {
     let shown = path.display();
     let text = private_text(path, FILE_MAX)?
         .ok_or_else(|| format!("the password file {shown} cannot be read: there is no such file"))?;
-    let first = text.lines().next().filter(|line| !line.is_empty());
-    first.map(str::to_owned).ok_or_else(|| format!("the first line of the password file {shown} is empty"))
+    let first = one_line(text.lines().next().unwrap_or(""), &format!("the password file {shown}"))?;
+    let empty = || format!("the first line of the password file {shown} is empty");
+    Some(first).filter(|line| !line.is_empty()).ok_or_else(empty)
 }
 
 #[cfg(test)]
@@ -54,6 +54,15 @@ mod tests {
         assert!(find(&secrets).unwrap_err().contains("chmod 600"));
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
         assert_eq!(find(&secrets).unwrap().as_deref(), Some("s3cret"));
+        std::fs::write(&path, " s3cret \r\n").unwrap();
+        assert_eq!(find(&secrets).unwrap().as_deref(), Some("s3cret"));
+        std::fs::write(&path, "s3\tcret\n").unwrap();
+        let refused = find(&secrets).unwrap_err();
+        assert!(
+            refused.contains("control character") && refused.contains(path.to_str().unwrap()),
+            "{refused}"
+        );
+        assert!(!refused.contains("cret\n") && !refused.contains("s3"), "{refused}");
         std::fs::write(&path, "\n").unwrap();
         assert!(find(&secrets).unwrap_err().contains("empty"));
         assert!(!format!("{:?}", Secrets::password("s3cret")).contains("s3cret"));

@@ -10,7 +10,7 @@
 use std::path::Path;
 
 use super::Target;
-use crate::secrets::{Secrets, Source, private_text};
+use crate::secrets::{Secrets, Source, in_variable, one_line, private_text};
 
 /// Longer files hold something else.
 const FILE_MAX: u64 = 1 << 20;
@@ -25,9 +25,8 @@ pub(super) fn find(secrets: &Secrets, target: &Target) -> Result<Option<String>,
         Source::File(path) => path.clone(),
         Source::Environment => {
             for name in ["COVEY_PG_PASSWORD", "PGPASSWORD"] {
-                if let Some(value) = std::env::var_os(name) {
-                    let text = value.into_string().ok();
-                    return text.map(Some).ok_or_else(|| format!("the variable {name} is not text"));
+                if let Some(password) = in_variable(name)? {
+                    return Ok(Some(password));
                 }
             }
             match (std::env::var_os("PGPASSFILE"), std::env::var_os("HOME")) {
@@ -53,7 +52,7 @@ fn in_file(path: &Path, target: &Target) -> Result<Option<String>, String> {
             field == "*" || field == wanted || (at == 0 && is_socket && field == "localhost")
         });
         if fits {
-            return Ok(Some(password));
+            return one_line(&password, &format!("the password file {}", path.display())).map(Some);
         }
     }
     Ok(None)
@@ -98,6 +97,7 @@ mod tests {
         assert_eq!(found(text, "elsewhere").unwrap(), "last");
         assert_eq!(found("h:5433:d:u:x\nbroken\n", "h"), None);
         assert_eq!(found("localhost:*:*:*:x", "%2Frun").unwrap(), "x");
+        assert_eq!(found("*:*:*:*:s3cret \r\n", "h").unwrap(), "s3cret");
     }
 
     #[test]
@@ -110,6 +110,11 @@ mod tests {
         let message = find(&Secrets::file(&path), &target).unwrap_err();
         assert!(message.contains("0640") && message.contains("chmod 600"), "{message}");
         assert!(!message.contains("s3cret"));
+        fs::write(&path, "*:*:*:*:s3\rcret\n").unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+        let message = find(&Secrets::file(&path), &target).unwrap_err();
+        assert!(message.contains("control character") && message.contains(path.to_str().unwrap()));
+        assert!(!message.contains("cret\n") && !message.contains("s3"), "{message}");
         assert_eq!(find(&Secrets::file(folder.path().join("none")), &target).unwrap(), None);
         assert!(!format!("{:?}", Secrets::password("s3cret")).contains("s3cret"));
     }

@@ -80,11 +80,14 @@ impl Node {
         })
     }
 
-    /// The remark for the user about a tree that is shown without its origin.
-    pub fn remark(&self) -> Option<String> {
-        let away = self.tree_cache()?.away()?;
-        let tree = api::source::tree(&self.name)?;
-        Some(said(tree, &self.root()?, &away.why))
+    /// The remarks for the user about a tree: it is shown without its origin, or its bucket gets no keys.
+    pub fn remarks(&self) -> Vec<String> {
+        let away = || {
+            let away = self.tree_cache()?.away()?;
+            Some(said(api::source::tree(&self.name)?, &self.root()?, &away.why))
+        };
+        let unsigned = self.tree_cache().and_then(TreeCache::endpoint_without_keys);
+        away().into_iter().chain(unsigned.map(foreign::kept)).collect()
     }
 }
 
@@ -112,21 +115,24 @@ fn local(named: &Named, root: Root, origin: Arc<dyn Origin>, options: &NodeOptio
 /// the metadata, if there is one.
 fn cached(named: &Named, found: Found, options: &NodeOptions) -> Result<(Side, Shown)> {
     let Found { root, origin, remote, away } = found;
-    let (origin, places) = match &root.source {
-        None => (origin, None),
+    let (origin, places, unsigned) = match &root.source {
+        None => (origin, None, None),
         Some(source) => {
             let own = named.home.endpoint.as_deref();
-            foreign::gets_keys(source, own, &options.remote_side.bucket_endpoints)?;
-            let (origin, places) = foreign::around(origin, source, &root)?;
-            (origin, Some(places))
+            let keys = foreign::gets_keys(source, own, &options.remote_side.bucket_endpoints)?;
+            let (origin, places) = foreign::around(origin, source, &root, keys)?;
+            let unsigned = source.endpoint.clone().filter(|_| keys == foreign::Keys::Kept);
+            (origin, Some(places), unsigned)
         }
     };
+    unsigned.iter().for_each(|endpoint| log::line(&foreign::kept(endpoint)));
     let patience = away.as_ref().map_or(Duration::ZERO, |_| OPENING);
     let mut which = Which { after: 0, patience, beside: options.beside };
     loop {
         let volume = root.volume;
         let store = (origin.clone(), remote.clone());
         let cache = TreeCache::before(store, volume, named, &options.remote_side, options.deadline, which)?;
+        let cache = cache.unsigned(unsigned.clone());
         let places = places.clone();
         let from = ReadFrom { origin: cache.origin(), bytes: cache.bytes(), names: cache.names(), places };
         let side = Side { root: root.clone(), from, cache: Some(cache), away: away.clone() };

@@ -105,5 +105,6 @@ pub fn of_reading(remote: Option<&Remote>, cache: &NodeCache) -> RemoteStatus {
         cache: cache_status(cache),
         requests: remote.map(request_status).unwrap_or_default(),
         away: None,
+        unsigned: None,
     }
 }

@@ -62,6 +62,8 @@ pub struct TreeCache {
     names: Option<Arc<NameCache>>,
     /// The search for an origin that could not be used when the tree was mounted.
     away: Option<Arc<Away>>,
+    /// The endpoint of the tree's bucket, if it gets no keys.
+    unsigned: Option<String>,
     next: Option<u32>,
     /// The origin, if it is remote.
     remote: Option<Arc<Remote>>,
@@ -125,7 +127,19 @@ impl TreeCache {
         let next = below.join(folder_name(&id, number + 1)).is_dir().then_some(number);
         let names = names.ok();
         let beside = which.beside.then(|| Arc::new(Beside::new(cache.clone(), &others(&below, &id, number))));
-        Ok(TreeCache { cache, beside, names, away: None, next, remote, fleet: joined, _lock: lock })
+        let (away, unsigned) = (None, None);
+        Ok(TreeCache { cache, beside, names, away, unsigned, next, remote, fleet: joined, _lock: lock })
+    }
+
+    /// The same, of a tree whose bucket is at an endpoint that gets no keys.
+    #[must_use]
+    pub fn unsigned(self, endpoint: Option<String>) -> TreeCache {
+        TreeCache { unsigned: endpoint, ..self }
+    }
+
+    /// The endpoint of the tree's bucket, if it gets no keys.
+    pub fn endpoint_without_keys(&self) -> Option<&str> {
+        self.unsigned.as_deref()
     }
 
     /// The number after which to look for another cache of this volume, if there is one.
@@ -193,7 +207,8 @@ impl TreeCache {
 
     /// The current figures, without those about uploads.
     pub fn status(&self) -> RemoteStatus {
-        RemoteStatus { away: self.away(), ..of_reading(self.remote.as_deref(), &self.cache) }
+        let of_reading = of_reading(self.remote.as_deref(), &self.cache);
+        RemoteStatus { away: self.away(), unsigned: self.unsigned.clone(), ..of_reading }
     }
 
     /// Evicts cached blobs: all, or until at most this many bytes are cached.

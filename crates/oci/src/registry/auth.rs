@@ -144,9 +144,11 @@ impl Keys {
     /// # Errors
     /// A file of credentials cannot be understood.
     pub fn of(reference: &Reference) -> Result<Keys> {
-        let get = |key: &str| std::env::var(key).ok().filter(|value| !value.is_empty());
+        let get = |key: &str| std::env::var(key).ok().filter(|value| !value.trim().is_empty());
         let pair = get("COVEY_REGISTRY_USER").zip(get("COVEY_REGISTRY_PASSWORD"));
         if let Some((user, password)) = pair {
+            let user = one_line(&user, "COVEY_REGISTRY_USER of the environment")?;
+            let password = one_line(&password, "COVEY_REGISTRY_PASSWORD of the environment")?;
             let encoded = STANDARD.encode_to_string(format!("{user}:{password}"));
             return Ok(Keys { encoded: Some(encoded), from: format!("as {user}, by COVEY_REGISTRY_USER") });
         }
@@ -160,7 +162,11 @@ impl Keys {
             })?;
             let shown = path.display();
             match find(&logins, reference) {
-                Some(auth) => return Ok(Keys { encoded: Some(auth), from: format!("with {shown}") }),
+                Some(auth) => {
+                    let encoded =
+                        Some(login(&auth, &format!("the login for {} in {shown}", reference.host))?);
+                    return Ok(Keys { encoded, from: format!("with {shown}") });
+                }
                 None if logins.store.is_some() || logins.helpers.contains_key(&reference.host) => {
                     keys.from = format!(
                         "without credentials: {shown} keeps them in another program, which is not run"
@@ -217,10 +223,22 @@ fn find(logins: &Logins, reference: &Reference) -> Option<String> {
     };
     let logins = logins.auths.iter().filter_map(|(key, login)| Some((fits(key)?, login.auth.as_ref()?)));
     let found = logins.max_by_key(|(length, _)| *length).map(|(_, auth)| auth.clone());
-    // Only text that can stand in a header.
-    found.filter(|auth| {
-        !auth.is_empty() && auth.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+/=".contains(&byte))
-    })
+    found.filter(|auth| !auth.trim().is_empty())
+}
+
+/// A login of a file, for the header: without the white space that ends of commands and files leave around
+/// it, and in it around the password.
+fn login(auth: &str, from: &str) -> Result<String> {
+    let odd = || Failure::usage(format!("{from} is no user and password in base64")).next("log in again");
+    let pair = STANDARD.decode_to_vec(auth.trim()).map_err(|_| odd())?;
+    let pair = String::from_utf8(pair).map_err(|_| odd())?;
+    Ok(STANDARD.encode_to_string(one_line(&pair, from)?))
+}
+
+fn one_line(text: &str, from: &str) -> Result<String> {
+    let line = base::secret::line(text, &from);
+    line.map(str::to_owned)
+        .map_err(|error| Failure::usage(error.to_string()).next("log in again, or set it again"))
 }
 
 #[cfg(test)]
@@ -242,6 +260,23 @@ mod tests {
                 .iter()
                 .all(Option::is_none)
         );
+    }
+
+    /// `echo password | ...` and files leave a line end: the registry refused the login.
+    #[test]
+    fn regression_a_login_may_end_with_a_line_end_and_has_none_inside() {
+        let sent = STANDARD.encode_to_string("user:s3cret word");
+        for given in ["user:s3cret word", "user:s3cret word\n", "user:s3cret word \r\n"] {
+            let auth = STANDARD.encode_to_string(given);
+            assert_eq!(login(&auth, "it").unwrap(), sent);
+            assert_eq!(login(&format!(" {auth}\n"), "it").unwrap(), sent);
+        }
+        assert_eq!(one_line("s3cret\n", "it").unwrap(), "s3cret");
+        for auth in [&*STANDARD.encode_to_string("user:s3\ncret"), "no base64!", "x\r\ny", "////"] {
+            let said = login(auth, "the login for a in /etc/auth.json").unwrap_err().to_string();
+            assert!(said.contains("the login for a in /etc/auth.json"), "{said}");
+            assert!(!said.contains("s3") && !said.contains("no base64!"), "{said}");
+        }
     }
 
     #[test]
@@ -267,7 +302,7 @@ mod tests {
             let reference = Reference { host: host.to_owned(), ..Reference::parse("a").unwrap() };
             find(&logins, &reference)
         });
-        assert_eq!(found.map(|auth| auth.unwrap_or_default()), ["YTpi", "Yzpk", "", "", ""]);
+        assert_eq!(found.map(|auth| auth.unwrap_or_default()), ["YTpi", "Yzpk", "x\r\ny", "", ""]);
         let bare: Logins = serde_json::from_str(&text.replace("https://", "")).unwrap();
         assert_eq!(find(&bare, &Reference::parse("library/a").unwrap()).unwrap(), "YTpi");
     }

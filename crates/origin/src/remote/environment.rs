@@ -11,10 +11,13 @@ use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use super::fault::Fault;
+
 /// Variables, by name. Their values may be secrets: they are never printed.
 #[derive(Clone, Default)]
 pub struct Environment {
     variables: HashMap<String, String>,
+    is_unsigned: bool,
 }
 
 impl fmt::Debug for Environment {
@@ -29,18 +32,39 @@ impl Environment {
         let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
             Some((name.into_string().ok()?, value.into_string().ok()?))
         };
-        Environment { variables: std::env::vars_os().filter_map(text).collect() }
+        Environment { variables: std::env::vars_os().filter_map(text).collect(), is_unsigned: false }
+    }
+
+    /// An environment without variables, files and services, for a store that must not learn anything of this
+    /// machine's. Requests are not signed, and use https only.
+    pub fn unsigned() -> Environment {
+        Environment { is_unsigned: true, ..Environment::default() }
+    }
+
+    /// Whether it is one of [`Environment::unsigned`].
+    pub(crate) fn is_unsigned(&self) -> bool {
+        self.is_unsigned
     }
 
     /// An environment with these variables only.
     pub fn of<N: Into<String>, V: Into<String>>(variables: impl IntoIterator<Item = (N, V)>) -> Environment {
         let text = |(name, value): (N, V)| (name.into(), value.into());
-        Environment { variables: variables.into_iter().map(text).collect() }
+        Environment { variables: variables.into_iter().map(text).collect(), is_unsigned: false }
     }
 
-    /// A variable that is set and not empty.
+    /// A variable that is set and not empty, without white space at its ends: the content of a file or the
+    /// output of a command often ends with a line end.
     pub(crate) fn get(&self, name: &str) -> Option<&str> {
-        self.variables.get(name).map(String::as_str).filter(|value| !value.is_empty())
+        self.variables.get(name).map(|value| value.trim()).filter(|value| !value.is_empty())
+    }
+
+    /// The same for a value that becomes a part of a request.
+    ///
+    /// # Errors
+    /// It has a control character inside.
+    pub(crate) fn line(&self, name: &str) -> Result<Option<&str>, Fault> {
+        let from = format!("{name} of the environment");
+        self.get(name).map(|value| one_line(value, &from)).transpose()
     }
 
     /// The value of the first name that is set.
@@ -48,8 +72,19 @@ impl Environment {
         names.iter().find_map(|name| self.get(name))
     }
 
-    pub(crate) fn all(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.variables.iter().map(|(name, value)| (&**name, &**value))
+    /// The variables whose names begin with this, as [`Environment::line`] reads them.
+    ///
+    /// # Errors
+    /// One has a control character inside.
+    pub(crate) fn lines(&self, start: &str) -> Result<Vec<(&str, &str)>, Fault> {
+        let mut all = Vec::new();
+        for name in self.variables.keys().filter(|name| name.starts_with(start)) {
+            // A key of Google is JSON, of many lines.
+            let is_document = name == "GOOGLE_SERVICE_ACCOUNT_KEY";
+            let value = if is_document { self.get(name) } else { self.line(name)? };
+            all.extend(value.map(|value| (&**name, value)));
+        }
+        Ok(all)
     }
 
     /// The paths of Amazon's files: the credentials, and the configuration.
@@ -69,6 +104,15 @@ impl Environment {
             None => ("default", false),
         }
     }
+}
+
+/// A key or another value that becomes a part of a request, without white space at its ends.
+///
+/// # Errors
+/// It has a control character inside. `from` says where it came from; the value is not shown.
+pub(crate) fn one_line<'t>(value: &'t str, from: &str) -> Result<&'t str, Fault> {
+    let refused = |error: base::secret::NotALine| Fault::no_keys(error.to_string(), "correct it there");
+    base::secret::line(value, &from).map_err(refused)
 }
 
 /// The sections of a file, each with its names and values. An indented name includes the name above it, as in

@@ -23,7 +23,7 @@ use object_store::CredentialProvider;
 use object_store::aws::AwsCredential;
 use parking_lot::RwLock;
 
-use super::environment::{Environment, read_profile};
+use super::environment::{Environment, one_line, read_profile};
 use super::fault::Fault;
 use super::roles::Role;
 use super::spec::host_of;
@@ -251,6 +251,8 @@ impl CredentialProvider for Keys {
         if let Some(role) = self.role.get() {
             return role.get().await.map_err(failed);
         }
+        // It says if those of the environment cannot be used.
+        in_environment(&self.environment).map_err(failed)?;
         match in_profile(&self.environment).map_err(failed)? {
             Some((_, triple)) => {
                 let found = credential(triple);
@@ -270,8 +272,8 @@ fn credential(triple: Triple) -> Arc<AwsCredential> {
 }
 
 fn in_environment(environment: &Environment) -> Result<Option<Triple>, Fault> {
-    let id = environment.get("AWS_ACCESS_KEY_ID");
-    let secret = environment.get("AWS_SECRET_ACCESS_KEY");
+    let id = environment.line("AWS_ACCESS_KEY_ID")?;
+    let secret = environment.line("AWS_SECRET_ACCESS_KEY")?;
     let half = |is: &str, lacks: &str| {
         Err(Fault::no_keys(format!("{is} is in the environment and {lacks} is not"), "set both, or neither"))
     };
@@ -279,7 +281,10 @@ fn in_environment(environment: &Environment) -> Result<Option<Triple>, Fault> {
         (Some(id), Some(secret)) => Ok(Some(Triple {
             id: id.to_owned(),
             secret: secret.to_owned(),
-            token: environment.first(&["AWS_SESSION_TOKEN", "AWS_SECURITY_TOKEN"]).map(str::to_owned),
+            token: match environment.line("AWS_SESSION_TOKEN")? {
+                Some(token) => Some(token.to_owned()),
+                None => environment.line("AWS_SECURITY_TOKEN")?.map(str::to_owned),
+            },
         })),
         (Some(_), None) => half("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),
         (None, Some(_)) => half("AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID"),
@@ -292,10 +297,14 @@ fn in_profile(environment: &Environment) -> Result<Option<(Source, Triple)>, Fau
     let mut other = None;
     for file in environment.aws_files().into_iter().flatten() {
         let Some(values) = read(&file, name)? else { continue };
-        let get = |key: &str| values.get(key).filter(|value| !value.is_empty()).cloned();
-        match (get("aws_access_key_id"), get("aws_secret_access_key")) {
+        let get = |key: &str| {
+            let from = format!("{key} of the profile {name} in {}", file.display());
+            let value = values.get(key).filter(|value| !value.is_empty());
+            value.map(|value| one_line(value, &from).map(str::to_owned)).transpose()
+        };
+        match (get("aws_access_key_id")?, get("aws_secret_access_key")?) {
             (Some(id), Some(secret)) => {
-                let token = get("aws_session_token");
+                let token = get("aws_session_token")?;
                 let source = Source::Profile { name: name.to_owned(), file };
                 return Ok(Some((source, Triple { id, secret, token })));
             }
@@ -441,6 +450,51 @@ mod tests {
         let (_home, environment) =
             with_files("", "[profile p]\ncredential_process=x\n", &[("AWS_PROFILE", "p")]);
         assert!(says(Keys::find(&environment)).contains("credential_process"));
+    }
+
+    /// A secret that Kubernetes mounts, or `export KEY="$(cat FILE; echo)"`: stores refused the signature.
+    #[test]
+    fn regression_keys_may_end_with_a_line_end_and_have_none_inside() {
+        let keys = |id: &str, secret: &str, token: &str| {
+            let all = [
+                ("AWS_ACCESS_KEY_ID", id),
+                ("AWS_SECRET_ACCESS_KEY", secret),
+                ("AWS_SESSION_TOKEN", token),
+                ("AWS_EC2_METADATA_DISABLED", "true"),
+            ];
+            Environment::of(all)
+        };
+        for end in ["\n", "\r\n", " \n", "\t"] {
+            let environment =
+                keys(&format!("AKIAONE{end}"), &format!(" SECRETONE{end}"), &format!("TOKENONE{end}"));
+            let found = Keys::find(&environment).unwrap();
+            let now = found.now.read().clone().unwrap();
+            let sent = (&*now.key_id, &*now.secret_key, now.token.as_deref());
+            assert_eq!(sent, ("AKIAONE", "SECRETONE", Some("TOKENONE")), "{end:?}");
+        }
+        let blank = keys("AKIAONE", "SECRETONE", "\n");
+        assert_eq!(Keys::find(&blank).unwrap().now.read().as_ref().unwrap().token, None);
+        for (name, wrong) in [
+            ("AWS_ACCESS_KEY_ID", keys("AKIA\nONE", "SECRETONE", "TOKENONE")),
+            ("AWS_SECRET_ACCESS_KEY", keys("AKIAONE", "SECRET\rONE", "TOKENONE")),
+            ("AWS_SESSION_TOKEN", keys("AKIAONE", "SECRETONE", "TOKEN\0ONE\n")),
+        ] {
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            let later = Arc::new(Keys::find_or_later(&wrong));
+            let later = Fault::of(&runtime.block_on(later.get_credential()).unwrap_err()).to_string();
+            for said in [says(Keys::find(&wrong)), later] {
+                assert!(said.contains(name) && said.contains("control character"), "{said}");
+                assert!(
+                    !["AKIA", "SECRETONE", "TOKENONE", "ONE"].iter().any(|part| said.contains(part)),
+                    "{said}"
+                );
+            }
+        }
+        let text = TWO.replace("SECRETONE", "SECRET\u{b}ONE");
+        let (_home, environment) = with_files(&text, "", &[]);
+        let said = says(Keys::find(&environment));
+        assert!(said.contains("aws_secret_access_key of the profile default in"), "{said}");
+        assert!(said.contains(".aws/credentials") && !said.contains("ONE"), "{said}");
     }
 
     #[test]

@@ -7,7 +7,8 @@
 //!
 //! - `spec`: URLs. `environment`, `keys`, `roles`, `later`: where keys and places come from, and when.
 //!   `store`: the store of the `object_store` crate.
-//! - `wire`: HTTP; `connections`: those that died; `fault`: what went wrong, and what that means.
+//! - `wire`: HTTP; `forms`: of requests for keys; `connections`: those that died; `fault`: what went wrong,
+//!   and what that means.
 //! - `engine`: tries, deadlines, hedges; `refusals`: what is not asked again at once; `pace`: budgets;
 //!   `latency`, `stats`: measurements.
 //! - `layout`: keys, and the header before a blob's bytes; `blobs`: the operations on blobs; `doubts`:
@@ -31,6 +32,7 @@ mod doubts;
 mod engine;
 mod environment;
 mod fault;
+mod forms;
 mod forward;
 mod keys;
 mod latency;
@@ -234,12 +236,16 @@ impl Remote {
         };
         let spec = store::resolve(spec, environment).map_err(failed)?;
         let keys = match (spec.store, wanted) {
+            _ if environment.is_unsigned() => None,
             (Store::S3, Wanted::Now) => Some(Arc::new(Keys::find(environment).map_err(failed)?)),
             (Store::S3, Wanted::Later) => Some(Arc::new(Keys::find_or_later(environment))),
             _ => None,
         };
-        let keys_from =
-            keys.as_ref().map_or_else(|| "the environment".to_owned(), |keys| keys.source.to_string());
+        let keys_from = match &keys {
+            Some(keys) => keys.source.to_string(),
+            None if environment.is_unsigned() => "nowhere: requests to it are not signed".to_owned(),
+            None => "the environment".to_owned(),
+        };
         let stats = Arc::new(Stats::new());
         let plain = spec.endpoint.as_ref().is_some_and(|endpoint| endpoint.starts_with("http://"));
         let fixed = keys.as_ref().is_some_and(|keys| !keys.are_of_role());

@@ -10,14 +10,14 @@ use std::time::Duration;
 
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, AwsCredentialProvider};
 use object_store::azure::{AzureConfigKey, MicrosoftAzure, MicrosoftAzureBuilder};
-use object_store::gcp::{GoogleCloudStorage, GoogleCloudStorageBuilder, GoogleConfigKey};
+use object_store::gcp::{GcpCredential, GoogleCloudStorage, GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::list::PaginatedListStore;
-use object_store::{ObjectStore, RetryConfig};
+use object_store::{ObjectStore, RetryConfig, StaticCredentialProvider};
 use reqwest::Url;
 use reqwest::header::HeaderValue;
 
 use super::contents::WithSums;
-use super::environment::Environment;
+use super::environment::{Environment, one_line};
 use super::fault::Fault;
 use super::keys::{self, Keys};
 use super::later::Later;
@@ -121,6 +121,13 @@ pub(crate) fn build(
     keys: Option<&Arc<Keys>>,
     wire: &Wire,
 ) -> Result<Stores, Fault> {
+    let is_https = |url: &String| url.starts_with("https://");
+    if environment.is_unsigned() && !spec.endpoint.as_ref().is_none_or(is_https) {
+        return Err(Fault::no_keys(
+            "requests without keys go over https only",
+            "name an endpoint with https://",
+        ));
+    }
     match spec.store {
         Store::S3 => s3(spec, environment, keys, wire),
         Store::Gcs => same(gcs(spec, environment, wire)?, Store::Gcs),
@@ -149,6 +156,7 @@ fn s3(
             .with_region(spec.region.as_deref().unwrap_or("us-east-1"))
             .with_retry(no_retry())
             .with_disable_bulk_delete(!many)
+            .with_skip_signature(environment.is_unsigned())
             .with_http_connector(wire.clone());
         builder = match &spec.endpoint {
             Some(endpoint) => builder
@@ -161,7 +169,7 @@ fn s3(
                 builder.with_virtual_hosted_style_request(spec.bucket.bytes().all(as_host))
             }
         };
-        builder = configured(builder, environment, &S3_OPTIONS);
+        builder = configured(builder, environment, &S3_OPTIONS)?;
         if let Some(keys) = keys {
             builder = builder.with_credentials(Arc::clone(keys) as AwsCredentialProvider);
         }
@@ -171,25 +179,30 @@ fn s3(
         keys.ask_with(role(spec, environment, wire, keys.are_of_container()));
     }
     let one = Arc::new(make(false)?);
+    let is_signed = !environment.is_unsigned();
     let signs = Arc::clone(one.credentials());
     let region = spec.region.clone().unwrap_or_else(|| "us-east-1".to_owned());
     Ok(Stores {
         one: one.clone(),
         many: Arc::new(make(true)?),
         pages: Some(one),
-        signs: Some(signs.clone()),
-        sums: Some(WithSums { signs, region }),
+        signs: Some(signs.clone()).filter(|_| is_signed),
+        sums: Some(WithSums { signs, region }).filter(|_| is_signed),
         kind: Store::S3,
     })
 }
 
 /// The builder with those of the variables that are set.
-fn configured(builder: AmazonS3Builder, environment: &Environment, names: &[&str]) -> AmazonS3Builder {
-    names.iter().fold(builder, |builder, name| {
-        match (environment.get(name), name.to_ascii_lowercase().parse::<AmazonS3ConfigKey>()) {
+fn configured(
+    builder: AmazonS3Builder,
+    environment: &Environment,
+    names: &[&str],
+) -> Result<AmazonS3Builder, Fault> {
+    names.iter().try_fold(builder, |builder, name| {
+        Ok(match (environment.line(name)?, name.to_ascii_lowercase().parse::<AmazonS3ConfigKey>()) {
             (Some(value), Ok(key)) => builder.with_config(key, value),
             _ => builder,
-        }
+        })
     })
 }
 
@@ -208,7 +221,7 @@ fn role(spec: &RemoteSpec, environment: &Environment, wire: &Wire, container: bo
             .with_region(spec.region.as_deref().unwrap_or("us-east-1"))
             .with_retry(no_retry())
             .with_http_connector(wire);
-        let mut builder = configured(builder, &environment, &S3_ROLES);
+        let mut builder = configured(builder, &environment, &S3_ROLES)?;
         if is_elsewhere {
             builder = builder.with_config(AmazonS3ConfigKey::ContainerCredentialsRelativeUri, "/");
         }
@@ -218,7 +231,7 @@ fn role(spec: &RemoteSpec, environment: &Environment, wire: &Wire, container: bo
 }
 
 /// The URL of a container's credentials, and the token that it asks for. The crate demands a token, and that
-/// its file has no line end.
+/// its file has no line end ([`super::forms`] removes it from other tokens).
 fn of_container(environment: &Environment) -> Result<Option<(Url, Option<HeaderValue>)>, Fault> {
     let relative = environment.get("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI");
     let full = environment.get("AWS_CONTAINER_CREDENTIALS_FULL_URI").filter(|_| relative.is_none());
@@ -228,13 +241,19 @@ fn of_container(environment: &Environment) -> Result<Option<(Url, Option<HeaderV
     let url =
         full.parse().map_err(|_| wrong("AWS_CONTAINER_CREDENTIALS_FULL_URI", "it is no URL".to_owned()))?;
     let name = "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE";
-    let token = match environment.get(name) {
-        Some(file) => Some(std::fs::read_to_string(file).map_err(|error| wrong(name, error.to_string()))?),
-        None => environment.get("AWS_CONTAINER_AUTHORIZATION_TOKEN").map(str::to_owned),
+    let (token, from) = match environment.get(name) {
+        Some(file) => {
+            let text = std::fs::read_to_string(file).map_err(|error| wrong(name, error.to_string()))?;
+            (Some(text), format!("the file {file} ({name})"))
+        }
+        None => {
+            let name = "AWS_CONTAINER_AUTHORIZATION_TOKEN";
+            (environment.get(name).map(str::to_owned), format!("{name} of the environment"))
+        }
     };
     let token = token.map(|token| {
-        let mut header =
-            HeaderValue::from_str(token.trim()).map_err(|_| wrong(name, "odd bytes".to_owned()))?;
+        let mut header = HeaderValue::from_str(one_line(&token, &from)?)
+            .map_err(|_| wrong(&from, "it has bytes that no header may have".to_owned()))?;
         header.set_sensitive(true);
         Ok(header)
     });
@@ -252,7 +271,8 @@ fn gcs(spec: &RemoteSpec, environment: &Environment, wire: &Wire) -> Result<Arc<
     ];
     let home = environment.get("HOME").unwrap_or("");
     let default = format!("{home}/.config/gcloud/application_default_credentials.json");
-    if environment.first(&named).is_none() && !File::new(&default).exists() && !keys::listens(METADATA) {
+    let is_found = || File::new(&default).exists() || keys::listens(METADATA);
+    if !environment.is_unsigned() && environment.first(&named).is_none() && !is_found() {
         return Err(Fault::no_keys(
             format!(
                 "no keys were found; looked at GOOGLE_APPLICATION_CREDENTIALS, GOOGLE_SERVICE_ACCOUNT, {default} and the metadata service (it does not answer)"
@@ -261,14 +281,17 @@ fn gcs(spec: &RemoteSpec, environment: &Environment, wire: &Wire) -> Result<Arc<
         ));
     }
     let mut builder = GoogleCloudStorageBuilder::new();
-    for (name, value) in
-        environment.all().filter(|(name, value)| name.starts_with("GOOGLE_") && !value.is_empty())
-    {
+    for (name, value) in environment.lines("GOOGLE_")? {
         if let Ok(key) = name.to_ascii_lowercase().parse::<GoogleConfigKey>() {
             builder = builder.with_config(key, value);
         }
     }
     builder = builder.with_bucket_name(&spec.bucket).with_retry(no_retry()).with_http_connector(wire.clone());
+    if environment.is_unsigned() {
+        // With credentials the crate looks for no others.
+        let none = StaticCredentialProvider::new(GcpCredential { bearer: String::new() });
+        builder = builder.with_skip_signature(true).with_credentials(Arc::new(none));
+    }
     if let Some(endpoint) = &spec.endpoint {
         builder = builder.with_base_url(endpoint);
     }
@@ -292,31 +315,38 @@ fn azure(spec: &RemoteSpec, environment: &Environment, wire: &Wire) -> Result<Ar
         "AZURE_STORAGE_USE_EMULATOR",
         "AZURE_SKIP_SIGNATURE",
     ];
-    if environment.first(&["AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_USE_EMULATOR"]).is_none() {
+    let is_signed = !environment.is_unsigned();
+    let accounts = ["AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_USE_EMULATOR"];
+    if is_signed && environment.first(&accounts).is_none() {
         return Err(Fault::no_keys("no storage account is named", "set AZURE_STORAGE_ACCOUNT_NAME"));
     }
-    if environment.first(&named).is_none() && !keys::listens(METADATA) {
+    if is_signed && environment.first(&named).is_none() && !keys::listens(METADATA) {
         return Err(Fault::no_keys(
             "no keys were found; looked at AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN, AZURE_CLIENT_ID, AZURE_FEDERATED_TOKEN_FILE and the metadata service (it does not answer)",
             "set AZURE_STORAGE_ACCOUNT_KEY",
         ));
     }
     let mut builder = MicrosoftAzureBuilder::new();
-    for (name, value) in
-        environment.all().filter(|(name, value)| name.starts_with("AZURE_") && !value.is_empty())
-    {
+    for (name, value) in environment.lines("AZURE_")? {
         if let Ok(key) = name.to_ascii_lowercase().parse::<AzureConfigKey>() {
             builder = builder.with_config(key, value);
         }
     }
     builder =
         builder.with_container_name(&spec.bucket).with_retry(no_retry()).with_http_connector(wire.clone());
+    if !is_signed {
+        // The crate wants an account. It is only in signatures, and in URLs of a store without an endpoint.
+        builder = builder.with_skip_signature(true).with_account(UNSIGNED);
+    }
     if let Some(endpoint) = &spec.endpoint {
         builder = builder.with_endpoint(endpoint.clone()).with_allow_http(endpoint.starts_with("http://"));
     }
     let store = builder.build().map_err(|error| Fault::unfit(&error))?;
     Ok(Arc::new(store))
 }
+
+/// The account of requests that none signs.
+const UNSIGNED: &str = "unsigned";
 
 /// The address of the metadata service on the machines of the clouds.
 const METADATA: &str = "http://169.254.169.254";

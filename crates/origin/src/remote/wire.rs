@@ -28,6 +28,7 @@ use super::connections::{Again, Connections, IDLE};
 use super::contents::{Headers, WithSums};
 use super::engine::UNTIL;
 use super::fault::{Fault, Head, Unreached, first_words, json, read_refusal, tag};
+use super::forms::trimmed;
 use super::keys::Keys;
 use super::listing::moment;
 use super::roles::Ends;
@@ -169,6 +170,7 @@ impl Wire {
         let asked = parts.method.clone();
         let mut request = Request::new(parts.method, url);
         *request.headers_mut() = parts.headers;
+        let body = self.with_token(&mut request, body)?;
         if let Some((url, token)) = &self.elsewhere {
             request.url_mut().clone_from(url);
             token.iter().for_each(|token| drop(request.headers_mut().insert(AUTHORIZATION, token.clone())));
@@ -205,6 +207,23 @@ impl Wire {
         let text = String::from_utf8_lossy(&text);
         let scrub = |text: &str| self.keys.as_ref().map_or_else(|| text.to_owned(), |keys| keys.scrub(text));
         Err(read_refusal(parts.status.as_u16(), &host, &head, &text, scrub))
+    }
+
+    /// A request for keys with its token as it should be sent. See [`super::forms`].
+    fn with_token(&self, request: &mut Request, body: HttpRequestBody) -> Result<HttpRequestBody, Fault> {
+        if self.ends.is_some()
+            && let Some(query) = request.url().query()
+        {
+            let query = trimmed(query)?;
+            request.url_mut().set_query(Some(&query));
+        }
+        let kind = request.headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
+        let is_form = kind.is_some_and(|kind| kind.starts_with("application/x-www-form-urlencoded"));
+        let text = body.as_bytes().filter(|_| is_form).and_then(|bytes| std::str::from_utf8(bytes).ok());
+        let Some(text) = text else { return Ok(body) };
+        let text = trimmed(text)?;
+        request.headers_mut().remove(CONTENT_LENGTH);
+        Ok(text.into())
     }
 
     /// A successful answer.
