@@ -207,6 +207,43 @@ fn without_another_node_fsync_waits_for_the_origin() {
     });
 }
 
+/// The bytes that only the dead machine had were on the copied disk, and no node could read them.
+#[test]
+fn regression_a_folder_that_is_copied_brings_back_what_only_it_had() {
+    requires!(Need::Covey);
+    let mut rig = Rig::new(requires_server!(), &[&["-o", "fsync=local"], &[]]);
+    let mut rng = Rng::new(21);
+    let contents: Vec<(String, Vec<u8>)> =
+        (0..8).map(|n| (format!("file{n}"), rng.bytes(200 + n * 40_000))).collect();
+    rig.proxy.down();
+    for (name, bytes) in &contents {
+        fs::write(rig.shared.path(0, name), bytes).unwrap();
+    }
+    // The names are in the database, and the bytes on the first node's disk alone.
+    File::open(rig.shared.path(0, "file0")).unwrap().sync_all().unwrap();
+    let node = &mut rig.shared.nodes[0];
+    node.kill();
+    let copy = node.folder.with_extension("copy");
+    let done = std::process::Command::new("cp").arg("-a").arg(&node.folder).arg(&copy).status().unwrap();
+    assert!(done.success());
+    fs::remove_dir_all(&node.folder).unwrap();
+    node.folder = copy;
+    node.try_mount(&[]).unwrap();
+    let said = node.log();
+    assert!(said.contains("this folder is a copy of the folder of node 1"), "{said}");
+    let read = |rig: &Rig, node: usize| {
+        contents
+            .iter()
+            .all(|(name, bytes)| fs::read(rig.shared.path(node, name)).is_ok_and(|got| got == *bytes))
+    };
+    until("the other node reads them from the copy", || read(&rig, 1));
+    assert!(read(&rig, 0), "and the node with the copy itself");
+    rig.proxy.up();
+    until("they are in the origin", || rig.kept(0) == 0);
+    rig.shared.nodes[0].kill();
+    assert!(read(&rig, 1), "nothing depends on the copy any more");
+}
+
 /// A node that keeps nothing is passed over. If no node keeps anything, the origin is waited for.
 #[test]
 fn a_full_node_is_passed_over() {

@@ -15,6 +15,7 @@
 //! - [`away`]: what commands are told when the database cannot be reached.
 //! - [`bytes`](mod@bytes): whether the bytes of a volume are in the origin, or on a node.
 //! - [`claiming`]: which database holds the names, so that a copy of it deletes no blob.
+//! - [`copied`]: a node's folder that was copied to another disk.
 //! - [`checking`]: a check of the names, and the locks that nodes hold.
 //! - [`locking`]: where locks hold, as a setting of the volume.
 //! - [`listed`]: what the database says of a volume, without joining it.
@@ -30,6 +31,7 @@ pub(crate) mod away;
 pub mod bytes;
 pub mod checking;
 pub mod claiming;
+mod copied;
 mod keeping;
 pub mod listed;
 mod living;
@@ -145,6 +147,7 @@ impl Shared {
         } else {
             resuming::must_be_empty(dir, node)?;
         }
+        copied::say_left(dir, &*names)?;
         let journal = Mutex::new(Some(resuming::journal(dir, node)?));
         // This process holds the folder's lock, so an earlier session of this node is a dead process's.
         let session = keeper.join(true).map_err(|error| {
@@ -158,6 +161,9 @@ impl Shared {
         })?;
         // When a node does not answer, there must be time to ask the origin.
         let wait = peers::WAIT.min(options.deadline / 3);
+        if !options.read_only {
+            copied::take_packs(dir, number)?;
+        }
         let kept = keeping::open(dir, options)?;
         let asked = (names.clone(), outage.clone());
         let peers = Arc::new(Peers::new(net.clone(), asked, wait, kept.clone()));

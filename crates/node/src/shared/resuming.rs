@@ -27,7 +27,7 @@ use crate::log;
 use crate::volume_dir::VolumeDir;
 
 /// The journal of this node, in its folder.
-fn place(dir: &VolumeDir) -> PathBuf {
+pub(super) fn place(dir: &VolumeDir) -> PathBuf {
     dir.path().join("changes")
 }
 
