@@ -7,6 +7,7 @@ use std::path::{Component, Path};
 
 use api::answers::Skipped;
 use api::error::{Failure, Result};
+use archive::import::bounds::Bounds;
 use archive::import::{Item, Kind, Sink};
 use archive::transfer::{self, Watch};
 use archive::write::Writer;
@@ -126,10 +127,12 @@ impl Sink for Checked {
 /// A layer's archive, plain or compressed.
 pub fn layer(data: &[u8]) {
     let blob = Descriptor::of("", data);
-    let layers = vec![Layer { diff_id: blob.digest, blob: blob.clone() }];
+    let (diff_id, chain) = (blob.digest, blob.digest);
+    let layers = vec![Layer { diff_id, chain, blob: blob.clone() }];
     let blobs = Box::new(Memory([(blob.digest, data.to_vec())].into()));
     let (files, below) = (Vec::new(), BELOW.into());
-    let source = Send { blobs, layers, files, below, implied: Implied::default() };
+    let (implied, bounds) = (Implied::default(), Bounds::new("the layer", 16 << 20, None, None));
+    let source = Send { blobs, layers, files, below, implied, bounds };
     // A compressed layer fails at its end, because its archive has another digest.
     let _ =
         transfer::run(Box::new(source), &mut Checked::default(), Watch { stop: None, event: &mut |_| () });

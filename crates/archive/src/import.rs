@@ -5,8 +5,10 @@
 //!   tar ─────┼─► Step, Step, ... ───┼─► place    a path of this machine: system calls below an open folder
 //!   objects ─┘                      └─► direct   the filesystem of a volume itself
 //!
-//!   wire   the steps as bytes, for a sink in another process
-//!   seen   what a sink keeps until the end, within bounds
+//!   wire     the steps as bytes, for a sink in another process
+//!   seen     what a sink keeps until the end, within bounds
+//!   unpack   what an archive is compressed with
+//!   bounds   what an archive may ask for
 //! ```
 //!
 //! [`crate::transfer`] runs a source and a sink, and [`crate::export`] adds others. A daemon uses `direct`
@@ -17,6 +19,7 @@
 //! symbolic links, device nodes and holes. Sinks never follow a symbolic link on the way to a name, so an
 //! archive cannot write outside the destination.
 
+pub mod bounds;
 pub mod direct;
 pub mod folder;
 pub mod objects;
@@ -24,6 +27,7 @@ pub mod place;
 pub mod remote;
 pub mod seen;
 pub mod tar;
+pub mod unpack;
 pub mod wire;
 
 use std::ffi::OsString;

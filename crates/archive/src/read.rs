@@ -25,6 +25,9 @@ const TEXT_MAX: u64 = 16 << 20;
 /// The most bytes of a name or the target of a link. The kernel takes 4,096 bytes at a time, and a longer
 /// name costs a folder for every other byte.
 const NAME_MAX: u64 = 16 << 10;
+/// The most names in a path: as many as a path has that the kernel takes in one call. Each may be a folder
+/// that has to be made.
+pub const DEPTH_MAX: usize = 2048;
 /// The most headers that describe the next member. A member has one of each kind.
 const HEADERS_MAX: u32 = 64;
 /// The largest size of a file in the kernel.
@@ -255,14 +258,19 @@ impl<R: Read> Reader<R> {
                 *to = value.to_vec();
             }
         }
-        if [&entry.path, &entry.link].iter().any(|name| name.len() as u64 > NAME_MAX) {
-            return Err(damaged("a name is longer than 16 KiB"));
-        }
         // The oldest archives mark a folder only by a slash at the end of its name.
         if entry.kind == b'0' && entry.path.ends_with(b"/") {
             entry.kind = b'5';
         }
         self.contents(block, records, &mut entry)?;
+        // A map of holes may name the file, too.
+        if [&entry.path, &entry.link].iter().any(|name| name.len() as u64 > NAME_MAX) {
+            return Err(damaged("a name is longer than 16 KiB"));
+        }
+        let names = |path: &[u8]| path.split(|&byte| byte == b'/').filter(|name| !name.is_empty()).count();
+        if [&entry.path, &entry.link].into_iter().any(|path| names(path) > DEPTH_MAX) {
+            return Err(damaged("a path has more than 2,048 folders"));
+        }
         Ok(entry)
     }
 

@@ -7,12 +7,16 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 
 pub mod metadata;
 pub mod people;
+
+/// How a folder is opened only to reach what is in it.
+const FOLDER: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
 /// A name in an open folder: a single component, which cannot leave the folder.
 fn one(name: &OsStr) -> io::Result<&OsStr> {
@@ -23,6 +27,16 @@ fn one(name: &OsStr) -> io::Result<&OsStr> {
 pub fn open_at(dir: &impl AsFd, name: &OsStr, flags: i32, mode: u32) -> io::Result<OwnedFd> {
     let flags = OFlags::from_bits_retain(flags.cast_unsigned()) | OFlags::CLOEXEC;
     Ok(fs::openat(dir, one(name)?, flags, Mode::from_bits_retain(mode))?)
+}
+
+/// Opens a folder for a walk from it.
+pub fn open_folder(path: &Path) -> io::Result<OwnedFd> {
+    Ok(fs::open(path, FOLDER, Mode::empty())?)
+}
+
+/// Opens the folder above an open one.
+pub fn open_above(dir: &impl AsFd) -> io::Result<OwnedFd> {
+    Ok(fs::openat(dir, "..", FOLDER, Mode::empty())?)
 }
 
 /// mkdirat(2)

@@ -25,6 +25,7 @@ use std::time::Duration;
 use api::caller;
 use api::error::{Failure, Result};
 use api::text::{bytes, count};
+use archive::import::bounds::Bounds;
 use archive::transfer::{Source, Stop, Summary};
 use node::opened::Node;
 use node::options::NodeOptions;
@@ -37,7 +38,7 @@ use oci::source::{self, Found};
 use oci::transfer::{Implied, Send};
 use serde::Serialize;
 
-use crate::cmd::import::{Args, offline, onto_mount};
+use crate::cmd::import::{Args, free_at, free_in, offline, onto_mount};
 use crate::copying::{self, Seen};
 use crate::reading::{Opened, Way, split};
 use crate::target::{Target, resolve, resolve_new};
@@ -99,15 +100,18 @@ pub fn import(args: &Args, text: &str, term: Term) -> Result<u8> {
     let named = Named::new(args.name.clone().unwrap_or(name), &image, text.to_owned());
     let seen = Seen { label: &named.name, term, stop: Some(&stop) };
     let mut through_mount = None;
-    let mut job = Job { image: &image, named: &named, overwrite: args.overwrite, blobs: Some(blobs) };
+    let (overwrite, blobs) = (args.overwrite, Some(blobs));
+    let job = |free| Job { image: &image, named: &named, overwrite, blobs, bounds: args.bounds(free) };
     let done = match target {
         Target::Mounted(at) => {
+            let mut job = job(free_at(&at.path));
             let place = OnMount::new(&at.path);
             let claim = place.lock()?;
             job.run(&place, &claim, &mut |source| onto_mount(&at, source, false, seen, &mut through_mount))?
         }
         Target::Closed { dir, inner } => {
             let node = Arc::new(Node::open(&dir, &NodeOptions::writing("import"))?);
+            let mut job = job(free_in(&node));
             let place = InVolume::new(node.filesystem(), &inner);
             let outcome = place.lock().and_then(|claim| {
                 job.run(&place, &claim, &mut |source| offline(&node, source, &inner, false, seen))
@@ -150,6 +154,8 @@ struct Job<'a> {
     named: &'a Named,
     overwrite: bool,
     blobs: Option<Box<dyn Blobs>>,
+    /// What the image may ask for.
+    bounds: Bounds,
 }
 
 impl Job<'_> {
@@ -168,7 +174,8 @@ impl Job<'_> {
             Some(blobs) => {
                 let (layers, files) = (plan.layers.clone(), plan.files.clone());
                 let (below, implied) = (plan.below.clone(), Implied::default());
-                let source = Send { blobs, layers, files, below, implied: implied.clone() };
+                let bounds = self.bounds.clone();
+                let source = Send { blobs, layers, files, below, implied: implied.clone(), bounds };
                 let sent = send(Box::new(source)).and_then(|summary| {
                     claim.check()?;
                     plan.commit(place, self.image, &implied.lock())?;

@@ -9,8 +9,8 @@ use base::Ino;
 use fs::Errno;
 use fs::api::{
     Allocate, Attr, Caller, Coherence, DirEntry, Entry, FileKind, Filesystem, Lock, LockAnswer, LockOwner,
-    LockStyle, LockWait, Locks as WhereLocks, NewNode, RenameMode, Result, Seek, SetAttr, StatFs, Touched,
-    Waiting, XattrMode,
+    LockStyle, LockWait, Locks as WhereLocks, NewNode, Positions, RenameMode, Result, Seek, SetAttr, StatFs,
+    Touched, Waiting, XattrMode,
 };
 use rustix::fs::{
     AtFlags, CWD, FallocateFlags, Mode, OFlags, RawDir, ResolveFlags, SeekFrom, XattrFlags, openat2,
@@ -29,7 +29,21 @@ impl Folder {
     /// Opens a name, and follows nothing.
     pub(crate) fn name(&self, parent: &Node, name: &[u8]) -> Result<OwnedFd> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        openat2(&parent.fd, name, flags, Mode::empty(), BELOW).map_err(errno)
+        openat2(&parent.fd()?, name, flags, Mode::empty(), BELOW).map_err(errno)
+    }
+
+    /// What a name means, if it is the last one.
+    fn last_name(&self, parent: &Node, name: &[u8]) -> Option<(Ino, OwnedFd)> {
+        let fd = self.name(parent, name).ok()?;
+        let attr = self.attr(&fd).ok()?;
+        (attr.kind == FileKind::Dir || attr.nlink == 1).then_some((attr.ino, fd))
+    }
+
+    fn remove(&self, parent: Ino, name: &[u8], flags: AtFlags) -> Result<()> {
+        let parent = self.node(parent)?;
+        let dir = parent.fd()?;
+        let remove = || rustix::fs::unlinkat(&dir, name, flags).map_err(errno);
+        self.nodes.without_name(|| self.last_name(&parent, name), remove)
     }
 
     /// A regular file. Opening anything else, such as a device, could do something.
@@ -54,7 +68,7 @@ impl Folder {
         each: &mut dyn FnMut(DirEntry<'_>, &Node) -> ControlFlow<()>,
     ) -> Result<()> {
         let node = self.node(ino)?;
-        let dir = reopen(&node.fd, OFlags::RDONLY | OFlags::DIRECTORY)?;
+        let dir = reopen(&*node.fd()?, OFlags::RDONLY | OFlags::DIRECTORY)?;
         if position > 0 {
             rustix::fs::seek(&dir, SeekFrom::Start(position)).map_err(errno)?;
         }
@@ -90,7 +104,7 @@ impl Filesystem for Folder {
     fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Entry> {
         let node = self.node(parent)?;
         if name == b"." {
-            return self.found(reopen(&node.fd, OFlags::PATH)?);
+            return self.found(reopen(&*node.fd()?, OFlags::PATH)?);
         }
         if name == b".." {
             return Err(Errno(libc::ESTALE));
@@ -103,18 +117,18 @@ impl Filesystem for Folder {
     }
 
     fn getattr(&self, ino: Ino) -> Result<Attr> {
-        self.attr(&self.node(ino)?.fd)
+        self.attr(&*self.node(ino)?.fd()?)
     }
 
     fn setattr(&self, _: &Caller, ino: Ino, set: &SetAttr) -> Result<Attr> {
         let node = self.node(ino)?;
         self.set(ino, &node, set)?;
-        self.attr(&node.fd)
+        self.attr(&*node.fd()?)
     }
 
     fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
         let node = self.node(ino)?;
-        rustix::fs::readlinkat(&node.fd, c"", Vec::new()).map(std::ffi::CString::into_bytes).map_err(errno)
+        rustix::fs::readlinkat(&node.fd()?, c"", Vec::new()).map(std::ffi::CString::into_bytes).map_err(errno)
     }
 
     fn mknod(&self, caller: &Caller, parent: Ino, name: &[u8], new: &NewNode) -> Result<Entry> {
@@ -135,19 +149,18 @@ impl Filesystem for Folder {
 
     fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Entry> {
         let (node, dir) = (self.node(ino)?, self.node(parent)?);
-        rustix::fs::linkat(CWD, path_of(&node.fd), &dir.fd, name, AtFlags::SYMLINK_FOLLOW).map_err(errno)?;
+        rustix::fs::linkat(CWD, path_of(&*node.fd()?), &dir.fd()?, name, AtFlags::SYMLINK_FOLLOW)
+            .map_err(errno)?;
         // Under the name there may be something else by now.
-        self.found(rustix::io::fcntl_dupfd_cloexec(&node.fd, 0).map_err(errno)?)
+        self.found(rustix::io::fcntl_dupfd_cloexec(&node.fd()?, 0).map_err(errno)?)
     }
 
     fn unlink(&self, parent: Ino, name: &[u8]) -> Result<Touched> {
-        let dir = self.node(parent)?;
-        rustix::fs::unlinkat(&dir.fd, name, AtFlags::empty()).map_err(errno)?;
-        Ok(Touched::default())
+        self.remove(parent, name, AtFlags::empty()).map(|()| Touched::default())
     }
 
     fn rmdir(&self, parent: Ino, name: &[u8]) -> Result<()> {
-        rustix::fs::unlinkat(&self.node(parent)?.fd, name, AtFlags::REMOVEDIR).map_err(errno)
+        self.remove(parent, name, AtFlags::REMOVEDIR)
     }
 
     fn rename(&self, parent: Ino, name: &[u8], to: Ino, to_name: &[u8], mode: RenameMode) -> Result<Touched> {
@@ -158,7 +171,12 @@ impl Filesystem for Folder {
             RenameMode::NoReplace => RenameFlags::NOREPLACE,
             RenameMode::Exchange => RenameFlags::EXCHANGE,
         };
-        rustix::fs::renameat_with(&from.fd, name, &to.fd, to_name, flags).map_err(errno)?;
+        let (from_fd, to_fd) = (from.fd()?, to.fd()?);
+        let rename = || rustix::fs::renameat_with(&from_fd, name, &to_fd, to_name, flags).map_err(errno);
+        match mode {
+            RenameMode::Replace => self.nodes.without_name(|| self.last_name(&to, to_name), rename)?,
+            RenameMode::NoReplace | RenameMode::Exchange => rename()?,
+        }
         Ok(Touched::default())
     }
 
@@ -192,7 +210,7 @@ impl Filesystem for Folder {
     fn append(&self, ino: Ino, data: &[u8], caller: Option<&Caller>) -> Result<bool> {
         let node = self.node(ino)?;
         // The filesystem below finds the end, so programs of this machine may append too.
-        let file = reopen(&node.fd, OFlags::WRONLY | OFlags::APPEND)?;
+        let file = reopen(&*node.fd()?, OFlags::WRONLY | OFlags::APPEND)?;
         let mut rest = data;
         while !rest.is_empty() {
             match rustix::io::write(&file, rest) {
@@ -242,15 +260,19 @@ impl Filesystem for Folder {
         let node = self.node(ino)?;
         let file = match node.kind {
             FileKind::File => self.nodes.file(ino, &node, false)?,
-            FileKind::Dir => Arc::new(reopen(&node.fd, OFlags::RDONLY | OFlags::DIRECTORY)?),
+            FileKind::Dir => Arc::new(reopen(&*node.fd()?, OFlags::RDONLY | OFlags::DIRECTORY)?),
             _ => return Ok(()),
         };
         if data_only { rustix::fs::fdatasync(&file) } else { rustix::fs::fsync(&file) }.map_err(errno)
     }
 
     fn sync(&self) -> Result<()> {
-        let root = reopen(&self.node(Ino::ROOT)?.fd, OFlags::RDONLY | OFlags::DIRECTORY)?;
+        let root = reopen(&*self.node(Ino::ROOT)?.fd()?, OFlags::RDONLY | OFlags::DIRECTORY)?;
         rustix::fs::syncfs(&root).map_err(errno)
+    }
+
+    fn positions(&self) -> Positions {
+        self.positions
     }
 
     fn readdir(
@@ -288,7 +310,7 @@ impl Filesystem for Folder {
             return Err(Errno::ENODATA);
         }
         let mut room = vec![0; XATTR_MAX];
-        let len = rustix::fs::getxattr(path_of(&node.fd), name, &mut room[..]).map_err(errno)?;
+        let len = rustix::fs::getxattr(path_of(&*node.fd()?), name, &mut room[..]).map_err(errno)?;
         room.truncate(len);
         Ok(room)
     }
@@ -303,9 +325,9 @@ impl Filesystem for Folder {
             XattrMode::Create => XattrFlags::CREATE,
             XattrMode::Replace => XattrFlags::REPLACE,
         };
-        rustix::fs::setxattr(path_of(&node.fd), name, value, flags).map_err(errno)?;
+        rustix::fs::setxattr(path_of(&*node.fd()?), name, value, flags).map_err(errno)?;
         if kill_sgid {
-            let perm = self.attr(&node.fd)?.perm;
+            let perm = self.attr(&*node.fd()?)?.perm;
             self.chmod(&node, perm & !(libc::S_ISGID as u16))?;
         }
         Ok(())
@@ -317,7 +339,7 @@ impl Filesystem for Folder {
             return Ok(Vec::new());
         }
         let mut room = vec![0; XATTR_MAX];
-        let len = rustix::fs::listxattr(path_of(&node.fd), &mut room[..]).map_err(errno)?;
+        let len = rustix::fs::listxattr(path_of(&*node.fd()?), &mut room[..]).map_err(errno)?;
         room.truncate(len);
         Ok(room)
     }
@@ -327,7 +349,7 @@ impl Filesystem for Folder {
         if node.kind == FileKind::Symlink {
             return Err(Errno::ENODATA);
         }
-        rustix::fs::removexattr(path_of(&node.fd), name).map_err(errno)
+        rustix::fs::removexattr(path_of(&*node.fd()?), name).map_err(errno)
     }
 
     fn would_wait(&self, request: Waiting) -> bool {
@@ -365,7 +387,7 @@ impl Filesystem for Folder {
 
     fn statfs(&self, ino: Ino) -> Result<StatFs> {
         let node = self.node(ino)?;
-        let found = rustix::fs::fstatvfs(&node.fd).map_err(errno)?;
+        let found = rustix::fs::fstatvfs(&node.fd()?).map_err(errno)?;
         let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
         Ok(StatFs {
             total: bytes(found.f_blocks),

@@ -16,11 +16,11 @@ const SET_IDS: u16 = (libc::S_ISUID | libc::S_ISGID) as u16;
 
 impl Folder {
     /// The permissions of something new. A default ACL takes the place of the umask.
-    fn masked(&self, dir: &Node, perm: u16, umask: u16) -> Mode {
+    fn masked(&self, dir: &Node, perm: u16, umask: u16) -> Result<Mode> {
         let mut none = [0_u8; 0];
         let has_acl =
-            rustix::fs::getxattr(path_of(&dir.fd), c"system.posix_acl_default", &mut none[..]).is_ok();
-        Mode::from_raw_mode(u32::from(if has_acl { perm } else { perm & !umask }))
+            rustix::fs::getxattr(path_of(&*dir.fd()?), c"system.posix_acl_default", &mut none[..]).is_ok();
+        Ok(Mode::from_raw_mode(u32::from(if has_acl { perm } else { perm & !umask })))
     }
 
     pub(crate) fn make_node(
@@ -31,7 +31,7 @@ impl Folder {
         new: &NewNode,
     ) -> Result<Entry> {
         let dir = self.node(parent)?;
-        let mode = self.masked(&dir, new.perm, new.umask);
+        let mode = self.masked(&dir, new.perm, new.umask)?;
         if new.kind == FileKind::File {
             return self.make_file(caller, &dir, name, mode);
         }
@@ -39,7 +39,7 @@ impl Folder {
         // The kernel's form of a device number is not the C library's.
         let (major, minor) = ((new.rdev >> 8) & 0xfff, (new.rdev & 0xff) | ((new.rdev >> 12) & 0xfff00));
         let device = rustix::fs::makedev(major, minor);
-        self.make(caller, &dir, name, || rustix::fs::mknodat(&dir.fd, name, kind, mode, device))
+        self.make(caller, &dir, name, |dir| rustix::fs::mknodat(dir, name, kind, mode, device))
     }
 
     pub(crate) fn make_dir(
@@ -51,8 +51,8 @@ impl Folder {
         umask: u16,
     ) -> Result<Entry> {
         let dir = self.node(parent)?;
-        let mode = self.masked(&dir, perm, umask);
-        self.make(caller, &dir, name, || rustix::fs::mkdirat(&dir.fd, name, mode))
+        let mode = self.masked(&dir, perm, umask)?;
+        self.make(caller, &dir, name, |dir| rustix::fs::mkdirat(dir, name, mode))
     }
 
     pub(crate) fn make_link(
@@ -63,21 +63,21 @@ impl Folder {
         target: &[u8],
     ) -> Result<Entry> {
         let dir = self.node(parent)?;
-        self.make(caller, &dir, name, || rustix::fs::symlinkat(target, &dir.fd, name))
+        self.make(caller, &dir, name, |dir| rustix::fs::symlinkat(target, dir, name))
     }
 
     pub(crate) fn make_nameless(&self, caller: &Caller, parent: Ino, perm: u16, umask: u16) -> Result<Entry> {
         let dir = self.node(parent)?;
-        let mode = self.masked(&dir, perm, umask);
+        let mode = self.masked(&dir, perm, umask)?;
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(CWD, path_of(&dir.fd), flags, mode).map_err(errno)?;
+        let file = rustix::fs::openat(CWD, path_of(&*dir.fd()?), flags, mode).map_err(errno)?;
         self.given(caller, &dir, file, mode)
     }
 
     /// A regular file. It has a descriptor from the beginning.
     fn make_file(&self, caller: &Caller, dir: &Node, name: &[u8], mode: Mode) -> Result<Entry> {
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::RDWR | OFlags::CLOEXEC;
-        let file = openat2(&dir.fd, name, flags, mode, BELOW).map_err(errno)?;
+        let file = openat2(&dir.fd()?, name, flags, mode, BELOW).map_err(errno)?;
         #[cfg(test)]
         crate::tests::created();
         self.given(caller, dir, file, mode)
@@ -90,9 +90,10 @@ impl Folder {
         caller: &Caller,
         dir: &Node,
         name: &[u8],
-        create: impl FnOnce() -> rustix::io::Result<()>,
+        create: impl FnOnce(&OwnedFd) -> rustix::io::Result<()>,
     ) -> Result<Entry> {
-        self.identity.of_caller(caller, create)?;
+        let fd = dir.fd()?;
+        self.identity.of_caller(caller, || create(&fd))?;
         #[cfg(test)]
         crate::tests::created();
         self.found(self.name(dir, name)?)
@@ -109,7 +110,7 @@ impl Folder {
     fn give(&self, caller: &Caller, dir: &Node, file: &OwnedFd, mode: Mode) -> Result<()> {
         let (uid, gid) = self.identity.others(caller);
         // In a directory with the set-group-id bit, the filesystem has given it the directory's group.
-        let inherits = gid.is_some() && self.attr(&dir.fd)?.perm & libc::S_ISGID as u16 != 0;
+        let inherits = gid.is_some() && self.attr(&*dir.fd()?)?.perm & libc::S_ISGID as u16 != 0;
         let gid = gid.filter(|_| !inherits);
         if (uid, gid) == (None, None) {
             return Ok(());
@@ -127,12 +128,12 @@ impl Folder {
             return Err(Errno::EOPNOTSUPP);
         }
         let mode = Mode::from_raw_mode(u32::from(perm));
-        rustix::fs::chmodat(CWD, path_of(&node.fd), mode, AtFlags::empty()).map_err(errno)
+        rustix::fs::chmodat(CWD, path_of(&*node.fd()?), mode, AtFlags::empty()).map_err(errno)
     }
 
     /// Clears the set-id bits, as a write by a user without privileges does. Returns whether there were some.
     pub(crate) fn clear_set_ids(&self, node: &Node) -> Result<bool> {
-        let perm = self.attr(&node.fd)?.perm;
+        let perm = self.attr(&*node.fd()?)?.perm;
         let mut cleared = perm & !(libc::S_ISUID as u16);
         if perm & libc::S_IXGRP as u16 != 0 {
             cleared &= !(libc::S_ISGID as u16);
@@ -147,7 +148,7 @@ impl Folder {
     pub(crate) fn set(&self, ino: Ino, node: &Node, set: &SetAttr) -> Result<()> {
         if set.uid.is_some() || set.gid.is_some() {
             let (uid, gid) = (set.uid.map(Uid::from_raw), set.gid.map(Gid::from_raw));
-            rustix::fs::chownat(&node.fd, c"", uid, gid, AtFlags::EMPTY_PATH).map_err(errno)?;
+            rustix::fs::chownat(&node.fd()?, c"", uid, gid, AtFlags::EMPTY_PATH).map_err(errno)?;
         }
         if set.kill_suid_sgid {
             self.clear_set_ids(node)?;
@@ -161,7 +162,7 @@ impl Folder {
         }
         if set.atime.is_some() || set.mtime.is_some() {
             let times = Timestamps { last_access: time(set.atime), last_modification: time(set.mtime) };
-            rustix::fs::utimensat(&node.fd, c"", &times, AtFlags::EMPTY_PATH).map_err(errno)?;
+            rustix::fs::utimensat(&node.fd()?, c"", &times, AtFlags::EMPTY_PATH).map_err(errno)?;
         }
         Ok(())
     }

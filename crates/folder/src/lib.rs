@@ -1,12 +1,11 @@
 //! A plain folder of this machine as a [`Filesystem`].
 //!
 //! ```text
-//!   inode number ─► Node: a descriptor of the inode (O_PATH) ─► system calls on this machine's filesystem
+//!   inode number ─► Node: the inode's handle ─► a descriptor (O_PATH) ─► system calls on this machine
 //! ```
 //!
-//! - [`nodes`]: what the kernel of the mount holds. Every inode that it holds is pinned by a descriptor, so
-//!   its number means the same file for as long. The kernel names it by a number that no other inode ever
-//!   gets.
+//! - [`nodes`]: what the kernel of the mount holds. The kernel names it by a number that no other inode ever
+//!   gets. `pins`: the handle or the descriptor that leads to it.
 //! - `access`: the methods of the filesystem. `change`: those that create, remove and set. `identity`: a
 //!   caller, as which something is created. `locks`: those on locks, which are this machine's.
 //!
@@ -17,8 +16,9 @@
 //! What a caller creates is the caller's from the beginning, or is given to it by its descriptor, and never
 //! by its name: another guest or a program of this machine may have put something else under that name.
 //!
-//! Inode numbers are those of the filesystem below, except that the folder itself is number 1. The
-//! descriptors are bounded by the limit of open files: beyond it, lookups fail with ENFILE.
+//! Inode numbers are those of the filesystem below, except that the folder itself is number 1. Where the
+//! filesystem gives no handles, each inode that a kernel holds takes a descriptor, and beyond the limit
+//! of open files lookups fail with ENFILE.
 //!
 //! [`Filesystem`]: fs::api::Filesystem
 
@@ -30,17 +30,21 @@ mod change;
 mod identity;
 mod locks;
 pub mod nodes;
+mod pins;
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use fs::Errno;
-use fs::api::{Attr, Entry, FileKind, Result};
+use fs::api::{Attr, Entry, FileKind, Positions, Result};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, statx};
 
 use base::{Ino, Timestamp};
 use nodes::{Node, Nodes};
+
+/// The type of ext4 in statfs(2).
+const EXT4: i64 = 0xef53;
 
 /// See the [crate](self).
 pub struct Folder {
@@ -49,6 +53,7 @@ pub struct Folder {
     device: (u32, u32),
     /// The inode number of the folder in its filesystem.
     top: u64,
+    positions: Positions,
     identity: identity::Identity,
     locks: locks::Locks,
 }
@@ -66,13 +71,23 @@ impl Folder {
         rustix::process::umask(Mode::empty());
         let device = (found.stx_dev_major, found.stx_dev_minor);
         let locks = locks::Locks::default();
+        // Others have small ones, or ones that only they understand.
+        let is_ext4 = rustix::fs::fstatfs(&root).is_ok_and(|of| of.f_type == EXT4);
+        let positions = if is_ext4 { Positions::OfNext } else { Positions::Plain };
         let (nodes, identity) = (Nodes::new(root), identity::Identity::current());
-        Ok(Folder { nodes, device, top: found.stx_ino, identity, locks })
+        Ok(Folder { nodes, device, top: found.stx_ino, positions, identity, locks })
     }
 
     /// What tells this folder from any other, also after a restart.
     pub fn identity(&self) -> String {
         format!("{}:{} {}", self.device.0, self.device.1, self.top)
+    }
+
+    /// How many descriptors guests use up together, one for each file that they know. None if files have
+    /// handles: then there is no such bound.
+    pub fn descriptors(&self) -> Option<u64> {
+        let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+        (!self.nodes.has_handles()).then_some(most.unwrap_or(u64::MAX))
     }
 
     fn ino(&self, number: u64) -> Ino {
@@ -113,7 +128,7 @@ impl Folder {
     /// Counts a reference to an open inode, and says what it is.
     fn found(&self, fd: OwnedFd) -> Result<Entry> {
         let attr = self.attr(&fd)?;
-        let (node, was_held) = self.nodes.hold(attr.ino, fd, attr.kind);
+        let (node, was_held) = self.nodes.hold(attr.ino, fd, attr.kind, attr.nlink > 0);
         Ok(Entry { node, held: was_held && attr.kind == FileKind::Dir, ..Entry::of(attr) })
     }
 

@@ -8,6 +8,9 @@
 //! that it locks, which is closed when the owner ends. The kernel decides what excludes what, also with POSIX
 //! locks of this machine's programs, and with other machines if the folder is on a network filesystem.
 //!
+//! Files that are open for locks have a bound. Beyond it, a lock of an owner that has none of this file
+//! fails with ENOLCK.
+//!
 //! **Requests that wait** hold no thread: one thread tries them again, at once when an owner here releases
 //! something on the file, and else after 5 ms, then twice as long each time, up to 250 ms.
 
@@ -24,6 +27,7 @@ use parking_lot::{Condvar, Mutex};
 use rustix::fs::OFlags;
 
 use crate::nodes::Node;
+use crate::pins::share;
 use crate::reopen;
 
 mod calls;
@@ -52,10 +56,11 @@ impl Owner {
     /// Opens a file for an owner's locks. Linux asks for a file that can be written to only if a range is to
     /// be locked exclusively.
     fn open(node: &Node, lock: &Lock) -> Result<Owner> {
-        let read = || reopen(&node.fd, OFlags::RDONLY | OFlags::NONBLOCK);
+        let inode = node.fd()?;
+        let read = || reopen(&inode, OFlags::RDONLY | OFlags::NONBLOCK);
         let fd = match lock.style {
             LockStyle::Flock => read(),
-            LockStyle::Range => reopen(&node.fd, OFlags::RDWR | OFlags::NONBLOCK).or_else(|_| read()),
+            LockStyle::Range => reopen(&inode, OFlags::RDWR | OFlags::NONBLOCK).or_else(|_| read()),
         };
         Ok(Owner { fd: fd?, state: Mutex::default() })
     }
@@ -147,7 +152,11 @@ impl Locks {
         }
         // Two calls of one owner may both open it. The second file is closed again, without locks.
         let new = Arc::new(Owner::open(node, lock)?);
-        Ok(Arc::clone(self.0.state.lock().owners.entry(key).or_insert(new)))
+        let mut state = self.0.state.lock();
+        if !state.owners.contains_key(&key) && state.owners.len() >= share() {
+            return Err(Errno::ENOLCK);
+        }
+        Ok(Arc::clone(state.owners.entry(key).or_insert(new)))
     }
 
     pub(crate) fn test(&self, ino: Ino, node: &Node, lock: &Lock) -> Result<Option<Lock>> {

@@ -2,7 +2,7 @@ use std::cell::RefCell;
 use std::ops::ControlFlow;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, chown, symlink};
 
-use fs::api::{Caller, Filesystem, NewNode};
+use fs::api::{Caller, Filesystem, NewNode, RenameMode};
 
 use super::*;
 
@@ -228,4 +228,113 @@ fn regression_an_old_number_names_nothing_after_a_restart() {
     after.forget(new.node, 1);
     assert_ne!(after.lookup(Ino::ROOT, b"f").unwrap().node, new.node);
     assert_eq!(after.getattr(new.node), stale);
+}
+
+/// The same folder with few descriptors, and with none but descriptors.
+fn narrow(dir: &Path, handles: bool) -> Folder {
+    let folder = Folder::open(dir).unwrap();
+    let root = reopen(&folder.node(Ino::ROOT).unwrap().fd().unwrap(), OFlags::PATH).unwrap();
+    let pins = pins::Pins::with(&root, 8, handles);
+    Folder { nodes: Nodes::with(root, pins), ..folder }
+}
+
+/// How many descriptors of files in a folder this process has.
+fn descriptors(dir: &Path) -> usize {
+    let all = std::fs::read_dir("/proc/self/fd").unwrap();
+    all.filter(|entry| {
+        let link = std::fs::read_link(entry.as_ref().unwrap().path());
+        link.is_ok_and(|link| link.starts_with(dir))
+    })
+    .count()
+}
+
+/// Each file that a guest had looked up took a descriptor, and a guest that walked a large tree took them
+/// all. Then no guest could open anything.
+#[test]
+fn regression_files_that_are_known_take_few_descriptors() {
+    let (dir, _) = folder();
+    let top = dir.path().join("top").canonicalize().unwrap();
+    let folder = narrow(&top, true);
+    if !folder.nodes.has_handles() {
+        return println!("skipped: no handles here, or no CAP_DAC_READ_SEARCH");
+    }
+    for n in 0..100 {
+        std::fs::write(top.join(n.to_string()), n.to_string()).unwrap();
+    }
+    symlink("target", top.join("link")).unwrap();
+    let link = folder.lookup(Ino::ROOT, b"link").unwrap().node;
+    let look = |n: usize| folder.lookup(Ino::ROOT, n.to_string().as_bytes()).unwrap().node;
+    let nodes: Vec<Ino> = (0..100).map(look).collect();
+    assert!(descriptors(&top) <= 8 + 2, "{} descriptors", descriptors(&top));
+    // All of them are there still, also under other names and after a change.
+    for (n, &node) in nodes.iter().enumerate() {
+        folder.rename(Ino::ROOT, n.to_string().as_bytes(), Ino::ROOT, b"new", RenameMode::Replace).unwrap();
+        std::fs::rename(top.join("new"), top.join(n.to_string())).unwrap();
+        folder.write(node, 0, b"x", None, false).unwrap();
+        let mut room = [0; 9];
+        let len = folder.read(node, 0, &mut room).unwrap();
+        assert_eq!(&room[..len], format!("x{}", &n.to_string()[1..]).as_bytes());
+        assert_eq!(look(n), node, "the same node");
+    }
+    assert_eq!(folder.readlink(link).unwrap(), b"target");
+    for &node in &nodes {
+        folder.forget(node, 2);
+    }
+    assert_eq!(folder.getattr(nodes[7]), Err(Errno(libc::ESTALE)));
+}
+
+/// A handle alone does not keep a file alive.
+#[test]
+fn what_is_removed_here_lives_as_long_as_it_is_held() {
+    let (dir, _) = folder();
+    let top = dir.path().join("top");
+    let folder = narrow(&top, true);
+    let make = |name: &str| {
+        let node = folder.mknod(&ROOT, Ino::ROOT, name.as_bytes(), &new_file()).unwrap().node;
+        folder.write(node, 0, name.as_bytes(), None, false).unwrap();
+        node
+    };
+    let removed = make("removed");
+    let replaced = make("replaced");
+    folder.unlink(Ino::ROOT, b"removed").unwrap();
+    assert!(folder.unlink(Ino::ROOT, b"removed").is_err());
+    make("new");
+    folder.rename(Ino::ROOT, b"new", Ino::ROOT, b"replaced", RenameMode::Replace).unwrap();
+    let nameless = folder.tmpfile(&ROOT, Ino::ROOT, 0o600, 0).unwrap().node;
+    folder.write(nameless, 0, b"nameless", None, false).unwrap();
+    folder.mkdir(&ROOT, Ino::ROOT, b"d", 0o755, 0).unwrap();
+    let gone = folder.lookup(Ino::ROOT, b"d").unwrap().node;
+    folder.rmdir(Ino::ROOT, b"d").unwrap();
+    // Many others are used meanwhile.
+    for n in 0..300 {
+        make(&n.to_string());
+    }
+    for (node, content) in [(removed, "removed"), (replaced, "replaced"), (nameless, "nameless")] {
+        let mut room = [0; 20];
+        let len = folder.read(node, 0, &mut room).unwrap();
+        assert_eq!(&room[..len], content.as_bytes());
+        assert_eq!(folder.getattr(node).unwrap().nlink, 0);
+    }
+    assert!(folder.getattr(gone).is_ok());
+}
+
+/// A file that a program of this machine removes gives its number to another one. A node is never that
+/// other one.
+#[test]
+fn a_number_that_is_used_again_is_another_node() {
+    for handles in [true, false] {
+        let (dir, _) = folder();
+        let top = dir.path().join("top");
+        let folder = narrow(&top, handles);
+        let mut seen = std::collections::HashSet::new();
+        for n in 0..200 {
+            std::fs::write(top.join("f"), n.to_string()).unwrap();
+            let node = folder.lookup(Ino::ROOT, b"f").unwrap().node;
+            assert!(seen.insert(node), "{n}");
+            let mut room = [0; 9];
+            let len = folder.read(node, 0, &mut room).unwrap();
+            assert_eq!(&room[..len], n.to_string().as_bytes());
+            std::fs::remove_file(top.join("f")).unwrap();
+        }
+    }
 }

@@ -258,6 +258,18 @@ pub enum Seek {
     Hole,
 }
 
+/// What the positions of a filesystem's listings are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Positions {
+    /// Small numbers, or numbers that only this filesystem understands.
+    Plain,
+    /// Hashes of names, spread over 63 bits, in order. A listing may continue at any number.
+    /// [`DirEntry::next`] is the entry's own position and 1.
+    Hashes,
+    /// The same, but [`DirEntry::next`] is the position of the next entry.
+    OfNext,
+}
+
 /// One entry of a listing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirEntry<'a> {
@@ -500,6 +512,11 @@ pub trait Filesystem: Send + Sync {
 
     /// The same for the whole filesystem.
     fn sync(&self) -> Result<()>;
+
+    /// What the positions of listings are.
+    fn positions(&self) -> Positions {
+        Positions::Plain
+    }
 
     /// Passes to `each` the entries from `position` (0: the start) on, `.` and `..` included, until it
     /// breaks. The entry at which it broke was not taken. Entries that exist throughout a listing are seen

@@ -34,8 +34,8 @@ use hashbrown::HashMap;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::api::{
-    Allocate, Answer, Attr, Caller, Coherence, DirEntry, Entry, FileKind, Filesystem, NewNode, ReadPlan,
-    RenameMode, Result, Seek, SetAttr, Start, StatFs, Touched, Waiting, XattrMode,
+    Allocate, Answer, Attr, Caller, Coherence, DirEntry, Entry, FileKind, Filesystem, NewNode, Positions,
+    ReadPlan, RenameMode, Result, Seek, SetAttr, Start, StatFs, Touched, Waiting, XattrMode,
 };
 use crate::errno::Errno;
 
@@ -401,6 +401,10 @@ impl Filesystem for Following {
             attr.nlink = 0;
         }
         Ok(attr)
+    }
+
+    fn positions(&self) -> Positions {
+        Positions::Hashes
     }
 
     fn readdir(

@@ -11,8 +11,8 @@ use meta::store::StoreError;
 
 use crate::api::{
     Allocate, Answer, Attr, Caller, Coherence, DirEntry, Entry, Filesystem, Leases, Lock, LockAnswer,
-    LockOwner, LockStyle, LockWait, Locks, NewNode, Part, ReadPlan, RenameMode, Result, Seek, SetAttr, Start,
-    StatFs, Touched, Waiting, XattrMode,
+    LockOwner, LockStyle, LockWait, Locks, NewNode, Part, Positions, ReadPlan, RenameMode, Result, Seek,
+    SetAttr, Start, StatFs, Touched, Waiting, XattrMode,
 };
 use crate::errno::{Errno, Error};
 use crate::ops::write::How;
@@ -216,6 +216,10 @@ impl Filesystem for Volume {
 
     fn sync(&self) -> Result<()> {
         self.ask("sync", Ino::ROOT, self.core.sync())
+    }
+
+    fn positions(&self) -> Positions {
+        Positions::Hashes
     }
 
     fn readdir(

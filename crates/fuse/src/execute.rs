@@ -9,6 +9,7 @@ use fs::{Errno, api};
 use crate::abi::header::Header;
 use crate::abi::ops::{Op, forget_pairs};
 use crate::abi::{Put, out};
+use crate::positions;
 use crate::promises::Keep;
 use crate::shared::SharedMount;
 
@@ -394,7 +395,7 @@ fn listing(
     };
     if plus {
         let mut left_out = Vec::new();
-        let listed = fs.readdir_plus(ino, position, &mut |line, found| {
+        let listed = positions::list(fs, ino, position, true, &mut |line, found| {
             let at = put.len();
             let shown = found.filter(|found| !is_left_out(found));
             let shown = shown.map(|found| Entry { fleeting: found.fleeting || shared, ..*found });
@@ -410,7 +411,7 @@ fn listing(
         left_out.into_iter().for_each(|node| fs.forget(node, 1));
         listed?;
     } else {
-        fs.readdir(ino, position, &mut |line| verdict(out::dirent(put, room, &line)))?;
+        positions::list(fs, ino, position, false, &mut |line, _| verdict(out::dirent(put, room, &line)))?;
     }
     failed.map_or(Ok(()), Err)
 }

@@ -17,6 +17,7 @@
 //! - [`shared`]: mounts of a tree that other machines change too. `locks`: locks that reach the filesystem.
 //!   [`swap`]: the filesystem is replaced while programs use the mount.
 //! - [`defer`]: pending requests. [`late`]: reads that the kernel repeats after they failed.
+//! - [`positions`]: where a listing continues, in 31 bits.
 //! - [`seek`]: flushes dirty pages before SEEK_DATA and SEEK_HOLE.
 //! - [`notify`]: invalidations of the kernel's caches.
 //! - [`counts`]: how many requests arrived. [`watch`]: how long they took, and in which phase.
@@ -48,6 +49,7 @@ pub mod mount;
 pub mod notify;
 pub mod null;
 pub mod pending_flush;
+pub mod positions;
 pub mod promises;
 pub mod seek;
 pub mod served;

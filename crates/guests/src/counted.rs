@@ -16,8 +16,8 @@ use base::Ino;
 use fs::Errno;
 use fs::api::{
     Allocate, Answer, Attr, Caller, Coherence, DirEntry, Entry, FileKind, Filesystem, Lock, LockAnswer,
-    LockOwner, LockStyle, LockWait, Locks, NewNode, ReadPlan, RenameMode, Result, Seek, SetAttr, Start,
-    StatFs, Touched, Waiting, XattrMode,
+    LockOwner, LockStyle, LockWait, Locks, NewNode, Positions, ReadPlan, RenameMode, Result, Seek, SetAttr,
+    Start, StatFs, Touched, Waiting, XattrMode,
 };
 use parking_lot::Mutex;
 use stream::hello::Sharing;
@@ -279,6 +279,10 @@ impl Filesystem for Counted {
 
     fn sync(&self) -> Result<()> {
         self.inner.sync()
+    }
+
+    fn positions(&self) -> Positions {
+        self.inner.positions()
     }
 
     fn readdir(

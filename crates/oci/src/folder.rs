@@ -3,7 +3,7 @@
 //! ```text
 //!   names/NAME.json             an image: its name, and the digest of its manifest. NAME is percent-encoded
 //!   blobs/sha256/HEX            manifests, indexes and configs, byte for byte
-//!   layers/sha256-HEX/          a layer as a folder in overlayfs form, by its diff id
+//!   layers/sha256-HEX/          a layer as a folder in overlayfs form, by its chain id
 //!   .import                     is locked while an import runs on this machine
 //!   .import-by                  which process of which machine imports or removes ([`crate::claim`])
 //!   .new-HEX/                   an import or a removal that runs, or was killed
@@ -11,7 +11,13 @@
 //!
 //! An import fills `.new-HEX`, and gives everything its name at the end: first layers, then blobs, then the
 //! image's name. So what has a name is whole, and a name leads only to what is there.
+//!
+//! A folder that a layer leaves out is that of the layers below ([`implied`]). So a layer above other
+//! layers is another folder, and its name is the chain id, which covers all of them. Equal files are
+//! stored once all the same. Builds before the first release gave a layer the name of its diff id, also
+//! above others.
 
+mod implied;
 #[cfg(test)]
 mod tests;
 
@@ -23,8 +29,8 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
-use crate::manifest::{Config, Descriptor, Image, Layer, MANIFEST_MAX, Manifest, Platform, parse};
-use crate::place::{Place, Seen};
+use crate::manifest::{Config, Descriptor, Image, Layer, MANIFEST_MAX, Manifest, Platform, chain_id, parse};
+use crate::place::Place;
 use crate::transfer::missing;
 
 /// Bytes of a name that are written as they are.
@@ -34,9 +40,9 @@ const CONFIG_MAX: u64 = 16 << 20;
 /// The version of the file of a name.
 const VERSION: u32 = 1;
 
-/// The folder of a layer, below the folder of images.
-pub fn layer(diff_id: &Digest) -> PathBuf {
-    PathBuf::from(format!("layers/sha256-{}", diff_id.hex()))
+/// The folder of a layer, by its chain id, below the folder of images.
+pub fn layer(chain: &Digest) -> PathBuf {
+    PathBuf::from(format!("layers/sha256-{}", chain.hex()))
 }
 
 /// The file of a small blob, below the folder of images.
@@ -107,8 +113,8 @@ pub fn plan(place: &dyn Place, image: &Image, named: &Named, overwrite: bool) ->
     }
     let mut there = HashSet::new();
     for layer_ in &image.layers {
-        if place.is_there(&layer(&layer_.diff_id))? {
-            there.insert(layer_.diff_id);
+        if place.is_there(&layer(&layer_.chain))? {
+            there.insert(layer_.chain);
         }
     }
     let layers = missing(&image.layers, &there);
@@ -132,33 +138,18 @@ pub fn plan(place: &dyn Place, image: &Image, named: &Named, overwrite: bool) ->
 
 impl Plan {
     /// Where a layer is before it has its name, or where it was already.
-    fn at(&self, diff_id: &Digest) -> PathBuf {
-        let is_new = self.layers.iter().any(|sent| sent.diff_id == *diff_id);
-        if is_new { self.below.join(layer(diff_id)) } else { layer(diff_id) }
+    fn at(&self, chain: &Digest) -> PathBuf {
+        let is_new = self.layers.iter().any(|sent| sent.chain == *chain);
+        if is_new { self.below.join(layer(chain)) } else { layer(chain) }
     }
 
     /// Gives folders that a layer leaves out the owner, mode and times that the layers below it give them.
-    /// What an opaque folder hides gives nothing.
-    fn complete(&self, place: &dyn Place, image: &Image, implied: &[(Digest, PathBuf)]) -> Result<()> {
-        for (diff_id, path) in implied {
-            // An opaque folder hides what is in it, and is itself the one of the layers below.
-            let parent = path.parent().unwrap_or(Path::new(""));
-            if place.is_opaque(&self.at(diff_id), parent)? {
-                continue;
-            }
-            let lower = image.layers.iter().take_while(|other| other.diff_id != *diff_id);
-            for other in lower.collect::<Vec<_>>().into_iter().rev() {
-                let other = self.at(&other.diff_id);
-                match place.look(&other, path)? {
-                    Seen::Folder(look) => {
-                        place.dress(&self.at(diff_id).join(path), look)?;
-                        break;
-                    }
-                    Seen::Other => break,
-                    Seen::Nothing if place.is_opaque(&other, path)? => break,
-                    Seen::Nothing => {}
-                }
-            }
+    fn complete(&self, place: &dyn Place, image: &Image, implied: &[(Digest, Vec<PathBuf>)]) -> Result<()> {
+        for (chain, paths) in implied {
+            let lower = image.layers.iter().take_while(|other| other.chain != *chain);
+            let mut lower: Vec<PathBuf> = lower.map(|other| self.at(&other.chain)).collect();
+            lower.reverse();
+            implied::complete(place, &self.at(chain), &lower, paths)?;
         }
         Ok(())
     }
@@ -167,12 +158,12 @@ impl Plan {
     ///
     /// # Errors
     /// Something cannot be renamed. What has its name by then is whole.
-    pub fn commit(&self, place: &dyn Place, image: &Image, implied: &[(Digest, PathBuf)]) -> Result<()> {
+    pub fn commit(&self, place: &dyn Place, image: &Image, implied: &[(Digest, Vec<PathBuf>)]) -> Result<()> {
         self.complete(place, image, implied)?;
         for folder in ["layers", "blobs", "blobs/sha256", "names"] {
             place.make_folder(Path::new(folder))?;
         }
-        for path in self.layers.iter().map(|sent| layer(&sent.diff_id)) {
+        for path in self.layers.iter().map(|sent| layer(&sent.chain)) {
             place.rename(&self.below.join(&path), &path)?;
         }
         for (path, _) in &self.files {
@@ -194,7 +185,7 @@ pub struct Found {
     pub manifest: Manifest,
     /// When it was made, as the config says.
     pub created: Option<String>,
-    /// Diff ids of its layers, the lowest first.
+    /// The folders of its layers ([`layer`]), the lowest first.
     pub layers: Vec<Digest>,
 }
 
@@ -265,7 +256,16 @@ pub fn complete(place: &dyn Place, named: Named) -> Result<Found> {
         parse(&read("the manifest", &named.manifest.digest, MANIFEST_MAX)?, "the manifest")?;
     let config = read("the config", &manifest.config.digest, CONFIG_MAX)?;
     let Config { created, rootfs, .. } = parse(&config, "the config")?;
-    Ok(Found { named, config, manifest, created, layers: rootfs.diff_ids })
+    let mut below = None;
+    let layers = rootfs.diff_ids.iter().map(|diff_id| {
+        let chain = chain_id(below.as_ref(), diff_id);
+        below = Some(chain);
+        // An earlier build has named it.
+        let is_old = !place.is_there(&layer(&chain))? && place.is_there(&layer(diff_id))?;
+        Ok(if is_old { *diff_id } else { chain })
+    });
+    let layers = layers.collect::<Result<_>>()?;
+    Ok(Found { named, config, manifest, created, layers })
 }
 
 impl Named {

@@ -22,6 +22,7 @@ use std::path::{Path, PathBuf};
 
 use api::error::{Failure, plain};
 use archive::Entry;
+use archive::import::bounds::Bounds;
 use archive::import::seen::Held;
 use archive::import::tar;
 use archive::import::{Item, Kind, Step, inside};
@@ -68,22 +69,29 @@ pub struct Sender<'a> {
     held: Held,
     /// The layer's name for people.
     name: &'a str,
+    bounds: &'a Bounds,
 }
 
 type Outcome<T> = std::result::Result<T, Ended>;
 
 impl<'a> Sender<'a> {
     /// Sends everything in an archive without compression to `below`. Returns the folders that the archive
-    /// leaves out although something is in them: of these only the name is known. The empty path is the
-    /// layer's own folder.
+    /// leaves out although something is in them, in order: of these only the name is known. The empty path is
+    /// the layer's own folder.
     ///
     /// # Errors
     /// [`Ended`].
-    pub fn send(from: impl Read, below: &'a Path, name: &'a str, feed: &'a Feed) -> Outcome<Vec<PathBuf>> {
+    pub fn send(
+        from: impl Read,
+        below: &'a Path,
+        name: &'a str,
+        feed: &'a Feed,
+        bounds: &'a Bounds,
+    ) -> Outcome<Vec<PathBuf>> {
         let (met, held) = (HashMap::new(), Held::default());
         // The layer's own folder, until the archive lists it.
         let implied = BTreeSet::from([PathBuf::new()]);
-        let mut sender = Sender { feed, below, met, implied, held, name };
+        let mut sender = Sender { feed, below, met, implied, held, name, bounds };
         // Some builders leave the end mark out. The digest says that the archive is whole.
         let mut reader = Reader::without_end_mark(from);
         sender.dir(folder(PathBuf::new(), Timestamp::from_parts(0, 0)))?;
@@ -130,6 +138,7 @@ impl<'a> Sender<'a> {
 
     /// Sends one member. Returns whether its bytes follow.
     fn one(&mut self, mut entry: Entry) -> Outcome<bool> {
+        self.bounds.entry().map_err(Ended::Refused)?;
         let named = Path::new(OsStr::from_bytes(&entry.path)).to_owned();
         let Some(path) = inside(&named) else {
             return Err(self.refused(&named, "its path leads out of the layer (..)"));
@@ -197,20 +206,23 @@ impl<'a> Sender<'a> {
     /// Makes sure that everything on the way to a path is a folder of the layer. A folder that the archive
     /// leaves out is that of the layers below, if they have one.
     fn enter(&mut self, path: &Path, mtime: Timestamp) -> Outcome<()> {
-        let mut above: Vec<&Path> = path.ancestors().skip(1).collect();
-        above.pop();
-        for dir in above.into_iter().rev() {
+        let mut missing = Vec::new();
+        for dir in path.ancestors().skip(1).take_while(|dir| !dir.as_os_str().is_empty()) {
             match self.met.get(dir) {
-                Some(Met::Dir(_)) => {}
+                // So is everything above it, which need not be looked at again for each member.
+                Some(Met::Dir(_)) => break,
                 Some(Met::Link) => return Err(self.refused(path, "its path leads through a symbolic link")),
                 Some(Met::Other) => return Err(self.refused(path, "its path leads through a file")),
-                Some(Met::Whiteout) => self.dir(folder(dir.to_owned(), mtime))?,
-                None => {
-                    self.held.add_path(dir).map_err(Ended::Refused)?;
-                    self.implied.insert(dir.to_owned());
-                    self.dir(folder(dir.to_owned(), mtime))?;
-                }
+                Some(Met::Whiteout) => missing.push((dir, false)),
+                None => missing.push((dir, true)),
             }
+        }
+        for (dir, is_implied) in missing.into_iter().rev() {
+            if is_implied {
+                self.held.add_path(dir).map_err(Ended::Refused)?;
+                self.implied.insert(dir.to_owned());
+            }
+            self.dir(folder(dir.to_owned(), mtime))?;
         }
         Ok(())
     }

@@ -177,6 +177,27 @@ pub struct Layer {
     pub blob: Descriptor,
     /// The digest of its archive without compression.
     pub diff_id: Digest,
+    /// What it is together with the layers below it.
+    pub chain: Digest,
+}
+
+/// The chain id of a layer above a chain id, or above nothing: `CHAIN-ID DIFF-ID`, hashed.
+pub fn chain_id(below: Option<&Digest>, diff_id: &Digest) -> Digest {
+    match below {
+        Some(below) => Digest::of(format!("{below} {diff_id}").as_bytes()),
+        None => *diff_id,
+    }
+}
+
+/// The layers of an image, the lowest first: their blobs and diff ids.
+pub(crate) fn layers(all: impl IntoIterator<Item = (Descriptor, Digest)>) -> Vec<Layer> {
+    let mut below = None;
+    let layer = |(blob, diff_id)| {
+        let chain = chain_id(below.as_ref(), &diff_id);
+        below = Some(chain);
+        Layer { blob, diff_id, chain }
+    };
+    all.into_iter().map(layer).collect()
 }
 
 /// An image that was chosen: everything but the bytes of its layers.
@@ -308,9 +329,7 @@ fn with_config(
         return Err(Failure::new("unsupported", format!("the image has {ids} layers"))
             .why(format!("one that can be mounted has 1 to {LAYERS_MAX}")));
     }
-    let layers =
-        layers.into_iter().zip(rootfs.diff_ids).map(|(blob, diff_id)| Layer { blob, diff_id }).collect();
-    Ok(Image { manifest, kept, platform, layers })
+    Ok(Image { manifest, kept, platform, layers: self::layers(layers.into_iter().zip(rootfs.diff_ids)) })
 }
 
 #[cfg(test)]

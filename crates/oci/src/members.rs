@@ -16,6 +16,8 @@ use crate::Bytes;
 
 /// An archive of an image has a member for each blob, and some more. One with more members is none.
 const MEMBERS_MAX: usize = 100_000;
+/// The most bytes of their names and links.
+const NAMES_MAX: usize = 64 << 20;
 
 /// Where a member is.
 #[derive(Clone, Debug)]
@@ -67,7 +69,7 @@ impl Members {
         let damaged = |why: String| {
             Failure::new("damaged", format!("{} is no archive of an image", path.display())).why(why)
         };
-        let mut members = BTreeMap::new();
+        let (mut members, mut names) = (BTreeMap::new(), 0);
         while let Some(entry) = reader.next_member().map_err(|error| damaged(plain(&error)))? {
             let Some(name) = std::str::from_utf8(&entry.path).ok().and_then(|name| clean(Path::new(name)))
             else {
@@ -86,6 +88,10 @@ impl Members {
                 }
                 _ => continue,
             };
+            names += name.len() + entry.link.len();
+            if names > NAMES_MAX {
+                return Err(damaged(format!("the names in it have more than {} MiB", NAMES_MAX >> 20)));
+            }
             members.insert(name, member);
             if members.len() > MEMBERS_MAX {
                 return Err(damaged(format!("it has more than {MEMBERS_MAX} members")));

@@ -2,7 +2,6 @@
 //!
 //! Large contents come through an import. This module does the rest: it looks, renames and removes.
 
-use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read};
 use std::ops::ControlFlow;
@@ -19,7 +18,10 @@ use base::lock::{self, FileLock};
 use base::{Ino, Timestamp};
 
 use crate::claim::{Claim, Claimed};
-use crate::layer::OPAQUE;
+
+mod walk;
+
+pub use walk::{Look, Walk, Way, way};
 
 /// The caller is root.
 const ROOT: Caller = Caller { uid: 0, gid: 0, pid: 0 };
@@ -62,24 +64,11 @@ pub trait Place {
     /// Something cannot be removed.
     fn remove(&self, path: &Path) -> Result<()>;
 
-    /// What a layer at `layer` has at `path`.
+    /// A walk that begins at a folder. None if that is no folder, or is behind a link.
     ///
     /// # Errors
     /// It cannot be seen.
-    fn look(&self, layer: &Path, path: &Path) -> Result<Seen>;
-
-    /// Whether a layer at `layer` has an opaque folder at `path` or on the way there. It hides
-    /// what lower layers have in it.
-    ///
-    /// # Errors
-    /// It cannot be seen.
-    fn is_opaque(&self, layer: &Path, path: &Path) -> Result<bool>;
-
-    /// Gives a folder this owner, mode and times.
-    ///
-    /// # Errors
-    /// It cannot be changed.
-    fn dress(&self, path: &Path, look: Look) -> Result<()>;
+    fn walk<'a>(&'a self, top: &Path) -> Result<Option<Box<dyn Walk + 'a>>>;
 
     /// Makes a claim that says this. Returns false if there is one already.
     ///
@@ -104,32 +93,6 @@ pub trait Place {
     /// # Errors
     /// It cannot be made so.
     fn sync(&self) -> Result<()>;
-}
-
-/// Owner, mode and times of a folder.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Look {
-    /// Permission bits (07777).
-    pub perm: u32,
-    /// Owner.
-    pub uid: u32,
-    /// Group.
-    pub gid: u32,
-    /// Access time.
-    pub atime: Timestamp,
-    /// Modification time.
-    pub mtime: Timestamp,
-}
-
-/// What a layer has at a path.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Seen {
-    /// Nothing: a lower layer decides.
-    Nothing,
-    /// A folder.
-    Folder(Look),
-    /// Something else, for example a whiteout. It hides what is lower.
-    Other,
 }
 
 fn too_large(path: &Path, most: u64) -> Failure {
@@ -191,11 +154,6 @@ impl OnMount {
     }
 }
 
-/// The steps from a layer's own folder, which is the first one, to a path in it.
-fn steps(path: &Path) -> impl Iterator<Item = Option<&OsStr>> {
-    std::iter::once(None).chain(path.iter().map(Some))
-}
-
 fn if_there<T>(outcome: io::Result<T>) -> io::Result<Option<T>> {
     match outcome {
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
@@ -247,52 +205,8 @@ impl Place for OnMount {
         if_there(removed).at("remove", &path).map(drop)
     }
 
-    fn look(&self, layer: &Path, path: &Path) -> Result<Seen> {
-        // Step by step, because a link of the layer must not be followed.
-        let mut at = self.root.join(layer);
-        let mut seen = Seen::Nothing;
-        for name in steps(path) {
-            at.extend(name);
-            let Some(about) = if_there(at.symlink_metadata()).at("look at", &at)? else {
-                return Ok(Seen::Nothing);
-            };
-            if !about.is_dir() {
-                return Ok(Seen::Other);
-            }
-            let time = |seconds, nanos| Timestamp::from_parts(seconds, u32::try_from(nanos).unwrap_or(0));
-            seen = Seen::Folder(Look {
-                perm: about.mode() & 0o7777,
-                uid: about.uid(),
-                gid: about.gid(),
-                atime: time(about.atime(), about.atime_nsec()),
-                mtime: time(about.mtime(), about.mtime_nsec()),
-            });
-        }
-        Ok(seen)
-    }
-
-    fn is_opaque(&self, layer: &Path, path: &Path) -> Result<bool> {
-        let mut at = self.root.join(layer);
-        for name in path {
-            at.push(name);
-            let about = if_there(at.symlink_metadata()).at("look at", &at)?;
-            if !about.is_some_and(|about| about.is_dir()) {
-                return Ok(false);
-            }
-            let folder = File::open(&at).at("open", &at)?;
-            if metadata::xattr(&folder, OPAQUE).at("look at", &at)?.as_deref() == Some(b"y") {
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
-
-    fn dress(&self, path: &Path, look: Look) -> Result<()> {
-        let path = self.root.join(path);
-        let folder = File::open(&path).at("open", &path)?;
-        metadata::set_owner(&folder, look.uid, look.gid).at("change the owner of", &path)?;
-        metadata::set_mode(&folder, look.perm).at("change the mode of", &path)?;
-        metadata::set_times(&folder, look.atime, look.mtime).at("change the times of", &path)
+    fn walk<'a>(&'a self, top: &Path) -> Result<Option<Box<dyn Walk + 'a>>> {
+        Ok(walk::OnMount::from(&self.root, top)?.map(|walk| Box::new(walk) as _))
     }
 
     fn claim(&self, path: &Path, text: &str) -> Result<bool> {
@@ -506,55 +420,8 @@ impl Place for InVolume {
         })
     }
 
-    fn look(&self, layer: &Path, path: &Path) -> Result<Seen> {
-        let mut at = layer.to_owned();
-        let mut seen = Seen::Nothing;
-        for name in steps(path) {
-            at.extend(name);
-            let Some(attr) = self.find(&at)? else { return Ok(Seen::Nothing) };
-            self.forget(attr.ino);
-            if attr.kind != FileKind::Dir {
-                return Ok(Seen::Other);
-            }
-            let (perm, uid, gid) = (u32::from(attr.perm), attr.uid, attr.gid);
-            seen = Seen::Folder(Look { perm, uid, gid, atime: attr.atime, mtime: attr.mtime });
-        }
-        Ok(seen)
-    }
-
-    fn is_opaque(&self, layer: &Path, path: &Path) -> Result<bool> {
-        let mut at = layer.to_owned();
-        for name in path {
-            at.push(name);
-            let Some(attr) = self.find(&at)? else { return Ok(false) };
-            let value = match attr.kind {
-                FileKind::Dir => self.volume.getxattr(attr.ino, OPAQUE),
-                _ => Err(Errno::ENOTDIR),
-            };
-            self.forget(attr.ino);
-            match value {
-                Ok(value) if value == b"y" => return Ok(true),
-                Ok(_) | Err(Errno::ENODATA) => {}
-                Err(Errno::ENOTDIR) => return Ok(false),
-                Err(errno) => return Err(self.failed("look at", &at, errno)),
-            }
-        }
-        Ok(false)
-    }
-
-    fn dress(&self, path: &Path, look: Look) -> Result<()> {
-        let Some(attr) = self.find(path)? else { return Err(self.failed("change", path, Errno::ENOENT)) };
-        let set = SetAttr {
-            perm: Some(look.perm as u16),
-            uid: Some(look.uid),
-            gid: Some(look.gid),
-            atime: Some(SetTime::To(look.atime)),
-            mtime: Some(SetTime::To(look.mtime)),
-            ..SetAttr::default()
-        };
-        let done = self.volume.setattr(&ROOT, attr.ino, &set);
-        self.forget(attr.ino);
-        done.map(drop).map_err(|errno| self.failed("change", path, errno))
+    fn walk<'a>(&'a self, top: &Path) -> Result<Option<Box<dyn Walk + 'a>>> {
+        Ok(walk::InVolume::from(self, top)?.map(|walk| Box::new(walk) as _))
     }
 
     fn claim(&self, path: &Path, text: &str) -> Result<bool> {

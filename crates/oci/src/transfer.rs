@@ -12,7 +12,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use api::error::Result;
 use archive::PIECE;
-use archive::import::tar::unpack;
+use archive::import::bounds::Bounds;
+use archive::import::unpack::unpack;
 use archive::import::{Item, Kind, Step};
 use archive::transfer::{Feed, Source};
 use parking_lot::Mutex;
@@ -27,7 +28,7 @@ use crate::manifest::{Descriptor, Layer};
 pub struct Send {
     /// Where its blobs come from.
     pub blobs: Box<dyn Blobs>,
-    /// The layers to send. Each diff id is there once.
+    /// The layers to send. Each chain id is there once.
     pub layers: Vec<Layer>,
     /// The small files to send, by their paths in the folder of images.
     pub files: Vec<(PathBuf, Vec<u8>)>,
@@ -35,10 +36,12 @@ pub struct Send {
     pub below: PathBuf,
     /// Gets the folders that layers leave out.
     pub implied: Implied,
+    /// What the layers may ask for, all together.
+    pub bounds: Bounds,
 }
 
-/// Folders that archives leave out, with the layer.
-pub type Implied = Arc<Mutex<Vec<(Digest, PathBuf)>>>;
+/// Folders that archives leave out, in order, with the layer's chain id.
+pub type Implied = Arc<Mutex<Vec<(Digest, Vec<PathBuf>)>>>;
 
 impl Source for Send {
     fn run(&mut self, feed: &Feed) -> Result<()> {
@@ -47,7 +50,7 @@ impl Source for Send {
         let read = Arc::new(AtomicU64::new(0));
         for (layer, at) in self.layers.iter().zip(1..) {
             let name = format!("layer {at} of {} ({})", self.layers.len(), layer.blob.digest);
-            let below = self.below.join(folder::layer(&layer.diff_id));
+            let below = self.below.join(folder::layer(&layer.chain));
             match self.layer(layer, &below, &name, feed, &read) {
                 Ok(()) => {}
                 Err(Ended::Hangup) => return Ok(()),
@@ -73,15 +76,20 @@ impl Send {
         read: &Arc<AtomicU64>,
     ) -> std::result::Result<(), Ended> {
         let refused = Ended::Refused;
-        let Layer { blob, diff_id } = layer;
+        let Layer { blob, diff_id, chain } = layer;
         let raw = Checked::new(self.blobs.open(blob).map_err(refused)?, blob.size, Some(read.clone()));
-        let seen = Watched { inner: raw.clone(), feed: feed.counters.clone(), read: read.clone() };
-        let sent = unpack(name, Box::new(seen)).map_err(Ended::Unreadable).and_then(|archive| {
-            let archive = Checked::new(archive, u64::MAX, None);
-            let implied = Sender::send(archive.clone(), below, name, feed)?;
-            self.implied.lock().extend(implied.into_iter().map(|path| (*diff_id, path)));
-            Ok(archive)
-        });
+        let (counters, bounds) = (feed.counters.clone(), self.bounds.clone());
+        let seen = Watched { inner: raw.clone(), feed: counters, read: read.clone(), bounds };
+        let sent =
+            unpack(name, Box::new(seen), &self.bounds).map_err(Ended::Unreadable).and_then(|archive| {
+                let archive = Checked::new(archive, u64::MAX, None);
+                let implied = Sender::send(archive.clone(), below, name, feed, &self.bounds)?;
+                self.implied.lock().push((*chain, implied));
+                Ok(archive)
+            });
+        if let Some(refused) = self.bounds.refusal() {
+            return Err(Ended::Refused(refused));
+        }
         // A blob that differs explains everything else that is wrong with it.
         let archive = match sent {
             Err(Ended::Unreadable(failure)) => {
@@ -114,11 +122,14 @@ struct Watched {
     inner: Checked,
     feed: Arc<archive::transfer::Counters>,
     read: Arc<AtomicU64>,
+    bounds: Bounds,
 }
 
 impl Read for Watched {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         let got = self.inner.read(buf)?;
+        // Not the size that the manifest claims, which is compared only at the end.
+        self.bounds.packed(got as u64);
         self.feed.at.store(self.read.load(Ordering::Relaxed), Ordering::Relaxed);
         Ok(got)
     }
@@ -148,5 +159,5 @@ fn file(path: &Path, bytes: &[u8], feed: &Feed) -> std::result::Result<(), archi
 /// The layers that are not in `there`, each once.
 pub fn missing(layers: &[Layer], there: &HashSet<Digest>) -> Vec<Layer> {
     let mut met = there.clone();
-    layers.iter().filter(|layer| met.insert(layer.diff_id)).cloned().collect()
+    layers.iter().filter(|layer| met.insert(layer.chain)).cloned().collect()
 }

@@ -15,7 +15,7 @@ use oci::digest::Digest;
 use oci::folder;
 use parking_lot::{Condvar, Mutex};
 
-use crate::layers::{Layers, chain_id};
+use crate::layers::Layers;
 
 /// How long a question may take.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -64,14 +64,12 @@ impl Asking {
         Asking { layers, source, turns: Arc::default(), known: Mutex::new(None), limit: LIMIT }
     }
 
-    /// The layer that makes the chain id `below` to `chain`, as [`Layers::find`]. If there is no answer, what
-    /// the folder did not have when it was listed last counts as not there: an image that has nothing to do
+    /// Whether there is a layer with this chain id, as [`Layers::has`]. If there is no answer, what the
+    /// folder did not have when it was listed last counts as not there: an image that has nothing to do
     /// with the folder does not wait for it.
-    pub fn find(&self, below: Option<Digest>, chain: Digest) -> io::Result<Option<Digest>> {
-        let found = self.ask(move |layers| layers.find(below.as_ref(), &chain));
-        let is_chain = |layer: &Digest| chain_id(below.as_ref(), layer) == chain;
-        match (found, &*self.known.lock()) {
-            (Err(_), Some(known)) if !known.iter().any(is_chain) => Ok(None),
+    pub fn has(&self, chain: Digest) -> io::Result<bool> {
+        match (self.ask(move |layers| layers.has(&chain)), &*self.known.lock()) {
+            (Err(_), Some(known)) if !known.contains(&chain) => Ok(false),
             (found, _) => found,
         }
     }

@@ -11,12 +11,11 @@ use oci::folder;
 
 /// Finds layers.
 pub trait Layers: Send + Sync {
-    /// The layer (its diff id) that makes the chain id `below` to the chain id `chain`. None if it is not
-    /// there. `below` is None for the lowest layer.
+    /// Whether there is a layer with this chain id.
     ///
     /// # Errors
     /// The layers cannot be looked at, so nothing is known.
-    fn find(&self, below: Option<&Digest>, chain: &Digest) -> io::Result<Option<Digest>>;
+    fn has(&self, chain: &Digest) -> io::Result<bool>;
 
     /// Whether the layers can be looked at. If so, what is not found is not there.
     ///
@@ -24,7 +23,7 @@ pub trait Layers: Send + Sync {
     /// They cannot.
     fn check(&self) -> io::Result<()>;
 
-    /// All layers.
+    /// The chain ids of all layers.
     ///
     /// # Errors
     /// They cannot be looked at.
@@ -33,14 +32,6 @@ pub trait Layers: Send + Sync {
     /// Whether the mount with the layers answers a simple question in time. If not, it is not touched.
     fn answers(&self, _: Duration) -> bool {
         true
-    }
-}
-
-/// The chain id of a layer above a chain id, or above nothing.
-pub fn chain_id(below: Option<&Digest>, diff_id: &Digest) -> Digest {
-    match below {
-        Some(below) => Digest::of(format!("{below} {diff_id}").as_bytes()),
-        None => *diff_id,
     }
 }
 
@@ -59,19 +50,12 @@ impl Layers for InFolder {
         }
     }
 
-    fn find(&self, below: Option<&Digest>, chain: &Digest) -> io::Result<Option<Digest>> {
+    fn has(&self, chain: &Digest) -> io::Result<bool> {
         self.check()?;
-        let if_folder = |layer: Digest| match fs::symlink_metadata(self.0.join(folder::layer(&layer))) {
-            Ok(about) => Ok(about.is_dir().then_some(layer)),
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        match fs::symlink_metadata(self.0.join(folder::layer(chain))) {
+            Ok(about) => Ok(about.is_dir()),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
             Err(error) => Err(error),
-        };
-        if below.is_none() {
-            return if_folder(*chain);
-        }
-        match self.names()?.into_iter().find(|layer| chain_id(below, layer) == *chain) {
-            Some(layer) => if_folder(layer),
-            None => Ok(None),
         }
     }
 
@@ -90,24 +74,17 @@ impl Layers for InFolder {
 mod tests {
     use super::*;
 
-    /// The chain ids are those of the image specification: "CHAIN-ID DIFF-ID" with a space between.
     #[test]
     fn a_layer_is_found_by_its_chain_id() {
         let folder = tempfile::tempdir().unwrap();
         let images = InFolder(folder.path().to_owned());
         let [one, two] = [b"1", b"2"].map(|bytes| Digest::of(bytes));
-        let above = chain_id(Some(&one), &two);
-        assert_eq!(above, Digest::of(format!("sha256:{} sha256:{}", one.hex(), two.hex()).as_bytes()));
-        assert!(images.find(None, &one).is_err(), "nothing is mounted there");
-        for layer in [one, two] {
-            fs::create_dir_all(folder.path().join(folder::layer(&layer))).unwrap();
-        }
+        assert!(images.has(&one).is_err(), "nothing is mounted there");
+        fs::create_dir_all(folder.path().join(folder::layer(&one))).unwrap();
         fs::create_dir(folder.path().join("layers/other")).unwrap();
-        assert_eq!(images.find(None, &one).unwrap(), Some(one));
-        assert_eq!(images.find(Some(&one), &above).unwrap(), Some(two));
-        assert_eq!(images.find(Some(&two), &above).unwrap(), None);
-        assert_eq!(images.find(None, &above).unwrap(), None);
-        assert!(InFolder(folder.path().join("gone")).find(None, &one).is_err());
+        assert!(images.has(&one).unwrap() && !images.has(&two).unwrap());
+        assert_eq!(images.names().unwrap(), BTreeSet::from([one]));
+        assert!(InFolder(folder.path().join("gone")).has(&one).is_err());
     }
 
     /// A link led to a folder of the machine that mounts the image.
@@ -115,21 +92,17 @@ mod tests {
     fn regression_a_layer_that_is_a_link_is_not_there() {
         let folder = tempfile::tempdir().unwrap();
         let images = InFolder(folder.path().join("images"));
-        let [one, two] = [b"1", b"2"].map(|bytes| Digest::of(bytes));
-        let above = chain_id(Some(&one), &two);
+        let one = Digest::of(b"1");
         fs::create_dir_all(images.0.join("layers")).unwrap();
-        for layer in [one, two] {
-            std::os::unix::fs::symlink("/etc", images.0.join(folder::layer(&layer))).unwrap();
-        }
-        assert_eq!(images.find(None, &one).unwrap(), None);
-        assert_eq!(images.find(Some(&one), &above).unwrap(), None);
+        std::os::unix::fs::symlink("/etc", images.0.join(folder::layer(&one))).unwrap();
+        assert!(!images.has(&one).unwrap());
         // Nor may the folder of all layers be a link.
         let real = folder.path().join("real");
         fs::create_dir_all(real.join(folder::layer(&one))).unwrap();
         let linked = InFolder(folder.path().join("linked"));
         fs::create_dir(&linked.0).unwrap();
         std::os::unix::fs::symlink(real.join("layers"), linked.0.join("layers")).unwrap();
-        assert_eq!(linked.find(None, &one).unwrap_err().kind(), ErrorKind::NotADirectory);
+        assert_eq!(linked.has(&one).unwrap_err().kind(), ErrorKind::NotADirectory);
         assert!(linked.check().is_err());
     }
 }

@@ -233,16 +233,16 @@ impl Snapshots {
             let before = index.layer(chain, parent).and_then(|record| record.layer);
             (index.chain(parent).cloned().collect::<Vec<_>>(), before)
         };
-        let (parent, below) = match records.first() {
-            None => (None, None),
-            Some(record) if record.chain.is_some() => (Some(record.id), record.chain),
+        let parent = match records.first() {
+            None => None,
+            Some(record) if record.chain.is_some() => Some(record.id),
             // What is below was not made from an image, so no chain id says what it holds.
             Some(_) => return Ok(false),
         };
         let found = match before {
             // The tree may have moved on without it.
             Some(layer) => self.look(vec![layer])?.pop().filter(Metadata::is_dir).map(|_| layer),
-            None => self.asking.find(below, chain).map_err(|error| self.away(&error))?,
+            None => self.asking.has(chain).map_err(|error| self.away(&error))?.then_some(chain),
         };
         let Some(layer) = found else { return Ok(false) };
         // Nor is it there above something that is not.

@@ -219,6 +219,33 @@ fn what_images_share_is_stored_once() {
     volume.must_be_clean();
 }
 
+/// Two images had one layer above others, and a folder that it leaves out was as in the image that was
+/// imported first: open to all, where the other image has a private one.
+#[test]
+fn regression_a_folder_that_a_layer_leaves_out_is_that_of_its_image() {
+    requires!(Need::Covey, Need::Root, Need::Mount);
+    let _one = one_at_a_time();
+    let folder = covey_tests::scratch();
+    let layout = Layout::new(&folder.path().join("app"));
+    let above = layer(&[(b'0', "private/key", b"key")]);
+    for (tag, uid) in [("one", 11), ("two", 12)] {
+        layout.image(tag, &here(), &[build::layer_of(uid, 0, &[(b'5', "private", b"")]), above.clone()]);
+    }
+    let volume = Volume::below(folder.path(), &[]);
+    let mounted = volume.mount();
+    for tag in ["one", "two"] {
+        import(&layout.source(tag), &mounted.join("images"), &["--name", tag]);
+    }
+    for (tag, uid) in [("one", 11), ("two", 12)] {
+        let image = Image::mount(tag, &folder.path().join(tag), &mounted.join("images"), &[]);
+        assert_eq!(fs::metadata(image.0.join("private")).unwrap().uid(), uid, "{tag}");
+        assert_eq!(fs::read(image.0.join("private/key")).unwrap(), b"key");
+        image.umount();
+    }
+    mounted.umount();
+    volume.must_be_clean();
+}
+
 /// The manifest and the config are kept byte for byte, under their digests.
 #[test]
 fn digests_stay_what_they_were() {

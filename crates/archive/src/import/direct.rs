@@ -65,6 +65,8 @@ pub struct Direct {
     made: Paths,
     /// Folders, and whether each was created below a default ACL.
     late: Vec<(Ino, Item, bool)>,
+    /// Folders of which the name now belongs to something else.
+    replaced: HashSet<Ino>,
     held: Held,
     left_out: LeftOut,
     /// Permissions of folders that the source does not list.
@@ -124,6 +126,7 @@ impl Direct {
             open: None,
             made: Paths::default(),
             late: Vec::new(),
+            replaced: HashSet::new(),
             held: Held::default(),
             left_out: LeftOut::default(),
             folder_perm,
@@ -366,7 +369,7 @@ impl Direct {
     /// Sets owners, permissions and times of folders. If several members have one name, the last counts. The
     /// first failure is returned after all folders had their turn.
     fn dress_folders(&mut self) -> Result<()> {
-        let mut done = HashSet::new();
+        let mut done = std::mem::take(&mut self.replaced);
         let mut outcome = Ok(());
         for (ino, item, inherits) in std::mem::take(&mut self.late).into_iter().rev() {
             if done.insert(ino) {
@@ -411,7 +414,7 @@ impl Sink for Direct {
             && let Some(was) = self.folders.remove(&item.path)
         {
             // An earlier member created a folder of this name.
-            self.late.retain(|(ino, ..)| *ino != was);
+            self.replaced.insert(was);
             self.volume.forget(was, 1);
         }
         let own = !self.made.add(&item.path);

@@ -106,8 +106,12 @@ impl Place {
         if path.as_os_str().is_empty() {
             return Ok(self.root.clone());
         }
-        let mut at = self.root.fd.try_clone()?;
-        for name in path.components() {
+        // From the folder used last, if the way leads through it.
+        let (mut at, rest) = match path.strip_prefix(&self.folder.0) {
+            Ok(rest) => (self.folder.1.fd.try_clone()?, rest),
+            Err(_) => (self.root.fd.try_clone()?, path),
+        };
+        for name in rest.components() {
             let name = name.as_os_str();
             at = match sys::open_at(&at, name, FOLDER, 0) {
                 Err(error) if make && error.kind() == io::ErrorKind::NotFound => {
@@ -218,7 +222,7 @@ impl Place {
         self.workers.settle()?;
         if item.kind != Kind::Dir {
             // The earlier item may have been a folder.
-            self.late.forget(&item.path);
+            self.late.forget(&item.path)?;
             if self.folder.0 == item.path {
                 self.folder = (PathBuf::new(), self.root.clone());
             }

@@ -1,9 +1,8 @@
-//! A tar archive as a source, plain or compressed with gzip or zstd. The first bytes decide which, never the
-//! name.
+//! A tar archive as a source, plain or compressed ([`unpack`]).
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::{self, Cursor, Read};
+use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,14 +11,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use api::error::{Context, Failure, Result, plain};
 use base::Must;
 
+use super::bounds::Bounds;
+use super::unpack::{Bytes, unpack};
 use super::{Item, Kind, Step, inside};
 use crate::Entry;
 use crate::acl::{self, Subject};
-use crate::read::{Reader, is_header};
+use crate::read::Reader;
 use crate::sys::people;
 use crate::transfer::{Feed, Hangup, Source};
-
-type Bytes = Box<dyn Read + Send>;
 
 /// An archive to import.
 pub struct Tar {
@@ -27,6 +26,7 @@ pub struct Tar {
     bytes: Option<Bytes>,
     size: u64,
     read: Arc<AtomicU64>,
+    bounds: Bounds,
 }
 
 impl Tar {
@@ -34,31 +34,39 @@ impl Tar {
     ///
     /// # Errors
     /// It cannot be read, or is no archive that can be imported.
-    pub fn open(path: &Path) -> Result<Tar> {
+    pub fn open(path: &Path, bounds: Bounds) -> Result<Tar> {
         let file = File::open(path).at("open", path)?;
-        let size = file.metadata().at("open", path)?.len();
-        Tar::new(path.display().to_string(), Box::new(file), size)
+        let about = file.metadata().at("open", path)?;
+        // The size of a pipe is not known.
+        let size = if about.is_file() { about.len() } else { 0 };
+        bounds.packed(size);
+        Tar::new(path.display().to_string(), Box::new(file), size, bounds)
     }
 
     /// Reads an archive from a stream, for example standard input. `name` is its name for people.
     ///
     /// # Errors
     /// As [`Tar::open`].
-    pub fn stream(name: &str, bytes: Box<dyn Read + Send>) -> Result<Tar> {
-        Tar::new(name.to_owned(), bytes, 0)
+    pub fn stream(name: &str, bytes: Box<dyn Read + Send>, bounds: Bounds) -> Result<Tar> {
+        Tar::new(name.to_owned(), bytes, 0, bounds)
     }
 
-    fn new(name: String, bytes: Bytes, size: u64) -> Result<Tar> {
+    fn new(name: String, bytes: Bytes, size: u64, bounds: Bounds) -> Result<Tar> {
         let read = Arc::new(AtomicU64::new(0));
-        let counted = Counted { inner: bytes, read: read.clone() };
-        let bytes = unpack(&name, Box::new(counted))?;
-        Ok(Tar { name, bytes: Some(bytes), size, read })
+        let growing = (size == 0).then(|| bounds.clone());
+        let counted = Counted { inner: bytes, read: read.clone(), growing };
+        let bytes = unpack(&name, Box::new(counted), &bounds)?;
+        Ok(Tar { name, bytes: Some(bytes), size, read, bounds })
     }
 
     fn broken(&self, error: &io::Error) -> Failure {
+        let before = "what came before that point has been imported";
+        if let Some(refused) = self.bounds.refusal() {
+            return refused.why(before);
+        }
         Failure::new("damaged", format!("the archive {} cannot be read to its end", self.name))
             .why(plain(error))
-            .next("what came before that point has been imported; get the archive again")
+            .next(format!("{before}; get the archive again"))
     }
 }
 
@@ -66,63 +74,19 @@ impl Tar {
 struct Counted {
     inner: Bytes,
     read: Arc<AtomicU64>,
+    /// The bounds of an archive whose size is not known before.
+    growing: Option<Bounds>,
 }
 
 impl Read for Counted {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         let got = self.inner.read(buf)?;
+        if let Some(bounds) = &self.growing {
+            bounds.packed(got as u64);
+        }
         self.read.fetch_add(got as u64, Ordering::Relaxed);
         Ok(got)
     }
-}
-
-/// Decompresses if needed, and checks that the content is a tar archive. `name` is its name for people.
-///
-/// # Errors
-/// The bytes cannot be read, or are no archive that can be imported.
-pub fn unpack(name: &str, bytes: Bytes) -> Result<Bytes> {
-    let (head, bytes) = peek(name, bytes)?;
-    let plain: Bytes = match head.as_slice() {
-        [0x1f, 0x8b, ..] => Box::new(flate2::read::MultiGzDecoder::new(bytes)),
-        [0x28, 0xb5, 0x2f, 0xfd, ..] => {
-            Box::new(zstd::Decoder::new(bytes).or_fail(|| format!("cannot decompress {name}"))?)
-        }
-        [0xfd, b'7', b'z', b'X', b'Z', ..] => return Err(packed(name, "xz")),
-        [b'B', b'Z', b'h', ..] => return Err(packed(name, "bzip2")),
-        [b'P', b'K', 3, 4, ..] => {
-            return Err(
-                no_archive(name, "it is a zip file").next("unpack it with unzip and import the folder")
-            );
-        }
-        _ => bytes,
-    };
-    let (head, plain) = peek(name, plain)?;
-    if is_tar(&head) {
-        return Ok(plain);
-    }
-    Err(no_archive(name, "it is neither a folder nor a tar archive (plain, gzip or zstd)")
-        .next("copy a single file with cp"))
-}
-
-fn packed(name: &str, program: &str) -> Failure {
-    no_archive(name, &format!("it is compressed with {program}"))
-        .next(format!("decompress it on the way: {program} -dc {name} | covey import - DESTINATION"))
-}
-
-fn no_archive(name: &str, why: &str) -> Failure {
-    Failure::new("not-an-archive", format!("{name} cannot be imported")).why(why)
-}
-
-/// Reads the first block, and returns it with a reader that still starts with it.
-fn peek(name: &str, mut bytes: Bytes) -> Result<(Vec<u8>, Bytes)> {
-    let mut head = Vec::with_capacity(512);
-    bytes.by_ref().take(512).read_to_end(&mut head).or_fail(|| format!("cannot read {name}"))?;
-    Ok((head.clone(), Box::new(Cursor::new(head).chain(bytes))))
-}
-
-/// Whether this is a header, or the end mark of an empty archive.
-fn is_tar(head: &[u8]) -> bool {
-    is_header(head) || head.len() == 512 && head.iter().all(|&byte| byte == 0)
 }
 
 impl Source for Tar {
@@ -141,6 +105,12 @@ impl Source for Tar {
 }
 
 impl Tar {
+    /// Asks the bounds. Of a stream, nobody knows what it may hold before it was read.
+    fn admit(&self, entry: &Entry) -> Result<()> {
+        self.bounds.entry()?;
+        if self.size == 0 { Ok(()) } else { self.bounds.member(entry.data.iter().map(|(_, len)| len).sum()) }
+    }
+
     /// Sends one member. Returns none at the end. An error concerns the archive itself.
     fn one(
         &self,
@@ -150,6 +120,7 @@ impl Tar {
         let Some(mut entry) = reader.next_member()? else {
             return Ok(None);
         };
+        self.admit(&entry).map_err(|failure| io::Error::other(failure.what))?;
         let at = || feed.counters.at.store(self.read.load(Ordering::Relaxed), Ordering::Relaxed);
         at();
         let named = Path::new(OsStr::from_bytes(&entry.path)).to_owned();
@@ -254,20 +225,6 @@ fn kind(entry: &Entry) -> std::result::Result<Kind, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_is_no_archive_is_named() {
-        let temp = tempfile::tempdir().unwrap();
-        let open = |bytes: &[u8]| {
-            let path = temp.path().join("x");
-            std::fs::write(&path, bytes).unwrap();
-            Tar::open(&path).map(|_| ()).unwrap_err()
-        };
-        assert!(open(b"\xfd7zXZ\0....").next[0].starts_with("decompress it on the way: xz -dc"));
-        assert!(open(b"just a text").why[0].contains("neither a folder nor a tar archive"));
-        assert!(open(b"PK\x03\x04").why[0].contains("zip"));
-        assert_eq!(open(b"").code, "not-an-archive");
-    }
 
     #[test]
     fn a_path_that_climbs_is_refused() {

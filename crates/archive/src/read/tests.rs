@@ -233,6 +233,14 @@ fn regression_names_and_maps_have_a_bound_before_they_are_read() {
     assert!(
         refused(&archive(&[(b"x", b'x', &record(b"path", &long)), (b"a", b'0', b"")])).contains("16 KiB")
     );
+    // Each name may be a folder that has to be made. A map of holes names the file, too.
+    let deep = b"d/".repeat(DEPTH_MAX + 1);
+    let map = [record(b"GNU.sparse.major", b"1"), record(b"GNU.sparse.realsize", b"9")];
+    for records in [record(b"path", &deep), [&map.concat()[..], &record(b"GNU.sparse.name", &deep)].concat()]
+    {
+        let archive = archive(&[(b"x", b'x', &records), (b"a", b'0', &[&b"0\n"[..], &[0; 510]].concat())]);
+        assert!(refused(&archive).contains("2,048 folders"));
+    }
     // A size that is claimed but not there takes no memory.
     assert!(!refused(&header(b"x", b'x', 16 << 20)).is_empty());
     let major = [

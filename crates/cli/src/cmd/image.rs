@@ -12,7 +12,7 @@ use clap::Subcommand;
 use fuse::mount::Life;
 use node::{mounts, signals};
 use oci::folder::{self, Found, complete, find, names};
-use oci::place::{OnMount, Place, Seen};
+use oci::place::{self, OnMount};
 use serde::Serialize;
 
 use crate::cmd::umount::busy;
@@ -349,17 +349,17 @@ fn dead_tree(name: &str, at: &Path) -> Result<Failure> {
 /// one: it hides and brings again whatever the lower one did.
 fn lower_of(place: &Path, found: &Found) -> Result<Vec<PathBuf>> {
     let mut lower: Vec<PathBuf> = Vec::new();
-    for diff_id in found.layers.iter().rev() {
-        let inside = folder::layer(diff_id);
+    for layer in found.layers.iter().rev() {
+        let inside = folder::layer(layer);
         let path = place.join(&inside);
         // A link in a tree of others would lead to a folder of this machine.
-        let why = match OnMount::new(place).look(Path::new(""), &inside)? {
-            Seen::Folder(_) => None,
-            Seen::Nothing => Some("is not there"),
-            Seen::Other => Some("is no folder, or is behind a symbolic link"),
+        let why = match place::way(&OnMount::new(place), &inside)? {
+            place::Way::Folder => None,
+            place::Way::Nothing => Some("is not there"),
+            place::Way::Other => Some("is no folder, or is behind a symbolic link"),
         };
         if let Some(why) = why {
-            return Err(Failure::new("damaged", format!("{} lacks the layer {diff_id}", found.named.name))
+            return Err(Failure::new("damaged", format!("{} lacks the layer {layer}", found.named.name))
                 .why(format!("{} {why}", path.display()))
                 .next("import the image again with --overwrite"));
         }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use api::caller;
 use api::error::{Failure, Result};
+use archive::import::bounds::Bounds;
 use archive::import::direct::{Direct, NotMounted, To};
 use archive::import::folder::Folder;
 use archive::import::objects::there::{InVolume, OnMount, There};
@@ -16,9 +17,11 @@ use archive::import::remote::{Onto, Refused, Remote};
 use archive::import::tar::Tar;
 use archive::sys;
 use archive::transfer::{self, Source, Summary};
+use base::Ino;
 use node::bucket::Bucket;
 use node::opened::Node;
 use node::options::NodeOptions;
+use node::remote_side::options::parse_size;
 use node::{control, mounts};
 #[cfg(feature = "containers")]
 use oci::source::claims as is_image;
@@ -59,8 +62,37 @@ pub struct Args {
     /// Of an image: the platform to take, as OS/ARCHITECTURE[/VARIANT] [default: this machine's]
     #[arg(long, value_name = "PLATFORM")]
     pub platform: Option<String>,
+    /// Of an archive or an image: the most bytes that it may unpack to [default: what is free in DEST, or 100
+    /// times its own size]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub max_size: Option<u64>,
+    /// Of an archive or an image: the most members [default: 10000000]
+    #[arg(long, value_name = "NUMBER")]
+    pub max_entries: Option<u64>,
     #[command(flatten)]
     reach: Reach,
+}
+
+fn size(text: &str) -> std::result::Result<u64, String> {
+    parse_size(text).ok_or_else(|| "write a size like 200G".to_owned())
+}
+
+impl Args {
+    /// What the source may ask for, if so many bytes are free where it goes.
+    pub fn bounds(&self, free: u64) -> Bounds {
+        Bounds::new(&self.src.display().to_string(), free, self.max_size, self.max_entries)
+    }
+}
+
+/// The free bytes of a place on a mount. The place itself may not be there yet.
+pub fn free_at(path: &Path) -> u64 {
+    let there = path.ancestors().find_map(|path| rustix::fs::statvfs(path).ok());
+    there.map_or(0, |of| of.f_bavail.saturating_mul(of.f_frsize))
+}
+
+/// The free bytes of a volume that this process has opened.
+pub fn free_in(node: &Node) -> u64 {
+    node.filesystem().statfs(Ino::ROOT).map_or(0, |of| of.available)
 }
 
 #[derive(Debug, Serialize)]
@@ -127,14 +159,15 @@ fn into(
     match target {
         Target::Mounted(place) => {
             let there = || Box::new(OnMount::new(&place.path)) as Box<dyn There>;
-            let source = source(args, bucket, Some(place.mount.dev), &there)?;
+            let bounds = args.bounds(free_at(&place.path));
+            let source = source(args, bucket, Some(place.mount.dev), &there, bounds)?;
             onto_mount(&place, source, args.overwrite, seen, through_mount)
                 .map_err(|failure| place.explained(failure))
         }
         Target::Closed { dir, inner } => {
             let node = Arc::new(Node::open(&dir, &NodeOptions::writing("import"))?);
             let there = || Box::new(InVolume::new(node.filesystem(), &inner)) as Box<dyn There>;
-            let source = source(args, bucket, None, &there);
+            let source = source(args, bucket, None, &there, args.bounds(free_in(&node)));
             let outcome = source.and_then(|source| offline(&node, source, &inner, args.overwrite, seen));
             // Close in any case, so that everything imported so far is kept.
             let closed = node.close();
@@ -207,6 +240,7 @@ fn source(
     bucket: Option<Bucket>,
     not_into: Option<u64>,
     there: &dyn Fn() -> Box<dyn There>,
+    bounds: Bounds,
 ) -> Result<Box<dyn Source>> {
     if let Some(bucket) = bucket {
         let owner = Owner { uid: caller::euid(), gid: caller::egid(), umask: sys::umask() };
@@ -217,7 +251,7 @@ fn source(
         return Ok(Box::new(Folder::new(path, not_into)?));
     }
     if path == Path::new("-") {
-        return Ok(Box::new(Tar::stream("-", Box::new(io::stdin()))?));
+        return Ok(Box::new(Tar::stream("-", Box::new(io::stdin()), bounds)?));
     }
     if path.symlink_metadata().is_err() {
         if let Ok(Target::Closed { dir, .. }) = target::resolve(path) {
@@ -230,7 +264,7 @@ fn source(
             Failure::new("not-found", format!("{} is not there", path.display())).next("check the path")
         );
     }
-    Ok(Box::new(Tar::open(path)?))
+    Ok(Box::new(Tar::open(path, bounds)?))
 }
 
 fn report(args: &Args, through_mount: Option<String>, summary: Summary, term: Term) -> u8 {

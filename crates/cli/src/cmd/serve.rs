@@ -289,6 +289,13 @@ impl Opened {
             .map_err(|error| Failure::io(format!("cannot open {}", path.display()), &error))?;
         let folder = Folder::open(&full)
             .map_err(|error| Failure::io(format!("cannot open {}", full.display()), &error))?;
+        if let Some(most) = folder.descriptors() {
+            log::line(&format!(
+                "{}: each file that guests know takes one of {most} descriptors, which they share: its filesystem gives \
+                 no handles, or CAP_DAC_READ_SEARCH is missing",
+                full.display()
+            ));
+        }
         let identity = format!("folder {}", folder.identity());
         Ok(Opened { fs: Arc::new(folder), mount: None, name: full.display().to_string(), identity })
     }

@@ -207,3 +207,28 @@ fn an_archive_cannot_write_outside_its_place() {
     assert_eq!(fs::read_dir(&outside).unwrap().count(), 0, "something was written through a symbolic link");
     assert!(!world.path("climbed").exists() && !world.mnt().join("climbed").exists());
 }
+
+/// gzip(1) ignores zeros behind its data, as dd(1) and tapes leave them, and the import failed. And an
+/// archive of some kilobytes could ask for any amount.
+#[test]
+fn regression_archives_may_be_padded_and_have_bounds() {
+    let Some(world) = World::mountable() else { return };
+    world.mount("");
+    let script = "mkdir d; head -c 30000000 /dev/zero > d/zeros; tar -czf a.tgz d; cp a.tgz padded.tgz
+        head -c 10240 /dev/zero >> padded.tgz; cp padded.tgz damaged.tgz; echo text >> damaged.tgz";
+    let mut sh = std::process::Command::new("sh");
+    assert!(sh.args(["-ec", script]).current_dir(world.path("")).status().unwrap().success());
+    let import = |archive: &str, more: &[&str]| {
+        let (archive, dest) = (world.path(archive), world.mnt().join("here"));
+        let words = [Path::new("import"), Path::new("--overwrite"), &archive, &dest];
+        let more = more.iter().map(Path::new);
+        json(&words.into_iter().chain(more).collect::<Vec<_>>())
+    };
+    import("padded.tgz", &[]).ok();
+    assert_eq!(fs::metadata(world.mnt().join("here/d/zeros")).unwrap().len(), 30_000_000);
+    import("damaged.tgz", &[]).fails(1, "damaged");
+    import("a.tgz", &["--max-size", "20M"]).fails(1, "too-large");
+    import("a.tgz", &["--max-entries", "1"]).fails(1, "too-large");
+    import("a.tgz", &["--max-size", "40M", "--max-entries", "2"]).ok();
+    world.umount().ok();
+}

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use api::answers::Skipped;
 use api::error::Result;
 use archive::Entry;
+use archive::import::bounds::Bounds;
 use archive::import::seen::{HELD_MAX, Held};
 use archive::import::{Item, Kind, Sink};
 use archive::transfer::{self, Watch};
@@ -85,13 +86,14 @@ impl Blobs for One {
 
 /// Sends a layer whose blob and archive have these digests.
 fn sent(blob: Vec<u8>, described: Descriptor, diff_id: Digest) -> Result<Kept> {
-    let layers = vec![Layer { blob: described, diff_id }];
+    let layers = vec![Layer { blob: described, diff_id, chain: diff_id }];
     let source = Send {
         blobs: Box::new(One(blob)),
         layers,
         files: Vec::new(),
         below: "new".into(),
         implied: crate::transfer::Implied::default(),
+        bounds: Bounds::new("x", 1 << 30, None, None),
     };
     let mut kept = Kept::default();
     transfer::run(Box::new(source), &mut kept, Watch { stop: None, event: &mut |_| () })?;
@@ -297,7 +299,8 @@ fn regression_attributes_of_folders_are_counted() {
             // Room for some 16 folders.
             let held = Held::with(HELD_MAX - (1 << 20));
             let (met, implied) = (HashMap::new(), BTreeSet::new());
-            let mut sender = Sender { feed, below: &below, met, implied, held, name: "the layer" };
+            let bounds = &Bounds::new("x", 1 << 30, None, None);
+            let mut sender = Sender { feed, below: &below, met, implied, held, name: "the layer", bounds };
             let xattrs = vec![(b"user.a".to_vec(), vec![b'x'; 64 << 10])];
             for at in 0..100 {
                 let item = Item {
@@ -328,15 +331,16 @@ fn regression_the_folder_of_a_layer_that_is_not_listed_is_left_out() {
         let described = Descriptor::of("", &archive);
         let implied = crate::transfer::Implied::default();
         let source = Send {
-            layers: vec![Layer { diff_id: described.digest, blob: described }],
+            layers: crate::manifest::layers([(described.clone(), described.digest)]),
             blobs: Box::new(One(archive)),
             files: Vec::new(),
             below: "new".into(),
             implied: implied.clone(),
+            bounds: Bounds::new("x", 1 << 30, None, None),
         };
         let watch = Watch { stop: None, event: &mut |_| () };
         transfer::run(Box::new(source), &mut Kept::default(), watch).unwrap();
-        let paths: Vec<PathBuf> = implied.lock().iter().map(|(_, path)| path.clone()).collect();
+        let paths: Vec<PathBuf> = implied.lock().iter().flat_map(|(_, paths)| paths.clone()).collect();
         assert_eq!(paths == [PathBuf::new()], is_implied, "{paths:?}");
         assert!(is_implied || paths.is_empty(), "{paths:?}");
     }

@@ -8,7 +8,7 @@ use serde_json::json;
 use super::*;
 use crate::claim::Claimed;
 use crate::manifest::{Descriptor, MANIFESTS, Platform};
-use crate::place::{Look, OnMount, Seen};
+use crate::place::{OnMount, Walk};
 
 /// A folder of images.
 struct Images(tempfile::TempDir);
@@ -165,14 +165,8 @@ impl Place for Failing {
         }
         self.place.remove(path)
     }
-    fn look(&self, layer: &Path, path: &Path) -> Result<Seen> {
-        self.place.look(layer, path)
-    }
-    fn is_opaque(&self, layer: &Path, path: &Path) -> Result<bool> {
-        self.place.is_opaque(layer, path)
-    }
-    fn dress(&self, path: &Path, look: Look) -> Result<()> {
-        self.place.dress(path, look)
+    fn walk<'a>(&'a self, top: &Path) -> Result<Option<Box<dyn Walk + 'a>>> {
+        self.place.walk(top)
     }
     fn claim(&self, path: &Path, text: &str) -> Result<bool> {
         self.place.claim(path, text)

@@ -3,10 +3,10 @@
 //! folders without write permission can be filled.
 
 use std::cmp::Reverse;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use api::error::{Context, Result};
 
@@ -30,6 +30,8 @@ struct Waiting {
 #[derive(Default)]
 pub(super) struct Late {
     waiting: Vec<Waiting>,
+    /// How many folders waited when the name of one came to belong to something else.
+    replaced: HashMap<PathBuf, usize>,
     held: Held,
 }
 
@@ -42,15 +44,24 @@ impl Late {
     }
 
     /// Forgets a folder, because its name now belongs to something else.
-    pub(super) fn forget(&mut self, path: &Path) {
-        self.waiting.retain(|waiting| waiting.item.path != path);
+    pub(super) fn forget(&mut self, path: &Path) -> Result<()> {
+        match self.replaced.insert(path.to_owned(), self.waiting.len()) {
+            Some(_) => Ok(()),
+            None => self.held.add_path(path),
+        }
     }
 
     /// Sets everything, the deepest folders first. So nothing below a folder is accessed after the folder has
     /// been given to another user. If several members have one name, the last counts.
     pub(super) fn finish(mut self, rules: &Rules, root: &Dir) -> Result<()> {
+        let replaced = std::mem::take(&mut self.replaced);
+        let mut at = 0;
+        self.waiting.retain(|waiting| {
+            at += 1;
+            replaced.get(&waiting.item.path).is_none_or(|&before| at > before)
+        });
         self.waiting.reverse();
-        self.waiting.sort_by_key(|waiting| Reverse(waiting.item.path.components().count()));
+        self.waiting.sort_by_cached_key(|waiting| Reverse(waiting.item.path.components().count()));
         let mut done = HashSet::new();
         for Waiting { item, id, inherits } in self.waiting {
             if !done.insert(id) {

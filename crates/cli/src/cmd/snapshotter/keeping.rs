@@ -31,8 +31,8 @@ impl OnMount {
 }
 
 impl Layers for OnMount {
-    fn find(&self, below: Option<&Digest>, chain: &Digest) -> io::Result<Option<Digest>> {
-        self.folder.find(below, chain)
+    fn has(&self, chain: &Digest) -> io::Result<bool> {
+        self.folder.has(chain)
     }
 
     fn check(&self) -> io::Result<()> {
