@@ -99,6 +99,9 @@ pub struct Status {
     /// listed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,
+    /// What is wrong with the database of a shared volume, and since when.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub database: Option<String>,
     /// Whether the folder may write to its origin, if it was opened for writing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claim: Option<ClaimStatus>,
@@ -211,6 +214,7 @@ impl Status {
             memory_bytes: 0,
             memory_peak_bytes: 0,
             refused: None,
+            database: None,
             claim: None,
             remote_side: None,
             fleet: None,

@@ -114,7 +114,7 @@ impl Shared {
     ) -> Result<Shared> {
         let text = dir.format().names.as_deref().unwrap_or_default();
         let target = Address::parse(text).map_err(setup_failure)?;
-        let names = target.open().map_err(setup_failure_at(&target))?;
+        let names = target.open_with(options.lanes).map_err(setup_failure_at(&target))?;
         check_id(dir, &target, &*names).map_err(|failure| resuming::with_left(failure, dir))?;
         let rows: Arc<dyn MetaStore> = names.clone();
         // With open files, the other nodes must hear of them first ([`Shared::complete`]).
@@ -227,6 +227,14 @@ impl Shared {
     /// Whether the database does not answer now.
     pub(crate) fn is_away(&self) -> bool {
         self.outage.seen(base::time::monotonic()).is_some_and(|away| !away.is_over)
+    }
+
+    /// What is wrong with the database, and since when.
+    pub(crate) fn trouble(&self) -> Option<String> {
+        let refused = self.outage.refused()?;
+        let what = if refused.is_full { "it has no space for changes" } else { "it takes no changes" };
+        let since = base::time::monotonic().saturating_duration_since(refused.since);
+        Some(format!("{what}, since {}: {}", api::text::span(since.as_secs_f64()), refused.why))
     }
 
     /// The copies of packs that this node and the others keep of one another.
