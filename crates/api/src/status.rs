@@ -102,6 +102,9 @@ pub struct Status {
     /// What is wrong with the database of a shared volume, and since when.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub database: Option<String>,
+    /// The nodes of a shared volume that this one does not reach: a line for each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unreached: Vec<String>,
     /// Whether the folder may write to its origin, if it was opened for writing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claim: Option<ClaimStatus>,
@@ -215,6 +218,7 @@ impl Status {
             memory_peak_bytes: 0,
             refused: None,
             database: None,
+            unreached: Vec::new(),
             claim: None,
             remote_side: None,
             fleet: None,

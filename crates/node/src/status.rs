@@ -122,6 +122,7 @@ impl Node {
             memory_peak_bytes: memory.peak,
             refused: self.dir().and_then(resuming::refused),
             database: self.shared().and_then(Shared::trouble),
+            unreached: self.shared().map(Shared::unreached).unwrap_or_default(),
             claim: self.writer().and_then(|writer| claim::status(writer.keeper().standing())),
             remote_side: self
                 .remote_side()

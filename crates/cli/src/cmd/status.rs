@@ -184,6 +184,7 @@ fn text(status: &Status, verbose: bool) -> String {
     if let Some(database) = &status.database {
         pairs.row("database", database);
     }
+    status.unreached.iter().for_each(|line| _ = pairs.row("cannot reach", line));
     if let Some(refused) = &status.refused {
         pairs.row("refused", refused);
     }
