@@ -1,6 +1,7 @@
 //! Histories on a shared volume in etcd, while its leader, a node or an answer fails.
 
 use std::fs;
+use std::io::Write;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -129,4 +130,49 @@ fn a_stopped_node_of_a_volume_in_etcd_shows_nothing_old() {
     assert_eq!(seen, "new");
     fs::write(volume.path(1, "file"), "again").unwrap();
     assert_eq!(fs::read_to_string(volume.path(0, "file")).unwrap(), "again");
+}
+
+/// fsync(2) took a minute and failed with EIO, and other nodes could not read what was there.
+#[test]
+fn regression_a_full_etcd_is_read_on_all_nodes_and_goes_on_when_it_has_space() {
+    requires!(Need::Covey);
+    let Some(cluster) = Cluster::with(1, &["--quota-backend-bytes", "8388608"]) else {
+        say(format_args!("skipped: lacks etcd"));
+        return;
+    };
+    let hosts = cluster.hosts();
+    let volume = Volume::through(cluster, &hosts, 2);
+    fs::create_dir(volume.path(0, "dir")).unwrap();
+    let synced = |name: &str| {
+        let mut file = fs::File::create(volume.path(0, name))?;
+        file.write_all(&[7; 400])?;
+        file.sync_all()
+    };
+    synced("dir/first").unwrap();
+    let failed = (0..40_000).find_map(|n| {
+        // The same names again and again: what is compacted frees most of it.
+        let name = format!("dir/{}", n % 50);
+        let began = Instant::now();
+        let done = if n % 50 == 49 { synced(&name) } else { fs::write(volume.path(0, &name), [7; 400]) };
+        done.err().map(|error| (error, began.elapsed()))
+    });
+    let (error, took) = failed.expect("40,000 files, each a change, do not fit");
+    assert_eq!(error.raw_os_error(), Some(libc::ENOSPC), "{error}");
+    assert!(took < Duration::from_secs(45), "{took:?}");
+    for node in 0..2 {
+        assert_eq!(fs::read(volume.path(node, "dir/first")).unwrap(), [7; 400], "node {node}");
+        assert!(fs::read_dir(volume.path(node, "dir")).unwrap().count() > 40, "node {node}");
+    }
+    assert!(fs::write(volume.path(1, "dir/other"), "x").is_err());
+    let log = volume.nodes[0].log();
+    assert!(log.contains("reached its quota") && log.contains("etcdctl defrag"), "{log}");
+    volume.cluster.make_space();
+    let end = Instant::now() + Duration::from_secs(120);
+    for (node, name) in [(0, "dir/again"), (1, "dir/other")] {
+        while let Err(error) = fs::write(volume.path(node, name), "again") {
+            assert!(Instant::now() < end, "node {node} does not go on: {error}");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+    assert_eq!(fs::read_to_string(volume.path(1, "dir/again")).unwrap(), "again");
 }

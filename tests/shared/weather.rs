@@ -175,6 +175,26 @@ fn nodes_that_cannot_reach_each_other_share_names() {
     }
 }
 
+/// Bytes that only the other node had were answered with EIO, although it was alive.
+#[test]
+fn regression_nodes_that_cannot_reach_each_other_share_bytes() {
+    requires!(Need::Covey);
+    let shared = Shared::with(requires_server!(), 2, &["--advertise", "127.0.0.1:1"]);
+    for round in 0..2 {
+        let (node, other, name) = (round, 1 - round, format!("file{round}"));
+        let bytes = Rng::new(round as u64).bytes(60_000);
+        fs::write(shared.path(node, &name), &bytes).unwrap();
+        let began = Instant::now();
+        assert!(fs::read(shared.path(other, &name)).unwrap() == bytes, "round {round}");
+        say(format_args!("read after {:?}", began.elapsed()));
+    }
+    let end = Instant::now() + LIMIT;
+    while !shared.nodes.iter().all(|node| node.log().contains("does not reach the node")) {
+        assert!(Instant::now() < end, "it is not said");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
 /// A node that cannot upload, and whose disk is full, refuses new bytes. What it took can be read on all
 /// nodes, and all is well when the origin is back.
 #[test]

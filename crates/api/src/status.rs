@@ -99,6 +99,12 @@ pub struct Status {
     /// listed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,
+    /// What is wrong with the database of a shared volume, and since when.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub database: Option<String>,
+    /// The nodes of a shared volume that this one does not reach: a line for each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unreached: Vec<String>,
     /// Whether the folder may write to its origin, if it was opened for writing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claim: Option<ClaimStatus>,
@@ -211,6 +217,8 @@ impl Status {
             memory_bytes: 0,
             memory_peak_bytes: 0,
             refused: None,
+            database: None,
+            unreached: Vec::new(),
             claim: None,
             remote_side: None,
             fleet: None,

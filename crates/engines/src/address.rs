@@ -13,6 +13,9 @@ use crate::etcd::{self, Etcd};
 #[cfg(feature = "postgres")]
 use crate::postgres::{self, Postgres};
 
+/// How many connections to its database a node has, if nothing else is asked for.
+pub const LANES: usize = 8;
+
 /// The address of a shared volume. Its text form can be parsed again, and holds no password.
 #[derive(Clone, Debug)]
 pub struct Address(Arc<dyn Volume>);
@@ -25,11 +28,19 @@ pub trait Volume: fmt::Debug + fmt::Display + Send + Sync {
     /// Returns its servers: name or address, and port. The name is a folder if it is a Unix socket.
     fn servers(&self) -> Vec<(String, u16)>;
 
-    /// Opens the volume. The password comes from the environment.
+    /// Opens the volume, with at most so many connections. The password comes from the environment.
     ///
     /// # Errors
     /// `Missing` without such a volume. Otherwise one line that names the mistake and says what to do.
-    fn open(&self) -> Result<Arc<dyn Database>, SetupError>;
+    fn open_with(&self, lanes: usize) -> Result<Arc<dyn Database>, SetupError>;
+
+    /// The same with [`LANES`] connections.
+    ///
+    /// # Errors
+    /// As [`Volume::open_with`].
+    fn open(&self) -> Result<Arc<dyn Database>, SetupError> {
+        self.open_with(LANES)
+    }
 
     /// Registers a volume. A repeated call with the same id succeeds.
     ///
@@ -140,8 +151,8 @@ impl Volume for postgres::Target {
         self.servers().into_iter().map(|server| (server.host, server.port)).collect()
     }
 
-    fn open(&self) -> Result<Arc<dyn Database>, SetupError> {
-        Ok(Arc::new(Postgres::open(self, Default::default())?))
+    fn open_with(&self, lanes: usize) -> Result<Arc<dyn Database>, SetupError> {
+        Ok(Arc::new(Postgres::open(self, postgres::Options { lanes, ..Default::default() })?))
     }
 
     fn create(&self, uuid: [u8; 16]) -> Result<(), SetupError> {
@@ -171,8 +182,8 @@ impl Volume for etcd::Target {
         self.servers.clone()
     }
 
-    fn open(&self) -> Result<Arc<dyn Database>, SetupError> {
-        Ok(Arc::new(Etcd::open(self, Default::default())?))
+    fn open_with(&self, lanes: usize) -> Result<Arc<dyn Database>, SetupError> {
+        Ok(Arc::new(Etcd::open(self, etcd::Options { lanes, ..Default::default() })?))
     }
 
     fn create(&self, uuid: [u8; 16]) -> Result<(), SetupError> {

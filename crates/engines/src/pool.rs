@@ -10,6 +10,7 @@ use std::fmt::{Debug, Display};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use base::Deadline;
 use meta::store::StoreError;
 use parking_lot::{Condvar, Mutex};
 
@@ -17,6 +18,10 @@ use crate::secrets::Secrets;
 
 /// The shortest time that an attempt gets.
 const ATTEMPT_MIN: Duration = Duration::from_millis(50);
+/// The longest pause while the server admits no further connection: another request may end meanwhile.
+const CROWDED: Duration = Duration::from_millis(100);
+/// A connection is waited for until the deadline of the request, and no longer than this.
+const CROWDED_MAX: Duration = Duration::from_secs(50);
 
 /// How a store uses its database.
 #[derive(Clone, Debug)]
@@ -31,7 +36,11 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Options {
-        Options { lanes: 8, patience: Duration::from_secs(10), secrets: Secrets::from_env() }
+        Options {
+            lanes: crate::address::LANES,
+            patience: Duration::from_secs(10),
+            secrets: Secrets::from_env(),
+        }
     }
 }
 
@@ -42,6 +51,8 @@ pub(crate) enum Failure<O> {
     Lost(String),
     /// The request was not carried out; the same request may succeed.
     Again(String),
+    /// The server admits no further connection now. Nothing was asked.
+    Crowded(String),
     /// A failure that only this engine has. The request was not carried out.
     Own(O),
     /// Trying again is of no use. The request was not carried out.
@@ -52,7 +63,7 @@ impl<O: Display> Failure<O> {
     /// Returns the error for the caller once no more attempts are made.
     pub(crate) fn into_store(self) -> StoreError {
         match self {
-            Failure::Lost(why) | Failure::Again(why) => StoreError::Unavailable(why),
+            Failure::Lost(why) | Failure::Again(why) | Failure::Crowded(why) => StoreError::Unavailable(why),
             Failure::Own(own) => StoreError::Unavailable(own.to_string()),
             Failure::Store(error) => error,
         }
@@ -114,6 +125,8 @@ pub(crate) struct Taken<'a, L: Link> {
     pub(crate) lane: Option<Lane<L>>,
     /// When the patience ends.
     end: Instant,
+    /// What became of an attempt is unknown, and only this lane can tell.
+    is_pinned: bool,
 }
 
 impl<L: Link> Pool<L> {
@@ -147,12 +160,13 @@ impl<L: Link> Pool<L> {
         let end = base::time::monotonic() + self.patience;
         let mut free = self.free.lock();
         loop {
-            if let Some(lane) = free.pop() {
-                return Ok(Taken { pool: self, lane: Some(lane), end });
+            let connected = free.iter().rposition(|lane| lane.link.is_some());
+            if let Some(lane) = connected.map(|at| free.remove(at)).or_else(|| free.pop()) {
+                return Ok(Taken { pool: self, lane: Some(lane), end, is_pinned: false });
             }
             if self.returned.wait_until(&mut free, end).timed_out() {
                 return Err(StoreError::Unavailable(format!(
-                    "all connections to {} are in use; it is slow, or this node needs more of them",
+                    "all connections to {} are in use; it is slow, or this node needs more of them (-o lanes=N)",
                     L::servers(&self.door)
                 )));
             }
@@ -175,13 +189,25 @@ impl<L: Link> Taken<'_, L> {
         mut work: impl FnMut(&mut Self, i32) -> Result<T, Failure<L::Own>>,
     ) -> Result<T, StoreError> {
         let (mut pause, longest) = L::PAUSES;
-        let mut attempt = 1;
+        let (mut attempt, began) = (1, base::time::monotonic());
         loop {
             let failure = match work(self, attempt) {
                 Ok(done) => return Ok(done),
                 Err(Failure::Store(error)) => return Err(error),
                 Err(failure) => failure,
             };
+            match &failure {
+                Failure::Lost(_) => self.is_pinned = true,
+                Failure::Crowded(_) => {
+                    self.use_another();
+                    pause = pause.min(CROWDED);
+                    // A program that waits for longer can wait for a connection too.
+                    let left = Deadline::current().is_bounded().then(|| Deadline::current().left());
+                    let left = left.unwrap_or_default().min(CROWDED_MAX);
+                    self.end = self.end.max(began + left);
+                }
+                _ => {}
+            }
             let now = L::OWN_AT_ONCE && attempt == 1 && matches!(failure, Failure::Own(_));
             let chance = if now { 0.0 } else { base::random::u64() as f64 / u64::MAX as f64 };
             let wait = pause.mul_f64(chance);
@@ -191,6 +217,15 @@ impl<L: Link> Taken<'_, L> {
             std::thread::sleep(wait);
             pause = (pause * 2).min(longest);
             attempt = attempt.saturating_add(1);
+        }
+    }
+
+    /// Goes on with a lane that is connected, if one is free and nothing was asked by this one.
+    fn use_another(&mut self) {
+        let mut free = self.pool.free.lock();
+        let connected = free.iter_mut().rev().find(|lane| lane.link.is_some());
+        if let (Some(lane), Some(other), false) = (&mut self.lane, connected, self.is_pinned) {
+            std::mem::swap(lane, other);
         }
     }
 

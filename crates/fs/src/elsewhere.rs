@@ -1,8 +1,9 @@
 //! Bytes of packs in a shared volume: reads of other nodes' packs, and answers to other nodes.
 
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
-use base::{Ino, PackNo, Timestamp};
+use base::{Deadline, Ino, PackNo, Timestamp};
 use blob::BlobError;
 use meta::plan::Op;
 use meta::{Key, PackRow};
@@ -18,6 +19,9 @@ use crate::volume::{Core, Volume};
 /// A time this close behind the present one, in nanoseconds, is another machine's present. A later one was
 /// set.
 const CLOSE: i128 = 1_000_000_000;
+/// How long the owner of a pack may take to store it in the origin, and how often this node looks.
+const STORED: Duration = Duration::from_secs(40);
+const LOOK: Duration = Duration::from_millis(250);
 
 impl Core {
     /// Whether other nodes write to this volume too.
@@ -127,7 +131,9 @@ impl Core {
             (Err(error), Some(blob)) => match self.parts.source.read_at(&blob, offset, buf) {
                 // Deleted since the row was read: the names are read again.
                 Err(BlobError::Missing(_)) if self.pack_row(pack)? != Some(row) => Err(gone(pack)),
-                Err(BlobError::Missing(_) | BlobError::Unavailable(_)) => Err(error.into()),
+                Err(BlobError::Missing(_) | BlobError::Unavailable(_)) => {
+                    self.read_when_stored(sharing, pack, (offset, buf), error)
+                }
                 done => {
                     done?;
                     // Its owner and the nodes with copies need not be asked about it again.
@@ -135,8 +141,44 @@ impl Core {
                     Ok(())
                 }
             },
-            (Err(error), None) => Err(error.into()),
+            (Err(error), None) => self.read_when_stored(sharing, pack, (offset, buf), error),
         }
+    }
+
+    /// Reads a range of a pack whose owner does not answer, when the owner has stored it in the origin. It is
+    /// asked to by the database. `error`: why it is not asked itself.
+    fn read_when_stored(
+        &self,
+        sharing: &Sharing,
+        pack: PackNo,
+        (offset, buf): (u32, &mut [u8]),
+        error: BlobError,
+    ) -> Result<(), Error> {
+        let end = Deadline::current().within(STORED);
+        if !sharing.others.want_stored(pack) {
+            return Err(error.into());
+        }
+        let done = loop {
+            end.sleep(LOOK);
+            let blob = match self.pack_row(pack)? {
+                None => break Err(gone(pack)),
+                Some(PackRow::Open) => None,
+                Some(PackRow::Sealed { blob, .. } | PackRow::Condemned { blob, .. }) => Some(blob),
+            };
+            match blob.map(|blob| (blob, self.parts.source.read_at(&blob, offset, buf))) {
+                None | Some((_, Err(BlobError::Missing(_) | BlobError::Unavailable(_)))) if end.is_over() => {
+                    break Err(error.into());
+                }
+                None | Some((_, Err(BlobError::Missing(_) | BlobError::Unavailable(_)))) => {}
+                Some((blob, Ok(()))) => {
+                    self.table.put(pack, Place::Blob(blob));
+                    break Ok(());
+                }
+                Some((_, Err(other))) => break Err(other.into()),
+            }
+        };
+        sharing.others.is_stored(pack);
+        done
     }
 }
 

@@ -117,7 +117,7 @@ impl From<Refusal> for Errno {
 impl From<&StoreError> for Errno {
     fn from(error: &StoreError) -> Errno {
         match error {
-            StoreError::Full => Errno::ENOSPC,
+            StoreError::Full | StoreError::NoSpace(_) => Errno::ENOSPC,
             StoreError::Waits => Errno::WAITS,
             StoreError::Damaged(_)
             | StoreError::DamagedLog(_)

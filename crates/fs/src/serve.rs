@@ -25,7 +25,7 @@ impl Core {
     pub(crate) fn answer(&self, what: &str, ino: Ino, error: Error) -> Errno {
         let errno = Errno::from(&error);
         let worth_a_line = match &error {
-            Error::Store(StoreError::Full | StoreError::Waits)
+            Error::Store(StoreError::Full | StoreError::NoSpace(_) | StoreError::Waits)
             | Error::Blob(BlobError::Full)
             | Error::Errno(_) => false,
             // The component that refused has reported it itself, once for all reads.

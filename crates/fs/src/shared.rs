@@ -120,6 +120,15 @@ pub trait Others: Send + Sync {
         false
     }
 
+    /// Asks the owner of a pack, which does not answer this node, to store it in the origin: by the database.
+    /// False: that node is gone.
+    fn want_stored(&self, _: PackNo) -> bool {
+        false
+    }
+
+    /// The pack is not wanted any more.
+    fn is_stored(&self, _: PackNo) {}
+
     /// The sessions that have not ended, this node's included. A session that is not among them never
     /// changes a row again.
     ///

@@ -29,6 +29,7 @@
 //! | `1B dir:8 what:1 part` | what counts for the quota of a directory (`add`) |
 //! | `1C moment:8 pack:8` | in a shared volume: the pack is condemned since this moment |
 //! | `1D hash:32` | in a shared volume: this blob is being deleted ([`crate::record::DoomedRow`]) |
+//! | `1E pack:8` | in a shared volume: a node wants the bytes of the pack, and cannot reach its owner |
 //!
 //! **Why directory entries contain a hash.** A mount without OPENDIR has no handle that could keep a
 //! listing's position. So a position must be a number from which a listing can be resumed without any state.
@@ -106,6 +107,8 @@ pub mod tags {
     pub const CONDEMNED: u8 = 0x1C;
     /// Blobs of a shared volume that are being deleted.
     pub const DOOMED: u8 = 0x1D;
+    /// Packs of a shared volume whose bytes a node wants and cannot ask for.
+    pub const WANTED: u8 = 0x1E;
 }
 
 /// The name of the volume's row that says which node of a shared volume publishes.
@@ -524,6 +527,11 @@ impl Key {
     pub fn as_condemned(&self) -> Option<(u64, PackNo)> {
         (self.tag() == tags::CONDEMNED && self.0.len() == 17).then_some(())?;
         Some((self.number_at(1)?, PackNo(self.number_at(9)?)))
+    }
+
+    /// A node wants the bytes of this pack, and cannot reach its owner.
+    pub fn wanted(pack: PackNo) -> Key {
+        build!(tags::WANTED, &pack.0.to_be_bytes())
     }
 
     /// A blob of a shared volume that is being deleted.

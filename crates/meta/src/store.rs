@@ -91,6 +91,10 @@ pub enum StoreError {
     /// The disk is full.
     #[error("no space left for the volume's names")]
     Full,
+    /// The database of a shared volume has no space. Nothing was changed, and it can still be read. The words
+    /// name the server and say what to do.
+    #[error("{NO_SPACE}: {0}")]
+    NoSpace(String),
     /// What is stored differs from what was written; `fsck` gives details.
     #[error("the volume's names are damaged: {0}")]
     Damaged(String),
@@ -109,6 +113,17 @@ pub enum StoreError {
     /// was changed, and no later change of this node is accepted.
     #[error("this node may no longer change the volume: {0}")]
     Fenced(String),
+}
+
+/// How the words of [`StoreError::NoSpace`] begin.
+const NO_SPACE: &str = "the volume's database has no space";
+
+impl StoreError {
+    /// The failure that another node has met, if what it answered says that the database has no space.
+    pub fn no_space_in(answer: &str) -> Option<StoreError> {
+        let (_, why) = answer.split_once(NO_SPACE)?;
+        Some(StoreError::NoSpace(why.trim_start_matches(": ").to_owned()))
+    }
 }
 
 /// Asks whether the work of this thread may still change something ([`base::Deadline::current`]). After its

@@ -7,6 +7,7 @@ use std::time::Duration;
 use api::error::{Failure, Result};
 use api::text::parse_span;
 use blob::Access;
+use engines::address::LANES;
 use fs::access::{AccessRules, Pattern};
 use fs::api::Locks;
 use fs::handover::Handed;
@@ -18,6 +19,8 @@ pub const DEADLINE: Duration = Duration::from_secs(60);
 
 /// The default for how long blobs of a shared volume stay after nothing refers to them any more.
 pub const GC_DELAY: Duration = Duration::from_secs(300);
+/// The most connections to the database of a shared volume.
+const LANES_MAX: usize = 64;
 /// The longest such time, in seconds.
 const GC_DELAY_MAX: u64 = 30 * 86_400;
 
@@ -60,6 +63,8 @@ pub struct MountOptions {
     pub promotable: bool,
     /// How long blobs of a shared volume stay after nothing refers to them any more.
     pub gc_delay: Duration,
+    /// How many connections to the database of a shared volume this node has at most.
+    pub lanes: usize,
     /// How long what is removed is kept.
     pub trash: KeepTrash,
     /// How files in a remote origin are read.
@@ -87,6 +92,7 @@ impl Default for MountOptions {
             locks: None,
             promotable: false,
             gc_delay: GC_DELAY,
+            lanes: LANES,
             trash: KeepTrash::AsIs,
             access: AccessRules::default(),
             remote_side: RemoteOptions::default(),
@@ -133,6 +139,8 @@ pub struct NodeOptions {
     pub locks: Option<Locks>,
     /// How long blobs of a shared volume stay after nothing refers to them any more.
     pub gc_delay: Duration,
+    /// How many connections to the database of a shared volume this node has at most.
+    pub lanes: usize,
     /// How files in a remote origin are read.
     pub access: AccessRules,
     /// The options of a remote origin.
@@ -171,6 +179,7 @@ impl NodeOptions {
             deadline: DEADLINE,
             locks: None,
             gc_delay: GC_DELAY,
+            lanes: LANES,
             access: AccessRules::default(),
             remote_side: RemoteOptions::default(),
             salvage: None,
@@ -219,6 +228,10 @@ pub const KNOWN: &[(&str, &str)] = &[
     (
         "gc_delay=SECONDS",
         "of a shared volume: what nothing refers to is deleted in the origin after this (default 300)",
+    ),
+    (
+        "lanes=N",
+        "of a shared volume: at most this many connections to the database, beside those of publications (default 8)",
     ),
     (
         "locks=local|fleet",
@@ -316,6 +329,7 @@ impl MountOptions {
             ("locks", Some(_)) => return Err(bad(word, "local or fleet")),
             ("promotable", None) => self.promotable = true,
             ("gc_delay", Some(text)) => self.gc_delay = seconds(word, text, GC_DELAY_MAX)?,
+            ("lanes", Some(text)) => self.lanes = lanes(word, text)?,
             ("trash", Some(text)) => {
                 self.trash =
                     KeepTrash::parse(text).ok_or_else(|| bad(word, "a time like 12h or 7d, or off"))?;
@@ -368,6 +382,7 @@ impl MountOptions {
             format!("commit={}", self.commit.as_secs_f64()),
             format!("deadline={}", self.deadline.as_secs_f64()),
             format!("gc_delay={}", self.gc_delay.as_secs_f64()),
+            format!("lanes={}", self.lanes),
             format!("atime={}", if self.relatime { "relatime" } else { "off" }),
         ];
         let switches = [
@@ -430,6 +445,12 @@ fn seconds(word: &str, text: &str, most: u64) -> Result<Duration> {
     Ok(Duration::from_secs_f64(value))
 }
 
+/// Parses a number of connections.
+fn lanes(word: &str, text: &str) -> Result<usize> {
+    let lanes = text.parse().ok().filter(|lanes| (1..=LANES_MAX).contains(lanes));
+    lanes.ok_or_else(|| bad(word, &format!("a number from 1 to {LANES_MAX}")))
+}
+
 fn bad(word: &str, wanted: &str) -> Failure {
     Failure::usage(format!("the mount option {word} cannot be understood"))
         .why(format!("its value is to be {wanted}"))
@@ -461,7 +482,7 @@ mod tests {
         let text = "ro,frozen,allow_other,default_permissions,nosuid,nodev,noexec,commit=0.5,atime=relatime,\
             writeback=off,read_ahead=4096,deadline=5,fsync=origin,cache_size=2G,x-systemd.automount,_netdev,\
             access=random,stream=*.mp4,random=a?c,normal=*.txt,publish_group=staff,locks=fleet,promotable,trash=7d,\
-            xattr=off";
+            xattr=off,lanes=3";
         let options = parse(text).unwrap();
         assert!(options.read_only && options.frozen && options.allow_other == Some(true) && options.relatime);
         assert_eq!((options.commit, options.writeback), (Duration::from_millis(500), Some(false)));
@@ -519,6 +540,8 @@ mod tests {
             "xattr=none",
             "atime=yes",
             "locks=global",
+            "lanes=0",
+            "lanes=65",
             "trash=0",
             "trash=1y",
             "locks",

@@ -218,6 +218,8 @@ pub fn failure(what: impl Into<String>, error: TreeError) -> Failure {
         TreeError::Store(meta::store::StoreError::Full) | TreeError::Blob(blob::BlobError::Full) => {
             new("disk-full").next("free some room, then try again; what was published before is as it was")
         }
+        TreeError::Store(meta::store::StoreError::NoSpace(_)) => new("database-full")
+            .next("make space there, then try again; what was published before is as it was"),
         TreeError::Stopped => new("stopped").next("what was published before is as it was; try again"),
         _ => new("origin")
             .next("check that the origin answers, then try again; what was published before is as it was"),

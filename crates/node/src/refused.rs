@@ -69,6 +69,11 @@ pub fn open_failure(path: &Path, error: OpenError) -> Failure {
                 .why(why)
                 .next("free some room on that disk, then try again; the volume is sound")
         }
+        OpenError::Store(StoreError::NoSpace(why)) => {
+            Failure::new("database-full", format!("the database of the volume {shown} has no space"))
+                .why(why)
+                .next("make space there, then try again; the volume is sound")
+        }
         OpenError::Store(StoreError::DamagedLog(_)) => {
             Failure::new("damaged-log", format!("the log of the volume {shown} is damaged; nothing was changed"))
                 .why(why)

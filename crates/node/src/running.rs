@@ -375,6 +375,7 @@ fn node_options(plan: &Plan, mountpoint: &Path) -> NodeOptions {
         many_kernels: false,
         orphans_stay: Duration::ZERO,
         gc_delay: options.gc_delay,
+        lanes: options.lanes,
         access: options.access.clone(),
         remote_side: options.remote_side.clone(),
         salvage: None,

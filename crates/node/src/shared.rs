@@ -21,6 +21,7 @@
 //! - [`listed`]: what the database says of a volume, without joining it.
 //! - [`living`]: which sessions last.
 //! - [`peers`]: bytes and leases between nodes; [`keeping`]: copies of packs on a second node.
+//! - [`reaching`]: nodes that do not reach each other.
 //! - [`repairing`]: a repair of the names, while no node uses them.
 //! - [`restoring`]: a new volume of a published tree.
 //! - [`promoting`]: the names of a volume of one node move into a database; [`unfinished`]: its last steps.
@@ -40,6 +41,7 @@ pub mod locking;
 pub mod making;
 mod peers;
 pub mod promoting;
+mod reaching;
 pub mod repairing;
 pub mod restoring;
 pub(crate) mod resuming;
@@ -49,7 +51,7 @@ pub(crate) mod unfinished;
 
 use std::fs::{self, File};
 use std::io::Write;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -118,7 +120,7 @@ impl Shared {
     ) -> Result<Shared> {
         let text = dir.format().names.as_deref().unwrap_or_default();
         let target = Address::parse(text).map_err(setup_failure)?;
-        let names = target.open().map_err(setup_failure_at(&target))?;
+        let names = target.open_with(options.lanes).map_err(setup_failure_at(&target))?;
         check_id(dir, &target, &*names).map_err(|failure| resuming::with_left(failure, dir))?;
         let rows: Arc<dyn MetaStore> = names.clone();
         // With open files, the other nodes must hear of them first ([`Shared::complete`]).
@@ -243,6 +245,19 @@ impl Shared {
         self.outage.seen(base::time::monotonic()).is_some_and(|away| !away.is_over)
     }
 
+    /// What is wrong with the database, and since when.
+    pub(crate) fn trouble(&self) -> Option<String> {
+        let refused = self.outage.refused()?;
+        let what = if refused.is_full { "it has no space for changes" } else { "it takes no changes" };
+        let since = base::time::monotonic().saturating_duration_since(refused.since);
+        Some(format!("{what}, since {}: {}", api::text::span(since.as_secs_f64()), refused.why))
+    }
+
+    /// The nodes that this one does not reach: a line for each.
+    pub(crate) fn unreached(&self) -> Vec<String> {
+        self.peers.unreached.lines()
+    }
+
     /// The copies of packs that this node and the others keep of one another.
     pub fn copies(&self) -> CopiesStatus {
         let (kept, sent) = (self.kept.stats(), self.keeping.as_ref().map(|keeping| keeping.stats()));
@@ -262,7 +277,9 @@ impl Shared {
         let weak: Weak<Volume> = Arc::downgrade(volume);
         self.server.serve(weak.clone(), is_pending);
         self.server.keep(self.kept.clone(), &self.peers);
-        self.keeper.start(weak).map_err(|error| Failure::io("cannot start a thread", &error))
+        self.keeper
+            .start(weak, self.peers.clone())
+            .map_err(|error| Failure::io("cannot start a thread", &error))
     }
 
     /// Leaves the volume.
@@ -368,7 +385,7 @@ fn listen(
         identity: Identity { node, role: Role::Node, volume: id.to_be_bytes() },
         secret,
         tls: fleet.tls.load()?,
-        listen: Some(fleet.listen.unwrap_or_else(|| SocketAddr::new(way_to(target), 0))),
+        listen: Some(fleet.listen.unwrap_or_else(|| SocketAddr::new(reaching::own_address(target), 0))),
         verify: fleet.verify,
         limits: Limits { threads: 1, helpers: 32, ..Limits::default() },
     };
@@ -389,16 +406,4 @@ fn secret_row(names: &dyn Database) -> Result<String> {
 
 fn no_secret(why: &str) -> Failure {
     Failure::new("no-secret", "the nodes of this volume cannot know one another").why(why)
-}
-
-/// The address of this machine on the way to the database: the other nodes most likely reach it there.
-fn way_to(target: &Address) -> IpAddr {
-    let way = |(host, port): (String, u16)| {
-        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
-        // Nothing is sent.
-        socket.connect((host.as_str(), port))?;
-        Ok::<_, std::io::Error>(socket.local_addr()?.ip())
-    };
-    let found = target.servers().into_iter().find_map(|server| way(server).ok());
-    found.unwrap_or(Ipv4Addr::LOCALHOST.into())
 }

@@ -34,14 +34,14 @@ struct Figures {
 impl Figures {
     /// Counts. The error explains the problem.
     fn of(volume: &Volume) -> std::result::Result<Figures, String> {
-        let mut stats = volume.stats().map_err(|error| error.to_string())?;
+        let stats = volume.stats().map_err(|error| error.to_string())?;
         let names = Names::new(volume.parts().store.clone());
-        let twice = Twice::count(&names).map_err(|error| error.to_string())?;
-        if !stats.counted {
-            count_packs(&names, &mut stats).map_err(|error| error.to_string())?;
-            stats.stored_bytes = stats.stored_bytes.saturating_sub(twice.bytes);
+        match count(&names, stats) {
+            Ok(figures) => Ok(figures),
+            // What waits to be stored cannot be counted.
+            Err(StoreError::NoSpace(_)) => Ok(Figures { stats, twice: Twice::default() }),
+            Err(error) => Err(error.to_string()),
         }
-        Ok(Figures { stats, twice })
     }
 
     /// Counts a tree, whose metadata may have to be fetched. If that takes too long, uses the figures in the
@@ -121,6 +121,8 @@ impl Node {
             memory_bytes: memory.now,
             memory_peak_bytes: memory.peak,
             refused: self.dir().and_then(resuming::refused),
+            database: self.shared().and_then(Shared::trouble),
+            unreached: self.shared().map(Shared::unreached).unwrap_or_default(),
             claim: self.writer().and_then(|writer| claim::status(writer.keeper().standing())),
             remote_side: self
                 .remote_side()
@@ -131,6 +133,16 @@ impl Node {
             trash: self.trash_status(),
         })
     }
+}
+
+/// Counts what the volume's own figures lack.
+fn count(names: &Names, mut stats: fs::stats::Stats) -> std::result::Result<Figures, StoreError> {
+    let twice = Twice::count(names)?;
+    if !stats.counted {
+        count_packs(names, &mut stats)?;
+        stats.stored_bytes = stats.stored_bytes.saturating_sub(twice.bytes);
+    }
+    Ok(Figures { stats, twice })
 }
 
 /// Counts sealed packs and their dead bytes. The volume's own background count may not be complete, or may

@@ -220,6 +220,21 @@ impl Cluster {
         Some(answer)
     }
 
+    /// Makes space in a full cluster of one member: compacts, defragments, and clears the alarm.
+    pub fn make_space(&self) {
+        let status = self.call(0, "kv/range", r#"{"key":"AA=="}"#).unwrap();
+        let field = |name: &str| {
+            let (_, rest) = status.split_once(&format!("\"{name}\":\"")).unwrap();
+            rest.split('"').next().unwrap().to_owned()
+        };
+        let (revision, member) = (field("revision"), field("member_id"));
+        self.call(0, "kv/compaction", &format!(r#"{{"revision":"{revision}","physical":true}}"#)).unwrap();
+        self.call(0, "maintenance/defragment", "{}").unwrap();
+        let disarm = format!(r#"{{"action":"DEACTIVATE","memberID":"{member}","alarm":"NOSPACE"}}"#);
+        let answer = self.call(0, "maintenance/alarm", &disarm).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    }
+
     /// The servers for an address.
     pub fn hosts(&self) -> String {
         let each: Vec<String> =

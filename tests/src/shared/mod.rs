@@ -150,6 +150,10 @@ impl Node {
         command.arg("mount").arg(&self.address).arg(&self.mountpoint);
         if self.address.contains("://") {
             command.arg("--cache").arg(&self.folder);
+            // By default a node beside its database listens where other machines reach it.
+            if !more.contains(&"--listen") {
+                command.args(["--listen", "127.0.0.1:0"]);
+            }
         }
         command.args(more);
         let file = std::fs::OpenOptions::new().create(true).append(true).open(&log).unwrap();

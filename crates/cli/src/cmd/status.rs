@@ -181,6 +181,10 @@ fn text(status: &Status, verbose: bool) -> String {
     if status.io_errors > 0 {
         pairs.row("I/O errors", format!("{}: see the log, then covey fsck", count(status.io_errors)));
     }
+    if let Some(database) = &status.database {
+        pairs.row("database", database);
+    }
+    status.unreached.iter().for_each(|line| _ = pairs.row("cannot reach", line));
     if let Some(refused) = &status.refused {
         pairs.row("refused", refused);
     }

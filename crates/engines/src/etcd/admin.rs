@@ -54,7 +54,7 @@ fn decode(target: &Target, row: &[u8]) -> Result<Found, SetupError> {
 /// Finds the volume of an address.
 pub(super) fn find(pool: &Pool) -> Result<Found, SetupError> {
     let target = &pool.door.target;
-    let (_, rows) = look(pool, &[Ask::Key(volume(&target.prefix, &target.volume))], 0).map_err(full)?;
+    let (_, rows) = look(pool, &[Ask::Key(volume(&target.prefix, &target.volume))], 0)?;
     match rows.first().and_then(|rows| single(rows)) {
         Some(row) => decode(target, row.value()),
         None => Err(SetupError::Missing(format!(
@@ -63,16 +63,6 @@ pub(super) fn find(pool: &Pool) -> Result<Found, SetupError> {
             target.volume,
             target.prefix
         ))),
-    }
-}
-
-/// For a person, a full database is a line with advice.
-fn full(error: StoreError) -> SetupError {
-    match error {
-        StoreError::Full => {
-            StoreError::Unavailable(format!("the database of etcd is full; {}", super::errors::FULL)).into()
-        }
-        error => error.into(),
     }
 }
 
@@ -91,7 +81,7 @@ pub(super) fn connect(target: &Target, options: &Options, lanes: usize) -> Resul
     let pool = Pool::new(Arc::new(door), lanes, options.patience);
     let link = any_link(&pool, options.patience)?;
     pool.give(link);
-    let (server, version) = pool.take()?.attempts(|taken, _| version(taken)).map_err(full)?;
+    let (server, version) = pool.take()?.attempts(|taken, _| version(taken))?;
     match too_old(&server, &version) {
         Some(line) => Err(StoreError::Unavailable(line).into()),
         None => Ok(pool),
@@ -177,7 +167,7 @@ impl Etcd {
                 false => Err(Failure::Again("other volumes are created at the same time".to_owned())),
             }
         });
-        let Some(row) = made.map_err(full)? else { return Ok(()) };
+        let Some(row) = made? else { return Ok(()) };
         match decode(target, &row)? {
             Found { uuid: there, .. } if there == uuid => Ok(()),
             _ => Err(SetupError::Exists(format!(

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use etcd_client::{GetOptions, StatusResponse};
+use etcd_client::{GetOptions, StatusResponse, Txn, TxnOp};
 
 use super::admin::{connect, find, too_old};
 use super::errors::{FULL, Failure};
 use super::link::Link;
 use super::pool::Pool;
-use super::request::{Ask, look};
+use super::request::{Ask, is, look};
 use super::{Checked, Etcd, FORMAT, Level, Options, SetupError, Target};
 use crate::check::latency;
 
@@ -39,6 +39,7 @@ impl Etcd {
         };
         note("volume", volume(&pool));
         let ask = [Ask::Key(super::layout::volume_count(&target.prefix))];
+        note("changes", changes(&pool));
         note("latency", latency("a nearer cluster", || Ok(look(&pool, &ask, 0).map(drop)?)));
         note("old revisions", old_revisions(&pool));
         found
@@ -115,6 +116,16 @@ fn volume(pool: &Pool) -> Result<Checked, SetupError> {
     let target = &pool.door.target;
     let line = format!("the volume {} is there, number {} of format {FORMAT}", target.volume, found.number);
     Ok(Checked::good("volume", line))
+}
+
+/// Whether the user may write, and the cluster takes it. Nothing is written: the check of the transaction
+/// fails.
+fn changes(pool: &Pool) -> Result<Checked, SetupError> {
+    let target = &pool.door.target;
+    let key = super::layout::volume(&target.prefix, &target.volume);
+    let txn = Txn::new().when([is(key.clone(), "none")]).and_then([TxnOp::put(key, "none", None)]);
+    pool.ask(async |mut wires| wires.kv.txn(txn.clone()).await)?;
+    Ok(Checked::good("changes", "the cluster accepts changes of this user".to_owned()))
 }
 
 /// etcd does not tell whether it compacts by itself. So the check looks whether old revisions can be read.

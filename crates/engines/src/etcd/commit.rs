@@ -163,7 +163,12 @@ impl Etcd {
         check_session(commit, place.map(|place| place.session()))?;
         let mut taken = self.pool.take()?;
         let mut run = Run { commit, place, op: None, is_lost: false, is_settling: false, token: None };
-        let outcome = taken.attempts(|taken, _| self.attempt(taken, &mut run))?;
+        let outcome = taken.attempts(|taken, _| self.attempt(taken, &mut run));
+        let outcome = match outcome {
+            // Only the last attempt is known to have changed nothing.
+            Err(StoreError::NoSpace(_)) if run.is_lost => Err(unknown().into_store()),
+            outcome => outcome,
+        }?;
         match outcome {
             Outcome::Applied => Ok(()),
             Outcome::Conflict { rows, not_empty } => Err(CommitError::Conflict { rows, not_empty }),

@@ -86,7 +86,11 @@ pub(super) fn explain(target: &Target, server: &str, error: &Error) -> Failure {
             unauthorised(target, server, said).unwrap_or_else(|| unfit(server, said))
         }
         NOT_FOUND if said.contains("lease not found") => Failure::Own(NoLease),
-        RESOURCE_EXHAUSTED if said.contains("space exceeded") => Failure::Store(StoreError::Full),
+        RESOURCE_EXHAUSTED if said.contains("space exceeded") => {
+            Failure::Store(StoreError::NoSpace(format!(
+                "the database of etcd has reached its quota, and the server {server} refuses changes ({said}); {FULL}"
+            )))
+        }
         RESOURCE_EXHAUSTED if said.contains("larger than max") => unfit(server, said),
         RESOURCE_EXHAUSTED => Failure::Again(format!(
             "the server {server} has too many requests ({said}); look at its disk and its load"

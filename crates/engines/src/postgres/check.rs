@@ -23,6 +23,13 @@ const LOAD: &str = "select (select count(*) from pg_stat_activity where backend_
     coalesce((select n_dead_tup from pg_stat_user_tables where relid = to_regclass('covey_kv')), 0), \
     coalesce((select n_live_tup from pg_stat_user_tables where relid = to_regclass('covey_kv')), 0)";
 
+/// The rights on the tables that are there and that the user lacks, in one text.
+const RIGHTS: &str = "select coalesce(string_agg(p || ' ' || t, ', ' order by t, p), '') \
+    from (values ('covey_schema', 'select'), ('covey_volume', 'select'), ('covey_volume', 'update') \
+    union all select t, p from unnest(array['covey_kv', 'covey_session', 'covey_done']) t, \
+    unnest(array['select', 'insert', 'update', 'delete']) p) needed(t, p) \
+    where to_regclass(t) is not null and not has_table_privilege(to_regclass(t), p)";
+
 const SETTINGS: &str = "select name, setting from pg_settings \
     where name in ('fsync', 'full_page_writes', 'synchronous_commit') and setting = 'off' order by name";
 
@@ -70,6 +77,7 @@ impl Postgres {
             Err(error) => note("server", Err(error)),
         }
         note("volume", volume(&mut link, target, limit));
+        note("rights", rights(&mut link, limit));
         note("latency", latency("a nearer server", || ping(&mut link, limit)));
         note("clock", clock(&mut link, limit));
         match load(&mut link, limit) {
@@ -114,6 +122,22 @@ fn server(link: &mut Link, limit: Duration) -> Result<Checked, SetupError> {
 fn volume(link: &mut Link, target: &Target, limit: Duration) -> Result<Checked, SetupError> {
     run(link, limit, async |client| find(client, target).await)??;
     Ok(Checked::good("volume", format!("the volume {} is there, tables of version {VERSION}", target.volume)))
+}
+
+/// Whether the user may do all that a node does.
+fn rights(link: &mut Link, limit: Duration) -> Result<Checked, SetupError> {
+    let missing: String = run(link, limit, async |client| {
+        let row = client.query_typed_one(RIGHTS, &[] as &[(&(dyn ToSql + Sync), Type)]).await?;
+        row.try_get(0)
+    })?;
+    let user = &link.target.user;
+    Ok(match missing.as_str() {
+        "" => Checked::good("rights", format!("user {user} may read and change the rows")),
+        missing => {
+            let line = format!("user {user} may not {missing}; grant it to the user");
+            Checked { what: "rights", level: Level::Bad, line }
+        }
+    })
 }
 
 fn ping(link: &mut Link, limit: Duration) -> Result<(), SetupError> {

@@ -28,6 +28,7 @@ pub(super) struct Grow(String);
 impl Failure {
     /// Why none of several servers can be used. If one of them may serve later, all are tried again.
     pub(super) fn of_all(failures: Vec<Failure>) -> Failure {
+        let is_crowded = failures.iter().any(|failure| matches!(failure, Failure::Crowded(_)));
         let may_pass = failures.iter().any(|failure| !matches!(failure, Failure::Store(_)));
         let line = |failure: Failure| match failure.into_store() {
             StoreError::Unavailable(why) => why,
@@ -35,7 +36,12 @@ impl Failure {
         };
         let why = failures.into_iter().map(line).collect::<Vec<_>>().join("; and ");
         let why = format!("no server accepts writes: {why}");
-        if may_pass { Failure::Lost(why) } else { Failure::refused(why) }
+        match may_pass {
+            // To connect asks for nothing else.
+            true if is_crowded => Failure::Crowded(why),
+            true => Failure::Lost(why),
+            false => Failure::refused(why),
+        }
     }
 
     /// Whether another client may have created the same tables at the same time.
@@ -107,9 +113,12 @@ fn from_client(target: &Target, error: &Error) -> Failure {
 fn from_server(target: &Target, error: &DbError) -> Failure {
     let (said, code, server) = (error.message(), error.code().code(), target.server());
     let (user, database) = (&target.user, &target.database);
-    let refused = Failure::refused;
+    let (refused, again) = (Failure::refused, Failure::Again);
     match code {
-        "40001" | "40P01" | "55P03" => Failure::Again(format!(
+        "55P03" => again(format!(
+            "another transaction holds rows or tables of the database {database} on {server} ({said}); look for it in pg_stat_activity, and see lock_timeout of user {user}"
+        )),
+        "40001" | "40P01" => again(format!(
             "the database {database} on {server} is too busy with the same rows ({said}); look for long transactions in pg_stat_activity"
         )),
         "CV002" => Failure::Own(Grow(format!(
@@ -125,14 +134,23 @@ fn from_server(target: &Target, error: &DbError) -> Failure {
             "there is no database {database} on {server}; create it (createdb {database}), or name another one"
         )),
         "42501" => refused(format!(
-            "user {user} may not do this in the database {database} on {server} ({said}); grant it to the user"
+            "user {user} may not do this in the database {database} on {server} ({said}); grant it: covey doctor names the rights that are missing"
         )),
         "42P01" | "42883" | "42704" | "42703" => refused(format!(
             "the database {database} on {server} holds no volume of this version ({said}); create one with `covey format`"
         )),
-        "53100" => Failure::Store(StoreError::Full),
-        "53300" => Failure::Lost(format!(
-            "the server {server} has no free connection ({said}); raise its max_connections, or use fewer connections per node"
+        "53100" => Failure::Store(StoreError::NoSpace(format!(
+            "the disk of the server {server} is full ({said}); free some of it, or give it more"
+        ))),
+        "53200" => again(format!(
+            "the server {server} has too little memory ({said}); give it more, or lower its work_mem and max_connections"
+        )),
+        "53400" | "54000" | "54001" => refused(format!(
+            "the server {server} refuses, because the request passes a limit of its settings ({said}); raise that limit for user {user}"
+        )),
+        // Nothing was asked yet.
+        "53300" => Failure::Crowded(format!(
+            "the server {server} has no free connection ({said}); raise max_connections, the user's or the database's limit, or mount with fewer connections (-o lanes=N)"
         )),
         "25006" => Failure::Lost(format!(
             "the server {server} refuses changes ({said}); name the server that accepts them, or {}",
@@ -142,7 +160,14 @@ fn from_server(target: &Target, error: &DbError) -> Failure {
         "XX001" | "XX002" => Failure::Store(StoreError::Damaged(format!(
             "the database {database} on {server} reports damage: {said}; restore it from a backup"
         ))),
-        "57014" | "57P01" | "57P02" | "57P03" | "57P05" => Failure::Lost(format!(
+        "57014" => again(format!(
+            "the server {server} ended a statement ({said}); raise statement_timeout for user {user}, or see what ends it"
+        )),
+        "25P03" | "57P05" => Failure::Lost(format!(
+            "the server {server} ended a connection that was idle ({said}); raise idle_session_timeout and idle_in_transaction_session_timeout for user {user}"
+        )),
+        "57P04" => refused(format!("the database {database} on {server} was removed ({said})")),
+        "57P01" | "57P02" | "57P03" => Failure::Lost(format!(
             "the server {server} is stopping or starting ({said}); it is tried again until it runs"
         )),
         _ if code.starts_with("08") => {

@@ -246,10 +246,13 @@ impl MetaStore for Postgres {
         check_session(&commit, place.map(|place| place.session()))?;
         let mut request = Request::new(&commit, false)?;
         let mut taken = self.pool.take()?;
-        let (lane, op) = taken.next_op();
+        let (mut lane, mut op) = taken.next_op();
         let owner = place.filter(|place| !place.is_resumed).map_or(self.own, |place| place.number);
         let mut is_lost = false;
         let row = taken.attempts(|taken, attempt| {
+            if lane != taken.number() {
+                (lane, op) = taken.next_op();
+            }
             let id = Id { volume: self.volume, place, owner, lane, op, attempt };
             let done = taken.once(async |client| request.call(client, id).await);
             is_lost |= matches!(done, Err(Failure::Lost(_)));
@@ -257,7 +260,12 @@ impl MetaStore for Postgres {
                 request = Request::new(&commit, true).map_err(Failure::Store)?;
             }
             done
-        })?;
+        });
+        let row = match row {
+            // Only the last attempt is known to have changed nothing.
+            Err(StoreError::NoSpace(_)) if is_lost => Err(unknown()),
+            row => row,
+        }?;
         match outcome(&commit, &row) {
             // The session may have ended after an earlier attempt.
             Err(CommitError::Store(StoreError::Fenced(_))) if is_lost => Err(unknown().into()),

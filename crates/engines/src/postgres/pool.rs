@@ -67,6 +67,11 @@ impl Taken<'_> {
         self.attempt(|link, _, limit| link.run(limit, work))
     }
 
+    /// The lane's number.
+    pub(super) fn number(&self) -> i32 {
+        self.lane.as_ref().map_or(0, |lane| lane.number.into())
+    }
+
     /// The lane's number, and the number of a new operation.
     pub(super) fn next_op(&mut self) -> (i32, i64) {
         self.lane.as_mut().map_or((0, 0), |lane| {

@@ -198,7 +198,10 @@ fn a_check_of_a_sound_volume_has_good_lines() {
     let warned = |name: &str| found.iter().any(|line| line.line.contains(&format!("{name} = off")));
     assert!(warned("fsync") && warned("full_page_writes") && !warned("synchronous_commit"), "{found:?}");
     what.dedup();
-    assert_eq!(what, ["connection", "server", "volume", "latency", "clock", "connections", "dead rows"]);
+    assert_eq!(
+        what,
+        ["connection", "server", "volume", "rights", "latency", "clock", "connections", "dead rows"]
+    );
     assert!(found.iter().all(|Checked { level, .. }| *level != Level::Bad), "{found:?}");
 }
 
@@ -410,4 +413,108 @@ fn the_server_that_accepts_writes_is_used() {
     standby.promote();
     let missing = line(Postgres::open(&at(&[first, second]), Options::default()));
     assert!(missing.contains("has no volume"), "the other server has other data: {missing}");
+}
+
+/// A volume in a database of its own, and a user that may use it and is no superuser.
+fn apart(server: &Server, name: &str, more: &str) -> Target {
+    server.sql_in("postgres", &format!("create database {name}; create role {name} login {more}"));
+    let made = server.address("covey", server.port(), name, "v");
+    Postgres::create(&made, [1; 16], &Options::default()).unwrap();
+    server.sql_in(
+        name,
+        &format!("grant select, insert, update, delete on all tables in schema public to {name}"),
+    );
+    server.address(name, server.port(), name, "v")
+}
+
+/// The disk of the server was called that of this machine, and nothing said what to do.
+#[test]
+fn regression_a_full_disk_of_the_server_is_named_and_rows_can_be_read() {
+    let Some(server) = Server::shared() else { return };
+    let store = Postgres::open(&apart(server, "filled", ""), Options::default()).unwrap();
+    store.commit(put("a", "1")).unwrap();
+    server.script_in(
+        "filled",
+        "create function full_disk() returns trigger language plpgsql as \
+         $$ begin raise exception 'could not extend file' using errcode = '53100'; end $$",
+    );
+    server.sql_in(
+        "filled",
+        "create trigger full_disk before insert on covey_kv for each row execute function full_disk()",
+    );
+    match store.commit(put("b", "2")).unwrap_err() {
+        CommitError::Store(StoreError::NoSpace(why)) => {
+            assert!(why.contains("the disk of the server 127.0.0.1") && why.contains("free some"), "{why}");
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(store.get(&key("a")).unwrap().as_deref(), Some(&b"1"[..]));
+    store.commit(Commit { dels: vec![key("a")], ..Commit::default() }).ok();
+    server.sql_in("filled", "drop trigger full_disk on covey_kv");
+    store.commit(put("b", "2")).unwrap();
+}
+
+/// Requests that got no connection failed, while those that the node had were idle.
+#[test]
+fn regression_a_server_without_free_connections_is_used_over_those_that_there_are() {
+    let Some(server) = Server::shared() else { return };
+    let target = apart(server, "crowded", "connection limit 2");
+    let store = Postgres::open(&target, Options::default()).unwrap();
+    thread::scope(|scope| {
+        for n in 0..8 {
+            let store = &store;
+            scope.spawn(move || {
+                for turn in 0..20 {
+                    store.commit(put(format!("{n} {turn}"), "1")).unwrap();
+                    assert!(store.get(&key(format!("{n} {turn}"))).unwrap().is_some());
+                }
+            });
+        }
+    });
+    let third = Postgres::open(&target, Options { patience: Duration::from_secs(1), ..Options::default() });
+    let says = line(third);
+    assert!(says.contains("-o lanes=N") && says.contains("max_connections"), "{says}");
+}
+
+#[test]
+fn rights_that_are_missing_are_named() {
+    let Some(server) = Server::shared() else { return };
+    let target = apart(server, "narrow", "");
+    let rights = || {
+        let found = Postgres::check(&target, &Options::default());
+        found.into_iter().find(|checked| checked.what == "rights").unwrap()
+    };
+    assert_eq!(rights().level, Level::Good);
+    server.sql_in("narrow", "revoke delete on covey_kv from narrow");
+    let missing = rights();
+    assert_eq!(missing.level, Level::Bad);
+    assert!(missing.line.contains("may not delete covey_kv;"), "{missing:?}");
+}
+
+/// What a time limit of the server ended was taken for a server that stops.
+#[test]
+fn regression_a_statement_that_the_server_ends_is_tried_again_and_named() {
+    let Some(server) = Server::shared() else { return };
+    let target = apart(server, "hasty", "");
+    server.sql_in("hasty", "alter role hasty set statement_timeout = '200ms'");
+    let options = Options { patience: Duration::from_secs(2), ..Options::default() };
+    let store = Postgres::open(&target, options).unwrap();
+    store.commit(put("a", "1")).unwrap();
+    server.script_in(
+        "hasty",
+        "create function slow() returns trigger language plpgsql as \
+         $$ begin perform pg_sleep(5); return new; end $$",
+    );
+    server.sql_in(
+        "hasty",
+        "create trigger slow before insert on covey_kv for each row execute function slow()",
+    );
+    match store.commit(put("b", "2")).unwrap_err() {
+        CommitError::Store(StoreError::Unavailable(why)) => {
+            assert!(why.contains("statement_timeout"), "{why}");
+        }
+        other => panic!("{other:?}"),
+    }
+    server.sql_in("hasty", "drop trigger slow on covey_kv");
+    store.commit(put("b", "2")).unwrap();
 }

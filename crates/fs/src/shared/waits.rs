@@ -254,7 +254,9 @@ impl Core {
                     granted.send();
                 }
                 // Nothing is known to have changed, and the session may last.
-                Err(Failed::Store(StoreError::Unavailable(_) | StoreError::Full)) => {}
+                Err(Failed::Store(
+                    StoreError::Unavailable(_) | StoreError::Full | StoreError::NoSpace(_),
+                )) => {}
                 Err(Failed::Store(_) | Failed::TooMany) => queue.fail(ino),
             }
             if !queue.tried(ino, is_left, moved) {

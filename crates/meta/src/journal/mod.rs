@@ -565,7 +565,7 @@ impl Stuck {
             StoreError::Full => Stuck::Full,
             StoreError::Damaged(what) | StoreError::DamagedLog(what) => Stuck::Damaged(what.clone()),
             StoreError::Unavailable(what) | StoreError::Fenced(what) => Stuck::Unavailable(what.clone()),
-            StoreError::Waits => Stuck::Unavailable(error.to_string()),
+            StoreError::Waits | StoreError::NoSpace(_) => Stuck::Unavailable(error.to_string()),
         }
     }
 

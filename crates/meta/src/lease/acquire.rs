@@ -95,6 +95,11 @@ impl Core {
             (Ok(Some(got)), Ok(loaded)) => (got, loaded),
             // It was borrowed, or is contended.
             (Ok(None), _) => return Ok(()),
+            // It is read without.
+            (Err(StoreError::NoSpace(_)), _) if mode == Mode::Read => {
+                state.note_loose(unit);
+                return Ok(());
+            }
             (Err(error), _) | (_, Err(error)) => {
                 if state.failed.len() >= FAILED_MAX {
                     state.failed.clear();
@@ -131,7 +136,7 @@ impl Core {
         if let Some((when, why)) = state.failed.get(&unit)
             && *when > began
         {
-            return Err(StoreError::Unavailable(why.clone()));
+            return Err(StoreError::no_space_in(why).unwrap_or_else(|| StoreError::Unavailable(why.clone())));
         }
         let is_waiting = state.wanted.contains_key(&unit);
         let mut stale = Vec::new();
@@ -322,6 +327,9 @@ impl Core {
         loop {
             self.term.check()?;
             let Err(why) = self.nodes.recall(holder.node, unit, seq) else { return Ok(true) };
+            if let Some(error) = StoreError::no_space_in(&why) {
+                return Err(error);
+            }
             if !self.nodes.alive()?.contains(&holder) {
                 return Ok(false);
             }

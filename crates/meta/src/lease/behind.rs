@@ -10,10 +10,11 @@ use super::forgot::{AGAIN, Confirmed, Sent, counted_in, note_lost};
 use super::journal::Journal;
 use super::promise::KeptByKernel;
 use super::queue::{Batch, Queue};
+use super::space::{self, removes};
 use super::state::State;
 use super::{Core, TURN};
 use crate::key::Key;
-use crate::store::{CommitError, StoreError};
+use crate::store::{Commit, CommitError, StoreError};
 
 /// How long a batch waits for further changes.
 const GATHER: Duration = Duration::from_millis(20);
@@ -44,12 +45,21 @@ impl State {
 
 impl Core {
     /// Waits until there is space for a change.
-    pub(super) fn admit(&self) -> Result<(), StoreError> {
+    ///
+    /// # Errors
+    /// The session has ended, or the engine has no space and the change needs some.
+    pub(super) fn admit(&self, commit: &Commit) -> Result<(), StoreError> {
         let mut state = self.state.lock();
         if state.journal.as_ref().is_some_and(Journal::is_broken) && !base::thread::may_wait() {
             return Err(StoreError::Waits);
         }
-        while is_late(&state.queue) && !state.stopping {
+        loop {
+            if let Some(error) = state.lacks_space() {
+                return if removes(commit) { Ok(()) } else { Err(error) };
+            }
+            if !is_late(&state.queue) || state.stopping {
+                return Ok(());
+            }
             self.term.check()?;
             if !base::thread::may_wait() {
                 return Err(StoreError::Waits);
@@ -58,7 +68,6 @@ impl Core {
             self.work.notify_one();
             self.changed.wait_for(&mut state, TURN);
         }
-        Ok(())
     }
 
     /// Waits until all changes so far are in the engine.
@@ -70,7 +79,8 @@ impl Core {
     /// Waits until the batches up to this one are in the engine.
     ///
     /// # Errors
-    /// `Fenced` if its session has ended: then it may be lost. Or they could not be stored in time.
+    /// `Fenced` if its session has ended: then it may be lost. Or the engine has no space, or they could not
+    /// be stored in time.
     pub(super) fn drain(&self, upto: Upto, until: Instant) -> Result<(), StoreError> {
         let mut state = self.state.lock();
         loop {
@@ -82,6 +92,9 @@ impl Core {
             }
             if state.queue.done >= upto.batch {
                 return Ok(());
+            }
+            if let Some(error) = state.lacks_space() {
+                return Err(error);
             }
             if state.stopping || base::time::monotonic() > until {
                 return Err(StoreError::Unavailable("the changes could not be stored in time".to_owned()));
@@ -133,6 +146,9 @@ impl Core {
                     // A session may have ended meanwhile, and with it all batches up to a later one.
                     state.queue.done = state.queue.done.max(number);
                     state.queue.oldest = state.queue.since();
+                    if state.no_space.take().is_some() {
+                        self.nodes.report("the database has space again, and changes are stored");
+                    }
                     let State { queue, journal, sessions: now, .. } = &mut *state;
                     if let (Some(journal), true, Some((_, last))) =
                         (journal, *now == sessions, confirmed.last)
@@ -194,8 +210,21 @@ impl Core {
                         self.nodes.report(&format!("changes wait to be stored: {error}"));
                     }
                     let mut state = self.state.lock();
-                    if state.sessions == sessions && !state.stopping {
-                        self.changed.wait_for(&mut state, AGAIN);
+                    if state.sessions != sessions || state.stopping {
+                        continue;
+                    }
+                    match error {
+                        StoreError::NoSpace(why) => {
+                            state.no_space = Some(why);
+                            // What waits for the batch is answered now.
+                            self.changed.notify_all();
+                            drop(state);
+                            std::thread::sleep(space::AGAIN);
+                        }
+                        _ => {
+                            state.no_space = None;
+                            self.changed.wait_for(&mut state, AGAIN);
+                        }
                     }
                 }
             }
@@ -213,6 +242,7 @@ impl Core {
         // It is not known yet what becomes of it. So fsync must not say that it is stored.
         let flying = state.queue.flying.take();
         let waiting = state.queue.take_all();
+        state.no_space = None;
         state.journal.iter_mut().for_each(Journal::restart);
         let before = state.lost.len();
         for batch in batch.into_iter().chain(&waiting) {

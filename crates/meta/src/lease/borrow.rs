@@ -9,7 +9,7 @@ use super::fetch::Loaded;
 use super::loan::{Borrowed, LoanAsk};
 use super::row::Mode;
 use super::state::{State, Unit};
-use crate::key::Key;
+use crate::key::{Key, tags};
 
 /// A node that wanted to change a unit within this time does not borrow it. Otherwise each change would begin
 /// with a loan that is of no use.
@@ -22,6 +22,10 @@ const RETURNS: i32 = 2;
 const SCORE_MAX: i32 = 4;
 /// What one return for nothing takes away.
 const MISTAKE: i32 = 4;
+/// Rows that are read one by one follow one another if they are no further apart than this.
+const SINGLES: Duration = Duration::from_millis(250);
+/// After so many, all are read.
+const SINGLES_MAX: u32 = 16;
 /// How many rows are asked for by name.
 const ASKED: usize = 8;
 
@@ -49,6 +53,22 @@ impl State {
         if asked.len() < ASKED && !asked.contains(key) {
             asked.push(key.clone());
         }
+    }
+
+    /// Notes that rows of a unit are asked for one by one. Returns whether it is lent, and so many were that
+    /// all names and inodes are read instead: a program lists the directory, and a loan ends soon. So what
+    /// that takes depends on how often the directory changes meanwhile, and not on how many files are in it.
+    pub fn wants_all(&mut self, unit: Ino, keys: &[Key]) -> bool {
+        let is_listing = keys.iter().all(|key| matches!(key.tag(), tags::DENTRY | tags::INODE));
+        let is_lent = self.units.get(&unit).is_some_and(|held| held.loan.is_some() && !held.has_names);
+        if !is_listing || !is_lent || self.is_large(unit) {
+            return false;
+        }
+        let now = base::time::monotonic();
+        let (last, count) = self.borrowing.single.of(unit).or_insert((now, 0));
+        *count = if now.saturating_duration_since(*last) < SINGLES { *count + 1 } else { 1 };
+        *last = now;
+        *count > SINGLES_MAX
     }
 
     /// The holder calls a loan back. If it was not in use any more, the next ones are given back earlier.

@@ -123,10 +123,11 @@ impl State {
         Ok(survey)
     }
 
-    /// A contended unit and its lease row. It is no need of a commit, which the engine decides then.
+    /// A contended unit and its lease row. It is no need of a commit, which the engine decides then. No
+    /// commit rests on a unit that is only read without a lease.
     fn contended_in(&self, need: Need) -> Result<(Ino, Value), Need> {
         let Need::Direct(unit) = need else { return Err(need) };
-        self.contended(unit).map(|row| (unit, row.clone())).ok_or(Need::Again)
+        self.contended(unit).map(|row| (unit, row.clone())).ok_or(Need::Lease(unit, Mode::Write))
     }
 
     /// The unit of a row that exists already. `None`: no lease covers it, or the commit makes its unit.

@@ -1,4 +1,5 @@
-//! Reads of contended units ([`super::contend`]): from the engine, with the lease rows beside them.
+//! Reads of contended units ([`super::contend`]): from the engine, with the lease rows beside them. Units of
+//! which no lease can be had, because the engine has no space ([`super::space`]), are read in the same way.
 //!
 //! The engine gives the rows and the lease rows as of one moment. If the units were contended then, every
 //! acknowledged change of them was in the engine, so the answer was true at that moment. Otherwise it is not
@@ -49,6 +50,14 @@ impl Drop for Waiting<'_> {
     }
 }
 
+/// What must be beside the rows of a unit that is read without a lease.
+enum Beside {
+    /// The lease row of a contended unit.
+    Contended(Value),
+    /// The row that was there first.
+    Same,
+}
+
 /// The leases of some rows, or loans.
 type Stamps = Vec<Option<(u64, u64)>>;
 
@@ -63,6 +72,20 @@ enum First {
 }
 
 impl State {
+    /// `None`: the unit needs a lease.
+    fn beside(&self, unit: Ino) -> Option<Beside> {
+        let contended = self.contended(unit).cloned().map(Beside::Contended);
+        contended.or_else(|| self.is_loose(unit).then_some(Beside::Same))
+    }
+
+    /// Whether the lease row that was read beside the rows of a unit is as expected.
+    fn is_sound(&mut self, unit: Ino, beside: &Beside, lease: Option<&Value>) -> bool {
+        match beside {
+            Beside::Contended(row) => self.is_still(unit, row, lease),
+            Beside::Same => self.is_still_loose(unit, lease),
+        }
+    }
+
     fn unit_of_leased(&self, key: &Key) -> Option<Ino> {
         self.unit_of(key).ok().flatten().filter(|unit| self.units.contains_key(unit))
     }
@@ -150,7 +173,8 @@ impl Core {
         Ok(Vec::new())
     }
 
-    /// Rows of contended units. `None`: a unit is not contended any more, or a row belongs to another one.
+    /// Rows of units that are read without a lease. `None`: a unit needs one now, or a row belongs to another
+    /// unit.
     pub(super) fn values_direct(
         &self,
         keys: &[(&Key, Ino)],
@@ -162,8 +186,8 @@ impl Core {
         {
             let state = self.state.lock();
             for (key, unit) in keys {
-                let Some(row) = state.contended(*unit) else { return Ok(None) };
-                units.insert(*unit, row.clone());
+                let Some(beside) = state.beside(*unit) else { return Ok(None) };
+                units.insert(*unit, beside);
                 if key.tag() != tags::DENTRY {
                     inos.insert(Ino(key.number().unwrap_or_default()), *unit);
                 }
@@ -181,8 +205,8 @@ impl Core {
         let mut state = self.state.lock();
         state.recalls += 1;
         let mut is_sound = true;
-        for (unit, row) in &units {
-            is_sound &= state.is_still(*unit, row, of(&Key::lease(*unit)));
+        for (unit, beside) in &units {
+            is_sound &= state.is_sound(*unit, beside, of(&Key::lease(*unit)));
             state.note_use(*unit, of(&Key::dir_changed(*unit)));
         }
         for (ino, unit) in inos {
@@ -198,7 +222,7 @@ impl Core {
         Ok(is_sound.then(|| keys.iter().map(|(key, _)| of(key).cloned()).collect()))
     }
 
-    /// Rows of a range that covers one inode of a contended unit. `None`: look again.
+    /// Rows of a range that covers one inode of a unit that is read without a lease. `None`: look again.
     pub(super) fn range_direct(
         &self,
         unit: Ino,
@@ -208,7 +232,7 @@ impl Core {
         if !base::thread::may_wait() {
             return Err(StoreError::Waits);
         }
-        let Some(row) = self.state.lock().contended(unit).cloned() else { return Ok(None) };
+        let Some(beside) = self.state.lock().beside(unit) else { return Ok(None) };
         let (ino, is_list) =
             (Ino(range.start.number().unwrap_or_default()), range.start.tag() == tags::DENTRY);
         let keys = [Key::lease(unit), Key::dir_changed(unit), Key::inode(ino)];
@@ -222,7 +246,7 @@ impl Core {
             more.truncate(page);
             let mut state = self.state.lock();
             state.recalls += 1;
-            if !state.is_still(unit, &row, lease.as_ref()) {
+            if !state.is_sound(unit, &beside, lease.as_ref()) {
                 return Ok(None);
             }
             state.note_use(unit, changed.as_ref());
@@ -320,6 +344,7 @@ impl Core {
                 Ok(Some(found))
             }
             Ok(_) => Ok(None),
+            Err(Need::Direct(other)) if state.is_loose(other) => Ok(Some(found)),
             Err(Need::Direct(other)) => {
                 state.note_leased(other);
                 Ok(None)

@@ -155,11 +155,28 @@ impl Core {
         Ok(loaded.collect())
     }
 
-    /// Reads rows of a unit.
+    /// Reads rows of a unit: these, or all names of a lent directory and the inodes of its files.
     pub(super) fn fetch(&self, unit: Ino, keys: Vec<Key>) -> Result<(), StoreError> {
         let units = [unit];
         let reading = self.reading(&units);
-        let mark = self.marks(&mut self.state.lock(), &units);
+        let (mark, wants_all) = {
+            let mut state = self.state.lock();
+            (self.marks(&mut state, &units), state.wants_all(unit, &keys))
+        };
+        if wants_all {
+            let seen = self.look_at(&units, NAMES_MAX)?.pop();
+            let loaded = self.load(seen.map(|seen| (unit, seen)).into_iter().collect())?.pop();
+            let mut state = self.state.lock();
+            if self.marks(&mut state, &units) == mark
+                && let Some((_, loaded)) = loaded
+            {
+                if !loaded.fits {
+                    state.note_large(unit);
+                }
+                loaded.install(&mut state, unit, Some(reading.read()));
+            }
+            return Ok(());
+        }
         let values = self.inner.get_many(&keys)?;
         let mut state = self.state.lock();
         if self.marks(&mut state, &[unit]) == mark {

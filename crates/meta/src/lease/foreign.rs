@@ -2,8 +2,9 @@
 //! ([`super::contend`]).
 //!
 //! Nothing else happens meanwhile in the leased units that such a commit touches, and what this node has
-//! changed before is in the engine first. The commit checks the lease rows of the leased units that it
-//! writes, and of all contended ones. It is in the engine when it is acknowledged.
+//! changed before is in the engine first: all of it, or, while the engine has no space ([`super::space`]),
+//! what these units have. The commit checks the lease rows of the leased units that it writes, and of all
+//! contended ones. It is in the engine when it is acknowledged.
 //!
 //! **A commit may move a name from a leased directory to a contended one.** The kernel may keep that name and
 //! its inode under the lease, and must not under none. So it forgets before.
@@ -154,7 +155,7 @@ impl Core {
         let Some(direct) = state.direct(commit, survey) else { return Ok(false) };
         let units: Vec<Ino> = survey.writes.union(&survey.reads).copied().collect();
         let leases = state.leases_of(&survey.writes);
-        let (sessions, last) = (state.sessions, state.last());
+        let (sessions, before) = (state.sessions, state.upto_of(&units));
         units.iter().for_each(|unit| state.units.get_mut(unit).into_iter().for_each(|unit| unit.busy = true));
         survey.contended.keys().for_each(|unit| state.note_direct(*unit, commit));
         drop(state);
@@ -163,7 +164,7 @@ impl Core {
         whole.checks.extend(rows.map(|(unit, row)| (Key::lease(*unit), Expect::Is(row.clone()))));
         let send = |whole| counted(self.inner.commit(whole)).map(|()| true);
         let done = self
-            .drain(last, base::time::monotonic() + PATIENCE)
+            .drain(before, base::time::monotonic() + PATIENCE)
             .and_then(|()| self.let_go(survey, &direct.left).and_then(|()| in_time()))
             .and_then(|()| self.pin(&mut whole, &direct.unchecked))
             .map_err(CommitError::from)
@@ -175,8 +176,8 @@ impl Core {
         // What is answered of contended units, the kernel must not keep.
         state.recalls += u64::from(!survey.contended.is_empty());
         self.changed.notify_all();
-        if state.sessions != sessions {
-            // It was decided by the engine alone, and nothing is remembered of it.
+        if state.sessions != sessions || matches!(done, Err(CommitError::Store(StoreError::NoSpace(_)))) {
+            // It was decided by the engine alone, and nothing is remembered of it. Or nothing was changed.
             return done;
         }
         match done {

@@ -125,6 +125,8 @@ pub(super) struct Borrowing {
     pub habits: Notes<Habit>,
     /// Units that are to be given back soon.
     pub returning: Vec<Ino>,
+    /// When a row of a lent unit was read by itself last, and how many were, one soon after the other.
+    pub single: Notes<(Instant, u32)>,
     /// Rows that were looked for and need a lease.
     pub asked: Notes<Vec<Key>>,
 }

@@ -27,6 +27,7 @@
 //!   while the units wait ([`foreign`]).
 //! - **A unit that several nodes change all the time is contended** ([`contend`]). No node has a lease of it:
 //!   its rows are read from the engine, and each change is a commit of its own ([`direct`], [`foreign`]).
+//! - **An engine that has no space** is read without leases ([`space`]).
 //! - **An engine that has forgotten what it confirmed** gets it once more ([`forgot`]).
 //! - **A snapshot of the engine lacks what is in no batch yet.** Before one that must lack nothing, every
 //!   node writes back ([`everywhere`]).
@@ -45,6 +46,7 @@ mod behind;
 mod borrow;
 mod change;
 mod contend;
+mod decide;
 mod direct;
 mod everywhere;
 mod fetch;
@@ -63,6 +65,7 @@ mod queue;
 mod recall;
 mod replay;
 mod row;
+mod space;
 mod state;
 
 use std::sync::Arc;
@@ -75,12 +78,9 @@ use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::key::{Key, KeyRange, tags};
 use crate::shared::Term;
-use crate::shared::outage::{add_changes, counted};
-use crate::store::{
-    Commit, CommitError, Limit, Linked, MetaStore, Rows, Snapshot, StoreError, Value, in_time,
-};
-use behind::Upto;
-use change::{conflict, is_covered, is_of_inode};
+use crate::shared::outage::counted;
+use crate::store::{Commit, CommitError, Limit, Linked, MetaStore, Rows, Snapshot, StoreError, Value};
+use change::{is_covered, is_of_inode};
 pub use contend::Contention;
 pub use journal::{Journal, Left};
 pub use loan::{Loan, LoanAsk};
@@ -351,7 +351,6 @@ impl Core {
             Need::Rows(unit, keys) => self.fetch(unit, keys),
             Need::Names(dir) => self.fetch_names(dir),
             Need::Whole(unit, ino) => self.fetch_whole(unit, ino),
-            Need::Again => Ok(()),
             Need::Engine(_) | Need::Direct(_) => {
                 Err(StoreError::Damaged("a row without a lease was looked for".to_owned()))
             }
@@ -375,7 +374,7 @@ impl Core {
                 }
             })?;
             let Some(marks) = marks else { return Ok(None) };
-            self.drain_all()?;
+            self.drain_before(units)?;
             let answer = ask(&*self.inner)?;
             if self.marks(&mut self.state.lock(), units) == marks {
                 return Ok(Some(answer));
@@ -389,86 +388,10 @@ impl Core {
         let seq = |unit: &Ino| state.units.get(unit).filter(|held| !held.leaving && held.lasts()).map(of);
         (state.sessions, units.iter().map(seq).collect())
     }
-
-    /// Decides a commit in memory, or by the engine if leases do not cover all that it rests on.
-    fn commit(&self, commit: &Commit) -> Result<(), CommitError> {
-        let began = base::time::monotonic();
-        loop {
-            self.term.check()?;
-            self.admit()?;
-            let mut state = self.state.lock();
-            // It may have waited for long.
-            in_time()?;
-            // Under the lock: nothing that is remembered then is of another session.
-            let me = self.nodes.me().ok_or_else(not_joined)?;
-            pinned::check(|| Some(me))?;
-            let need = match self.decide(&mut state, commit, me) {
-                Ok(Decided::Done) => return counted(Ok(())),
-                Ok(Decided::Unsafe(batch)) => {
-                    drop(state);
-                    add_changes(1);
-                    return Ok(self.drain(batch, base::time::monotonic() + PATIENCE)?);
-                }
-                Ok(Decided::Refused(failed)) => return Err(conflict(failed)),
-                Ok(Decided::ByEngine(_)) if !base::thread::may_wait() => return Err(StoreError::Waits.into()),
-                Ok(Decided::ByEngine(survey)) => match self.commit_foreign(state, commit, &survey, me) {
-                    Ok(true) => return Ok(()),
-                    Ok(false) => continue,
-                    Err(error) => return Err(error),
-                },
-                Err(need) => need,
-            };
-            drop(state);
-            self.meet(need, began)?;
-        }
-    }
-
-    fn decide(&self, state: &mut State, commit: &Commit, me: Holder) -> Result<Decided, Need> {
-        if state.is_suspect {
-            return Err(Need::Turn);
-        }
-        let survey = state.survey(commit)?;
-        state.know_counters(commit, &survey)?;
-        if survey.is_foreign {
-            return Ok(Decided::ByEngine(survey));
-        }
-        if let Err(failed) = state.verify(commit, &survey)? {
-            return Ok(Decided::Refused(failed));
-        }
-        let (leases, checks) = (state.leases_of(&survey.writes), state.checks_of_read(commit));
-        let made = state.apply(commit, &survey, me);
-        let now = base::time::monotonic();
-        let is_safe = state.enqueue(commit, (leases, made, checks), me, now);
-        let batch = state.queue.current;
-        state.note_moved(&survey, batch);
-        let is_wanted = state.note_changes(commit, &survey, now);
-        for unit in survey.writes.iter().chain(&survey.reads).chain(survey.born.values()) {
-            state.units.get_mut(unit).into_iter().for_each(|unit| (unit.batch, unit.last) = (batch, now));
-        }
-        if state.queue.oldest.is_none() {
-            state.queue.oldest = Some(now);
-            self.work.notify_one();
-        }
-        if is_wanted {
-            state.queue.hurry = true;
-            self.work.notify_one();
-        }
-        let upto = Upto { batch, sessions: state.sessions };
-        Ok(if is_safe { Decided::Done } else { Decided::Unsafe(upto) })
-    }
 }
 
 /// How many sessions have ended, and which leases or loans there are.
 type Marks = (u64, Vec<Option<(u64, u64)>>);
-
-/// What became of a commit.
-enum Decided {
-    Done,
-    /// It is done, and not in the journal: it is acknowledged when the engine has this batch.
-    Unsafe(Upto),
-    Refused(change::Failed),
-    ByEngine(change::Survey),
-}
 
 fn not_joined() -> StoreError {
     StoreError::Fenced("this node has not joined the volume".to_owned())
@@ -547,12 +470,13 @@ impl MetaStore for Leases {
                 Ok(rows) => Some(rows),
                 Err(Need::Direct(unit)) => self.core.range_direct(unit, range, limit)?,
                 // Which inodes have no name is asked before each renewal of the session, so it must not wait
-                // for changes that are under way. The others are in no batch.
+                // for changes that are under way. The others are in no batch. Without what has no space, what
+                // statfs(2) tells is nearly right.
                 Err(_)
                     if matches!(
                         range.start.tag(),
                         tags::ORPHAN | tags::HOLD | tags::LOCK | tags::BATCH | tags::CONDEMNED | tags::DOOMED
-                    ) =>
+                    ) || range.start.tag() == tags::VOLUME && self.core.lacks_space() =>
                 {
                     Some(self.core.inner.scan(range, limit)?)
                 }

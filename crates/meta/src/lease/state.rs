@@ -14,10 +14,11 @@ use hashbrown::{HashMap, HashSet};
 use super::ahead::Ahead;
 use super::contend::Contended;
 use super::journal::Journal;
-use super::loan::{Borrowed, Borrowing, Lent};
+use super::loan::{Borrowed, Borrowing, Lent, Notes};
 use super::moves::{Moves, Read};
 use super::queue::Queue;
 use super::row::{Holder, Mode};
+use super::space::Loose;
 use crate::key::{Key, KeyRange, tags};
 use crate::record::{Dentry, InodeRecord, mode};
 use crate::store::{Limit, Rows, Value};
@@ -47,10 +48,9 @@ pub(super) enum Need {
     Whole(Ino, Ino),
     /// These rows are not remembered: ask the engine, under the leases of these units.
     Engine(Vec<Ino>),
-    /// The unit is contended: its rows are remembered by no node ([`super::contend`]).
+    /// The unit is contended: its rows are remembered by no node ([`super::contend`]). Or a lease for reading
+    /// cannot be had ([`super::space`]).
     Direct(Ino),
-    /// What was known was wrong: look again.
-    Again,
 }
 
 /// A row that is remembered, or the contended unit that it belongs to.
@@ -190,6 +190,10 @@ pub(super) struct State {
     /// Units of inodes that are no more: their lease rows are to be removed.
     pub dead: Vec<Ino>,
     pub queue: Queue,
+    /// Why the engine refuses the batch that is on its way: it has no space ([`super::space`]).
+    pub no_space: Option<String>,
+    /// Units that are read without a lease meanwhile.
+    pub loose: Notes<Loose>,
     /// What is read before it is asked for.
     pub ahead: Ahead,
     /// How often everything was forgotten: a session ended, or the engine had forgotten something.
@@ -271,6 +275,7 @@ impl State {
 
     /// A unit whose lease permits this.
     pub fn held(&mut self, unit: Ino, mode: Mode) -> Result<&mut Unit, Need> {
+        let is_loose = mode == Mode::Read && self.is_loose(unit);
         match self.units.get_mut(&unit) {
             Some(held) if held.leaving || held.busy => Err(Need::Turn),
             Some(held) if held.mode >= mode && held.lasts() => {
@@ -283,6 +288,7 @@ impl State {
                 Ok(held)
             }
             _ if self.contended.is_direct(unit) => Err(Need::Direct(unit)),
+            _ if is_loose => Err(Need::Direct(unit)),
             _ => Err(Need::Lease(unit, mode)),
         }
     }
@@ -485,6 +491,7 @@ impl State {
         self.homes.clear();
         self.forget_contended();
         self.ahead.clear();
+        self.loose.0.clear();
         self.hints = Default::default();
     }
 }

@@ -8,7 +8,7 @@
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
@@ -39,9 +39,17 @@ pub(crate) fn counted(outcome: Result<(), CommitError>) -> Result<(), CommitErro
     outcome
 }
 
+/// The engine takes no changes if it said so within this time and has taken none since.
+const LACKS: Duration = Duration::from_secs(60);
+/// A change that is taken so soon after another one was refused proves nothing: it may need no space.
+const MIXED: Duration = Duration::from_secs(2);
+
 /// What is known of the way to the engine. One for each node.
 #[derive(Debug, Default)]
 pub struct Outage {
+    /// The engine may take no changes.
+    refuses: AtomicBool,
+    refusal: Mutex<Option<Refused>>,
     /// The last question had no answer. Nearly all have one, and these look at nothing else.
     is_on: AtomicBool,
     state: Mutex<State>,
@@ -54,6 +62,18 @@ struct State {
     /// The last question without an answer.
     last: Option<Instant>,
     why: String,
+}
+
+/// The engine takes no changes, whether it answers reads or not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// Since when.
+    pub since: Instant,
+    last: Instant,
+    /// The words of the engine.
+    pub why: String,
+    /// It has no space.
+    pub is_full: bool,
 }
 
 /// An outage.
@@ -94,10 +114,35 @@ impl Outage {
         match answer {
             Err(CommitError::Store(StoreError::Unavailable(why))) => {
                 self.note::<()>(&Err(StoreError::Unavailable(why.clone())));
+                self.note_refusal(why, false);
             }
             Err(CommitError::Store(StoreError::Waits)) => {}
-            _ => self.note(&Ok(())),
+            Err(CommitError::Store(StoreError::NoSpace(why))) => {
+                self.note(&Ok(()));
+                self.note_refusal(why, true);
+            }
+            _ => {
+                self.note(&Ok(()));
+                if answer.is_ok() && self.refuses.load(Ordering::Acquire) {
+                    let mut refusal = self.refusal.lock();
+                    refusal.take_if(|refusal| !refusal.is_full || refusal.last.elapsed() > MIXED);
+                    self.refuses.store(refusal.is_some(), Ordering::Release);
+                }
+            }
         }
+    }
+
+    fn note_refusal(&self, why: &str, is_full: bool) {
+        let (mut refusal, now) = (self.refusal.lock(), base::time::monotonic());
+        let before = refusal.as_ref().filter(|refusal| refusal.last.elapsed() < LACKS);
+        let since = before.map_or(now, |refusal| refusal.since);
+        *refusal = Some(Refused { since, last: now, why: why.to_owned(), is_full });
+        self.refuses.store(true, Ordering::Release);
+    }
+
+    /// That the engine takes no changes now. `None`: it does, as far as is known.
+    pub fn refused(&self) -> Option<Refused> {
+        self.refusal.lock().clone().filter(|refusal| refusal.last.elapsed() < LACKS)
     }
 
     /// The outage that lasts, or that lasted at some time since `from`.
@@ -139,6 +184,22 @@ mod tests {
         assert!(next.since > seen.since && next.why == "third");
         outage.note_commit(&Err(CommitError::Conflict { rows: Vec::new(), not_empty: true }));
         assert!(outage.seen(before).unwrap().is_over);
+    }
+
+    #[test]
+    fn changes_that_are_refused_are_noted_until_one_is_taken() {
+        let outage = Outage::default();
+        let refuse = |error| outage.note_commit(&Err(CommitError::Store(error)));
+        refuse(StoreError::Unavailable("it may not".to_owned()));
+        outage.note(&Ok(()));
+        let refused = outage.refused().expect("a read proves nothing");
+        assert!(refused.why == "it may not" && !refused.is_full);
+        outage.note_commit(&Ok(()));
+        assert_eq!(outage.refused(), None);
+        refuse(StoreError::NoSpace("it is full".to_owned()));
+        outage.note_commit(&Ok(()));
+        assert!(outage.refused().is_some_and(|refused| refused.is_full), "that one may have needed no space");
+        assert_eq!(outage.seen(base::time::monotonic()), None, "it answers");
     }
 
     #[test]

@@ -5,6 +5,7 @@ mod forgot;
 mod kernel;
 mod listing;
 mod loans;
+mod space;
 mod stale;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -34,6 +35,8 @@ struct Far {
     memory: Memory,
     trips: AtomicU64,
     away: AtomicBool,
+    /// It has no space: 1 refuses all commits, 2 takes those that bring neither names nor leases.
+    full: AtomicU64,
     /// Every so many commits the answer is lost after the commit was applied, if it is one of a batch.
     lose: AtomicU64,
     /// The same for each commit that is none.
@@ -109,7 +112,14 @@ impl MetaStore for Far {
             *self.kept_back.lock() = Some(commit);
             return Err(unavailable().into());
         }
-        self.one()?.commit(commit)?;
+        let memory = self.one()?;
+        let brings = |(key, _): &(Key, Value)| matches!(key.tag(), tags::DENTRY | tags::LEASE);
+        match self.full.load(Ordering::SeqCst) {
+            0 => {}
+            2 if !commit.puts.iter().any(brings) => {}
+            _ => return Err(StoreError::NoSpace("it is full".to_owned()).into()),
+        }
+        memory.commit(commit)?;
         let number = self.commits.fetch_add(1, Ordering::SeqCst);
         match self.lose.load(Ordering::SeqCst) {
             every if every > 0 && number.is_multiple_of(every) && is_batch => Err(unavailable().into()),

@@ -39,6 +39,7 @@ impl Begun {
     pub(crate) fn explain(self, shared: &Shared, address: &str, failure: Failure) -> Failure {
         let met = Met {
             away: shared.outage.seen(self.at),
+            no_space: shared.outage.refused().filter(|refused| refused.is_full).map(|refused| refused.why),
             in_session: shared.term.lasts(),
             may_change: self.may_change,
             has_changed: outage::changes() != self.changes,
@@ -51,6 +52,8 @@ impl Begun {
 #[derive(Clone, Debug)]
 struct Met {
     away: Option<Away>,
+    /// The database has no space: its words.
+    no_space: Option<String>,
     in_session: bool,
     /// It was to change something.
     may_change: bool,
@@ -60,6 +63,18 @@ struct Met {
 
 impl Met {
     fn told(self, address: &str, now: Instant, failure: Failure) -> Failure {
+        if failure.status == 1
+            && failure.code == "disk-full"
+            && let Some(why) = self.no_space
+        {
+            let told = format!("{} has no space: {why}", named(address));
+            return Failure {
+                code: "database-full".into(),
+                why: vec![told],
+                next: vec![format!("make space there, then run the same command again; {}", shows(address))],
+                ..failure
+            };
+        }
         if failure.status != 1 || !EXPLAINED.contains(&failure.code.as_ref()) {
             return failure;
         }
@@ -178,7 +193,7 @@ mod tests {
         let since = base::time::monotonic();
         let away =
             Some(Away { since, why: "the server db1:5432 does not answer".to_owned(), is_over: false });
-        Met { away, in_session: false, may_change, has_changed }
+        Met { away, no_space: None, in_session: false, may_change, has_changed }
     }
 
     fn told(met: Met) -> String {
@@ -207,6 +222,19 @@ mod tests {
         };
         assert!(told(over).contains("did not answer this node for a while"));
         assert!(told(Met { away: None, ..met(true, false) }).contains("session in the volume has ended"));
+    }
+
+    /// It was called a full disk of this machine.
+    #[test]
+    fn regression_a_database_without_space_is_named() {
+        let now = base::time::monotonic();
+        let failure = || Failure::io("cannot clone /a", &std::io::Error::from_raw_os_error(libc::ENOSPC));
+        let full = Met { away: None, no_space: Some("its quota is used up".to_owned()), ..met(true, false) };
+        let text = full.told(ADDRESS, now, failure()).to_string();
+        assert!(text.contains("at db1:5432") && text.contains("no space: its quota is used up"), "{text}");
+        assert!(!text.contains("on that disk"), "{text}");
+        let own = Met { away: None, ..met(true, false) }.told(ADDRESS, now, failure()).to_string();
+        assert!(own.contains("on that disk"), "{own}");
     }
 
     #[test]

@@ -26,6 +26,7 @@ use super::IsPending;
 use super::keeping::{self, Keepers};
 use super::living::Living;
 use super::loans::{self, Sent};
+use super::reaching::Unreached;
 use crate::log;
 
 /// How long another node may take to send bytes of a pack.
@@ -48,6 +49,7 @@ pub(super) struct Peers {
     known: Mutex<Looked>,
     living: Living,
     sent: Sent,
+    pub(super) unreached: Unreached,
 }
 
 #[derive(Clone)]
@@ -73,7 +75,18 @@ impl Peers {
         kept: Arc<KeptPacks>,
     ) -> Peers {
         let (known, living, keepers) = (Mutex::default(), Living::default(), Keepers::default());
-        Peers { net, names, outage, wait, kept, keepers, known, living, sent: Sent::default() }
+        Peers {
+            net,
+            names,
+            outage,
+            wait,
+            kept,
+            keepers,
+            known,
+            living,
+            sent: Sent::default(),
+            unreached: Unreached::default(),
+        }
     }
 
     /// The nodes of all sessions, as they were a moment ago.
@@ -186,6 +199,14 @@ impl Others for Peers {
             return Ok(FromOwner::InOrigin);
         }
         self.read_owner(pack, offset, buf).or_else(|error| self.read_kept(pack, offset, buf).ok_or(error))
+    }
+
+    fn want_stored(&self, pack: PackNo) -> bool {
+        self.want(pack)
+    }
+
+    fn is_stored(&self, pack: PackNo) {
+        self.got(pack);
     }
 
     fn keepers(&self) -> Result<Vec<SessionId>, StoreError> {

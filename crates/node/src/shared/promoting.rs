@@ -218,9 +218,7 @@ impl Node {
 /// A failure of the database, while the volume is still the folder's.
 fn database(error: StoreError) -> Failure {
     let failure = match error {
-        StoreError::Full => {
-            Failure::new("disk-full", "the database has no space left").why(StoreError::Full.to_string())
-        }
+        StoreError::NoSpace(why) => Failure::new("database-full", "the database has no space left").why(why),
         error => setup_failure(error.into()),
     };
     failure.next("the volume is as it was; run the same command again")

@@ -26,6 +26,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::LEASE;
 use super::claiming::Claims;
+use super::peers::Peers;
 use crate::log;
 
 /// How often the session is renewed.
@@ -151,12 +152,14 @@ impl Keeper {
         Ok(())
     }
 
-    /// Starts the thread that renews, one that looks at the other nodes, and one that notices when the
-    /// machine was asleep. The first two may wait for the database, and the others must not wait behind them.
-    pub(super) fn start(self: &Arc<Keeper>, volume: Weak<Volume>) -> std::io::Result<()> {
-        let (keeper, looker, waker) = (self.clone(), self.clone(), self.clone());
-        let looked_at = volume.clone();
+    /// Starts the thread that renews, one that looks at the other nodes, one for those that cannot reach this
+    /// one, and one that notices when the machine was asleep. The first three may wait for the database, and
+    /// the others must not wait behind them.
+    pub(super) fn start(self: &Arc<Keeper>, volume: Weak<Volume>, peers: Arc<Peers>) -> std::io::Result<()> {
+        let [keeper, looker, reacher, waker] = std::array::from_fn(|_| self.clone());
+        let (looked_at, wanted_of) = (volume.clone(), volume.clone());
         base::thread::spawn("covey-others", move || looker.look(&looked_at))?;
+        base::thread::spawn("covey-reach", move || reacher.look_around(&wanted_of, &peers))?;
         base::thread::spawn("covey-sleeps", move || waker.notice_sleeps(Sleeps::from_now()))?;
         base::thread::spawn("covey-session", move || keeper.run(&volume)).map(drop)
     }
@@ -172,6 +175,16 @@ impl Keeper {
                 let _ = volume.look_at_others();
                 let _ = volume.refresh_quotas();
                 let _ = volume.refresh_trash();
+            }
+        }
+    }
+
+    /// Looks whether the other nodes reach this one, and what they want if not.
+    fn look_around(&self, volume: &Weak<Volume>, peers: &Peers) {
+        while self.goes_on(EVERY, |_| false) {
+            let Some(volume) = volume.upgrade() else { return };
+            if self.term.lasts() {
+                peers.look_around(&volume);
             }
         }
     }

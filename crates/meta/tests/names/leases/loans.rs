@@ -371,3 +371,33 @@ fn regression_a_change_after_a_flush_waits_for_others() {
     // On a busy machine it may take longer than a batch waits.
     assert!((0..100).any(is_gathered), "the first change is always a batch of its own");
 }
+
+/// Each of a thousand files took two round trips while another node changed the directory.
+#[test]
+fn regression_a_lent_directory_is_listed_in_a_few_round_trips() {
+    let world = World::formatted(2);
+    make(&world.names(0), Ino::ROOT, "dir", 2, mode::S_IFDIR).unwrap();
+    for n in 0..500 {
+        make(&world.names(0), Ino(2), &format!("{n}"), 100 + n, mode::S_IFREG).unwrap();
+    }
+    world.leases[0].flush().unwrap();
+    let listed = || -> u64 {
+        let mut changes = 0;
+        let before = trips_and_commits(&world);
+        for n in 0..500 {
+            if n % 50 == 0 {
+                make(&world.names(0), Ino(2), &format!("new {changes}"), 10_000 + n, mode::S_IFREG).unwrap();
+                unlink(&world, 0, &format!("new {changes}"));
+                changes += 1;
+            }
+            assert_eq!(is_in(&world, 1, &format!("{n}")).unwrap().0, Ino(100 + n));
+        }
+        let after = trips_and_commits(&world);
+        (after.0 - before.0) - (after.1 - before.1)
+    };
+    let trips = listed();
+    assert!(trips < 150, "{trips} round trips");
+    assert!(loans(&world) > 5);
+    world.rows();
+    check(&world.engine.memory);
+}

@@ -6,7 +6,7 @@
 //! |---|---|
 //! | `0E`, contents | hints for finding equal data, which a shared volume does not look for |
 //! | `0F` of open packs that nothing refers to | the pack has no bytes that are needed; a crash left the row |
-//! | `15` to `19`, holds, locks, leases, batches, wishes | they are of sessions, and none has begun |
+//! | `15` to `19`, `1E`: holds, locks, leases, batches, wishes | they are of sessions, and none has begun |
 //! | `00`, rows that only a shared volume has | they get new values |
 //!
 //! The database may have rows already: of an interrupted attempt, or those that were copied while the volume
@@ -90,9 +90,8 @@ impl<'a> Moving<'a> {
                 let pack = Key::from_bytes(key).number();
                 !pack.is_some_and(|pack| self.dead.contains(&PackNo(pack)))
             }
-            Some(&(tags::CONTENT | tags::HOLD | tags::LOCK | tags::LEASE | tags::BATCH | tags::WISH)) => {
-                false
-            }
+            Some(&(tags::CONTENT | tags::HOLD | tags::LOCK | tags::LEASE | tags::BATCH)) => false,
+            Some(&(tags::WISH | tags::WANTED)) => false,
             _ => true,
         }
     }
