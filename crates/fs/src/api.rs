@@ -12,6 +12,8 @@
 //! itself. Everything about an open file follows from its inode number. A readdir position therefore never
 //! expires: the filesystem can resume from it without any state.
 
+mod parts;
+
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -22,6 +24,7 @@ use crate::errno::Errno;
 pub use crate::locks::{Lock, LockAnswer, LockKind, LockOwner, LockRange, LockStyle, LockWait, Locks};
 pub use crate::read_plan::ReadPlan;
 pub use meta::lease::{KernelCache, Leases, Promise, in_session};
+pub use parts::{Part, Waiting};
 
 /// The result of every method.
 pub type Result<T> = std::result::Result<T, Errno>;
@@ -299,31 +302,6 @@ pub struct StatFs {
     pub inodes_free: u64,
 }
 
-/// A request, as far as [`Filesystem::would_wait`] needs to know it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Waiting {
-    /// [`Filesystem::read`] of this range.
-    Read {
-        /// Inode.
-        ino: Ino,
-        /// First byte.
-        offset: u64,
-        /// Bytes.
-        len: u32,
-    },
-    /// [`Filesystem::write`]: waits while uploads to the origin lag behind.
-    Write,
-    /// [`Filesystem::fsync`] and the like: waits for a disk.
-    Sync,
-    /// A change of names or attributes.
-    Change,
-    /// A lookup of names or attributes. On a shared mount also statfs(2), and lseek(2) with `SEEK_DATA` or
-    /// `SEEK_HOLE`.
-    Look,
-    /// A method on locks. Asked only where [`Filesystem::locks`] says [`Locks::Fleet`].
-    Lock,
-}
-
 /// The result of an in-flight fetch: the bytes, an error, or `Err(None)`: the fetch ended without a result,
 /// and the range must be read.
 pub type Fetched<'a> = std::result::Result<&'a [u8], Option<Errno>>;
@@ -345,23 +323,6 @@ pub enum Coherence {
     /// every change of contents must give the file a modification time that it never had: two writes within
     /// one tick of the clock too.
     Shared,
-}
-
-/// A part of the names, as far as [`Filesystem::is_at_hand`] needs to know it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part<'a> {
-    /// A name in a directory, and what it stands for.
-    Name(Ino, &'a [u8]),
-    /// An inode's attributes.
-    Inode(Ino),
-    /// Where the byte at this offset of a file is.
-    Byte(Ino, u64),
-    /// An extended attribute of an inode.
-    Xattr(Ino, &'a [u8]),
-    /// The target of a symbolic link.
-    Target(Ino),
-    /// A directory's names, and their inodes.
-    Listing(Ino),
 }
 
 /// A filesystem that can be mounted. Errors are error numbers, as the kernel returns them to the program.

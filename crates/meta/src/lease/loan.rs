@@ -66,6 +66,13 @@ pub(super) struct Lent {
     pub recent: VecDeque<Ino>,
 }
 
+/// A unit that is read without a lease or a loan ([`super::space`]).
+pub(super) struct Loose {
+    pub until: Instant,
+    /// The lease row that was beside its rows first. `None`: they were not read yet.
+    pub row: Option<Option<Value>>,
+}
+
 /// A loan that this node has given.
 #[derive(Clone, PartialEq)]
 pub(super) struct Loaned {

@@ -9,12 +9,13 @@
 //!   [`LASTS`], what that node changes when there is space again. No change rests on such an answer, and the
 //!   kernel keeps nothing of it.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use base::Ino;
 
 use super::Core;
 use super::behind::Upto;
+use super::loan::Loose;
 use super::state::State;
 use crate::key::tags;
 use crate::store::{Commit, StoreError, Value};
@@ -23,13 +24,6 @@ use crate::store::{Commit, StoreError, Value};
 const LASTS: Duration = Duration::from_millis(500);
 /// The pause before a batch that had no space is tried again.
 pub(super) const AGAIN: Duration = Duration::from_millis(250);
-
-/// A unit that is read without a lease.
-pub(super) struct Loose {
-    until: Instant,
-    /// The lease row that was beside its rows first. `None`: they were not read yet.
-    row: Option<Option<Value>>,
-}
 
 /// Whether a commit removes something, and brings neither bytes nor content.
 pub(super) fn removes(commit: &Commit) -> bool {

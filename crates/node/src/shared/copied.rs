@@ -1,10 +1,11 @@
 //! A node's folder that was copied to another disk: what the original had and nobody else.
 //!
-//! A copy has another id, and so it is another node with another number: two folders with one number would give the
-//! same names to different bytes. Its open packs belong to the original. So they become copies of another node's packs,
-//! as if the original had sent them to this node before ([`KeptPacks`]). All nodes read them here while the original
-//! does not answer, and this node uploads what files refer to when the original's session has ended. A copy that is
-//! older than the original does no harm: packs only grow, and what it lacks it does not answer.
+//! A copy has another id, and so it is another node with another number: two folders with one number would
+//! give the same names to different bytes. Its open packs belong to the original. So they become copies of
+//! another node's packs, as if the original had sent them to this node before ([`KeptPacks`]). All nodes read
+//! them here while the original does not answer, and this node uploads what files refer to when the
+//! original's session has ended. A copy that is older than the original does no harm: packs only grow, and
+//! what it lacks it does not answer.
 
 use std::sync::Arc;
 
@@ -86,8 +87,8 @@ fn copy(packs: &DiskPacks, kept: &KeptPacks, pack: PackNo, len: u32) -> std::res
     }
 }
 
-/// Says what changes the original had acknowledged, and had perhaps not stored, when the folder was copied. Only the
-/// original's own session can store them.
+/// Says what changes the original had acknowledged, and had perhaps not stored, when the folder was copied.
+/// Only the original's own session can store them.
 pub(super) fn say_left(dir: &VolumeDir, names: &dyn Database) -> Result<()> {
     let folder = resuming::place(dir);
     let left = Left::read_any(&folder);
