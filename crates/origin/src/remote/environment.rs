@@ -11,8 +11,6 @@ use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::fault::Fault;
-
 /// Variables, by name. Their values may be secrets: they are never printed.
 #[derive(Clone, Default)]
 pub struct Environment {
@@ -58,33 +56,14 @@ impl Environment {
         self.variables.get(name).map(|value| value.trim()).filter(|value| !value.is_empty())
     }
 
-    /// The same for a value that becomes a part of a request.
-    ///
-    /// # Errors
-    /// It has a control character inside.
-    pub(crate) fn line(&self, name: &str) -> Result<Option<&str>, Fault> {
-        let from = format!("{name} of the environment");
-        self.get(name).map(|value| one_line(value, &from)).transpose()
-    }
-
     /// The value of the first name that is set.
     pub(crate) fn first(&self, names: &[&str]) -> Option<&str> {
         names.iter().find_map(|name| self.get(name))
     }
 
-    /// The variables whose names begin with this, as [`Environment::line`] reads them.
-    ///
-    /// # Errors
-    /// One has a control character inside.
-    pub(crate) fn lines(&self, start: &str) -> Result<Vec<(&str, &str)>, Fault> {
-        let mut all = Vec::new();
-        for name in self.variables.keys().filter(|name| name.starts_with(start)) {
-            // A key of Google is JSON, of many lines.
-            let is_document = name == "GOOGLE_SERVICE_ACCOUNT_KEY";
-            let value = if is_document { self.get(name) } else { self.line(name)? };
-            all.extend(value.map(|value| (&**name, value)));
-        }
-        Ok(all)
+    /// The names of variables that begin with this.
+    pub(crate) fn names(&self, start: &str) -> impl Iterator<Item = &str> {
+        self.variables.keys().map(String::as_str).filter(move |name| name.starts_with(start))
     }
 
     /// The paths of Amazon's files: the credentials, and the configuration.
@@ -104,15 +83,6 @@ impl Environment {
             None => ("default", false),
         }
     }
-}
-
-/// A key or another value that becomes a part of a request, without white space at its ends.
-///
-/// # Errors
-/// It has a control character inside. `from` says where it came from; the value is not shown.
-pub(crate) fn one_line<'t>(value: &'t str, from: &str) -> Result<&'t str, Fault> {
-    let refused = |error: base::secret::NotALine| Fault::no_keys(error.to_string(), "correct it there");
-    base::secret::line(value, &from).map_err(refused)
 }
 
 /// The sections of a file, each with its names and values. An indented name includes the name above it, as in

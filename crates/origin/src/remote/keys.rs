@@ -23,8 +23,9 @@ use object_store::CredentialProvider;
 use object_store::aws::AwsCredential;
 use parking_lot::RwLock;
 
-use super::environment::{Environment, one_line, read_profile};
+use super::environment::{Environment, read_profile};
 use super::fault::Fault;
+use super::lines::one_line;
 use super::roles::Role;
 use super::spec::host_of;
 

@@ -39,6 +39,7 @@ mod latency;
 mod later;
 mod layout;
 mod limits;
+mod lines;
 mod listing;
 mod pace;
 mod recent;

@@ -17,10 +17,11 @@ use reqwest::Url;
 use reqwest::header::HeaderValue;
 
 use super::contents::WithSums;
-use super::environment::{Environment, one_line};
+use super::environment::Environment;
 use super::fault::Fault;
 use super::keys::{self, Keys};
 use super::later::Later;
+use super::lines::one_line;
 use super::roles::{Ends, Role};
 use super::spec::{RemoteSpec, Store};
 use super::wire::Wire;
