@@ -244,6 +244,52 @@ fn regression_a_folder_that_is_copied_brings_back_what_only_it_had() {
     assert!(read(&rig, 1), "nothing depends on the copy any more");
 }
 
+/// The bytes of a node are lost with its disk: the user says so, and the files are renamed.
+#[test]
+fn files_of_a_lost_disk_are_renamed() {
+    requires!(Need::Covey);
+    let mut rig = Rig::new(requires_server!(), &[&["-o", "fsync=local"], &[]]);
+    fs::create_dir(rig.shared.path(1, "dir")).unwrap();
+    synced(&rig.shared.path(1, "kept"), &[1; 30_000]).unwrap();
+    rig.proxy.down();
+    for name in ["dir/lost", "dir/taken", "dir/taken.covey-lost"] {
+        fs::write(rig.shared.path(0, name), vec![2; 30_000]).unwrap();
+    }
+    File::open(rig.shared.path(0, "dir/lost")).unwrap().sync_all().unwrap();
+    rig.shared.nodes[0].kill();
+    fs::remove_dir_all(&rig.shared.nodes[0].folder).unwrap();
+    rig.proxy.up();
+    let fsck = |rig: &Rig, more: &[&str]| {
+        let done = covey().arg("fsck").args(more).arg(&rig.shared.address).output().unwrap();
+        let text = String::from_utf8_lossy(&[done.stdout, done.stderr].concat()).into_owned();
+        (done.status.code(), text)
+    };
+    let lost = ["--repair", "--lost-node", "1"];
+    let (status, said) = fsck(&rig, &lost);
+    assert!(status == Some(1) && said.contains("the volume is mounted on"), "{said}");
+    rig.shared.nodes[1].unmount();
+    // A repair waits until the session of the dead node has ended. Nothing is renamed unasked.
+    for repair in [&["--repair"][..], &[]] {
+        let (status, said) = fsck(&rig, repair);
+        assert!(status == Some(1) && said.contains("--lost-node 1") && said.contains("/dir/lost,"), "{said}");
+    }
+    let (status, said) = fsck(&rig, &lost);
+    assert!(status == Some(0) && said.contains("mended"), "{said}");
+    let (status, said) = fsck(&rig, &[]);
+    assert!(
+        status == Some(0) && said.contains("/dir/lost.covey-lost"),
+        "what is renamed is only noted: {said}"
+    );
+    rig.shared.nodes[1].try_mount(&[]).unwrap();
+    let mut names: Vec<String> = fs::read_dir(rig.shared.path(1, "dir"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    assert_eq!(names, ["lost.covey-lost", "taken.covey-lost", "taken.covey-lost.1"]);
+    assert_eq!(fs::read(rig.shared.path(1, "kept")).unwrap(), [1; 30_000]);
+}
+
 /// A node that keeps nothing is passed over. If no node keeps anything, the origin is waited for.
 #[test]
 fn a_full_node_is_passed_over() {

@@ -12,6 +12,7 @@
 //! The names are in the database, with all that another node needs to know of the volume ([`making`]).
 //!
 //! - [`making`]: a new volume, and the folder of a node that mounts it for the first time.
+//! - [`aside`]: files whose bytes are lost are renamed.
 //! - [`away`]: what commands are told when the database cannot be reached.
 //! - [`bytes`](mod@bytes): whether the bytes of a volume are in the origin, or on a node.
 //! - [`claiming`]: which database holds the names, so that a copy of it deletes no blob.
@@ -28,6 +29,7 @@
 //! - [`resuming`]: what a killed process of this node had acknowledged is stored.
 //! - [`session`]: joins, renews in time, joins again, leaves.
 
+pub mod aside;
 pub(crate) mod away;
 pub mod bytes;
 pub mod checking;

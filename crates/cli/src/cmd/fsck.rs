@@ -37,6 +37,10 @@ pub struct Args {
     /// Mend what can be mended: counts, links, lost names, blobs that are nobody's
     #[arg(long)]
     repair: bool,
+    /// Of a shared volume: the disk of this node is lost. Files whose bytes were only there are renamed to
+    /// NAME.covey-lost; may be repeated
+    #[arg(long, value_name = "NODE", requires = "repair")]
+    lost_node: Vec<u32>,
     /// Bring in a damaged log up to the damage, after a copy of it was kept, and say what is lost; then as
     /// --repair
     #[arg(long)]
@@ -103,6 +107,12 @@ struct Outcome {
 pub fn run(args: &Args, term: Term) -> Result<u8> {
     if let Some(address) = names_of(&args.volume)? {
         return shared::run(args, &address, term);
+    }
+    if !args.lost_node.is_empty() {
+        return Err(Failure::usage(
+            "--lost-node is for shared volumes: any other volume has one machine that writes",
+        )
+        .next("leave it out"));
     }
     let dir = closed(&args.volume)?;
     let writes = args.repair || args.salvage;

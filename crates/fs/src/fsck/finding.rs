@@ -164,7 +164,7 @@ impl fmt::Display for Finding {
                 let host = host.as_ref().map(|host| format!(" ({host})")).unwrap_or_default();
                 write!(
                     f,
-                    "pack {pack} is not in the origin, and node {node}{host}, which wrote it, has not the volume mounted: mount it there with the same folder; if its disk is lost, these bytes are too"
+                    "pack {pack} is not in the origin, and node {node}{host}, which wrote it, has not the volume mounted: mount it there with the same folder; if its disk is lost, so are these bytes, and covey fsck --repair --lost-node {node} renames the files"
                 )
             }
             Finding::BrokenTree { tree, blob, what } => write!(

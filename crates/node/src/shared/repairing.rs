@@ -114,7 +114,7 @@ fn is_over(names: &dyn Database, session: &SessionRow) -> std::result::Result<bo
 }
 
 /// The volume, without nodes.
-struct Hold {
+pub(super) struct Hold {
     names: Arc<dyn Database>,
     number: i64,
     row: Value,
@@ -122,7 +122,7 @@ struct Hold {
 }
 
 impl Hold {
-    fn take(names: Arc<dyn Database>) -> Result<Hold> {
+    pub(super) fn take(names: Arc<dyn Database>) -> Result<Hold> {
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
         let join = Join {
             node: base::random::id16(),
@@ -163,7 +163,7 @@ impl Hold {
     }
 
     /// Waits until the sessions of nodes that are gone are over. A session that is renewed is in use.
-    fn wait_until_alone(&self) -> Result<()> {
+    pub(super) fn wait_until_alone(&self) -> Result<()> {
         let living = Living::default();
         let (began, mut first) = (base::time::monotonic(), HashMap::new());
         loop {
@@ -190,7 +190,7 @@ impl Hold {
     }
 
     /// Makes the session last.
-    fn keep(&self) -> Result<()> {
+    pub(super) fn keep(&self) -> Result<()> {
         let now = base::time::monotonic();
         if now.saturating_duration_since(self.renewed.get()) >= EVERY {
             self.names.renew().map_err(failed)?;

@@ -1,9 +1,13 @@
 //! The check of a shared volume, and its repair: its names, as of one moment. A check needs no node to stop.
 
+use std::collections::HashSet;
+
 use api::error::{Failure, Result};
 use api::text::{count, span};
+use base::PackNo;
 use fs::fsck::{Finding, Phase, Progress as Step};
 use meta::audit::{self, Listener, Summary};
+use node::shared::aside::{self, is_aside};
 use node::shared::bytes::{self, Looked};
 use node::shared::{checking, repairing};
 
@@ -18,23 +22,28 @@ pub fn run(args: &Args, address: &str, term: Term) -> Result<u8> {
     }
     let mut progress = term.progress("fsck");
     let mut findings: Vec<Found> = Vec::new();
-    let mut add = |finding: &Finding, repaired: bool| {
-        let shown = found(finding, repaired);
+    let mut take = |finding: &audit::Finding, repaired: bool| {
+        let shown = found(&Finding::Names(finding.clone()), repaired);
         say(&shown, term);
         findings.push(shown);
     };
-    let mut take = |finding: &audit::Finding, repaired: bool| add(&Finding::Names(finding.clone()), repaired);
     let done = match args.repair {
         true => repair(address, &mut take, &mut progress),
         false => check(address, &mut take, &mut progress),
     };
+    let mut absent = Vec::new();
+    let looked = done.as_ref().ok().map(|_| bytes::look(address, &mut |finding| absent.push(finding)));
+    let aside = set_aside(address, &args.lost_node, &absent);
     let mut lost = 0;
-    let looked = done.as_ref().ok().map(|_| {
-        bytes::look(address, &mut |finding| {
-            lost += 1;
-            add(&finding, false);
-        })
-    });
+    for finding in &absent {
+        let mended = aside.as_ref().is_ok_and(|aside| aside.contains(&pack_of(finding)));
+        let mut shown = found(finding, mended);
+        shown.harmless = finding.files().iter().all(|file| file.path.as_deref().is_some_and(is_aside));
+        lost += u64::from(!mended && !shown.harmless);
+        say(&shown, term);
+        findings.push(shown);
+    }
+    aside?;
     let seconds = progress.elapsed().as_secs_f64();
     progress.done();
     let (names, left) = done?;
@@ -54,6 +63,25 @@ pub fn run(args: &Args, address: &str, term: Term) -> Result<u8> {
     };
     term.result(&outcome, || text(&outcome, args, looked));
     Ok(u8::from(!outcome.sound))
+}
+
+fn pack_of(finding: &Finding) -> Option<PackNo> {
+    match finding {
+        Finding::OnAbsentNode { pack, .. } => Some(*pack),
+        _ => None,
+    }
+}
+
+/// Renames the files whose bytes are lost with the disks of these nodes. Returns their packs.
+fn set_aside(address: &str, nodes: &[u32], absent: &[Finding]) -> Result<HashSet<Option<PackNo>>> {
+    let is_lost =
+        |finding: &&Finding| matches!(finding, Finding::OnAbsentNode { node, .. } if nodes.contains(node));
+    let packs: Vec<PackNo> = absent.iter().filter(is_lost).filter_map(pack_of).collect();
+    if packs.is_empty() {
+        return Ok(HashSet::new());
+    }
+    let aside = aside::set_aside(address, &packs)?;
+    Ok(packs.into_iter().filter(|pack| !aside.left.contains(pack)).map(Some).collect())
 }
 
 /// Says why nobody looked for the bytes. The names were checked all the same.
