@@ -190,6 +190,7 @@ impl<L: Link> Taken<'_, L> {
     ) -> Result<T, StoreError> {
         let (mut pause, longest) = L::PAUSES;
         let (mut attempt, began) = (1, base::time::monotonic());
+        let mut said = None;
         loop {
             let failure = match work(self, attempt) {
                 Ok(done) => return Ok(done),
@@ -212,7 +213,12 @@ impl<L: Link> Taken<'_, L> {
             let chance = if now { 0.0 } else { base::random::u64() as f64 / u64::MAX as f64 };
             let wait = pause.mul_f64(chance);
             if base::time::monotonic() + wait >= self.end {
-                return Err(failure.into_store());
+                // The last attempt may have had too little time for the server to say the same again.
+                let cause = if let Failure::Lost(_) = failure { said.unwrap_or(failure) } else { failure };
+                return Err(cause.into_store());
+            }
+            if !matches!(failure, Failure::Lost(_)) {
+                said = Some(failure);
             }
             std::thread::sleep(wait);
             pause = (pause * 2).min(longest);

@@ -22,6 +22,8 @@ const CLOSE: i128 = 1_000_000_000;
 /// How long the owner of a pack may take to store it in the origin, and how often this node looks.
 const STORED: Duration = Duration::from_secs(40);
 const LOOK: Duration = Duration::from_millis(250);
+/// So many looks come before it is asked whether the owner is still there.
+const AGAIN: u32 = 8;
 
 impl Core {
     /// Whether other nodes write to this volume too.
@@ -155,10 +157,13 @@ impl Core {
         error: BlobError,
     ) -> Result<(), Error> {
         let end = Deadline::current().within(STORED);
-        if !sharing.others.want_stored(pack) {
-            return Err(error.into());
-        }
+        let mut looks = 0;
         let done = loop {
+            // An owner that is gone stores nothing.
+            if looks % AGAIN == 0 && !sharing.others.want_stored(pack) {
+                return Err(error.into());
+            }
+            looks += 1;
             end.sleep(LOOK);
             let blob = match self.pack_row(pack)? {
                 None => break Err(gone(pack)),

@@ -34,7 +34,6 @@ mod holding;
 mod keeping;
 mod locking;
 mod panics;
-use keeping::Mark;
 pub(crate) use locking::LockReply;
 use panics::panic_text;
 
@@ -87,7 +86,6 @@ struct Timed {
     span: Option<Span>,
     /// Held until the reply.
     pass: Pass,
-    mark: Mark,
 }
 
 /// Serves the requests of one mount. All threads of the mount share it.
@@ -139,8 +137,7 @@ impl Dispatcher {
             _ => span,
         });
         self.note_closed(&header, &op);
-        let mark = self.mark();
-        let timed = Timed { lane, span, pass, mark };
+        let timed = Timed { lane, span, pass };
         if self.serve_lock(&timed, &header, &op, sink) {
             return;
         }
@@ -149,6 +146,7 @@ impl Dispatcher {
             self.0.watch.suspend(span);
             return;
         }
+        let mark = self.mark();
         let result = self.run(request, &header, &op, plan.as_ref(), room);
         if let Err(Errno::WAITS) = result {
             let op = (&op, op.waiting_shared(header.ino));
@@ -159,14 +157,13 @@ impl Dispatcher {
         let answered = self.0.watch.answering(span);
         if wants_reply(header.opcode) {
             invalidate_mode(&result, &**sink);
+            self.tell_of_bytes(&result);
             let sent = match &result {
                 Ok(done) => self.deliver(mark, done, room, |body| sink.reply(header.unique, 0, body)),
                 Err(error) => sink.reply(header.unique, -error.0, &[]),
             };
             if sent.is_err() {
                 self.undeliverable(&header, &op, &result, sent);
-            } else if let Op::Read { .. } = op {
-                self.sent_bytes(mark, header.ino);
             }
         }
         let outcome = outcome(&op, &result);
@@ -290,7 +287,7 @@ impl Dispatcher {
         request: &[u8],
         sink: &Arc<dyn Sink>,
     ) {
-        let Timed { lane, span, ref pass, mark } = *timed;
+        let Timed { lane, span, ref pass } = *timed;
         let wait = self.0.pending_table.may_wait(waiting);
         if wait == Wait::Never {
             if let (Op::Write { .. }, Some(flushes)) = (op, &self.0.flushes) {
@@ -317,7 +314,6 @@ impl Dispatcher {
             lane,
             span,
             pass: pass.clone(),
-            mark,
             worker: Arc::default(),
             pending,
             request: request.into(),
@@ -355,15 +351,13 @@ impl Dispatcher {
         self.note_flushes(&header, &op, &result);
         let answered = self.0.watch.answering(span);
         invalidate_mode(&result, sink);
+        self.tell_of_bytes(&result);
         self.0.pending_table.remove(pending);
         let delivered = pending.claim()
             && match &result {
                 Ok(done) => self.deliver(mark, done, room, |body| pending.answer(0, body)),
                 Err(error) => pending.answer(-error.0, &[]),
             };
-        if let (true, Op::Read { .. }) = (delivered, &op) {
-            self.sent_bytes(mark, header.ino);
-        }
         if pending.is_served() {
             // The completion of the fetch has replied and has counted the request.
             return;
@@ -462,7 +456,6 @@ struct Deferred {
     lane: usize,
     span: Option<Span>,
     pass: Pass,
-    mark: Mark,
     /// The worker that fetches for it, with the span as it continues there.
     worker: Arc<OnceLock<(ThreadId, Option<Span>)>>,
     pending: Arc<PendingRequest>,
@@ -472,7 +465,7 @@ struct Deferred {
 
 impl Deferred {
     fn timed(&self, span: Option<Span>) -> Timed {
-        Timed { lane: self.lane, span, pass: self.pass.clone(), mark: self.mark }
+        Timed { lane: self.lane, span, pass: self.pass.clone() }
     }
 
     /// Queues the request for a worker. The worker serves it unless it has been answered by then.
@@ -553,9 +546,6 @@ impl Deferred {
             _ => watch.completed(self.span),
         };
         let taken = self.pending.answer(error, bytes);
-        if taken && error == 0 {
-            self.this.sent_bytes(self.mark, header.ino);
-        }
         let outcome = match (taken, error) {
             (true, 0) => Outcome { bytes: bytes.len() as u32, error: 0 },
             (true, error) => Outcome { bytes: 0, error: error.unsigned_abs() },

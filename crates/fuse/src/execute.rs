@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use base::Ino;
-use fs::api::{Entry, FileKind, Filesystem, Lock, LockKind, ReadPlan, Touched};
+use fs::api::{Attr, Entry, FileKind, Filesystem, Lock, LockKind, ReadPlan, Touched};
 use fs::{Errno, api};
 
 use crate::abi::header::Header;
@@ -30,6 +30,8 @@ pub struct Done {
     pub touched: Touched,
     /// What the kernel may keep of the reply, if leases permit it.
     pub keeps: Vec<Keep>,
+    /// An open file whose bytes changed, although the attributes in the reply do not show it.
+    pub other_bytes: Option<Ino>,
 }
 
 impl Client<'_> {
@@ -99,6 +101,7 @@ pub fn run(
     let shared = client.shared;
     let mut put = Put::new(room);
     let (mut mode_changed, mut touched, mut keeps) = (None, Touched::default(), Vec::new());
+    let mut other_bytes = None;
     let referenced = match *op {
         Op::Read { offset, len } => {
             let count = read(fs, header.ino, offset, plan, put.room(len as usize))?;
@@ -111,7 +114,9 @@ pub fn run(
             None
         }
         Op::Lookup { .. } | Op::Getattr | Op::Setattr(_) | Op::Readdir { .. } => {
-            show(fs, client, header, op, &mut put, &mut keeps)?
+            let (referenced, other) = show(fs, client, header, op, &mut put, &mut keeps)?;
+            other_bytes = other;
+            referenced
         }
         Op::Fallocate { .. } | Op::CopyRange { .. } => {
             let (changed, dropped) = change_data(fs, header, op, &mut put)?;
@@ -143,11 +148,11 @@ pub fn run(
             }
         },
     };
-    Ok(Done { len: put.len(), referenced, mode_changed, locked: None, touched, keeps })
+    Ok(Done { len: put.len(), referenced, mode_changed, locked: None, touched, keeps, other_bytes })
 }
 
 /// The operations whose replies say what an inode, a name or a directory is. Returns the inode to which the
-/// reply refers.
+/// reply refers, and an open file whose bytes changed although the reply does not show it.
 fn show(
     fs: &dyn Filesystem,
     client: Client<'_>,
@@ -155,8 +160,9 @@ fn show(
     op: &Op<'_>,
     put: &mut Put<'_>,
     keeps: &mut Vec<Keep>,
-) -> api::Result<Option<Ino>> {
+) -> api::Result<(Option<Ino>, Option<Ino>)> {
     let shared = client.shared;
+    let hides = |attr: &Attr| shared.is_some_and(|shared| shared.hides_a_change(attr)).then_some(attr.ino);
     let fleeting = || shared.is_some() || fs.fleeting();
     let mut keep = |keep: Keep, fleeting: bool| {
         if client.records(fleeting) {
@@ -167,7 +173,7 @@ fn show(
         Op::Lookup { name } => match fs.lookup(header.ino, name) {
             Ok(found) => {
                 keep(Keep::entry(0, found.node, header.ino), found.fleeting);
-                return entry(put, &found, shared).map(Some);
+                return Ok((Some(entry(put, &found, shared)?), hides(&found.attr)));
             }
             Err(Errno::ENOENT) => {
                 keep(Keep::entry(0, Ino(0), header.ino), fs.fleeting());
@@ -186,9 +192,10 @@ fn show(
             };
             keep(Keep::attributes(0, header.ino), fs.fleeting());
             out::attributes(put, &attr, fleeting())?;
+            return Ok((None, hides(&attr)));
         }
     }
-    Ok(None)
+    Ok((None, None))
 }
 
 /// The operations other than WRITE that change data. Returns which inode they changed, and whether its set-id

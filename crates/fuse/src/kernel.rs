@@ -7,13 +7,12 @@ use base::Ino;
 use fs::api::KernelCache;
 
 use crate::channel::Sink;
-use crate::notify::{self, Notifier};
+use crate::notify;
+use crate::refresh::Refresher;
 use crate::shared::SharedMount;
 
 /// How long replies on their way to the kernel are waited for.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long it is waited for the kernel to drop pages.
-const PAGES: Duration = Duration::from_millis(200);
 
 /// Replies that have been sent and may not have reached the kernel.
 pub(crate) trait OnTheWay: Send + Sync {
@@ -26,7 +25,7 @@ pub(crate) struct Kernel<T: OnTheWay> {
     pub(crate) sink: Arc<dyn Sink>,
     pub(crate) replies: Weak<T>,
     pub(crate) mount: Option<Arc<SharedMount>>,
-    pub(crate) notifier: Notifier,
+    pub(crate) refresher: Option<Arc<Refresher>>,
 }
 
 impl<T: OnTheWay> KernelCache for Kernel<T> {
@@ -48,9 +47,7 @@ impl<T: OnTheWay> KernelCache for Kernel<T> {
         self.mount.as_ref().map(|mount| mount.open_files()).unwrap_or_default()
     }
 
-    fn drop_pages(&self, files: &[Ino]) {
-        files.iter().for_each(|ino| self.notifier.inval_inode(*ino, 0, 0));
-        // The kernel waits for pages that are being read. Their readers may wait for a slow store.
-        self.notifier.settle_within(PAGES);
+    fn look_again(&self, files: &[Ino]) {
+        self.refresher.iter().for_each(|refresher| refresher.push(files));
     }
 }

@@ -51,6 +51,7 @@ pub mod null;
 pub mod pending_flush;
 pub mod positions;
 pub mod promises;
+mod refresh;
 pub mod seek;
 pub mod served;
 pub mod session;

@@ -87,7 +87,7 @@ impl Notifier {
         }
     }
 
-    /// The same, but no longer than this.
+    /// The same, but no longer than this. So it may be called while answering a request.
     pub(crate) fn settle_within(&self, at_most: Duration) {
         let until = base::time::monotonic() + at_most;
         let mut queue = self.0.queue.lock();

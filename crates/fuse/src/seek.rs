@@ -75,6 +75,15 @@ struct Handle {
 const INO64_GEN: i32 = 0x81;
 
 impl ThroughMount {
+    /// Makes the kernel drop a file's pages, by opening it, and ask for its attributes. Nothing happens
+    /// without the privilege to open by handle.
+    pub(crate) fn look_again(&self, ino: Ino) {
+        let Ok(file) = self.open(ino) else { return };
+        let flags = rustix::fs::AtFlags::EMPTY_PATH | rustix::fs::AtFlags::STATX_FORCE_SYNC;
+        // If that fails, reads fail too, and programs see it there.
+        let _ = rustix::fs::statx(&file, c"", flags, rustix::fs::StatxFlags::BASIC_STATS);
+    }
+
     fn open(&self, ino: Ino) -> io::Result<OwnedFd> {
         let root = self.root()?;
         let number = [(ino.0 >> 32) as u32, ino.0 as u32, 0];

@@ -28,6 +28,7 @@ use crate::dispatch::{Dispatcher, Parts, PushDirty, late_line};
 use crate::mount::{self, Mount, MountError, MountFlags, Unmount, UnmountError};
 use crate::notify::Notifier;
 use crate::pending_flush::PendingFlushes;
+use crate::refresh::Refresher;
 use crate::seek::ThroughMount;
 use crate::shared::SharedMount;
 use crate::swap::Swap;
@@ -118,6 +119,7 @@ struct Shared {
     pools: [Arc<Pool>; 4],
     flushes: Option<Arc<PendingFlushes>>,
     notifier: Notifier,
+    refresher: Option<Arc<Refresher>>,
     dispatcher: Dispatcher,
     log: Log,
     /// Reader and ring threads that have not ended, plus one while threads are being started.
@@ -370,6 +372,7 @@ fn start(
     let [workers, writers, seeker, unlockers] = pools.each_ref().map(Arc::clone);
     let dirty = writable.then(|| Arc::new(ThroughMount(Arc::clone(&mount))) as Arc<dyn PushDirty>);
     let flushes = pending_flushes(&agreed, &mount).map_err(&failed)?;
+    let refresher = refresher(shared_mount.as_ref(), &mount).map_err(&failed)?;
     let lanes = readers.max(1 + uring::possible_cpus());
     let (counts, watch) = (Arc::new(Counts::new(lanes)), Watch::new(lanes + 1));
     let dispatcher = Dispatcher::new(Parts {
@@ -400,6 +403,7 @@ fn start(
         pools,
         flushes,
         notifier,
+        refresher,
         dispatcher,
         log: Arc::clone(&options.log),
         threads_left: AtomicUsize::new(1),
@@ -437,6 +441,14 @@ fn pending_flushes(agreed: &Agreed, mount: &Arc<Mount>) -> std::io::Result<Optio
         return Ok(None);
     }
     PendingFlushes::start(Box::new(ThroughMount(Arc::clone(mount)))).map(Some)
+}
+
+/// Starts the thread that looks again at what other machines may have changed.
+fn refresher(
+    shared: Option<&Arc<SharedMount>>,
+    mount: &Arc<Mount>,
+) -> std::io::Result<Option<Arc<Refresher>>> {
+    shared.map(|shared| Refresher::start(Arc::clone(shared), ThroughMount(Arc::clone(mount)))).transpose()
 }
 
 fn cores() -> usize {
@@ -521,6 +533,7 @@ impl Shared {
         self.dispatcher.end_lock_waits();
         self.flushes.iter().for_each(|flushes| flushes.close());
         self.notifier.close();
+        self.refresher.iter().for_each(|refresher| refresher.close());
         // After an abort the dead mount is still in its place.
         let dead = self.mount.end();
         // While the filesystem is being replaced, nothing is served, and all was made durable before.

@@ -7,9 +7,9 @@
 //! **Data is close-to-open, and better.** OPEN is answered here, without the filesystem, and the kernel drops
 //! the file's pages at each open. Before each read(2) of cached pages it asks for the attributes, and drops
 //! the pages if size or time have changed (`AUTO_INVAL_DATA`). Written bytes are sent before write(2)
-//! returns. When another machine is about to change an open file, the kernel drops its pages too
-//! ([`KernelCache::drop_pages`]), so sendfile(2) and mappings read the new bytes. Only a shared mapping holds
-//! bytes back, until msync(2) or close(2).
+//! returns. sendfile(2) and mappings do not ask. So the kernel looks again at open files that another machine
+//! may have changed ([`crate::refresh`]). If the time of a changed file was put back, the kernel is told to
+//! drop its pages. Only a shared mapping holds bytes back, until msync(2) or close(2).
 //!
 //! **Appending.** For O_APPEND the kernel (6.18, without the writeback cache) takes the file's end from the
 //! size that it saw last, and does not ask for a newer one. It would overwrite what another machine appended.
@@ -23,7 +23,6 @@
 //! looked, and the program did not say O_EXCL, the answer is ESTALE. The kernel then looks the name up again,
 //! and opens the file with all checks of permissions.
 //!
-//! [`KernelCache::drop_pages`]: fs::api::KernelCache::drop_pages
 //! [`Coherence::Shared`]: fs::api::Coherence::Shared
 //! [`Filesystem::append`]: fs::api::Filesystem::append
 
@@ -31,20 +30,28 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use base::Ino;
-use fs::api::Leases;
+use base::{Ino, Timestamp};
+use fs::api::{Attr, Leases};
 use parking_lot::Mutex;
 
 use crate::abi::opcodes::Mounted;
 use crate::abi::out::open;
 use crate::locks::LockRequests;
 
+/// A file that programs have open.
+#[derive(Default)]
+struct OpenFile {
+    /// How often.
+    count: u32,
+    /// What the kernel was told last: the version of its bytes, its size, and the time of its last change.
+    told: Option<(u64, u64, Timestamp)>,
+}
+
 /// The state of a shared mount. It needs no more than numbers for open files and, if locks are decided for
 /// all machines, the table of owners and waiting requests.
 pub struct SharedMount {
     last_handle: AtomicU64,
-    /// How often each file is open.
-    open_files: Mutex<HashMap<Ino, u32>>,
+    open_files: Mutex<HashMap<Ino, OpenFile>>,
     locks: Option<LockRequests>,
     leases: OnceLock<Arc<Leases>>,
     /// Nothing but this mount changes the tree, until its filesystem is replaced ([`crate::swap`]).
@@ -103,7 +110,7 @@ impl SharedMount {
 
     /// The number and the flags of a new open file.
     pub(crate) fn open(&self, ino: Ino, append: bool) -> (u64, u32) {
-        *self.open_files.lock().entry(ino).or_default() += 1;
+        self.open_files.lock().entry(ino).or_default().count += 1;
         let handle = self.last_handle.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         let flags = match append {
             true => open::DIRECT_IO,
@@ -116,12 +123,26 @@ impl SharedMount {
     /// A file is open once less.
     pub(crate) fn closed(&self, ino: Ino) {
         let mut open = self.open_files.lock();
-        if let Some(count) = open.get_mut(&ino) {
-            *count -= 1;
-            if *count == 0 {
+        if let Some(file) = open.get_mut(&ino) {
+            file.count -= 1;
+            if file.count == 0 {
                 open.remove(&ino);
             }
         }
+    }
+
+    /// Whether a file is open.
+    pub(crate) fn is_open(&self, ino: Ino) -> bool {
+        self.open_files.lock().contains_key(&ino)
+    }
+
+    /// The kernel is about to be told these attributes. Returns whether it would not see that the bytes of an
+    /// open file have changed: their version is another one, and size and time are as before.
+    pub(crate) fn hides_a_change(&self, attr: &Attr) -> bool {
+        let mut open = self.open_files.lock();
+        let Some(file) = open.get_mut(&attr.ino) else { return false };
+        let now = (attr.version, attr.size, attr.mtime);
+        file.told.replace(now).is_some_and(|told| told.0 != now.0 && (told.1, told.2) == (now.1, now.2))
     }
 
     /// The files that are open.

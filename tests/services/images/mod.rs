@@ -142,12 +142,12 @@ fn layers_stack_as_they_should() {
     let folder = covey_tests::scratch();
     let layout = Layout::new(&folder.path().join("app"));
     let [lowest, middle, highest] = three_layers();
-    // A layer that is there twice counts once.
+    // A layer that is there twice is a folder for each place: what it leaves out is that of the layers below.
     layout.image("1", &here(), &[lowest, highest.clone(), middle, highest]);
     let volume = Volume::below(folder.path(), &[]);
     let closed = format!("{}:/closed", volume.source.display());
     let first = import(&layout.source("1"), Path::new(&closed), &[]).json();
-    assert_eq!((&first["layers"], &first["new_layers"]), (&3.into(), &3.into()), "{first}");
+    assert_eq!((&first["layers"], &first["new_layers"]), (&4.into(), &4.into()), "{first}");
     let mounted = volume.mount();
     import(&layout.source("1"), &mounted.join("open"), &["--name", "other:x"]);
     let expected = [

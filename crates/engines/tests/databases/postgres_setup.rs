@@ -496,14 +496,14 @@ fn rights_that_are_missing_are_named() {
 fn regression_a_statement_that_the_server_ends_is_tried_again_and_named() {
     let Some(server) = Server::shared() else { return };
     let target = apart(server, "hasty", "");
-    server.sql_in("hasty", "alter role hasty set statement_timeout = '200ms'");
-    let options = Options { patience: Duration::from_secs(2), ..Options::default() };
+    server.sql_in("hasty", "alter role hasty set statement_timeout = '1s'");
+    let options = Options { patience: Duration::from_secs(4), ..Options::default() };
     let store = Postgres::open(&target, options).unwrap();
     store.commit(put("a", "1")).unwrap();
     server.script_in(
         "hasty",
         "create function slow() returns trigger language plpgsql as \
-         $$ begin perform pg_sleep(5); return new; end $$",
+         $$ begin perform pg_sleep(60); return new; end $$",
     );
     server.sql_in(
         "hasty",

@@ -19,8 +19,8 @@
 //! - **A request whose commit has no known outcome** fails with EIO. If its owner held nothing before, the
 //!   lock is released again. Otherwise it may have been taken, until the owner closes the file.
 //!
-//! A lock says nothing about the pages in the kernel. The kernel drops those of an open file before another
-//! node changes it ([`meta::lease::KernelCache`]).
+//! A lock says nothing about the pages in the kernel. A read(2) after it sees what others wrote before it:
+//! the kernel asks for the attributes first. A mapping does not: the program has to read or map again.
 
 mod calls;
 

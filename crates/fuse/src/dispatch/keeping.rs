@@ -1,9 +1,9 @@
 //! What the kernel may keep of a reply, and what may not be executed behind its back.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::Duration;
 
-use base::Ino;
+use fs::Errno;
 use fs::api::Leases;
 
 use super::Dispatcher;
@@ -14,9 +14,8 @@ use crate::promises;
 use crate::shared::SharedMount;
 use crate::swap::KEEP;
 
-/// How many recalls there were when an operation began, and when that was. `None`: there are no leases.
-#[derive(Clone, Copy)]
-pub(super) struct Mark(Option<(u64, Instant)>);
+/// How long a reply waits for the kernel to drop pages: it waits for those that are being read.
+const TELLING: Duration = Duration::from_millis(200);
 
 impl Dispatcher {
     pub(super) fn leases(&self) -> Option<&Arc<Leases>> {
@@ -24,18 +23,16 @@ impl Dispatcher {
     }
 
     /// Call this before an operation whose reply the kernel may keep.
-    pub(super) fn mark(&self) -> Mark {
-        let recalls = |leases: &Arc<Leases>| (leases.mark(), base::time::monotonic());
-        Mark(self.leases().map(recalls))
+    pub(super) fn mark(&self) -> u64 {
+        self.leases().map_or(0, |leases| leases.mark())
     }
 
-    /// The bytes of a file were sent to the kernel. If another machine may change them since the mark, the
-    /// kernel drops them.
-    pub(super) fn sent_bytes(&self, mark: Mark, ino: Ino) {
-        if let (Some(leases), Some((mark, began))) = (self.leases(), mark.0)
-            && !leases.kept_since(ino, mark, began)
-        {
-            self.0.notifier.inval_inode(ino, 0, 0);
+    /// Called before a reply with attributes. If the kernel would not see by them that the bytes of an open
+    /// file are others, it is told.
+    pub(super) fn tell_of_bytes(&self, result: &Result<Done, Errno>) {
+        if let Ok(Done { other_bytes: Some(ino), .. }) = result {
+            self.0.notifier.inval_inode(*ino, 0, 0);
+            self.0.notifier.settle_within(TELLING);
         }
     }
 
@@ -49,17 +46,14 @@ impl Dispatcher {
     /// Sends the body of a reply, with what the kernel may keep of it.
     pub(super) fn deliver<T>(
         &self,
-        mark: Mark,
+        mark: u64,
         done: &Done,
         room: &mut [u8],
         send: impl FnOnce(&[u8]) -> T,
     ) -> T {
         let body = &mut room[..done.len];
         match self.leases() {
-            Some(leases) => {
-                let mark = mark.0.map_or(0, |(recalls, _)| recalls);
-                promises::deliver(leases, mark, &done.keeps, body, send)
-            }
+            Some(leases) => promises::deliver(leases, mark, &done.keeps, body, send),
             None => {
                 if let Some(time) = self.0.untold {
                     promises::permit_untold(&done.keeps, body, time);

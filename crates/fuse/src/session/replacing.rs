@@ -43,7 +43,7 @@ impl Shared {
     pub(super) fn obey(self: &Arc<Shared>, leases: Option<Arc<Leases>>) {
         let Some(leases) = leases else { return };
         let sink = Arc::clone(&self.sink);
-        let (mount, notifier) = (self.shared_mount.clone(), self.notifier.clone());
-        leases.serve(Arc::new(Kernel { sink, replies: Arc::downgrade(self), mount, notifier }));
+        let (mount, refresher) = (self.shared_mount.clone(), self.refresher.clone());
+        leases.serve(Arc::new(Kernel { sink, replies: Arc::downgrade(self), mount, refresher }));
     }
 }

@@ -157,7 +157,7 @@ impl Core {
         let alone = mode == Mode::Write || !may_borrow || quiet.is_some() && state.is_changing(unit);
         let how = How { mode, borrows, alone, quiet, sessions: state.sessions };
         drop(state);
-        self.drop_pages(&stale);
+        self.look_again(&stale);
         Ok(Some((how, lender, before)))
     }
 

@@ -154,7 +154,7 @@ impl Core {
                     let loan = state.units.get(&unit).and_then(|held| held.loan);
                     let files = self.end_loan(&mut state, unit);
                     drop(state);
-                    self.drop_pages(&files);
+                    self.look_again(&files);
                     self.changed.notify_all();
                     if let Some(Borrowed { from: (node, number), .. }) = loan {
                         self.nodes.give_back(node, unit, number);

@@ -239,7 +239,7 @@ impl Core {
             files.retain(|ino| survey.moved.iter().any(|(moved, ..)| moved == ino));
             (told, names, files)
         };
-        self.drop_pages(&files);
+        self.look_again(&files);
         self.kernel_lets_go(&told, names)
     }
 

@@ -15,9 +15,7 @@
 //!
 //! Of a unit that is lent the kernel keeps nothing: see [`super::lend`].
 //!
-//! **Pages.** The kernel keeps pages of files that programs have open: a read(2) drops them if the file has
-//! another size or time, and sendfile(2) and a mapping do not ask. So a lease is not given back, nor a loan,
-//! before the kernel was told to drop them ([`pages`](super::pages)).
+//! **Pages** of files that programs have open are looked at again after a lease has gone ([`super::pages`]).
 //!
 //! **A reply and a recall.** A reply must not reach the kernel after the recall that forbids it. So the
 //! caller notes how many recalls there were before it reads ([`Leases::mark`]). The reply is sent under a
@@ -75,9 +73,9 @@ pub trait KernelCache: Send + Sync {
         Vec::new()
     }
 
-    /// Drops the pages of these files. A page on which a reader waits is dropped when it has come, and that
-    /// is not waited for.
-    fn drop_pages(&self, _files: &[Ino]) {}
+    /// Looks at these open files again, soon: drops their pages, and asks for their attributes. It must not
+    /// wait.
+    fn look_again(&self, _files: &[Ino]) {}
 }
 
 impl Leases {
@@ -110,7 +108,7 @@ impl Leases {
             let state = self.core.state.lock();
             state.units.values().flat_map(|unit| unit.told.iter().copied()).collect()
         };
-        self.core.drop_all_pages();
+        self.core.look_again_at_all();
         // It may have been told the same again meanwhile. So the notes stay.
         self.core.kernel_forgets(&told)
     }
@@ -197,7 +195,7 @@ impl Core {
         drop(self.replies.write());
         // If that fails, the kernel forgets by itself: what it keeps has a time that ends with the session.
         let _ = self.kernel_lets_go(&kept.told, kept.names);
-        self.drop_all_pages();
+        self.look_again_at_all();
         self.state.lock().letting_go -= 1;
         self.changed.notify_all();
     }

@@ -108,7 +108,7 @@ impl Core {
                 let told = state.units.get(&unit).map(|held| held.told.clone());
                 (told.unwrap_or_default(), self.open_files_of(&state, unit))
             };
-            self.drop_pages(&files);
+            self.look_again(&files);
             self.kernel_lets_go(&told, names)
         });
         if done.is_err() {
