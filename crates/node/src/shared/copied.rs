@@ -10,7 +10,7 @@
 use std::sync::Arc;
 
 use ::fs::shared::owner;
-use api::error::{Context, Result};
+use api::error::{Context, Failure, Result};
 use api::text::bytes as readable;
 use base::PackNo;
 use blob::{BlobError, PackStore};
@@ -30,8 +30,14 @@ const PART: u32 = 4096;
 /// Takes the packs of other nodes, which are here because the folder is a copy, for copies of them.
 pub(super) fn take_packs(dir: &VolumeDir, number: u32) -> Result<()> {
     let failed = |error: BlobError| {
-        let what = format!("cannot read the packs in {}", dir.open_packs().display());
-        api::error::Failure::new("damaged", what).why(error.to_string())
+        let what = format!(
+            "the packs in {} cannot be kept for the node that wrote them",
+            dir.open_packs().display()
+        );
+        Failure::new("not-kept", what)
+            .why(error.to_string())
+            .next("this folder is a copy of that node's; nothing of it was removed")
+            .next("see to the cause, such as a full disk, and mount it again; or mount with another --cache DIR")
     };
     // Nothing is sealed here, so no origin is needed.
     let packs = DiskPacks::open(&dir.open_packs(), Arc::new(origin::Memory::new()));
@@ -46,7 +52,9 @@ pub(super) fn take_packs(dir: &VolumeDir, number: u32) -> Result<()> {
         let missing = copy(&packs, &kept, *pack, len).map_err(failed)?;
         taken += u64::from(len - missing);
         unread += u64::from(missing);
-        packs.discard(*pack).map_err(failed)?;
+        if missing == 0 {
+            packs.discard(*pack).map_err(failed)?;
+        }
     }
     log::warn(&format!(
         "this folder is a copy of the folder of node {}: {} of its packs are kept here for it, and uploaded when its session has ended",
@@ -54,7 +62,10 @@ pub(super) fn take_packs(dir: &VolumeDir, number: u32) -> Result<()> {
         readable(taken)
     ));
     if unread > 0 {
-        log::warn(&format!("{} of them cannot be read: the copy is damaged", readable(unread)));
+        log::warn(&format!(
+            "{} of them cannot be read, and stay where they are: the copy is damaged",
+            readable(unread)
+        ));
     }
     Ok(())
 }
