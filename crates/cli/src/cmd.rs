@@ -12,6 +12,7 @@ pub mod cp;
 #[cfg(feature = "csi")]
 pub mod csi;
 pub mod depot;
+pub mod detach;
 pub mod df;
 pub mod doctor;
 pub mod export;

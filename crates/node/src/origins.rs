@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use api::error::{Context, Failure, Result, plain};
 use blob::Origin;
-use origin::{Access, Environment, Limits, Mistake, OriginError, Remote, Spec};
+use origin::{Access, Environment, Folder, Limits, Mistake, OriginError, Remote, Spec};
 
 use crate::volume_dir::{Home, VolumeDir};
 
@@ -22,6 +22,22 @@ pub struct Reach {
 /// Opens the origin of a published tree, which belongs to no volume here.
 pub fn open_origin(home: &Home, access: Access) -> Result<Arc<dyn Origin>> {
     spec_of(home)?.open(access).map_err(origin_failure)
+}
+
+/// Opens an origin for writing. `None`: it was made for another volume.
+pub fn open_own(spec: &Spec, volume: &str) -> std::result::Result<Option<Arc<dyn Origin>>, OriginError> {
+    Ok(match spec {
+        Spec::Folder(dir) => {
+            let folder = Folder::open(dir, Access::ReadWrite)?;
+            (folder.volume().as_deref() == Some(volume)).then(|| Arc::new(folder) as Arc<dyn Origin>)
+        }
+        Spec::Remote(spec) => {
+            let (environment, limits) = (Environment::process(), Limits::default());
+            let remote = Remote::open(spec, &environment, limits, Access::ReadWrite)?;
+            (remote.volume() == volume).then(|| Arc::new(remote) as Arc<dyn Origin>)
+        }
+        Spec::Memory => None,
+    })
 }
 
 /// Opens a remote origin for reading.

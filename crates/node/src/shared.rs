@@ -18,6 +18,7 @@
 //! - [`claiming`]: which database holds the names, so that a copy of it deletes no blob.
 //! - [`copied`]: a node's folder that was copied to another disk.
 //! - [`checking`]: a check of the names, and the locks that nodes hold.
+//! - [`detaching`]: a copy of the database becomes a volume of its own, with a copy of the blobs.
 //! - [`locking`]: where locks hold, as a setting of the volume.
 //! - [`listed`]: what the database says of a volume, without joining it.
 //! - [`living`]: which sessions last.
@@ -35,6 +36,7 @@ pub mod bytes;
 pub mod checking;
 pub mod claiming;
 mod copied;
+pub mod detaching;
 mod keeping;
 pub mod listed;
 mod living;
@@ -338,7 +340,11 @@ pub(crate) fn setup_failure_at(address: &Address) -> impl Fn(SetupError) -> Fail
 /// The database must hold the names of this folder's volume, and not of another one.
 fn check_id(dir: &VolumeDir, target: &Address, names: &dyn Database) -> Result<()> {
     if making::hex(&names.uuid()) == dir.format().id {
-        return making::check_life(dir, &making::life(&secret_row(names)?));
+        let life = making::life(&secret_row(names)?);
+        if making::is_other_life(dir, &life)? {
+            making::check_home(dir, target, names)?;
+        }
+        return making::take_life(dir, &life);
     }
     Err(Failure::new("another-volume", format!("{} belongs to another volume", dir.path().display()))
         .why(format!("{} is now the name of a volume with another id", target.volume()))

@@ -259,8 +259,19 @@ impl VolumeDir {
         Ok(self)
     }
 
-    /// Makes the folder of a volume the folder of a node: its names are at this address from now on. When
-    /// this returns, it is durable. After an error, the file says whether it was done.
+    /// The folder with another place of its volume's blobs, while no process has it open.
+    pub fn with_home(mut self, home: Home) -> Result<VolumeDir> {
+        if self.origin() != home.origin {
+            self.holder()?.map_or(Ok(()), |holder| Err(self.in_use(Some(holder))))?;
+            let now = &mut self.format;
+            (now.origin, now.endpoint, now.region) = (home.origin, home.endpoint, home.region);
+            self.write_format(&self.format)?;
+        }
+        Ok(self)
+    }
+
+    /// Makes the folder of a volume that of a node: its names are at this address from now on, and durably so
+    /// when this returns. After an error, the file says whether it was done.
     pub fn become_node(&self, names: &str) -> Result<VolumeDir> {
         let names = Some(names.to_owned());
         let format = Format { format: SHARED_VERSION, names, ..self.format.clone() };

@@ -33,7 +33,7 @@ pub fn synced(path: &Path, bytes: &[u8]) {
 }
 
 /// The blobs in a folder of blobs, or in a bucket.
-fn blobs(folder: &Path) -> usize {
+pub fn blobs(folder: &Path) -> usize {
     let mut count = 0;
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let name = entry.file_name();

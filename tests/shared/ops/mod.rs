@@ -8,6 +8,7 @@ mod checks;
 mod claims;
 mod clones;
 mod collect;
+mod detach;
 mod etcd;
 mod failover;
 mod gate;

@@ -52,7 +52,7 @@ pub struct Args {
 
 /// One finding, in JSON.
 #[derive(Debug, Serialize)]
-struct Found {
+pub(super) struct Found {
     what: String,
     harmless: bool,
     repaired: bool,
@@ -261,7 +261,7 @@ fn strays(bare: &Bare, term: Term) -> Unreferenced {
     }
 }
 
-fn found(finding: &Finding, repaired: bool) -> Found {
+pub(super) fn found(finding: &Finding, repaired: bool) -> Found {
     Found {
         what: finding.to_string(),
         harmless: finding.is_harmless(),
@@ -271,7 +271,7 @@ fn found(finding: &Finding, repaired: bool) -> Found {
 }
 
 /// Prints one line per finding, and the affected files.
-fn say(found: &Found, term: Term) {
+pub(super) fn say(found: &Found, term: Term) {
     const SHOWN: usize = 5;
     let mark = match found {
         Found { repaired: true, .. } => "mended",

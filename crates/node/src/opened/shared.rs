@@ -38,7 +38,8 @@ impl Node {
         let only_read = NodeOptions { read_only: true, ..options.clone() };
         let (shared, options) = match Shared::open(dir, fleet, options, true) {
             Err(failure) if failure.code == UNCLAIMED && !options.read_only => {
-                let next = failure.next.last().cloned().unwrap_or_default();
+                // The first is what happens now.
+                let next = failure.next.get(1..).unwrap_or_default().join("; ");
                 let why = failure.in_one_line();
                 log::warn(&format!("the volume is mounted for reading only: {why}; {next}"));
                 (Shared::open(dir, fleet, &only_read, false)?, &only_read)

@@ -29,7 +29,7 @@ use base::time::{BootTime, boot};
 use blob::claim::{Claim, Kind, Token};
 use blob::{BlobError, Origin};
 use meta::engine::database::{Database, Incarnation};
-use meta::store::{CommitError, StoreError};
+use meta::store::{CommitError, StoreError, Value};
 use meta::{Commit, Expect, Key, MetaStore};
 use origin::Access;
 use origin::claim::newest::{self, newest};
@@ -41,7 +41,7 @@ use super::{making, setup_failure};
 use crate::log;
 use crate::origins::{origin_failure, spec};
 use crate::remote_side::ORIGIN_ASKED;
-use crate::volume_dir::VolumeDir;
+use crate::volume_dir::{Home, VolumeDir};
 use row::{Refusal, Row, Standing, judge};
 
 /// The code of the failure for a database that may only be read.
@@ -159,6 +159,10 @@ impl Claims {
             .next("to look at what it holds, mount it with -o ro")
             .next(format!(
                 "to go on with it, once no node uses the other one any more: covey origin claim '{}'",
+                self.place
+            ))
+            .next(format!(
+                "to make it a volume of its own, with its own blobs: covey detach '{}' --copy-blobs ORIGIN",
                 self.place
             ))
     }
@@ -354,16 +358,7 @@ pub fn claim(text: &std::path::Path) -> Result<Claimed> {
         .ok_or_else(|| setup_failure(StoreError::Damaged(format!("there is no row {ROW_ORIGIN}")).into()))?;
     let origin = crate::origins::open_origin(&home, Access::ReadWrite)?;
     let claims = Claims::new(names, target.to_string());
-    let troubled = |trouble: Trouble| match trouble {
-        Trouble::Store(error) => failed(error),
-        Trouble::Away(error) => Failure::new("origin-away", format!("{} does not answer", home.origin))
-            .why(error.to_string())
-            .next("try again when it does"),
-        Trouble::Refused(refusal) => {
-            Failure::new("origin-taken", format!("{} cannot be claimed", home.origin))
-                .why(refusal.to_string())
-        }
-    };
+    let troubled = |trouble: Trouble| troubled(&home, trouble);
     let done =
         |epoch, before| Claimed { names: target.to_string(), origin: home.origin.clone(), epoch, before };
     let standing = claims.see(&*origin).map_err(troubled)?;
@@ -386,6 +381,60 @@ pub fn claim(text: &std::path::Path) -> Result<Claimed> {
     );
     std::thread::sleep(SETTLE);
     Ok(done(epoch, Some(before)))
+}
+
+fn troubled(home: &Home, trouble: Trouble) -> Failure {
+    match trouble {
+        Trouble::Store(error) => setup_failure(error.into()),
+        Trouble::Away(error) => Failure::new("origin-away", format!("{} does not answer", home.origin))
+            .why(error.to_string())
+            .next("try again when it does"),
+        Trouble::Refused(refusal) => {
+            Failure::new("origin-taken", format!("{} cannot be claimed", home.origin))
+                .why(refusal.to_string())
+        }
+    }
+}
+
+/// Whether a database holds the names of its volume. Then it is no copy.
+pub(super) fn is_holder(
+    names: Arc<dyn Database>,
+    place: String,
+    home: &Home,
+    origin: &dyn Origin,
+) -> Result<bool> {
+    let seen = Claims::new(names, place).see(origin).map_err(|trouble| troubled(home, trouble))?;
+    Ok(seen.standing == Standing::Holds)
+}
+
+/// Makes the first claim of a copy's own origin, with this token. False: the origin has another claim.
+pub(super) fn first(
+    origin: &dyn Origin,
+    volume: [u8; 16],
+    token: Token,
+    place: String,
+) -> std::result::Result<bool, BlobError> {
+    let claim = Claim {
+        epoch: 1,
+        volume,
+        token,
+        after: None,
+        folder: [0; 16],
+        kind: Kind::Database,
+        moment: base::time::now(),
+        place,
+    };
+    let is_ours = |found: newest::Read| found.is_ok_and(|found| found.token == token);
+    match newest(origin)?.newest {
+        Some((epoch, found)) => Ok(epoch == 1 && is_ours(found)),
+        None if origin.create_record(&Claim::name(1), &claim.encode())? => Ok(true),
+        None => Ok(newest::at(origin, 1)?.is_some_and(is_ours)),
+    }
+}
+
+/// The row of a database that made this claim.
+pub(super) fn row_of(token: Token, here: &Incarnation) -> Value {
+    Row::default().asking(token, here).made(1, token).encode()
 }
 
 /// Makes the first claim of a database that was restored from a published tree.

@@ -9,7 +9,8 @@ use ::fs::volume::{FormatRequest, Volume};
 use api::error::{Context, Failure, Result};
 use blob::sums::Sums;
 use engines::Address;
-use meta::engine::database::SetupError;
+use meta::engine::database::{Database, SetupError};
+use meta::lease::Left;
 use meta::store::{CommitError, StoreError, Value};
 use meta::{Commit, Expect, Key, MetaStore, Names};
 use net::secret::Secret;
@@ -22,6 +23,9 @@ use crate::opened::{format_request, memory_parts_over};
 use crate::origins::{Reach, address, origin_failure, spec_of};
 use crate::refused::open_failure;
 use crate::volume_dir::{Home, VolumeDir};
+
+/// The folder of a node's journal, in the node's folder.
+pub(super) const CHANGES: &str = "changes";
 
 /// What a new shared volume is.
 #[derive(Clone, Debug)]
@@ -167,44 +171,66 @@ pub fn node_folder(text: &Path, named: Option<&Path>) -> Result<VolumeDir> {
     if path.join("covey.json").exists() {
         let dir = VolumeDir::open(&path)?;
         if dir.format().id == id {
-            check_life(&dir, &life)?;
+            let dir = match is_other_life(&dir, &life)? {
+                true => dir.with_home(home)?,
+                false => dir,
+            };
+            take_life(&dir, &life)?;
             return dir.with_names(target.to_string());
         }
         return Err(Failure::new("another-volume", format!("{} belongs to another volume", path.display()))
             .next("name another folder: --cache DIR"));
     }
     let dir = VolumeDir::create_node(&path, &id, home, target.to_string())?;
-    check_life(&dir, &life)?;
+    take_life(&dir, &life)?;
     Ok(dir)
 }
 
-/// Tells a volume from the one that it was restored from: each has its own secret.
+/// Tells a volume from the one that it was restored or detached from: each has its own secret.
 pub(super) fn life(secret: &str) -> String {
     Sums::of(secret.as_bytes()).id().to_string()
 }
 
-/// A restored volume has the id of the volume that it was. A folder that holds bytes of that one, which only
-/// it can read, is not used for the restored one: it would remove them.
-pub(super) fn check_life(dir: &VolumeDir, life: &str) -> Result<()> {
-    let file = dir.path().join("life");
-    match fs::read_to_string(&file) {
-        Ok(known) if known.trim() == life => return Ok(()),
+/// Whether a folder was last used for a volume of the same id that is another one: this one was restored or
+/// detached from it. If it holds what only that one can use, or is in use, this is an error: it would be
+/// removed.
+pub(super) fn is_other_life(dir: &VolumeDir, life: &str) -> Result<bool> {
+    match fs::read_to_string(dir.path().join(unfinished::LIFE)) {
+        Ok(known) if known.trim() == life => Ok(false),
         // An earlier version did not make it durable. A power cut soon after that left an empty file.
-        Ok(known) if known.trim().is_empty() => {}
+        Ok(known) if known.trim().is_empty() => Ok(true),
         Ok(_) if holds_bytes(dir) => {
             let shown = dir.path().display();
-            return Err(Failure::new(
+            Err(Failure::new(
                 "another-volume",
-                format!("{shown} holds bytes of the volume as it was before it was restored"),
+                format!("{shown} holds bytes of the volume as it was before it was restored or detached"),
             )
-            .why("they are not in the origin, and the restored volume does not know them")
+            .why("they are not in the origin, and the volume at this address does not know them")
             .next("mount with another folder: --cache DIR")
-            .next(format!("to give these bytes up, remove {shown}")));
+            .next(format!("to give these bytes up, remove {shown}")))
         }
-        _ => {}
+        _ => Ok(true),
+    }
+}
+
+/// From now on the folder is used for the volume of this life.
+pub(super) fn take_life(dir: &VolumeDir, life: &str) -> Result<()> {
+    let file = dir.path().join(unfinished::LIFE);
+    if fs::read_to_string(&file).is_ok_and(|known| known.trim() == life) {
+        return Ok(());
     }
     // As durable as the bytes that come next. Otherwise a power cut could leave an empty file beside them.
     write_durably(&file, &format!("{life}\n")).at("write", &file)
+}
+
+/// Fails if the blobs of the volume are not where this folder looks for them.
+pub(super) fn check_home(dir: &VolumeDir, target: &Address, names: &dyn Database) -> Result<()> {
+    let row = names.get(&Key::volume(ROW_ORIGIN)).map_err(|error| setup_failure(error.into()))?;
+    let Some(origin) = row.filter(|row| row[..] != *dir.origin().as_bytes()) else { return Ok(()) };
+    let (shown, origin) = (dir.path().display(), String::from_utf8_lossy(&origin).into_owned());
+    Err(Failure::new("changed", format!("{shown} looks for the blobs of the volume in {}", dir.origin()))
+        .why(format!("they are in {origin} now"))
+        .next(format!("mount the volume by its address: covey mount '{target}' MOUNTPOINT --cache {shown}")))
 }
 
 /// Writes a small file, and returns when it survives a power cut.
@@ -215,10 +241,15 @@ pub(super) fn write_durably(file: &Path, text: &str) -> std::io::Result<()> {
     file.parent().map_or(Ok(()), |folder| fs::File::open(folder)?.sync_all())
 }
 
-/// Whether a folder has packs that are no blobs, or blobs that are not uploaded.
+/// Whether a folder has packs that are no blobs, also of other nodes, blobs that are not uploaded, or changes
+/// that may not be stored.
 fn holds_bytes(dir: &VolumeDir) -> bool {
     let has_packs = fs::read_dir(dir.open_packs()).is_ok_and(|mut entries| entries.next().is_some());
-    has_packs || dir.not_uploaded().0 > 0
+    let has_copies = fs::read_dir(dir.kept()).is_ok_and(|mut entries| entries.next().is_some());
+    has_packs
+        || has_copies
+        || dir.not_uploaded().0 > 0
+        || !Left::read_any(&dir.path().join(CHANGES)).is_empty()
 }
 
 fn default_folder(id: &str) -> PathBuf {

@@ -87,7 +87,7 @@ pub(super) fn check_none(names: &dyn Database) -> std::result::Result<(), StoreE
     let Some(row) = names.get(&Key::volume(ROW_REPAIRING))? else { return Ok(()) };
     match owner(names, &row)? {
         Some(session) if !is_over(names, &session)? => Err(StoreError::Unavailable(format!(
-            "the volume is being repaired on {}: mount it when covey fsck has ended",
+            "the volume is being repaired or detached on {}: mount it when that has ended",
             session.host
         ))),
         _ => Ok(()),
@@ -189,6 +189,11 @@ impl Hold {
         }
     }
 
+    /// Holds as long as no other command has taken the volume since.
+    pub(super) fn check(&self) -> (Key, Expect) {
+        (Key::volume(ROW_REPAIRING), Expect::Is(self.row.clone()))
+    }
+
     /// Makes the session last.
     pub(super) fn keep(&self) -> Result<()> {
         let now = base::time::monotonic();
@@ -259,7 +264,7 @@ fn in_use(row: &SessionRow) -> Failure {
 }
 
 fn repaired_elsewhere(host: &str) -> Failure {
-    Failure::new("in-use", format!("the volume is being repaired on {host}"))
+    Failure::new("in-use", format!("the volume is being repaired or detached on {host}"))
         .next("wait until that has ended")
 }
 

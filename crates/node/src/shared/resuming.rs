@@ -22,13 +22,14 @@ use meta::shared::{SharedStore, Term};
 use meta::store::StoreError;
 use net::id::NodeId;
 
+use super::making::CHANGES;
 use super::session::{EVERY, Keeper};
 use crate::log;
 use crate::volume_dir::VolumeDir;
 
 /// The journal of this node, in its folder.
 pub(super) fn place(dir: &VolumeDir) -> PathBuf {
-    dir.path().join("changes")
+    dir.path().join(CHANGES)
 }
 
 /// Stores what an earlier process of this node had acknowledged, or says that it cannot be.

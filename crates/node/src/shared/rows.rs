@@ -18,6 +18,8 @@ pub(super) const ROW_PROMOTING: &str = "promoting";
 pub(super) const ROW_COPYING: &str = "copying";
 /// The session that repairs the volume ([`super::repairing`]).
 pub(super) const ROW_REPAIRING: &str = "repairing";
+/// A copy that becomes a volume of its own ([`super::detaching`]).
+pub(super) const ROW_DETACHING: &str = "detaching";
 /// What an interrupted command left, and the next one removes.
 pub(super) const ROW_REMOVING: &str = "removing";
 
@@ -28,7 +30,7 @@ pub(super) const ROW_LOCKS: &str = "locks";
 pub(super) const ROW_CLAIM: &str = "claim";
 
 /// All of them.
-pub(super) const ROWS_SHARED: [&str; 12] = [
+pub(super) const ROWS_SHARED: [&str; 13] = [
     ROW_ORIGIN,
     ROW_ENDPOINT,
     ROW_REGION,
@@ -37,6 +39,7 @@ pub(super) const ROWS_SHARED: [&str; 12] = [
     ROW_PROMOTING,
     ROW_REMOVING,
     ROW_REPAIRING,
+    ROW_DETACHING,
     ROW_CLAIM,
     ROW_LOCKS,
     ROW_PUBLISHER,

@@ -16,13 +16,15 @@ use meta::store::{CommitError, StoreError, Value};
 use meta::{Commit, Expect, Key, MetaStore, Names};
 use tree::Owner;
 
-use super::rows::{ROW_ORIGIN, ROW_PROMOTING, place_rows};
+use super::rows::{ROW_DETACHING, ROW_ORIGIN, ROW_PROMOTING, place_rows};
 use super::setup_failure;
 use crate::publisher::{self, Publisher};
 use crate::volume_dir::VolumeDir;
 
 /// The file that tells a volume from one with the same id.
 pub(super) const LIFE: &str = "life";
+/// The row `detaching` after the switch ([`super::detaching`]).
+pub(super) const SWITCHED: &[u8] = b"switched";
 
 /// The row `promoting` for a folder.
 pub(super) fn row_of(dir: &VolumeDir, life: &str) -> Value {
@@ -99,9 +101,20 @@ pub(super) fn complete(dir: &VolumeDir, names: &Arc<dyn MetaStore>) -> Result<bo
 pub(super) fn check_complete(target: &Address, names: &Arc<dyn MetaStore>) -> Result<()> {
     let row = Names::new(names.clone()).volume_row(ROW_ORIGIN);
     match row.map_err(|error| setup_failure(error.into()))? {
-        Some(_) => Ok(()),
+        Some(_) => check_detached(target, names),
         None => Err(incomplete(target, names)),
     }
+}
+
+/// Fails if a copy is between the switch and the end of the command that detaches it.
+fn check_detached(target: &Address, names: &Arc<dyn MetaStore>) -> Result<()> {
+    let row = names.get(&Key::volume(ROW_DETACHING)).map_err(|error| setup_failure(error.into()))?;
+    if row.as_deref() != Some(SWITCHED) {
+        return Ok(());
+    }
+    Err(Failure::new("unfinished", format!("the volume {} is not detached yet", target.volume()))
+        .why("covey detach was interrupted in its last step")
+        .next("run that command again, with the same arguments"))
 }
 
 /// Whether a node's folder still holds what it had as the folder of a volume.
