@@ -20,6 +20,7 @@
 
 pub mod locking;
 pub mod loopfs;
+pub mod manual;
 pub mod need;
 pub mod ops;
 pub mod proc;

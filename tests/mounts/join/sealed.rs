@@ -2,10 +2,9 @@
 //! without.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use covey_tests::program::{covey_run, environment};
-use covey_tests::{Need, requires};
+use covey_tests::{Need, manual, requires};
 
 use super::{BUCKET, World, soon, troubles};
 
@@ -16,13 +15,11 @@ fn make_certificates(folder: &Path) {
         openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj "/CN=node-7" -keyout node.key -out node.csr
         openssl x509 -req -in node.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 825 -extfile <(echo extendedKeyUsage=serverAuth,clientAuth) -out node.pem
         chmod 600 node.key"#;
-    let manual = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/OPERATING.md");
-    let manual = std::fs::read_to_string(manual).unwrap();
+    let manual = manual::operating();
     let ours = script.lines().map(str::trim).filter(|line| line.starts_with("openssl"));
     ours.for_each(|line| assert!(manual.contains(line), "the manual does not have this line: {line}"));
-    let done =
-        Command::new("bash").args(["-euc", script]).current_dir(folder).output().expect("there is a bash");
-    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let done = manual::bash(script, folder, &[]);
+    assert!(done.status.success(), "{done:?}");
 }
 
 /// Nodes with certificates of one CA share what they read. A node without a certificate, or with another

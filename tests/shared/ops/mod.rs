@@ -12,6 +12,7 @@ mod detach;
 mod etcd;
 mod failover;
 mod gate;
+mod manual;
 mod mistakes;
 mod promote;
 mod promote_live;
