@@ -106,16 +106,13 @@ impl Core {
         for (at, found) in batch.iter().enumerate() {
             let follows = batch.get(at + 1).is_some_and(|next| next.position == found.position);
             let next = if follows { found.position } else { found.position + 1 };
-            let record = records.next().flatten();
-            let entry = match record {
-                // Its attributes cost round trips. A program that wants them looks it up.
-                None if plus && self.is_shared() && found.dentry.is_dir() => None,
+            let entry = match records.next().flatten() {
                 Some(record) if !is_gone(&record) => {
                     self.hints.named(&found.name, found.dentry.ino);
                     Some(self.entry_of(found.dentry.ino, &record)?)
                 }
-                // It was unlinked after the batch was read.
-                _ if plus => continue,
+                // Its attributes cost round trips. Or the file was removed after the batch was read, and the
+                // name may be that of another file by now. A program that wants the attributes looks it up.
                 _ => None,
             };
             let kind = FileKind::from_mode(found.dentry.kind).ok_or(Errno::EIO)?;

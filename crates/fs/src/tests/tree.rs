@@ -251,6 +251,42 @@ fn a_listing_with_attributes_counts_what_it_hands_out() {
     v.close().unwrap();
 }
 
+/// A listing with attributes reads the names, and then their inodes. A file that was replaced in between was
+/// missing in it, although its name was always there.
+#[test]
+fn regression_a_listing_has_a_name_that_is_replaced_meanwhile() {
+    const NAMES: usize = 20;
+    let world = World::new();
+    let v = world.open();
+    let d = v.dir(Ino::ROOT, "d");
+    let replace = |n: usize| {
+        let new = v.file(d, "new");
+        v.rename(d, b"new", d, format!("f{}", n % NAMES).as_bytes(), RenameMode::Replace).unwrap();
+        v.forget(new, 1);
+    };
+    (0..NAMES).for_each(replace);
+    let ended = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            (0..2000).for_each(replace);
+            ended.store(true, std::sync::atomic::Ordering::SeqCst);
+        });
+        while !ended.load(std::sync::atomic::Ordering::SeqCst) {
+            let (mut names, mut held) = (BTreeSet::new(), Vec::new());
+            v.readdir_plus(d, 2, &mut |entry, plus| {
+                names.insert(entry.name.to_vec());
+                held.extend(plus.map(|plus| plus.node));
+                ControlFlow::Continue(())
+            })
+            .unwrap();
+            held.into_iter().for_each(|node| v.forget(node, 1));
+            names.remove(&b"new"[..]);
+            assert_eq!(names.len(), NAMES, "{names:?}");
+        }
+    });
+    v.close().unwrap();
+}
+
 /// The kernel may hold a folder below another one, from before it was moved, and even as an ancestor of the
 /// folder that it lists. It cannot link it a second time.
 #[test]
