@@ -169,6 +169,12 @@ test-shared: build ## Shared volumes: histories of names under faults, ROUNDS=30
 	COVEY_ROUNDS="$(or $(PARTITIONS),10)" $(if $(SEED),COVEY_SEED="$(SEED)") COVEY_BIN="$(CURDIR)/$(program)" \
 		$(CARGO) test --package covey-nets --test fleets -- shared::
 
+.PHONY: test-shared-faults
+test-shared-faults: build ## Shared volumes under random faults, half of the time on each database; FAULTS_SECONDS=1800 FAULTS_SEED=N; needs root
+	@scripts/bootstrap test
+	COVEY_FAULTS_SECONDS="$$(($(or $(FAULTS_SECONDS),1800) / 2))" COVEY_FAULTS_SEED="$(FAULTS_SEED)" \
+		$(call at_length,shared,^random::faults_at_length_)
+
 .PHONY: test-on-shared
 test-on-shared: build ## The suites of one machine on a shared volume that a second node reads all the while; PJDFSTEST=path; needs root
 	@scripts/bootstrap test

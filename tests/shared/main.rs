@@ -18,6 +18,7 @@ mod listing;
 mod locks;
 mod ops;
 mod quotas;
+mod random;
 mod refusals;
 mod trash;
 mod weather;
