@@ -16,7 +16,7 @@ use meta::{Commit, Key, MetaStore, Value};
 use super::{Easy, ROOT, World};
 use crate::api::{Caller, Filesystem, Locks, RenameMode, SetAttr, XattrMode};
 use crate::shared::{FromOwner, Others, SessionId, Sharing};
-use crate::volume::{Options, Volume};
+use crate::volume::{Options, Parts, Volume};
 
 /// Rows in memory, as far away as a database. What is written behind an operation is not counted.
 struct Far(Memory, Arc<AtomicU64>);
@@ -111,18 +111,16 @@ enum Kind {
 
 struct Shared {
     volume: Volume,
+    parts: Parts,
     trips: Arc<AtomicU64>,
     store: Arc<Far>,
     kind: Kind,
 }
 
 impl Shared {
-    fn new(kind: Kind) -> Shared {
-        let mut world = World::new();
-        let trips = Arc::new(AtomicU64::new(0));
-        let store = Arc::new(Far(Memory::new(), trips.clone()));
-        world.parts.store = store.clone();
-        Volume::format(&world.parts, &Default::default()).unwrap();
+    /// A node of the volume with these rows.
+    fn open(parts: &Parts, store: Arc<Far>, kind: Kind) -> Shared {
+        let mut parts = Parts { store: store.clone(), ..parts.clone() };
         // The threads in the background do nothing in the time of the test.
         let lease = Duration::from_secs(3600);
         let term = Arc::new(Term::default());
@@ -130,7 +128,7 @@ impl Shared {
         let rules = Contention { quiet: lease, ..Contention::default() };
         let leases = Leases::with_rules(store.clone(), term, Arc::new(Nobody), None, rules).unwrap();
         let leases = (kind != Kind::Plain).then_some(leases);
-        leases.iter().for_each(|leases| world.parts.store = leases.clone());
+        leases.iter().for_each(|leases| parts.store = leases.clone());
         let shared = Some(Sharing {
             node: 1,
             others: Arc::new(Nobody),
@@ -141,9 +139,17 @@ impl Shared {
             keeping: None,
             kept: None,
         });
-        let options = Options { names_local: false, shared, commit: lease, ..world.options() };
-        let volume = Volume::open(world.parts.clone(), options).unwrap();
-        let shared = Shared { volume, trips, store, kind };
+        let options = Options { names_local: false, shared, commit: lease, ..World::new().options() };
+        let volume = Volume::open(parts.clone(), options).unwrap();
+        Shared { volume, parts, trips: store.1.clone(), store, kind }
+    }
+
+    fn new(kind: Kind) -> Shared {
+        let mut world = World::new();
+        let store = Arc::new(Far(Memory::new(), Arc::default()));
+        world.parts.store = store.clone();
+        Volume::format(&world.parts, &Default::default()).unwrap();
+        let shared = Shared::open(&world.parts, store, kind);
         shared.contend(Ino::ROOT);
         let volume = &shared.volume;
         // The first file takes numbers for inodes and packs, and begins a pack.
@@ -239,4 +245,45 @@ fn measured(shared: &Shared) -> Vec<(String, u64)> {
     note("unlink, after the lookup", shared.of(|v| v.unlink(dir, name("link")).map(drop).unwrap()));
     note("statfs", shared.of(|v| _ = v.statfs(Ino::ROOT).unwrap()));
     found
+}
+
+/// Each file took a round trip of its own, and each directory three.
+#[test]
+fn regression_a_tree_is_read_for_the_first_time_in_a_few_round_trips() {
+    const DIRS: u64 = 8;
+    const FILES: u64 = 25;
+    let writer = Shared::new(Kind::Leased);
+    for dir in 0..DIRS {
+        let at = writer.volume.dir(Ino::ROOT, &format!("dir{dir}"));
+        for file in 0..FILES {
+            // Every other one is kept with the names.
+            let bytes = vec![dir as u8; if file % 2 == 0 { 100 } else { 3000 }];
+            let file = writer.volume.file(at, &format!("file{file}"));
+            writer.volume.put(file, 0, &bytes);
+        }
+    }
+    let Shared { volume, parts, store, .. } = writer;
+    volume.close().unwrap();
+    drop(volume);
+    let reader = Shared::open(&parts, store, Kind::Leased);
+    let read = |volume: &Volume| {
+        let mut found = 0;
+        for dir in volume.names(Ino::ROOT).iter().filter(|name| name.starts_with("dir")) {
+            let at = volume.lookup(Ino::ROOT, dir.as_bytes()).unwrap().attr.ino;
+            for name in volume.names(at).iter().filter(|name| name.starts_with("file")) {
+                let file = volume.lookup(at, name.as_bytes()).unwrap().attr.ino;
+                let mut buf = [0; 4000];
+                let len = Filesystem::read(volume, file, 0, &mut buf).unwrap();
+                assert!(buf[..len].iter().all(|byte| format!("dir{byte}") == *dir), "{dir}/{name}");
+                found += 1;
+            }
+        }
+        assert_eq!(found, DIRS * FILES);
+    };
+    let (trips, ()) = reader.of(read);
+    println!("{trips} round trips for {DIRS} directories of {FILES} files");
+    assert!(trips < 6 * (DIRS + 1), "{trips} round trips for {DIRS} directories of {FILES} files");
+    // A thread in the background may still read ahead of the first time.
+    let again: Vec<u64> = (0..5).map(|_| reader.of(read).0).collect();
+    assert!(again.contains(&0), "{again:?} round trips for what is remembered");
 }

@@ -142,6 +142,7 @@ impl Core {
         let mut stale = Vec::new();
         match state.units.get(&unit) {
             _ if is_waiting => return self.wait(&mut state),
+            None if mode == Mode::Read && state.is_coming(unit) => return self.wait(&mut state),
             Some(held) if held.leaving || held.busy => return self.wait(&mut state),
             Some(held) if held.mode >= mode && held.lasts() => return Ok(None),
             Some(held) if held.loan.is_some() => stale = self.end_loan(&mut state, unit),

@@ -6,27 +6,43 @@
 //! their names, as ls(1) goes, unless the first directory that was listed is the first of the listing.
 //!
 //! A program that lists a single directory reads nothing ahead, unless that is the first one.
+//!
+//! A program that reads the files of a directory needs the row of each one that says where its bytes are.
+//! From the second file on, the rows of the next files come with it. From the third such directory on, they
+//! are read with the names.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use base::Ino;
 use hashbrown::{HashMap, HashSet};
 use parking_lot::Condvar;
 
 use super::fetch::{Loaded, NAMES_MAX};
-use super::state::{Need, State};
+use super::state::{Need, State, Unit};
 use super::{Core, TURN};
 use crate::key::{Key, tags};
 use crate::record::{Dentry, InodeRecord};
 use crate::store::StoreError;
 
 /// How many directories are read together.
-const AT_ONCE: usize = 8;
+const AT_ONCE: usize = 16;
 /// How many directories are read before they are listed.
-const AHEAD: usize = 16;
+const AHEAD: usize = 48;
 /// Directories with more names are read when they are listed.
 const NAMES: usize = 1_000;
+/// After so many directories in order, a program lists the whole tree, as long as no more time passes between
+/// them than [`TREES`].
+const STEPS: usize = 3;
+/// A program goes through a tree if no more time passes between one directory and the next.
+const TREES: Duration = Duration::from_secs(1);
+/// How many such rows of other directories come with them at most.
+const ROWS: usize = 1_000;
+/// The rows of how many files come with that of one.
+const FILES: usize = 256;
+/// No more is read ahead while so many directories were read and are not listed yet.
+const UNLISTED: usize = 256;
 /// How many groups may wait to be read. More are dropped.
 const QUEUE: usize = 8;
 /// Of how many directories it is noted in which order those in them are listed.
@@ -41,6 +57,12 @@ pub(super) struct Ahead {
     walks: VecDeque<Walk>,
     /// Directories of which names are being read, or are about to be.
     coming: HashSet<Ino>,
+    /// Directories that were read ahead and are not listed yet.
+    unlisted: HashSet<Ino>,
+    /// When a directory was last listed in order, and how many one after the other.
+    walked: Option<(Instant, usize)>,
+    /// The last directory of which files were read, when, and how many came before it.
+    files: Option<(Ino, Instant, u32)>,
 }
 
 impl Ahead {
@@ -49,6 +71,7 @@ impl Ahead {
         for dir in self.queue.drain(..).flatten() {
             self.coming.remove(&dir);
         }
+        self.unlisted.clear();
         self.walks.clear();
     }
 }
@@ -60,29 +83,33 @@ struct Walk {
     at: HashMap<Ino, usize>,
     /// The next one, if the order holds.
     next: usize,
-    /// Those before this one have been read, or are about to be.
+    /// Those from the first to before the second have been read, or are about to be.
+    from: usize,
     read: usize,
 }
 
 impl Walk {
     fn new(parent: Ino, dirs: Vec<Ino>) -> Walk {
         let at = dirs.iter().enumerate().map(|(at, dir)| (*dir, at)).collect();
-        Walk { parent, dirs, at, next: 0, read: 0 }
+        Walk { parent, dirs, at, next: 0, from: 0, read: 0 }
     }
 
-    /// A directory is listed. Returns what is to be read now.
-    fn listed(&mut self, dir: Ino) -> Vec<Vec<Ino>> {
+    /// A directory is listed. Returns whether that was in order, and what is to be read now.
+    fn listed(&mut self, dir: Ino) -> (bool, Vec<Vec<Ino>>) {
         let mut groups = Vec::new();
-        let Some(at) = self.at.get(&dir).copied() else { return groups };
-        let holds = at == self.next || at < self.read;
+        let Some(at) = self.at.get(&dir).copied() else { return (false, groups) };
+        let holds = at == self.next || (self.from..self.read).contains(&at);
         self.next = at + 1;
+        if !holds {
+            (self.from, self.read) = (at, at);
+        }
         self.read = self.read.max(at + 1);
         while holds && self.read < self.dirs.len().min(at + 1 + AHEAD) {
             let end = self.dirs.len().min(self.read + AT_ONCE);
             groups.extend(self.dirs.get(self.read..end).map(<[Ino]>::to_vec));
             self.read = end;
         }
-        groups
+        (holds, groups)
     }
 }
 
@@ -109,35 +136,168 @@ impl State {
         let Some(mut walk) = known.and_then(|at| walks.remove(at)).or_else(|| self.walk(parent, dir)) else {
             return;
         };
-        let groups = walk.listed(dir);
+        let (holds, groups) = walk.listed(dir);
+        self.ahead.unlisted.remove(&dir);
+        let steps = self.walked().map_or(1, |steps| steps + 1);
+        self.ahead.walked = holds.then(|| (base::time::monotonic(), steps));
         self.ahead.walks.retain(|other| other.parent != parent);
         self.ahead.walks.truncate(WALKS - 1);
         self.ahead.walks.push_front(walk);
-        for mut dirs in groups {
-            let is_bare = |dir: &Ino| self.units.get(dir).is_some_and(|held| held.is_bare && !held.leaving);
-            dirs.retain(|dir| is_bare(dir) && !self.ahead.coming.contains(dir));
-            if !dirs.is_empty() && self.ahead.queue.len() < QUEUE {
-                self.ahead.coming.extend(&dirs);
-                self.ahead.queue.push_back(dirs);
-                self.ahead.wakes.notify_one();
+        groups.into_iter().for_each(|dirs| self.read_soon(dirs));
+    }
+
+    /// Whether the directories in one that is listed are to be read ahead, all of them: a program that has
+    /// listed several directories in order came to this one.
+    pub fn reads_below(&mut self, dirs: &[Ino]) -> bool {
+        let groups = dirs.len().div_ceil(AT_ONCE);
+        if self.walked().is_none_or(|steps| steps < STEPS) || self.ahead.queue.len() + groups > QUEUE {
+            return false;
+        }
+        dirs.chunks(AT_ONCE).for_each(|dirs| self.read_soon(dirs.to_vec()));
+        true
+    }
+
+    /// How many directories were listed in order, the last one just now.
+    fn walked(&self) -> Option<usize> {
+        self.ahead.walked.filter(|(when, _)| when.elapsed() < TREES).map(|(_, steps)| steps)
+    }
+
+    /// Has the thread read the directories in those that it has just read, if a program goes through the
+    /// tree.
+    fn read_deeper(&mut self, dirs: &[Ino]) {
+        self.ahead.unlisted.extend(dirs);
+        if self.walked().is_none_or(|steps| steps < STEPS) || self.ahead.unlisted.len() >= UNLISTED {
+            return;
+        }
+        let has_dirs = |dir: &&Ino| self.units.get(*dir).is_some_and(|held| held.has_names && !held.has_dirs);
+        let read: Vec<Ino> = dirs.iter().filter(has_dirs).copied().collect();
+        let below: Vec<Ino> = read.iter().flat_map(|dir| self.dirs_in(*dir)).map(|(_, dir)| dir).collect();
+        if self.ahead.queue.len() + below.len().div_ceil(AT_ONCE) <= QUEUE {
+            below.chunks(AT_ONCE).for_each(|dirs| self.read_soon(dirs.to_vec()));
+            for dir in read {
+                self.units.get_mut(&dir).into_iter().for_each(|held| held.has_dirs = true);
             }
         }
     }
 
+    /// The directories in one of which all names are remembered, in the order of its listing.
+    fn dirs_in(&self, dir: Ino) -> Vec<(&[u8], Ino)> {
+        let rows = self.units.get(&dir).map(|held| held.rows.range(Key::dentries(dir, 0).start..));
+        let names = rows.into_iter().flatten().take_while(|(key, _)| key.tag() == tags::DENTRY);
+        let dentries = names.filter_map(|(key, value)| Some((key, Dentry::decode(value.as_deref()?).ok()?)));
+        let dirs = dentries.filter(|(_, dentry)| dentry.is_dir());
+        dirs.filter_map(|(key, dentry)| Some((key.as_dentry()?.name, dentry.ino))).collect()
+    }
+
+    /// Has the thread read directories, as far as that is not done yet.
+    fn read_soon(&mut self, mut dirs: Vec<Ino>) {
+        // Of one without a lease, another node has it.
+        let is_bare = |dir: &Ino| self.units.get(dir).is_none_or(|held| held.is_bare && !held.leaving);
+        dirs.retain(|dir| is_bare(dir) && !self.ahead.coming.contains(dir));
+        if !dirs.is_empty() && self.ahead.queue.len() < QUEUE {
+            self.ahead.coming.extend(&dirs);
+            self.ahead.queue.push_back(dirs);
+            self.ahead.wakes.notify_one();
+        }
+    }
+
+    /// Rows that say where the first bytes of files are, of directories beside and in this one that were not
+    /// read from yet, if a program reads the files of one directory after the other.
+    pub fn next_dirs(&mut self, unit: Ino) -> Vec<(Ino, Vec<Key>)> {
+        if !self.reads_trees() {
+            return Vec::new();
+        }
+        let record = self.units.get(&unit).and_then(|held| held.rows.get(&Key::inode(unit))?.as_deref());
+        let parent = record.and_then(|row| InodeRecord::decode(row).ok()).map(|record| record.parent);
+        let beside = parent.iter().flat_map(|parent| self.dirs_in(*parent));
+        let dirs: Vec<Ino> = self.dirs_in(unit).into_iter().chain(beside).map(|(_, dir)| dir).collect();
+        let (mut next, mut rows) = (Vec::new(), 0);
+        for dir in dirs {
+            let is_new = |held: &&mut Unit| held.has_names && held.last_file.is_none() && !held.leaving;
+            let Some(held) = self.units.get_mut(&dir).filter(is_new).filter(|held| held.lasts()) else {
+                continue;
+            };
+            let keys: Vec<Key> = held.files_after(0).take(FILES).collect();
+            rows += keys.len();
+            if rows > ROWS {
+                break;
+            }
+            held.last_file = Some(0);
+            if !keys.is_empty() {
+                next.push((dir, keys));
+            }
+        }
+        next
+    }
+
+    /// Whether a unit is about to be leased, with those beside it.
+    pub fn is_coming(&self, unit: Ino) -> bool {
+        self.ahead.coming.contains(&unit) && !self.units.contains_key(&unit)
+    }
+
+    /// Whether a program reads the files of one directory after the other.
+    pub fn reads_trees(&self) -> bool {
+        self.ahead.files.is_some_and(|(_, when, dirs)| dirs > 1 && when.elapsed() < TREES)
+    }
+
+    /// Files of a directory are being read.
+    fn note_files(&mut self, dir: Ino) {
+        let now = base::time::monotonic();
+        let dirs = match self.ahead.files {
+            Some((last, _, dirs)) if last == dir => dirs,
+            Some((_, when, dirs)) if now.saturating_duration_since(when) < TREES => dirs.saturating_add(1),
+            _ => 1,
+        };
+        self.ahead.files = Some((dir, now, dirs));
+    }
+
+    /// Adds the rows that say where the bytes of the next files of a directory are, if these keys ask for
+    /// that of one, and another one was asked for before. The order is that of their numbers, which is mostly
+    /// the order in which they were made. After the last one comes the first.
+    pub fn add_next_files(&mut self, unit: Ino, keys: &mut Vec<Key>) {
+        let of_bytes = |key: &&Key| matches!(key.tag(), tags::INLINE | tags::EXTENTS);
+        let Some(file) = keys.iter().find(of_bytes).and_then(Key::number).filter(|file| *file != unit.0)
+        else {
+            return;
+        };
+        let reads_trees = self.reads_trees();
+        let Some(held) = self.units.get_mut(&unit) else { return };
+        let last = held.last_file.replace(file);
+        if last == Some(file) || last.is_none() && !reads_trees {
+            return;
+        }
+        self.note_files(unit);
+        let Some(held) = self.units.get(&unit) else { return };
+        let next: Vec<Key> = held.files_after(file).take(FILES).collect();
+        keys.extend(next);
+    }
+
     /// The order in which a program lists the directories in `parent` that lists `first` first.
     fn walk(&self, parent: Ino, first: Ino) -> Option<Walk> {
-        let held = self.units.get(&parent).filter(|held| held.has_names)?;
-        let names = held.rows.range(Key::dentries(parent, 0).start..);
-        let names = names.take_while(|(key, _)| key.tag() == tags::DENTRY);
-        let dentries = names.filter_map(|(key, value)| Some((key, Dentry::decode(value.as_deref()?).ok()?)));
-        let mut dirs: Vec<(&[u8], Ino)> = dentries
-            .filter(|(_, dentry)| dentry.is_dir())
-            .filter_map(|(key, dentry)| Some((key.as_dentry()?.name, dentry.ino)))
-            .collect();
+        self.units.get(&parent).filter(|held| held.has_names)?;
+        let mut dirs = self.dirs_in(parent);
         if dirs.first().is_some_and(|(_, dir)| *dir != first) {
             dirs.sort_unstable();
         }
         Some(Walk::new(parent, dirs.into_iter().map(|(_, dir)| dir).collect()))
+    }
+}
+
+impl Unit {
+    /// The rows that say where the first bytes of the files are, as far as they are not remembered: of the
+    /// files with higher numbers than this one first.
+    fn files_after(&self, file: u64) -> impl Iterator<Item = Key> {
+        let all = Key::inode(Ino(0))..Key::inode(Ino(u64::MAX));
+        let after = self.rows.range(Key::inode(Ino(file.saturating_add(1)))..all.end);
+        let before = self.rows.range(all.start..Key::inode(Ino(file)));
+        after.chain(before).filter_map(|(key, value)| {
+            let (ino, record) = (Ino(key.number()?), InodeRecord::decode(value.as_deref()?).ok()?);
+            let key = match record.has(InodeRecord::INLINE) {
+                true => Key::inline(ino),
+                false => Key::extents(ino, 0),
+            };
+            (record.is_file() && record.size > 0 && !self.rows.contains_key(&key)).then_some(key)
+        })
     }
 }
 
@@ -206,9 +366,11 @@ impl Core {
                 continue;
             };
             drop(state);
-            // If it fails, the names are read when they are asked for.
+            // If it fails, that is done when they are asked for.
+            let _ = self.prefetch_some(&dirs, Some(NAMES));
             let _ = self.read_names(&dirs, NAMES);
             state = self.state.lock();
+            state.read_deeper(&dirs);
         }
     }
 }
@@ -229,6 +391,7 @@ mod tests {
             assert!(read.contains(&Ino(listed)), "{listed} was not read before it is listed");
             read.extend(
                 walk.listed(Ino(listed))
+                    .1
                     .into_iter()
                     .inspect(|group| assert!(group.len() <= AT_ONCE))
                     .flatten(),
@@ -242,8 +405,8 @@ mod tests {
     fn directories_that_are_listed_in_no_order_are_not_read_ahead() {
         let mut walk = walk(100);
         for listed in [50, 20, 90, 12, 70] {
-            assert_eq!(walk.listed(Ino(listed)), Vec::<Vec<Ino>>::new(), "{listed}");
+            assert_eq!(walk.listed(Ino(listed)), (false, Vec::new()), "{listed}");
         }
-        assert_eq!(walk.listed(Ino(7)), Vec::<Vec<Ino>>::new(), "it is new");
+        assert_eq!(walk.listed(Ino(7)), (false, Vec::new()), "it is new");
     }
 }

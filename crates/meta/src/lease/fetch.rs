@@ -1,7 +1,7 @@
 //! Reads rows from the engine, to remember them under a lease.
 
 use base::Ino;
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 
 use super::Core;
 use super::moves::Read;
@@ -16,6 +16,8 @@ pub(super) const NAMES_MAX: usize = 9_999;
 const PAGES_MAX: usize = 4_096;
 /// How many files' inodes are read with their directories.
 const FILES: usize = 10_000;
+/// Of how many files the rows that say where the first bytes are come along, if a program reads files.
+const FILES_READ: usize = 1_000;
 /// Rows of a unit that are looked at before its lease is taken, its lease row first.
 const ROWS: usize = 5;
 
@@ -38,6 +40,11 @@ impl Seen {
         self.is_whole
     }
 
+    /// The row of the unit's own inode.
+    pub fn inode(&self) -> Option<Value> {
+        self.rows.get(1).cloned().flatten()
+    }
+
     /// The lease row.
     pub fn lease(&self) -> Option<Value> {
         self.rows.first().cloned().flatten()
@@ -48,6 +55,8 @@ impl Seen {
 #[derive(Default)]
 pub(super) struct Loaded {
     rows: Vec<(Key, Option<Value>)>,
+    /// Where the first bytes of files are that are most likely of the unit.
+    bytes: Vec<(Key, Option<Value>)>,
     has_names: bool,
     /// It did not have too many names.
     pub fits: bool,
@@ -56,7 +65,7 @@ pub(super) struct Loaded {
 impl Loaded {
     /// These rows.
     pub fn new(rows: Vec<(Key, Option<Value>)>, has_names: bool) -> Loaded {
-        Loaded { rows, has_names, fits: true }
+        Loaded { rows, has_names, fits: true, bytes: Vec::new() }
     }
 
     /// Remembers it. `read`: other operations could change the unit meanwhile.
@@ -71,6 +80,13 @@ impl Loaded {
             match read {
                 Some(read) => state.install_read(unit, key, value, read),
                 None => state.install(unit, key, value),
+            }
+        }
+        for (key, value) in self.bytes {
+            let ino = Ino(key.number().unwrap_or_default());
+            let is_home = state.homes.get(&ino).is_some_and(|home| home.unit == unit);
+            if is_home && read.is_none_or(|read| !state.has_moved(ino, unit, read)) {
+                state.install(unit, key, value);
             }
         }
         if let Some(held) = state.units.get_mut(&unit) {
@@ -131,10 +147,13 @@ impl Core {
     pub(super) fn load(&self, units: Vec<(Ino, Seen)>) -> Result<Vec<(Ino, Loaded)>, StoreError> {
         let file = |value: &Value| Dentry::decode(value).ok().filter(|dentry| !dentry.is_dir());
         let of_all = units.iter().filter(|(_, seen)| seen.is_whole).flat_map(|(_, seen)| &seen.list);
-        let files = of_all.filter_map(|(_, value)| Some(Key::inode(file(value)?.ino)));
-        let files: Vec<Key> = files.take(FILES).collect();
-        let values = if files.is_empty() { Vec::new() } else { self.inner.get_many(&files)? };
-        let mut inodes: HashMap<Key, Option<Value>> = files.into_iter().zip(values).collect();
+        let files: Vec<Ino> = of_all.filter_map(|(_, value)| Some(file(value)?.ino)).take(FILES).collect();
+        let of_bytes = if self.state.lock().reads_trees() { FILES_READ } else { 0 };
+        let inodes = files.iter().map(|ino| Key::inode(*ino));
+        let bytes = files.iter().take(of_bytes).flat_map(|ino| [Key::inline(*ino), Key::extents(*ino, 0)]);
+        let keys: Vec<Key> = inodes.chain(bytes).collect();
+        let values = if keys.is_empty() { Vec::new() } else { self.inner.get_many(&keys)? };
+        let mut of_files: HashMap<Key, Option<Value>> = keys.into_iter().zip(values).collect();
         let loaded = units.into_iter().map(|(unit, seen)| {
             let is_dir = seen.rows.get(1).and_then(Option::as_deref).map(InodeRecord::decode);
             let is_dir = is_dir.is_some_and(|record| record.is_ok_and(|record| record.is_dir()));
@@ -142,32 +161,40 @@ impl Core {
             let own = if is_dir { ROWS } else { 2 };
             let mut rows: Vec<_> = rows_of(unit).into_iter().zip(seen.rows).take(own).skip(1).collect();
             let has_names = is_dir && seen.is_whole;
+            let mut bytes = Vec::new();
             for (key, value) in seen.list.into_iter().filter(|_| has_names) {
-                if let Some(dentry) = file(&value)
-                    && let Some(inode) = inodes.remove(&Key::inode(dentry.ino))
-                {
-                    rows.push((Key::inode(dentry.ino), inode));
+                if let Some(Dentry { ino, .. }) = file(&value) {
+                    let [inode, rest @ ..] = [Key::inode(ino), Key::inline(ino), Key::extents(ino, 0)];
+                    rows.extend(of_files.remove(&inode).map(|value| (inode, value)));
+                    bytes.extend(rest.into_iter().filter_map(|key| of_files.remove_entry(&key)));
                 }
                 rows.push((key, Some(value)));
             }
-            (unit, Loaded { rows, has_names, fits: seen.is_whole })
+            (unit, Loaded { rows, bytes, has_names, fits: seen.is_whole })
         });
         Ok(loaded.collect())
     }
 
-    /// Reads rows of a unit: these, or all names of a lent directory and the inodes of its files.
-    pub(super) fn fetch(&self, unit: Ino, keys: Vec<Key>) -> Result<(), StoreError> {
-        let units = [unit];
-        let reading = self.reading(&units);
-        let (mark, wants_all) = {
+    /// Reads rows of a unit: these and those of files that will be read next, or all names of a lent
+    /// directory and the inodes of its files.
+    pub(super) fn fetch(&self, unit: Ino, mut keys: Vec<Key>) -> Result<(), StoreError> {
+        let (wants_all, more) = {
             let mut state = self.state.lock();
-            (self.marks(&mut state, &units), state.wants_all(unit, &keys))
+            let wants_all = state.wants_all(unit, &keys);
+            state.add_next_files(unit, &mut keys);
+            (wants_all, if wants_all { Vec::new() } else { state.next_dirs(unit) })
+        };
+        let units: Vec<Ino> = more.iter().map(|(dir, _)| *dir).chain([unit]).collect();
+        let reading = self.reading(&units);
+        let marks: Vec<_> = {
+            let mut state = self.state.lock();
+            units.iter().map(|unit| self.marks(&mut state, &[*unit])).collect()
         };
         if wants_all {
             let seen = self.look_at(&units, NAMES_MAX)?.pop();
             let loaded = self.load(seen.map(|seen| (unit, seen)).into_iter().collect())?.pop();
             let mut state = self.state.lock();
-            if self.marks(&mut state, &units) == mark
+            if Some(&self.marks(&mut state, &units)) == marks.last()
                 && let Some((_, loaded)) = loaded
             {
                 if !loaded.fits {
@@ -177,11 +204,20 @@ impl Core {
             }
             return Ok(());
         }
+        let wanted: Vec<(Ino, Key)> = more
+            .into_iter()
+            .chain([(unit, keys)])
+            .flat_map(|(unit, keys)| keys.into_iter().map(move |key| (unit, key)))
+            .collect();
+        let keys: Vec<Key> = wanted.iter().map(|(_, key)| key.clone()).collect();
         let values = self.inner.get_many(&keys)?;
         let mut state = self.state.lock();
-        if self.marks(&mut state, &[unit]) == mark {
-            let rows = keys.into_iter().zip(values);
-            rows.for_each(|(key, value)| state.install_read(unit, key, value, reading.read()));
+        let is_same = |(unit, mark): (Ino, _)| (self.marks(&mut state, &[unit]) == mark).then_some(unit);
+        let same: HashSet<Ino> = units.iter().copied().zip(marks).filter_map(is_same).collect();
+        for ((unit, key), value) in wanted.into_iter().zip(values) {
+            if same.contains(&unit) {
+                state.install_read(unit, key, value, reading.read());
+            }
         }
         Ok(())
     }

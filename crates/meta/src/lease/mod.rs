@@ -107,13 +107,24 @@ pub trait Nodes: Send + Sync {
     /// See [`StoreError`].
     fn alive(&self) -> Result<Vec<Holder>, StoreError>;
 
+    /// Whether a session may have ended. If not, it had not ended a moment ago.
+    fn may_be_gone(&self, _: Holder) -> bool {
+        true
+    }
+
     /// Asks a node to give back its lease on a unit. Returns when it has.
     ///
     /// # Errors
     /// A sentence: it does not answer, or cannot give the lease back now.
     fn recall(&self, node: u32, unit: Ino, seq: u64) -> Result<(), String>;
 
-    /// The same for a loan of this node, which is over by itself after this time.
+    /// Asks nodes to give back leases: of a unit, and with this `seq`. Returns when all have answered, and
+    /// which of them have given it back.
+    fn recall_all(&self, asks: &[(u32, Ino, u64)]) -> Vec<bool> {
+        asks.iter().map(|(node, unit, seq)| self.recall(*node, *unit, *seq).is_ok()).collect()
+    }
+
+    /// Asks for a loan of this node, which is over by itself after this time.
     ///
     /// # Errors
     /// See [`Nodes::recall`].

@@ -2,10 +2,16 @@
 //!
 //! A program that lists a directory mostly looks at the directories in it, and then may list them. So their
 //! leases and attributes are had together, in two round trips for many directories. Their names are read when
-//! they are wanted, or a little before ([`super::ahead`]). What another node has a lease for is left out: it
-//! is asked when it is needed, unless it is gone.
+//! they are wanted, or a little before ([`super::ahead`]).
+//!
+//! What another node has a lease for is left out, unless that node is gone, or a program lists one directory
+//! after the other. Then that node is asked for all of them at once, except for directories that have changed
+//! a moment ago: it is most likely still at work there, and lends them when they are listed.
+
+use std::time::Duration;
 
 use base::Ino;
+use hashbrown::HashMap;
 
 use super::Core;
 use super::acquire::Got;
@@ -14,11 +20,13 @@ use super::lend::LENT_END;
 use super::row::{Holder, Mode, Row};
 use super::state::{Unit, Wanted};
 use crate::key::{Key, tags};
-use crate::record::Dentry;
+use crate::record::{Dentry, InodeRecord};
 use crate::store::{Commit, CommitError, Expect, StoreError};
 
 /// How many directories are had together.
 const AT_ONCE: usize = 64;
+/// A directory that has changed within this time is left to the node that changes it.
+const RECENT: Duration = Duration::from_secs(2);
 
 impl Core {
     /// See [`crate::MetaStore::prefetch`].
@@ -27,21 +35,29 @@ impl Core {
             return Ok(());
         }
         let dirs: Vec<Ino> = {
-            let state = self.state.lock();
+            let mut state = self.state.lock();
             let Some(held) = state.units.get(&parent).filter(|held| held.has_names && !held.has_dirs) else {
                 return Ok(());
             };
             let names = held.rows.range(Key::dentries(parent, 0).start..).map_while(|(key, value)| {
                 (key.tag() == tags::DENTRY).then(|| Dentry::decode(value.as_deref()?).ok())
             });
-            names.flatten().filter(Dentry::is_dir).map(|dentry| dentry.ino).collect()
+            let dirs: Vec<Ino> = names.flatten().filter(Dentry::is_dir).map(|dentry| dentry.ino).collect();
+            if state.reads_below(&dirs) {
+                state.units.get_mut(&parent).into_iter().for_each(|unit| unit.has_dirs = true);
+                return Ok(());
+            }
+            dirs
         };
-        dirs.chunks(AT_ONCE).try_for_each(|dirs| self.prefetch_some(dirs))?;
+        dirs.chunks(AT_ONCE).try_for_each(|dirs| self.prefetch_some(dirs, None))?;
         self.state.lock().units.get_mut(&parent).into_iter().for_each(|unit| unit.has_dirs = true);
         Ok(())
     }
 
-    fn prefetch_some(&self, dirs: &[Ino]) -> Result<(), StoreError> {
+    /// Takes the leases of directories that this node has none of, and reads their attributes. `names`: those
+    /// of directories with at most so many names are read too, and other nodes are asked to give their leases
+    /// back.
+    pub(super) fn prefetch_some(&self, dirs: &[Ino], names: Option<usize>) -> Result<(), StoreError> {
         self.term.check()?;
         let (dirs, sessions) = {
             let mut state = self.state.lock();
@@ -53,7 +69,7 @@ impl Core {
         if dirs.is_empty() {
             return Ok(());
         }
-        let got = self.take_free(&dirs).and_then(|mut got| {
+        let got = self.take_free(&dirs, names).and_then(|mut got| {
             let seen = got.iter_mut().filter_map(|(dir, got)| Some((*dir, got.seen.take()?)));
             let seen = seen.collect();
             Ok((got, self.load(seen)?))
@@ -76,7 +92,12 @@ impl Core {
                 state.note_leased(dir);
             }
         }
-        loaded.into_iter().for_each(|(dir, loaded)| loaded.install(&mut state, dir, None));
+        for (dir, loaded) in loaded {
+            if state.units.contains_key(&dir) {
+                loaded.install(&mut state, dir, None);
+                state.units.get_mut(&dir).into_iter().for_each(|unit| unit.is_bare = !unit.has_names);
+            }
+        }
         Ok(())
     }
 
@@ -84,7 +105,7 @@ impl Core {
     fn gone_holders(&self, rows: &[Seen], me: Holder) -> Result<Vec<Holder>, StoreError> {
         let rows = rows.iter().filter_map(|seen| Row::decode(&seen.lease()?));
         let mut others: Vec<Holder> = rows.flat_map(|row| row.holders).collect();
-        others.retain(|holder| holder.node != me.node);
+        others.retain(|holder| holder.node != me.node && self.nodes.may_be_gone(*holder));
         if !others.is_empty() {
             let alive = self.nodes.alive()?;
             others.retain(|holder| !alive.contains(holder));
@@ -92,20 +113,48 @@ impl Core {
         Ok(others)
     }
 
-    /// Takes the leases that no other node must give back.
-    fn take_free(&self, dirs: &[Ino]) -> Result<Vec<(Ino, Got)>, StoreError> {
+    /// Asks the nodes that have these leases for writing to give them back, each for all of its own at once.
+    /// Returns which ones have been given back, with their `seq`.
+    fn ask_for(&self, dirs: &[Ino], rows: &[Seen], gone: &[Holder], me: Holder) -> HashMap<Ino, u64> {
+        let now = base::time::now().0;
+        let is_at_work = |seen: &Seen| {
+            let record = seen.inode().and_then(|row| InodeRecord::decode(&row).ok());
+            record.is_none_or(|record| (now - record.ctime.0).unsigned_abs() < RECENT.as_nanos())
+        };
+        let ask = |(dir, seen): (&Ino, &Seen)| {
+            let row = Row::decode(&seen.lease()?).filter(|row| row.mode == Mode::Write)?;
+            let [holder] = row.holders[..] else { return None };
+            let is_other = holder.node != me.node && !gone.contains(&holder);
+            (is_other && !is_at_work(seen)).then_some((holder.node, *dir, row.seq))
+        };
+        let asks: Vec<_> = dirs.iter().zip(rows).filter_map(ask).collect();
+        if asks.is_empty() {
+            return HashMap::new();
+        }
+        let given = self.nodes.recall_all(&asks).into_iter().zip(asks);
+        given.filter(|(is_given, _)| *is_given).map(|(_, (_, dir, seq))| (dir, seq)).collect()
+    }
+
+    /// Takes the leases that no other node must give back. `names`: and those that others give back.
+    fn take_free(&self, dirs: &[Ino], names: Option<usize>) -> Result<Vec<(Ino, Got)>, StoreError> {
         let me = self.nodes.me().ok_or_else(super::not_joined)?;
         let (mut commit, mut got) = (Commit::default(), Vec::new());
-        let mut rows = self.look_at_rows(dirs)?;
+        let look = || names.map_or_else(|| self.look_at_rows(dirs), |names| self.look_at(dirs, names));
+        let mut rows = look()?;
         let gone = self.gone_holders(&rows, me)?;
-        if !gone.is_empty() {
+        let given = names.map(|_| self.ask_for(dirs, &rows, &gone, me)).unwrap_or_default();
+        if !gone.is_empty() || !given.is_empty() {
             // They may have changed something after the look.
-            rows = self.look_at_rows(dirs)?;
+            rows = look()?;
         }
         for (dir, seen) in dirs.iter().zip(rows) {
             let mut row = seen.lease().as_deref().and_then(Row::decode);
             // A change of this node whose answer was lost may come in after the look.
             let is_sure = row.as_ref().is_none_or(|row| !row.may_change(me));
+            let is_given = row.as_ref().is_some_and(|row| given.get(dir) == Some(&row.seq));
+            if let Some(row) = row.as_mut().filter(|_| is_given) {
+                row.holders.clear();
+            }
             if let Some(row) = &mut row {
                 let holders = row.holders.len();
                 row.holders.retain(|holder| !gone.contains(holder));
@@ -121,11 +170,11 @@ impl Core {
             if row.as_ref().is_some_and(|row| row.is_of_former(me)) {
                 self.state.lock().note_former(*dir, self.former_end());
             }
-            let next = Row::joined(row.as_ref(), me, false);
+            let next = Row::joined(row.as_ref(), me, is_given);
             let lease = next.encode();
             commit.checks.push((Key::lease(*dir), seen.lease().map_or(Expect::Absent, Expect::Is)));
             commit.puts.push((Key::lease(*dir), lease.clone()));
-            let (mode, seq, was_free) = (next.mode, next.seq, next.is_free(me));
+            let (mode, seq, was_free) = (next.mode, next.seq, !is_given && next.is_free(me));
             got.push((*dir, Got { mode, seq, lease, was_free, seen: is_sure.then_some(seen) }));
         }
         match self.inner.commit(commit) {

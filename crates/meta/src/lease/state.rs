@@ -71,6 +71,8 @@ pub(super) struct Unit {
     pub is_bare: bool,
     /// A program has listed it.
     pub was_listed: bool,
+    /// The last file in it whose bytes were looked for in the engine.
+    pub last_file: Option<u64>,
     /// The leases of the directories in it were asked for, as far as they are free.
     pub has_dirs: bool,
     /// The lease is being given back.
@@ -111,6 +113,7 @@ impl Unit {
             has_names: false,
             is_bare: false,
             was_listed: false,
+            last_file: None,
             has_dirs: false,
             leaving: false,
             busy: false,
