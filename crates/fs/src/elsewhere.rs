@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use base::{Deadline, Ino, PackNo, Timestamp};
+use base::{BlobId, Deadline, Ino, PackNo, Timestamp};
 use blob::BlobError;
 use meta::plan::Op;
 use meta::{Key, PackRow};
@@ -92,6 +92,26 @@ impl Core {
                     Err(_) => false,
                 }
             }
+        }
+    }
+
+    /// Returns the blob of a pack, if it can be fetched ahead of a read. It may wait for the database, and
+    /// for the owner of the pack, which is asked once whether the origin has the blob.
+    pub(crate) fn blob_ahead(&self, pack: PackNo) -> Option<BlobId> {
+        let Ok(Some(Place::Blob(blob))) = self.place_of(pack) else { return None };
+        let Some(sharing) = self.elsewhere(pack) else { return Some(blob) };
+        if self.table.get(pack).is_some() || self.parts.source.is_local(&blob) {
+            return Some(blob);
+        }
+        match sharing.others.read(pack, 0, &mut [0]) {
+            Ok(FromOwner::InOrigin) => {
+                self.table.put(pack, Place::Blob(blob));
+                Some(blob)
+            }
+            // The read gets the bytes from the owner, or finds other names.
+            Ok(FromOwner::Bytes | FromOwner::Gone) => None,
+            // What an owner that does not answer has uploaded is in the origin.
+            Err(_) => Some(blob),
         }
     }
 

@@ -12,6 +12,8 @@
 //! must be requested already. And where half of a file is local, every single read would look like a stream.
 //!
 //! Where names are remote as well, a separate thread prefetches for threads that must not wait ([`queue`]).
+//! In a shared volume, a file may change between the prefetch and the read. That wastes a fetch and shows
+//! nothing old: the read looks up the names itself, and a pack's bytes never change.
 //!
 //! Where all blobs are local, nothing is remembered: at the beginning of each page, the disk is told of the
 //! next pages.
@@ -25,7 +27,6 @@ use base::size::BLOB_MAX;
 use base::{BlobId, Ino};
 use blob::Access;
 
-use crate::packs::table::Place;
 use crate::page::page_of;
 use crate::volume::Core;
 use files::{Following, Found};
@@ -55,15 +56,15 @@ impl Core {
             return;
         }
         let Ok(len) = u32::try_from(len) else { return };
-        // Names of a shared volume are not looked up ahead of reads: they may change until then.
-        if access == Access::Random || self.is_shared() {
+        if access == Access::Random {
             return;
         }
         let read = Read { offset, len, size };
         let wanted = self.streams.read(ino, &read, access == Access::Stream);
         let following = self.streams.across.lock().read(ino, &read);
         let todo = Todo { ino, wanted, following };
-        if self.options.names_local || base::thread::may_wait() {
+        // In a shared volume, the names ahead may each be a round trip to the database.
+        if self.options.names_local || !self.is_shared() && base::thread::may_wait() {
             self.want(&todo);
         } else if !todo.is_empty() {
             self.streams.queue.push(todo);
@@ -103,7 +104,7 @@ impl Core {
         let mut before = following.but;
         for (ino, page, extents) in rows.iter().take_while(|(ino, ..)| ino.0 < following.before) {
             for extent in extents.extents().iter().take(EXTENTS_AHEAD) {
-                let Ok(Some(Place::Blob(blob))) = self.place_of(extent.pack) else { continue };
+                let Some(blob) = self.blob_ahead(extent.pack) else { continue };
                 if before.replace(blob) != Some(blob) && !self.parts.source.is_local(&blob) {
                     self.parts.source.will_need(&blob);
                     found.begin.push(*ino);
@@ -122,7 +123,7 @@ impl Core {
         let mut last = None;
         for pack in extents.extents().iter().take(EXTENTS_AHEAD).map(|extent| extent.pack) {
             if last.replace(pack) != Some(pack)
-                && let Ok(Some(Place::Blob(blob))) = self.place_of(pack)
+                && let Some(blob) = self.blob_ahead(pack)
             {
                 each(&blob);
             }
@@ -138,7 +139,7 @@ impl Core {
         let in_range = extents.extents().iter().filter(|extent| extent.at < until && extent.end() > at);
         for extent in in_range.take(EXTENTS_AHEAD) {
             let (from, to) = (extent.at.max(at), extent.end().min(until));
-            if let Ok(Some(Place::Blob(blob))) = self.place_of(extent.pack)
+            if let Some(blob) = self.blob_ahead(extent.pack)
                 && !self.parts.source.is_local(&blob)
             {
                 self.parts.source.will_need_part(&blob, extent.offset + (from - extent.at), to - from);

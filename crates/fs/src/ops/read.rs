@@ -211,11 +211,13 @@ impl Core {
         let mut parts = found.extents.parts(at, len);
         let Some(Part::Data(extent)) = parts.next() else { return None };
         let fits = at.checked_add(len)? <= BLOB_MAX && extent.len == len;
-        if self.is_shared() {
-            return None;
-        }
-        match self.place_of(extent.pack) {
-            Ok(Some(Place::Blob(blob))) if !self.options.local && fits && len > 0 => {
+        // A pack of another node may have to be read from that node, as long as the table does not have it.
+        let place = match self.elsewhere(extent.pack) {
+            Some(_) => self.table.get(extent.pack),
+            None => self.place_of(extent.pack).ok().flatten(),
+        };
+        match place {
+            Some(Place::Blob(blob)) if !self.options.local && fits && len > 0 => {
                 Some((found, blob, extent.offset..extent.offset + len))
             }
             _ => None,

@@ -39,6 +39,9 @@ const FILES_MIN: u32 = 2;
 /// How many numbers beyond the last one read are looked at, where nothing is wanted because everything is
 /// local.
 const LOOK_MOST: u64 = 256;
+/// After that, no more is looked at until it is only so many numbers beyond the last one read. Otherwise each
+/// file would be a look at the names, which may be a round trip.
+const LOOK_AGAIN: u64 = 128;
 
 /// How many blobs before the row's first file are wanted when the row comes to its end.
 const ROUND: usize = 2;
@@ -68,6 +71,8 @@ struct Row {
     next: (u64, u32),
     /// The last blob that was looked at.
     blob: Option<BlobId>,
+    /// The last look ended beyond [`LOOK_MOST`].
+    rests: bool,
     /// The blobs before its beginning were wanted already.
     round: bool,
     /// The files in which wanted blobs begin, as far as they are not read yet, lowest first.
@@ -199,7 +204,8 @@ impl Row {
     /// How many more blobs of the next files are wanted after this read of the last file.
     fn wanted(&self, read: &Read) -> usize {
         let heads_only = self.read * 2 < self.sizes;
-        if self.files < FILES_MIN || heads_only || self.next.0 > self.last.saturating_add(LOOK_MOST) {
+        let beyond = self.next.0.saturating_sub(self.last);
+        if self.files < FILES_MIN || heads_only || beyond > LOOK_MOST || self.rests && beyond > LOOK_AGAIN {
             return 0;
         }
         let rest = read.size.saturating_sub(read.end()).div_ceil(PAGE);
@@ -269,6 +275,7 @@ impl Files {
             row.next = (ino.0, page.saturating_add(1));
             row.blob = blob;
         }
+        row.rests = row.next.0.saturating_sub(row.last) > LOOK_MOST;
     }
 }
 

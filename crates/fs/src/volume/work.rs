@@ -27,7 +27,7 @@ impl Volume {
                 self.start_deduper()?;
             }
         }
-        if !core.options.names_local && !core.is_shared() {
+        if !core.options.names_local {
             // Not joined: it may be waiting for a network.
             let core = core.clone();
             base::thread::spawn("covey-prefetch", move || core.prefetcher()).map_err(OpenError::Thread)?;
