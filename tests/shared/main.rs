@@ -13,6 +13,7 @@ mod copies;
 mod data;
 mod etcd;
 mod faults;
+mod fleet;
 mod journal;
 mod listing;
 mod locks;

@@ -35,6 +35,7 @@ mod inflow;
 mod keeper;
 mod notes;
 mod parts;
+mod presence;
 mod questions;
 mod reporting;
 mod service;
@@ -44,7 +45,7 @@ mod tier;
 pub mod warm;
 
 use std::collections::{HashMap, HashSet};
-use std::net::{SocketAddr, UdpSocket};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
@@ -53,17 +54,15 @@ use std::time::{Duration, Instant};
 use base::BlobId;
 use blob::Origin;
 use fetch::Table;
-use net::hello::Identity;
 use net::id::{Member, NodeId, Role, Seen, Zone};
 use net::message::What;
 use net::seam::Holdings;
 use net::secret::Secret;
-use net::tls::Tls;
-use net::transport::{Net, Peer, Roll};
+use net::transport::{Net, Peer, Roll, Service};
 use parking_lot::Mutex;
 
 use crate::directory::{self, Directory, Holder, Keys, Mirror};
-use crate::members::{Change, Contact, Event, Members, NodeHome, Roster, Setup};
+use crate::members::{Change, Contact, Event, Members, Roster, Setup};
 use crate::placement::{Placed, Placement};
 use crate::plan::{Latencies, Silence, Tier};
 use crate::tracker::{Limits, Tracker};
@@ -78,6 +77,7 @@ use service::{Filling, Serving};
 
 pub use counters::FleetCounts;
 pub use groups::Groups;
+pub use presence::Transport;
 
 /// The time between two rounds of the periodic work. Notes wait this long, so that several go together.
 const ROUND: Duration = Duration::from_millis(100);
@@ -91,16 +91,12 @@ pub type Report = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// What a node needs to join a fleet.
 pub struct FleetParts {
-    /// The node's identity across restarts.
-    pub home: Arc<NodeHome>,
+    /// Which node it is, and its transport.
+    pub transport: Transport,
     /// What all nodes of the fleet know.
     pub secret: Secret,
-    /// The TLS setup for connections. None leaves them unencrypted.
-    pub tls: Option<Tls>,
-    /// The volume whose trees the fleet reads.
+    /// The volume whose blobs the fleet reads.
     pub volume: [u8; 16],
-    /// Where it listens, TCP and UDP. Port 0 takes a free one.
-    pub listen: SocketAddr,
     /// The address at which other nodes reach it, if it is another one.
     pub advertise: Option<SocketAddr>,
     /// The addresses through which it joins.
@@ -215,6 +211,7 @@ struct Inner {
 /// A node of a fleet. See the [module](self).
 pub struct Fleet {
     inner: Arc<Inner>,
+    owns_net: bool,
     housekeeping: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -224,14 +221,15 @@ impl Fleet {
     /// # Errors
     /// [`FleetError`].
     pub fn start(parts: FleetParts) -> Result<Fleet, FleetError> {
-        let own = parts.home.node();
+        let own = parts.transport.node();
+        let owns_net = matches!(parts.transport, Transport::Own { .. });
         let inner = Arc::new(Inner::new(&parts));
-        let (net, socket) = listen(&parts, &inner)?;
-        let address = parts.advertise.or(net.address()).unwrap_or(parts.listen);
+        let (net, socket) = presence::listen(&parts, &inner)?;
+        let address = parts.advertise.or(net.address()).unwrap_or(presence::NOWHERE);
         let _ = inner.net.set(net);
         let me = Member {
             node: own,
-            generation: parts.home.generation(),
+            generation: parts.transport.generation(),
             address,
             zone: parts.zone,
             role: parts.role,
@@ -245,7 +243,10 @@ impl Fleet {
             contacts: parts.contacts,
             secret: parts.secret,
             fleet: parts.volume,
-            home: Some(parts.home),
+            home: match parts.transport {
+                Transport::Own { home, .. } => Some(home),
+                Transport::Shared { .. } => None,
+            },
             directory: Arc::clone(&inner.directory),
         };
         let watcher = Arc::downgrade(&inner);
@@ -263,7 +264,12 @@ impl Fleet {
             }
         };
         let housekeeping = base::thread::spawn("covey-fleet", work).map_err(FleetError::Thread)?;
-        Ok(Fleet { inner, housekeeping: Mutex::new(Some(housekeeping)) })
+        Ok(Fleet { inner, owns_net, housekeeping: Mutex::new(Some(housekeeping)) })
+    }
+
+    /// Answers requests about blobs that come by a transport which serves other requests too.
+    pub fn service(&self) -> Arc<dyn Service> {
+        Arc::new(Serving(Arc::downgrade(&self.inner)))
     }
 
     /// From now on blobs are sent to other nodes, and trackers are told which ones are here.
@@ -378,7 +384,7 @@ impl Fleet {
         self.inner.table.arriving()
     }
 
-    /// Leaves the fleet and ends all connections. A second call does nothing.
+    /// Leaves the fleet, and ends all connections of its own transport. A second call does nothing.
     pub fn close(&self) {
         if self.inner.closed.swap(true, Ordering::AcqRel) {
             return;
@@ -386,7 +392,7 @@ impl Fleet {
         if let Some(members) = self.inner.members.get() {
             members.leave();
         }
-        if let Some(net) = self.inner.net() {
+        if let Some(net) = self.inner.net().filter(|_| self.owns_net) {
             net.close();
         }
         if let Some(thread) = self.housekeeping.lock().take() {
@@ -401,36 +407,9 @@ impl Drop for Fleet {
     }
 }
 
-/// Listens for the transport (TCP) and the membership (UDP) on one port.
-fn listen(parts: &FleetParts, inner: &Arc<Inner>) -> Result<(Net, UdpSocket), FleetError> {
-    let identity = Identity { node: parts.home.node(), role: parts.role, volume: parts.volume };
-    // A free TCP port is not always a free UDP port.
-    let tries = if parts.listen.port() == 0 { 16 } else { 1 };
-    let mut tried = 0;
-    loop {
-        tried += 1;
-        let options = net::transport::Options {
-            identity,
-            secret: parts.secret.clone(),
-            tls: parts.tls.clone(),
-            listen: Some(parts.listen),
-            verify: parts.table.verify(),
-            limits: net::transport::Limits::default(),
-        };
-        let service = Arc::new(Serving(Arc::downgrade(inner)));
-        let net = Net::start(options, service, Arc::clone(&parts.report))?;
-        let address = net.address().unwrap_or(parts.listen);
-        match base::lock::bind(|| UdpSocket::bind(address)) {
-            Ok(socket) => return Ok((net, socket)),
-            Err(_) if tried < tries => net.close(),
-            Err(error) => return Err(FleetError::Listen { address, error }),
-        }
-    }
-}
-
 impl Inner {
     fn new(parts: &FleetParts) -> Inner {
-        let own = parts.home.node();
+        let own = parts.transport.node();
         Inner {
             own,
             zone: parts.zone.clone(),

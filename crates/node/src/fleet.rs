@@ -35,7 +35,7 @@ use cache::NodeCache;
 use cache::residency::Cost;
 use fetch::Table;
 use fleet::members::{HomeError, NodeHome};
-use fleet::node::{Fleet, FleetError, FleetParts, Groups};
+use fleet::node::{Fleet, FleetError, FleetParts, Groups, Transport};
 use fleet::plan::Tier;
 use meta::key::{KeyRange, tags};
 use meta::store::{Commit, CommitError, Limit, Rows, StoreError, Value};
@@ -57,6 +57,10 @@ const CALM: Duration = Duration::from_millis(300);
 /// It waits no longer than this, because in a large fleet new nodes always arrive.
 const CALMING: Duration = Duration::from_secs(1);
 
+/// Joins a fleet as the owner of a cache: with the origin and the table of in-flight fetches of that cache.
+/// `None`: the node is in no fleet.
+pub type Join<'a> = &'a dyn Fn(Arc<dyn Origin>, Arc<Table>) -> Option<Joined>;
+
 /// A node that has joined a fleet, before its cache is open.
 pub struct Joined {
     /// The fleet, which becomes the origin of the cache.
@@ -69,6 +73,11 @@ pub struct Joined {
 }
 
 impl Joined {
+    /// A node whose fleet has begun.
+    pub fn new(fleet: Fleet, groups: Groups, xdp: Option<String>) -> Joined {
+        Joined { fleet: Arc::new(fleet), groups, xdp, in_driver: OnceLock::new() }
+    }
+
     /// From now on the cache's files are sent to other nodes.
     pub fn lend(&self, cache: &Arc<NodeCache>) {
         self.fleet.lend(Arc::new(Lender(Arc::downgrade(cache))));
@@ -76,6 +85,16 @@ impl Joined {
         if let Some(program) = self.xdp.as_deref().and_then(|xdp| InDriver::start(&self.fleet, xdp)) {
             let _ = self.in_driver.set(program);
         }
+    }
+
+    /// Where a cache fetches blobs instead of the origin.
+    pub fn tier(&self) -> Arc<dyn fetch::Tier> {
+        self.fleet.clone()
+    }
+
+    /// What a cache tells of the blobs on its disk.
+    pub fn watch(&self) -> Arc<dyn cache::Watch> {
+        Arc::new(CacheEvents(Arc::downgrade(&self.fleet)))
     }
 
     /// Its figures, with those of a cache.
@@ -104,11 +123,9 @@ pub fn join(
     let home = Arc::new(NodeHome::open(folder).map_err(home_failure)?);
     let groups = Groups::new();
     let parts = FleetParts {
-        home,
+        transport: Transport::Own { home, tls, listen },
         secret,
-        tls,
         volume,
-        listen,
         advertise: options.advertise,
         contacts,
         zone: options.zone()?,
@@ -133,7 +150,7 @@ pub fn join(
              does not answer either: compare --secret-file and the volume's id (covey info)",
         );
     }
-    Ok(Joined { fleet: Arc::new(fleet), groups, xdp: options.xdp.clone(), in_driver: OnceLock::new() })
+    Ok(Joined::new(fleet, groups, options.xdp.clone()))
 }
 
 /// Whether others can read and change the traffic to this address. Traffic within this machine is safe.

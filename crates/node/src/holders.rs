@@ -13,7 +13,6 @@ use crate::errno::errno_failure;
 use crate::fleet::shown;
 use crate::opened::Node;
 use crate::refused::no_fleet;
-use crate::remote_side::tree::TreeCache;
 
 impl Node {
     /// Asks the nodes of the fleet what they have of a file, by its path below the root.
@@ -21,7 +20,7 @@ impl Node {
     /// # Errors
     /// The node is in no fleet, the file does not exist, or nothing of it is in a blob.
     pub fn holders(&self, path: &Path) -> Result<Vec<HolderRow>> {
-        let joined = self.tree_cache().and_then(TreeCache::fleet).ok_or_else(|| no_fleet(&self.name()))?;
+        let joined = self.joined().ok_or_else(|| no_fleet(&self.name()))?;
         let blobs = spread(&self.blobs_of(path)?, QUESTIONS_MAX);
         let said =
             joined.fleet.holders(&blobs).map_err(|error| Failure::io("cannot ask other nodes", &error))?;

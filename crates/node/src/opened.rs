@@ -44,7 +44,7 @@ use crate::claim::Writer;
 use crate::claim::watch::{self, Watch};
 use crate::errno::errno_failure;
 use crate::fleet::options::FleetOptions;
-use crate::fleet::shown;
+use crate::fleet::{Joined, shown};
 use crate::follow::{Follow, Watching};
 use crate::frozen;
 use crate::info;
@@ -203,14 +203,20 @@ impl Node {
 
     /// The nodes of its fleet.
     pub fn peers(&self) -> Result<Vec<PeerRow>> {
-        let fleet = self.tree_cache.as_ref().and_then(TreeCache::fleet);
-        let joined = fleet.ok_or_else(|| no_fleet(&self.name))?;
-        Ok(shown::peers(&joined.fleet))
+        Ok(shown::peers(&self.joined().ok_or_else(|| no_fleet(&self.name))?.fleet))
+    }
+
+    /// The fleet that this node takes part in, if any.
+    pub fn joined(&self) -> Option<&Joined> {
+        let of_tree = self.tree_cache.as_ref().and_then(TreeCache::fleet);
+        of_tree.or_else(|| self.remote_side.as_ref()?.fleet())
     }
 
     /// Its figures as a node of a fleet, if it is one.
     pub fn fleet_status(&self) -> Option<FleetStatus> {
-        self.tree_cache.as_ref()?.fleet_status()
+        let of_tree = self.tree_cache.as_ref().map(TreeCache::cache);
+        let cache = of_tree.or_else(|| Some(self.remote_side.as_ref()?.cache()))?;
+        self.joined().map(|joined| joined.status(cache))
     }
 
     /// Follows the published name, if that was asked for, until the returned value is dropped.
@@ -403,15 +409,19 @@ impl Node {
 
     /// Fetches the data of files and trees, into this node's cache or into the depots of its zone.
     pub fn warm(&self, paths: &[PathBuf], depot: bool, tick: &mut dyn FnMut(Tick)) -> Result<WarmSummary> {
-        let to = To::of(&self.name, self.remote_side(), self.tree_cache.as_ref(), depot)?;
+        let to = self.warms(depot)?;
         warm::warm(to, self.shown(), Names::new(self.store()), paths, tick)
+    }
+
+    fn warms(&self, depot: bool) -> Result<To> {
+        let of_tree = self.tree_cache.as_ref().map(TreeCache::cache);
+        let cache = of_tree.or_else(|| Some(self.remote_side.as_ref()?.cache()));
+        To::of(&self.name, cache, self.joined(), depot)
     }
 
     /// Fetches ranges of files into this node's cache, in this order.
     pub fn warm_reads(&self, reads: &[ReadRange], tick: &mut dyn FnMut(Tick)) -> Result<WarmSummary> {
-        let To::Here(cache) = To::of(&self.name, self.remote_side(), self.tree_cache.as_ref(), false)? else {
-            return Err(no_cache(&self.name));
-        };
+        let To::Here(cache) = self.warms(false)? else { return Err(no_cache(&self.name)) };
         ranges::warm(&cache, &Names::new(self.store()), reads, tick)
     }
 

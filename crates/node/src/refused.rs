@@ -25,6 +25,7 @@ pub fn no_cache(volume: &str) -> Failure {
 pub fn no_fleet(name: &str) -> Failure {
     Failure::new("no-fleet", format!("{name} is no node of a fleet"))
         .next("mount a published tree with --join HOST:PORT, or begin a fleet with --listen ADDRESS:PORT")
+        .next("or share the volume with a remote origin: its nodes are a fleet (covey promote)")
 }
 
 /// The mount is read-only.

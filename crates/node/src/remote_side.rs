@@ -37,6 +37,7 @@ use meta::{MetaStore, Names};
 use origin::{Access, Environment, Limits, Mistake, OriginError, Remote, RemoteSpec};
 
 use crate::claim::{self, Writer, not_this_volume};
+use crate::fleet::{Join, Joined};
 use crate::log;
 use crate::options::NodeOptions;
 use crate::volume_dir::VolumeDir;
@@ -71,11 +72,18 @@ pub struct RemoteSide {
     away: Option<Arc<Away>>,
     /// The claim, if the volume is open for writing.
     writer: Option<Writer>,
+    /// The fleet that it has joined, if any.
+    fleet: Option<Box<Joined>>,
 }
 
 impl RemoteSide {
-    /// Opens the remote side of a volume.
-    pub fn open(dir: &VolumeDir, spec: &RemoteSpec, options: &NodeOptions) -> Result<RemoteSide> {
+    /// Opens the remote side of a volume. `join`: the fleet that its cache takes part in.
+    pub fn open(
+        dir: &VolumeDir,
+        spec: &RemoteSpec,
+        options: &NodeOptions,
+        join: Option<Join<'_>>,
+    ) -> Result<RemoteSide> {
         let read_only = options.read_only || options.frozen;
         let access = if read_only { Access::ReadOnly } else { Access::ReadWrite };
         // One time limit for all questions before the volume is open. Most of a volume works without the
@@ -92,7 +100,8 @@ impl RemoteSide {
             // The thread that checks the claim makes it when the origin answers.
             _ => {}
         }
-        let mut remote_side = RemoteSide::before(dir, remote, writer, read_only, &options.remote_side)?;
+        let mut remote_side =
+            RemoteSide::before(dir, (remote, writer), read_only, &options.remote_side, join)?;
         let uploads = Arc::downgrade(&remote_side.uploads);
         let back = move || uploads.upgrade().iter().for_each(|uploads| uploads.hurry());
         remote_side.away = trouble.map(|why| Away::look(&remote_side.remote, why, back));
@@ -105,16 +114,16 @@ impl RemoteSide {
         let limits = limits(&options, crate::options::DEADLINE);
         let made = Remote::format(spec, &Environment::process(), limits, &dir.format().id);
         let remote = Arc::new(made.map_err(crate::origins::origin_failure)?);
-        RemoteSide::before(dir, remote, None, false, &options)
+        RemoteSide::before(dir, (remote, None), false, &options, None)
     }
 
     /// Puts the cache and the uploads in front of an origin.
     fn before(
         dir: &VolumeDir,
-        remote: Arc<Remote>,
-        writer: Option<Writer>,
+        (remote, writer): (Arc<Remote>, Option<Writer>),
         read_only: bool,
         options: &RemoteOptions,
+        join: Option<Join<'_>>,
     ) -> Result<RemoteSide> {
         let bare: Arc<dyn Origin> = remote.clone();
         let origin = writer.as_ref().map_or(bare, Writer::origin);
@@ -134,21 +143,29 @@ impl RemoteSide {
         let uploads = Arc::new(uploads);
         let pending: Arc<dyn Pending> = uploads.clone();
         let options = CacheOptions { budget, floor, ..crate::limits::cache_options() };
+        let table = Table::new(Verify::default(), options.in_flight);
+        let fleet = join.and_then(|join| join(origin.clone(), table.clone())).map(Box::new);
         let parts = NodeParts {
             folder: dir.blobs(),
             index: dir.cache_index(),
             may_delete: None,
-            watch: None,
+            watch: fleet.as_ref().map(|joined| joined.watch()),
             remote: origin,
-            tier: None,
-            table: Table::new(Verify::default(), options.in_flight),
+            tier: fleet.as_ref().map(|joined| joined.tier()),
+            table,
             pending,
             options,
             report: log::sink(),
         };
-        let cache = NodeCache::open(parts).at("open", &dir.blobs())?;
+        let cache = Arc::new(NodeCache::open(parts).at("open", &dir.blobs())?);
+        fleet.iter().for_each(|fleet| fleet.lend(&cache));
         let spec = remote.spec().clone();
-        Ok(RemoteSide { cache: Arc::new(cache), uploads, remote, spec, floor, away: None, writer })
+        Ok(RemoteSide { cache, uploads, remote, spec, floor, away: None, writer, fleet })
+    }
+
+    /// The fleet that it has joined, if any.
+    pub fn fleet(&self) -> Option<&Joined> {
+        self.fleet.as_deref()
     }
 
     /// The origin for the volume.
@@ -244,6 +261,7 @@ impl RemoteSide {
     pub fn close(&self) {
         self.away.iter().for_each(|away| away.stop());
         let left = self.uploads.close(LAST_UPLOADS);
+        self.fleet.iter().for_each(|joined| joined.fleet.close());
         self.cache.close();
         if left.blobs > 0 {
             log::line(&not_uploaded(left.blobs, left.bytes));

@@ -43,6 +43,7 @@ mod living;
 mod loans;
 pub mod locking;
 pub mod making;
+mod members;
 mod peers;
 pub mod promoting;
 mod reaching;
@@ -85,6 +86,7 @@ use crate::log;
 use crate::options::NodeOptions;
 use crate::volume_dir::VolumeDir;
 use claiming::Claims;
+use members::Joining;
 use peers::{PackServer, Peers};
 use rows::ROW_SECRET;
 use session::Keeper;
@@ -111,6 +113,7 @@ pub struct Shared {
     number: u32,
     kept: Arc<KeptPacks>,
     keeping: Option<Arc<Keeping>>,
+    joining: Joining,
 }
 
 impl Shared {
@@ -140,7 +143,7 @@ impl Shared {
         warn_of_weaknesses(&*names);
         let node = node_id(dir)?;
         let server = Arc::new(PackServer::default());
-        let net = listen(dir, &target, fleet, node, &*names, server.clone())?;
+        let (net, joining) = listen(dir, &target, fleet, node, &*names, server.clone())?;
         let address = fleet.advertise.or(net.address());
         let address = address.map(|address| address.to_string()).unwrap_or_default();
         let term = Arc::new(Term::default());
@@ -155,16 +158,7 @@ impl Shared {
         }
         copied::say_left(dir, &*names)?;
         let journal = Mutex::new(Some(resuming::journal(dir, node)?));
-        // This process holds the folder's lock, so an earlier session of this node is a dead process's.
-        let session = keeper.join(true).map_err(|error| {
-            Failure::new("not-joined", format!("cannot join the shared volume {}", target.volume()))
-                .why(error.to_string())
-        })?;
-        let number = u32::try_from(session.number).ok().filter(|number| (1..=NODE_MAX).contains(number));
-        let number = number.ok_or_else(|| {
-            Failure::new("too-many-nodes", format!("{} nodes have joined this volume", session.number))
-                .why(format!("a volume takes {NODE_MAX} in its life"))
-        })?;
+        let number = join(&keeper, &target)?;
         // When a node does not answer, there must be time to ask the origin.
         let wait = peers::WAIT.min(options.deadline / 3);
         if !options.read_only {
@@ -175,7 +169,20 @@ impl Shared {
         let peers = Arc::new(Peers::new(net.clone(), asked, wait, kept.clone()));
         let makes_copies = !options.read_only && matches!(options.remote_side.fsync(true), Fsync::Peer(_));
         let keeping = makes_copies.then(Arc::default);
-        Ok(Shared { names, term, outage, net, server, peers, keeper, journal, number, kept, keeping })
+        Ok(Shared {
+            names,
+            term,
+            outage,
+            net,
+            server,
+            peers,
+            keeper,
+            journal,
+            number,
+            kept,
+            keeping,
+            joining,
+        })
     }
 
     /// Completes a promotion, if this folder has to. Other nodes can mount the volume from then on.
@@ -306,6 +313,20 @@ impl Shared {
     }
 }
 
+/// Joins the volume. Returns the number of this node.
+fn join(keeper: &Keeper, target: &Address) -> Result<u32> {
+    // This process holds the folder's lock, so an earlier session of this node is a dead process's.
+    let session = keeper.join(true).map_err(|error| {
+        Failure::new("not-joined", format!("cannot join the shared volume {}", target.volume()))
+            .why(error.to_string())
+    })?;
+    let number = u32::try_from(session.number).ok().filter(|number| (1..=NODE_MAX).contains(number));
+    number.ok_or_else(|| {
+        Failure::new("too-many-nodes", format!("{} nodes have joined this volume", session.number))
+            .why(format!("a volume takes {NODE_MAX} in its life"))
+    })
+}
+
 /// Says in the log by which settings the database may lose what it has confirmed.
 fn warn_of_weaknesses(names: &dyn Database) {
     let lines = names.weaknesses().unwrap_or_default();
@@ -383,22 +404,24 @@ fn listen(
     node: NodeId,
     names: &dyn Database,
     server: Arc<PackServer>,
-) -> Result<Net> {
+) -> Result<(Net, Joining)> {
     let secret = match &fleet.secret_file {
         Some(path) => Secret::from_file(path).map_err(|error| no_secret(&error.to_string()))?,
         None => secret_of(names)?,
     };
     let id = u128::from_str_radix(&dir.format().id, 16).unwrap_or_default();
+    let joining = Joining::new(fleet, secret.clone(), node, id.to_be_bytes())?;
     let options = net::transport::Options {
         identity: Identity { node, role: Role::Node, volume: id.to_be_bytes() },
         secret,
         tls: fleet.tls.load()?,
         listen: Some(fleet.listen.unwrap_or_else(|| SocketAddr::new(reaching::own_address(target), 0))),
         verify: fleet.verify,
-        limits: Limits { threads: 1, helpers: 32, ..Limits::default() },
+        limits: Limits::default(),
     };
-    Net::start(options, server, log::sink())
-        .map_err(|error| Failure::new("no-fleet", "other nodes cannot be served").why(error.to_string()))
+    let net = Net::start(options, server, log::sink())
+        .map_err(|error| Failure::new("no-fleet", "other nodes cannot be served").why(error.to_string()))?;
+    Ok((net, joining))
 }
 
 fn secret_of(names: &dyn Database) -> Result<Secret> {

@@ -14,7 +14,7 @@ use std::time::Duration;
 use base::BlobId;
 use blob::Sums;
 use fleet::members::{Contact, NodeHome};
-use fleet::node::{Fleet, FleetParts};
+use fleet::node::{Fleet, FleetParts, Transport};
 use net::id::{Role, Zone};
 use net::seam::{CopyState, Held, Holdings};
 use net::secret::Secret;
@@ -113,11 +113,13 @@ impl Evil {
         let lies = Arc::new(Lies { held: held.collect(), lies_sent: AtomicU64::new(0) });
         let contacts: Vec<String> = fleet.nodes.iter().take(2).map(|node| listen(&node.port)).collect();
         let parts = FleetParts {
-            home: Arc::new(NodeHome::open(&fleet.net.folder().join(name)).unwrap()),
+            transport: Transport::Own {
+                home: Arc::new(NodeHome::open(&fleet.net.folder().join(name)).unwrap()),
+                tls: None,
+                listen: listen(&port).parse().unwrap(),
+            },
             secret: Secret::from_file(fleet.secret().as_ref()).unwrap(),
-            tls: None,
             volume: fleet.tree.volume(),
-            listen: listen(&port).parse().unwrap(),
             advertise: None,
             contacts: Contact::parse(&contacts.join(",")).unwrap(),
             zone: Zone::new(ZONE).unwrap(),

@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 
 use api::error::{Failure, Result};
-use node::fleet::options::FleetOptions;
 use node::frozen::Interval;
 use node::opened::Source;
 use node::running::Plan;
@@ -97,10 +96,10 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
             Some(_) if args.follows() => return Err(nothing_to_follow()),
             Some(source) => source,
             None if making::is_address(&args.volume) => {
-                shared(making::node_folder(&args.volume, args.cache.as_deref())?, fleet)?
+                Source::in_folder(making::node_folder(&args.volume, args.cache.as_deref())?, fleet)
             }
             None if fleet.is_on() => match VolumeDir::open(&args.volume)? {
-                dir if dir.is_shared() => shared(dir, fleet)?,
+                dir if dir.is_shared() => Source::in_folder(dir, fleet),
                 _ => return Err(no_fleet()),
             },
             None if args.follows() => return Err(nothing_to_follow()),
@@ -131,19 +130,9 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     })
 }
 
-/// The nodes of a shared volume find one another in its database.
-fn shared(dir: VolumeDir, fleet: FleetOptions) -> Result<Source> {
-    if fleet.join.is_some() || fleet.zone.is_some() || fleet.xdp.is_some() {
-        return Err(Failure::usage("--join, --zone and --xdp have no effect on a shared volume")
-            .why("its nodes find one another in the database")
-            .next("leave them out; --listen ADDRESS:PORT says where this node is reached"));
-    }
-    Ok(Source::in_folder(dir, fleet))
-}
-
 fn no_fleet() -> Failure {
-    Failure::usage("only nodes that mount a published tree are a fleet")
-        .why("a volume that is written to is one node's at a time")
+    Failure::usage("only nodes that mount a published tree or a shared volume are a fleet")
+        .why("this volume is one node's at a time")
         .next("publish it, and mount ORIGIN@NAME with --join on every node")
 }
 

@@ -25,7 +25,7 @@ use net::transport::{Fail, Filled, Peer};
 use parking_lot::Mutex;
 
 use super::warm::NotWarmed;
-use super::{Fleet, FleetParts, Groups};
+use super::{Fleet, FleetParts, Groups, Transport};
 use crate::members::{Contact, NodeHome};
 
 /// The origin: blobs in memory, and how many times each was fetched.
@@ -254,11 +254,13 @@ impl Node {
         let table = Table::new(Verify::Blake3, 64 << 20);
         let join = join.map(|node| node.fleet.address().unwrap().to_string()).unwrap_or_default();
         let mut parts = FleetParts {
-            home: Arc::new(NodeHome::open(folder.path()).unwrap()),
+            transport: Transport::Own {
+                home: Arc::new(NodeHome::open(folder.path()).unwrap()),
+                tls: None,
+                listen: "127.0.0.1:0".parse().unwrap(),
+            },
             secret: Secret::from_text(SECRET).unwrap(),
-            tls: None,
             volume: [7; 16],
-            listen: "127.0.0.1:0".parse().unwrap(),
             advertise: None,
             contacts: Contact::parse(&join).unwrap(),
             zone: Zone::default(),

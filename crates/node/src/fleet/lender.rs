@@ -22,13 +22,12 @@ use api::watch::Wish;
 use base::lock::FileLock;
 use blob::Origin;
 use cache::{CacheOptions, Evict, NodeCache, NodeParts, StoresNothing};
-use fetch::{Table, Tier};
+use fetch::Table;
 use fleet::node::Fleet;
 use net::id::Role;
 use origin::{Access, Remote};
 use serde_json::Value;
 
-use super::CacheEvents;
 use super::lent::LOCK;
 use super::options::FleetOptions;
 use super::shown;
@@ -159,7 +158,7 @@ impl Lent {
         let blobs = folder.join("blobs");
         private_folder(&blobs)?;
         // Other nodes are asked before a depot. So a depot fetches missing blobs only from the origin.
-        let tier = keeps.then(|| Arc::clone(&joined.fleet) as Arc<dyn Tier>);
+        let tier = keeps.then(|| joined.tier());
         let cache_options = CacheOptions {
             budget: size,
             floor: fits(cache::default_floor(&folder))?,
@@ -173,7 +172,7 @@ impl Lent {
             table,
             pending: Arc::new(StoresNothing),
             may_delete: None,
-            watch: Some(Arc::new(CacheEvents(Arc::downgrade(&joined.fleet)))),
+            watch: Some(joined.watch()),
             options: cache_options,
             report: log::sink(),
         };

@@ -76,7 +76,7 @@ pub fn folder_parts(dir: &VolumeDir, options: &NodeOptions) -> Result<Opened> {
     let read_only = options.read_only || options.frozen;
     let access = if read_only { Access::ReadOnly } else { Access::ReadWrite };
     let side = match spec(dir)? {
-        Spec::Remote(spec) => Side::Remote(RemoteSide::open(dir, &spec, options)?),
+        Spec::Remote(spec) => Side::Remote(RemoteSide::open(dir, &spec, options, None)?),
         Spec::Folder(folder) if !read_only => {
             let folder = Folder::open(&folder, access).map_err(|error| of_volume(dir, error))?;
             let writer = Writer::local(dir, folder, options.take_over)?;
@@ -119,7 +119,8 @@ pub fn shared_parts(
     let access = if options.read_only { Access::ReadOnly } else { Access::ReadWrite };
     let (origin, remote_side) = match spec(dir)? {
         Spec::Remote(spec) => {
-            let remote_side = RemoteSide::open(dir, &spec, options)?;
+            let join = |origin, table| shared.join_fleet(origin, table, options.deadline);
+            let remote_side = RemoteSide::open(dir, &spec, options, Some(&join))?;
             (remote_side.origin(), Some(remote_side))
         }
         spec => (spec.open(access).map_err(origin_failure)?, None),

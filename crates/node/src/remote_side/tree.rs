@@ -10,7 +10,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::fleet::node::Fleet;
 use api::answers::Evicted;
 use api::error::{Context, Failure, Result};
 use api::status::fleet::FleetStatus;
@@ -20,14 +19,14 @@ use base::lock::{self, FileLock};
 use base::size::MIB;
 use blob::{BlobSource, Origin};
 use cache::{Beside, CacheOptions, Evict, NameCache, NodeCache, NodeParts, StoresNothing};
-use fetch::{Table, Tier};
+use fetch::Table;
 use net::id::Role;
 use origin::Remote;
 
 use super::away::Away;
 use super::options::RemoteOptions;
 use super::status::of_reading;
-use crate::fleet::{self, CacheEvents, Joined};
+use crate::fleet::{self, Joined};
 use crate::frozen::Named;
 use crate::log;
 use crate::volume_dir::{cache_folder, private_folder};
@@ -95,7 +94,6 @@ impl TreeCache {
             fleet::join(fleet, Role::Node, false, &folder, volume, parts, patience)
         };
         let joined = named.fleet.as_deref().map(join).transpose()?;
-        let tier = joined.as_ref().map(|joined| Arc::clone(&joined.fleet) as Arc<dyn Tier>);
         let fits = |size: std::io::Result<u64>| size.at("use", &folder);
         let floor = options.cache_floor.map_or_else(|| fits(cache::default_floor(&folder)), Ok)?;
         let blobs = folder.join("blobs");
@@ -105,11 +103,11 @@ impl TreeCache {
             folder: blobs,
             index: folder.join("cache.idx"),
             remote: origin.clone(),
-            tier,
+            tier: joined.as_ref().map(Joined::tier),
             table,
             pending: Arc::new(StoresNothing),
             may_delete: None,
-            watch: joined.as_ref().map(|joined| watch(&joined.fleet)),
+            watch: joined.as_ref().map(Joined::watch),
             options,
             report: log::sink(),
         };
@@ -237,10 +235,6 @@ pub fn log(below: Option<&Path>, tree: &str) -> Option<PathBuf> {
     let plain = |c: char| if c.is_ascii_alphanumeric() || "._@-".contains(c) { c } else { '-' };
     let name: String = tree.chars().map(plain).take(NAME_MAX).collect();
     Some(below.join("log").join(format!("{name}.log")))
-}
-
-fn watch(fleet: &Arc<Fleet>) -> Arc<dyn cache::Watch> {
-    Arc::new(CacheEvents(Arc::downgrade(fleet)))
 }
 
 fn folder_name(volume: &str, number: u32) -> String {

@@ -22,8 +22,7 @@ use meta::{Names, PackRow};
 use net::transport::Filled;
 use parking_lot::Mutex;
 
-use super::RemoteSide;
-use super::tree::TreeCache;
+use crate::fleet::Joined;
 use crate::refused::{no_cache, no_fleet};
 
 /// The number of parallel fetches.
@@ -184,16 +183,14 @@ impl To {
     /// warmed.
     pub fn of(
         name: &str,
-        remote_side: Option<&RemoteSide>,
-        tree: Option<&TreeCache>,
+        cache: Option<&Arc<NodeCache>>,
+        joined: Option<&Joined>,
         depot: bool,
     ) -> Result<To> {
         if !depot {
-            let cache = remote_side.map(RemoteSide::cache).or_else(|| tree.map(TreeCache::cache));
             return cache.cloned().map(To::Here).ok_or_else(|| no_cache(name));
         }
-        let fleet = tree.and_then(TreeCache::fleet).map(|joined| &joined.fleet);
-        let fleet = fleet.ok_or_else(|| no_fleet(name))?;
+        let fleet = joined.map(|joined| &joined.fleet).ok_or_else(|| no_fleet(name))?;
         if fleet.depots() == 0 {
             let zone = fleet.zone();
             return Err(Failure::new("no-depot", format!("no depot is in this node's zone, {zone}"))

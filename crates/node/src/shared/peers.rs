@@ -2,8 +2,8 @@
 //! writer can send, and leases.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
-use std::sync::{Arc, Weak};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use ::fs::shared::{FromOwner, KeepRange, Others, SessionId, owner};
@@ -19,7 +19,7 @@ use meta::store::StoreError;
 use net::frame::{KeepAsk, LendAsk, LoanPart, PACK_MAX, PackAsk, PackPart, RecallAsk, Returned};
 use net::id::NodeId;
 use net::message::{Answer, Ask, Note};
-use net::transport::{Content, CopyState, Fail, Listed, Net, Peer, Prefix, Service};
+use net::transport::{Content, CopyState, Fail, Listed, Net, Peer, Prefix, Roll, Service, Then, Unfilled};
 use parking_lot::{Mutex, RwLock};
 
 use super::IsPending;
@@ -35,6 +35,8 @@ pub(super) const WAIT: Duration = Duration::from_secs(10);
 const RECALL: Duration = Duration::from_secs(4);
 /// How long a message that gives a loan back may take.
 const RETURN: Duration = Duration::from_secs(1);
+/// A node that is looked for may have joined so long after the list of sessions was read.
+const JOINED: Duration = Duration::from_millis(200);
 /// How long the list of sessions is used before it is read again.
 const KNOWN: Duration = Duration::from_secs(1);
 
@@ -131,7 +133,7 @@ impl Peers {
         let mut nodes = look()?;
         if nodes.get(&node).is_none_or(|known| !known.alive) {
             // It may have joined since the list was read.
-            self.known.lock().nodes = None;
+            self.known.lock().nodes.take_if(|(when, _)| when.elapsed() > JOINED);
             nodes = look()?;
         }
         match nodes.get(&node) {
@@ -250,8 +252,25 @@ impl Nodes for Peers {
         Ok(sessions.iter().map(|session| Holder { node: session.node, epoch: session.epoch }).collect())
     }
 
+    fn may_be_gone(&self, holder: Holder) -> bool {
+        let known = self.known.lock();
+        let nodes = known.nodes.as_ref().filter(|(when, _)| when.elapsed() < KNOWN);
+        let known = nodes.and_then(|(_, nodes)| nodes.get(&holder.node));
+        known.is_none_or(|known| !known.alive || known.epoch != holder.epoch)
+    }
+
     fn recall(&self, node: u32, unit: Ino, seq: u64) -> Result<(), String> {
         self.call_back(node, unit, seq, RECALL)
+    }
+
+    fn recall_all(&self, asks: &[(u32, Ino, u64)]) -> Vec<bool> {
+        // All questions are sent before the first answer is waited for.
+        let call = |(node, unit, seq): &(u32, Ino, u64)| {
+            let (_, peer) = self.find(*node).ok()?;
+            Some(self.net.recall(peer, &RecallAsk { unit: *unit, seq: *seq }, RECALL.min(self.wait)))
+        };
+        let calls: Vec<_> = asks.iter().map(call).collect();
+        calls.into_iter().map(|call| call.is_some_and(|call| call.wait().is_ok())).collect()
     }
 
     fn call_back(&self, node: u32, unit: Ino, seq: u64, within: Duration) -> Result<(), String> {
@@ -292,9 +311,16 @@ pub(super) struct PackServer {
     served: RwLock<Option<(Weak<Volume>, IsPending)>>,
     leases: RwLock<Option<Weak<Leases>>>,
     kept: RwLock<Option<(Arc<KeptPacks>, Weak<Peers>)>>,
+    /// This node as one of the fleet: it answers what is asked about blobs.
+    fleet: OnceLock<Arc<dyn Service>>,
 }
 
 impl PackServer {
+    /// Passes requests about blobs on, from now on.
+    pub(super) fn join(&self, fleet: Arc<dyn Service>) {
+        let _ = self.fleet.set(fleet);
+    }
+
     pub(super) fn serve(&self, volume: Weak<Volume>, is_pending: IsPending) {
         *self.served.write() = Some((volume, is_pending));
     }
@@ -365,24 +391,44 @@ impl Service for PackServer {
         }
     }
 
-    // Blobs come from the origin: the nodes of a shared volume do not track them yet.
-
-    fn ask(&self, _: NodeId, ask: Ask) -> Vec<Answer> {
-        vec![Answer::NotMine; ask.blobs.len()]
+    fn ask(&self, from: NodeId, ask: Ask) -> Vec<Answer> {
+        match self.fleet.get() {
+            Some(fleet) => fleet.ask(from, ask),
+            None => vec![Answer::NotMine; ask.blobs.len()],
+        }
     }
 
-    fn notes(&self, _: NodeId, _: Vec<Note>) {}
-
-    fn content(&self, _: &BlobId) -> Option<Content> {
-        None
+    fn notes(&self, from: NodeId, notes: Vec<Note>) {
+        if let Some(fleet) = self.fleet.get() {
+            fleet.notes(from, notes);
+        }
     }
 
-    fn suspect(&self, _: &BlobId) -> CopyState {
-        CopyState::Absent
+    fn content(&self, id: &BlobId) -> Option<Content> {
+        self.fleet.get()?.content(id)
     }
 
-    fn list(&self, _: Prefix, _: usize) -> Listed {
-        Listed::default()
+    fn fill(&self, id: &BlobId, then: Then) {
+        match self.fleet.get() {
+            Some(fleet) => fleet.fill(id, then),
+            None => then(Err(Unfilled::NoDepot)),
+        }
+    }
+
+    fn members(&self, after: NodeId, most: usize) -> Roll {
+        self.fleet.get().map(|fleet| fleet.members(after, most)).unwrap_or_default()
+    }
+
+    fn is_member(&self, address: IpAddr) -> bool {
+        self.fleet.get().is_some_and(|fleet| fleet.is_member(address))
+    }
+
+    fn suspect(&self, id: &BlobId) -> CopyState {
+        self.fleet.get().map_or(CopyState::Absent, |fleet| fleet.suspect(id))
+    }
+
+    fn list(&self, prefix: Prefix, most: usize) -> Listed {
+        self.fleet.get().map(|fleet| fleet.list(prefix, most)).unwrap_or_default()
     }
 }
 
