@@ -15,6 +15,7 @@ mod etcd;
 mod faults;
 mod fleet;
 mod journal;
+mod killed;
 mod listing;
 mod locks;
 mod ops;

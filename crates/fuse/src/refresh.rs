@@ -69,10 +69,11 @@ impl Refresher {
             }
             let files = std::mem::take(&mut queue.files);
             parking_lot::MutexGuard::unlocked(&mut queue, || {
-                // The mount is busy as long as this thread has a file open. So it opens none that programs
-                // closed.
-                let open = files.into_iter().filter(|ino| self.mount.is_open(*ino));
-                open.for_each(|ino| self.through.look_again(ino));
+                // The mount is busy as long as a file is open. So none is opened that programs closed.
+                let open: Vec<Ino> = files.into_iter().filter(|ino| self.mount.is_open(*ino)).collect();
+                if !open.is_empty() {
+                    self.through.look_again(&open);
+                }
             });
         }
     }
