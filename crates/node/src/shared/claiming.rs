@@ -38,6 +38,7 @@ use parking_lot::Mutex;
 
 use super::rows::{ROW_CLAIM, ROW_ORIGIN};
 use super::{making, setup_failure};
+use crate::claim::hold_published;
 use crate::log;
 use crate::origins::{origin_failure, spec};
 use crate::remote_side::ORIGIN_ASKED;
@@ -374,12 +375,16 @@ pub fn claim(text: &std::path::Path) -> Result<Claimed> {
             .next(format!("unmount it on them: covey sessions '{target}' lists them"))
             .next("if they are gone, their sessions end within a minute; try again then"));
     }
+    // This database may not know what was published since it was copied, and would delete its blobs.
+    hold_published(&*rows, &origin)?;
     claims.skip().map_err(failed)?;
     let epoch = claims.take(&*origin).map_err(troubled)?;
     log::line(
         "waiting until nodes of the database before this one, which may still run, have noticed the new claim",
     );
     std::thread::sleep(SETTLE);
+    // They could publish until then.
+    hold_published(&*rows, &origin)?;
     Ok(done(epoch, Some(before)))
 }
 
