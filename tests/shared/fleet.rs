@@ -56,7 +56,7 @@ fn regression_nodes_of_a_shared_volume_read_from_one_another() {
         }
         let gets = store.counts().get - before;
         assert!(gets <= 2 * BLOBS + 2, "{gets} GETs of {BLOBS} blobs by two nodes");
-        // At first they do not know one another, and then not who has what.
+        // At first the nodes do not know one another, and later not yet which blobs each of them has.
         if gets <= 1 && (0..3).all(|node| seen(&shared.path(node, "")) == 3) {
             break;
         }
