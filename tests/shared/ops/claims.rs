@@ -10,7 +10,7 @@ use covey_tests::shared::{Node, Shared};
 use covey_tests::{Need, requires, requires_server};
 
 use super::collect::{stored, synced, until};
-use super::publish::LIMIT;
+use super::publish::{LIMIT, Published, publish};
 
 const COLLECTS: [&str; 2] = ["-o", "gc_delay=1,fsync=origin"];
 const FILES: usize = 5;
@@ -127,6 +127,36 @@ fn regression_a_dump_restored_under_mounted_nodes_is_another_database() {
         shared.server.sql("select string_agg(number::text, ' ' order by number) from covey_session");
     assert_eq!(numbers, "1 2 1027", "no number of before is given to a node that writes");
     assert_eq!(run(covey().args(["fsck", &shared.address]), LIMIT).code(), 0);
+}
+
+/// What was published after the dump is not in its rows. So a search for blobs that no row names deleted
+/// those of the tree.
+#[test]
+fn regression_a_tree_that_was_published_after_the_dump_keeps_its_blobs() {
+    requires!(Need::Covey);
+    let mut shared = Shared::with(requires_server!(), 1, &COLLECTS);
+    fill(&shared.path(0, ""), "before");
+    publish(&shared.path(0, ""), "nightly");
+    // No session is in the dump.
+    shared.nodes[0].unmount();
+    let dump = shared.server.dump("covey");
+    shared.nodes[0].mount();
+    fill(&shared.path(0, ""), "after");
+    publish(&shared.path(0, ""), "nightly");
+    shared.nodes[0].unmount();
+    shared.server.sql_in("postgres", "drop database covey with (force)");
+    shared.server.restore("covey", &dump);
+    run_ok(covey().args(["origin", "claim", &shared.address]), LIMIT);
+    let node = Node::with(shared.folder.path(), &shared.address, "new", &COLLECTS);
+    must_have(&node.mountpoint, "before");
+    for _ in 0..3 {
+        run_ok(covey().arg("gc").arg(&node.mountpoint), LIMIT);
+        std::thread::sleep(Duration::from_millis(1500));
+    }
+    let tree = format!("{}@nightly", shared.origin());
+    let published = Published::mount(&tree, shared.folder.path().join("tree"));
+    must_have(&published.mountpoint, "before");
+    must_have(&published.mountpoint, "after");
 }
 
 /// A standby takes the place of its primary. Nodes that saw it claim the origin for it, so that what is
