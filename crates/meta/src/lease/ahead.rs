@@ -37,10 +37,10 @@ const NAMES: usize = 1_000;
 const STEPS: usize = 3;
 /// A program goes through a tree if no more time passes between one directory and the next.
 const TREES: Duration = Duration::from_secs(1);
-/// How many such rows of other directories come with them at most.
-const ROWS: usize = 1_000;
-/// The rows of how many files come with that of one.
+/// The rows that say where the bytes of files are: those of so many files come with that of one, ...
 const FILES: usize = 256;
+/// ... and at most so many of files in other directories.
+const ROWS: usize = 1_000;
 /// No more is read ahead while so many directories were read and are not listed yet.
 const UNLISTED: usize = 256;
 /// How many groups may wait to be read. More are dropped.
@@ -83,7 +83,7 @@ struct Walk {
     at: HashMap<Ino, usize>,
     /// The next one, if the order holds.
     next: usize,
-    /// Those from the first to before the second have been read, or are about to be.
+    /// Those from `from` to before `read` have been read, or are about to be.
     from: usize,
     read: usize,
 }
@@ -137,9 +137,13 @@ impl State {
             return;
         };
         let (holds, groups) = walk.listed(dir);
+        let before = self.walked();
+        if before.is_none() {
+            // What was read for an earlier program, and it did not list, counts no longer.
+            self.ahead.unlisted.clear();
+        }
         self.ahead.unlisted.remove(&dir);
-        let steps = self.walked().map_or(1, |steps| steps + 1);
-        self.ahead.walked = holds.then(|| (base::time::monotonic(), steps));
+        self.ahead.walked = holds.then(|| (base::time::monotonic(), before.map_or(1, |steps| steps + 1)));
         self.ahead.walks.retain(|other| other.parent != parent);
         self.ahead.walks.truncate(WALKS - 1);
         self.ahead.walks.push_front(walk);
@@ -181,7 +185,7 @@ impl State {
     }
 
     /// The directories in one of which all names are remembered, in the order of its listing.
-    fn dirs_in(&self, dir: Ino) -> Vec<(&[u8], Ino)> {
+    pub fn dirs_in(&self, dir: Ino) -> Vec<(&[u8], Ino)> {
         let rows = self.units.get(&dir).map(|held| held.rows.range(Key::dentries(dir, 0).start..));
         let names = rows.into_iter().flatten().take_while(|(key, _)| key.tag() == tags::DENTRY);
         let dentries = names.filter_map(|(key, value)| Some((key, Dentry::decode(value.as_deref()?).ok()?)));

@@ -19,8 +19,8 @@ use super::fetch::Seen;
 use super::lend::LENT_END;
 use super::row::{Holder, Mode, Row};
 use super::state::{Unit, Wanted};
-use crate::key::{Key, tags};
-use crate::record::{Dentry, InodeRecord};
+use crate::key::Key;
+use crate::record::InodeRecord;
 use crate::store::{Commit, CommitError, Expect, StoreError};
 
 /// How many directories are had together.
@@ -36,13 +36,10 @@ impl Core {
         }
         let dirs: Vec<Ino> = {
             let mut state = self.state.lock();
-            let Some(held) = state.units.get(&parent).filter(|held| held.has_names && !held.has_dirs) else {
+            if state.units.get(&parent).is_none_or(|held| !held.has_names || held.has_dirs) {
                 return Ok(());
-            };
-            let names = held.rows.range(Key::dentries(parent, 0).start..).map_while(|(key, value)| {
-                (key.tag() == tags::DENTRY).then(|| Dentry::decode(value.as_deref()?).ok())
-            });
-            let dirs: Vec<Ino> = names.flatten().filter(Dentry::is_dir).map(|dentry| dentry.ino).collect();
+            }
+            let dirs: Vec<Ino> = state.dirs_in(parent).into_iter().map(|(_, dir)| dir).collect();
             if state.reads_below(&dirs) {
                 state.units.get_mut(&parent).into_iter().for_each(|unit| unit.has_dirs = true);
                 return Ok(());
