@@ -23,7 +23,7 @@ use ::fs::shared::SessionId;
 use api::answers::PublishSummary;
 use api::control::Tick;
 use api::error::{Failure, Result};
-use blob::BlobError;
+use blob::{BlobError, Origin};
 use meta::engine::moment::Moment;
 use meta::store::{CommitError, StoreError, Value};
 use meta::{Commit, Expect, Key, MetaStore};
@@ -151,6 +151,24 @@ pub(super) fn identity(store: &dyn MetaStore, name: &str, keep: Option<u32>) -> 
             Err(CommitError::Store(error)) => return Err(no_identity(error)),
         }
     }
+}
+
+/// Makes a volume the owner of its origin whose rows are from before its first publication. An owner that has
+/// taken the origin over from another one stays: a tree was restored there. `note`: where the volume is.
+pub(crate) fn stay_owner(
+    store: &dyn MetaStore,
+    origin: &dyn Origin,
+    volume: [u8; 16],
+    note: String,
+) -> Result<()> {
+    let failed = |error: TreeError| failure("the volume cannot publish to its origin", error);
+    let Some(found) = Owner::read(origin).map_err(failed)? else { return Ok(()) };
+    if found.generation > 1 || found.volume != volume || owner(store)? == Some(found.owner) {
+        return Ok(());
+    }
+    let me = identity(store, "", None)?;
+    let (owner, key) = (me.owner().unwrap_or_default(), me.signer()?.key());
+    found.hand_over(origin, owner, note, key).map(drop).map_err(failed)
 }
 
 /// The owner id of the volume, if it has ever published.

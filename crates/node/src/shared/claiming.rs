@@ -41,6 +41,7 @@ use super::{making, setup_failure};
 use crate::claim::hold_published;
 use crate::log;
 use crate::origins::{origin_failure, spec};
+use crate::publish::shared::stay_owner;
 use crate::remote_side::ORIGIN_ASKED;
 use crate::volume_dir::{Home, VolumeDir};
 use row::{Refusal, Row, Standing, judge};
@@ -363,8 +364,18 @@ pub fn claim(text: &std::path::Path) -> Result<Claimed> {
     let done =
         |epoch, before| Claimed { names: target.to_string(), origin: home.origin.clone(), epoch, before };
     let standing = claims.see(&*origin).map_err(troubled)?;
+    let volume = claims.names.uuid();
+    // The rows may be from before something was published. They would delete its blobs.
+    let keep_published = || {
+        hold_published(&*rows, &origin)?;
+        stay_owner(&*rows, &*origin, volume, target.to_string())
+    };
     let before = match standing.standing {
-        Standing::Holds => return Ok(done(standing.newest.map_or(0, |(epoch, _)| epoch), None)),
+        Standing::Holds => {
+            // An earlier run may have been interrupted before its end.
+            keep_published()?;
+            return Ok(done(standing.newest.map_or(0, |(epoch, _)| epoch), None));
+        }
         Standing::First => "it had made no claim".to_owned(),
         Standing::Moved => "another server has taken its place".to_owned(),
         Standing::Refused(refusal) => refusal.to_string(),
@@ -375,7 +386,6 @@ pub fn claim(text: &std::path::Path) -> Result<Claimed> {
             .next(format!("unmount it on them: covey sessions '{target}' lists them"))
             .next("if they are gone, their sessions end within a minute; try again then"));
     }
-    // This database may not know what was published since it was copied, and would delete its blobs.
     hold_published(&*rows, &origin)?;
     claims.skip().map_err(failed)?;
     let epoch = claims.take(&*origin).map_err(troubled)?;
@@ -384,7 +394,7 @@ pub fn claim(text: &std::path::Path) -> Result<Claimed> {
     );
     std::thread::sleep(SETTLE);
     // They could publish until then.
-    hold_published(&*rows, &origin)?;
+    keep_published()?;
     Ok(done(epoch, Some(before)))
 }
 
