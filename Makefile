@@ -170,9 +170,10 @@ test-shared: build ## Shared volumes: histories of names under faults, ROUNDS=30
 		$(CARGO) test --package covey-nets --test fleets -- shared::
 
 .PHONY: test-shared-faults
-test-shared-faults: build ## Shared volumes under random faults, half of the time on each database; FAULTS_SECONDS=1800 FAULTS_SEED=N; needs root
+test-shared-faults: build ## Shared volumes under random faults, half of the time on each database; FAULTS_SECONDS=1800 FAULTS_SEED=N FAULTS_ONLY=lag; needs root
 	@scripts/bootstrap test
 	COVEY_FAULTS_SECONDS="$$(($(or $(FAULTS_SECONDS),1800) / 2))" COVEY_FAULTS_SEED="$(FAULTS_SEED)" \
+		COVEY_FAULTS_ONLY="$(FAULTS_ONLY)" \
 		$(call at_length,shared,^random::faults_at_length_)
 
 .PHONY: test-on-shared

@@ -6,6 +6,7 @@ use std::time::Duration;
 use base::{BlobId, Deadline, Ino, PackNo, Timestamp};
 use blob::BlobError;
 use meta::plan::Op;
+use meta::store::StoreError;
 use meta::{Key, PackRow};
 
 use crate::api::Part;
@@ -41,6 +42,21 @@ impl Core {
         self.options.shared.as_ref().filter(|sharing| owner(pack) != sharing.node)
     }
 
+    /// Checks that the database has what it confirmed to this node, and to the others too if `for_at_least`
+    /// is a session's length.
+    ///
+    /// # Errors
+    /// `Unavailable`: it may lack some of that, or does not answer.
+    pub(crate) fn check_engine(&self, for_at_least: Duration) -> Result<(), Error> {
+        let Some(sharing) = &self.options.shared else { return Ok(()) };
+        sharing.others.check_engine(for_at_least)?;
+        if sharing.leases.as_ref().is_some_and(|leases| leases.engine_may_lack()) {
+            let why = "the database may lack changes that this node sends to it again";
+            return Err(StoreError::Unavailable(why.to_owned()).into());
+        }
+        Ok(())
+    }
+
     /// The time of a change. If it changes a file's contents, it is one that the file did not have before:
     /// the kernels of other nodes and guests see by it that the contents are new. The clock moves in ticks,
     /// and two machines' clocks differ a little.
@@ -55,7 +71,7 @@ impl Core {
         else {
             return Ok(now);
         };
-        let before = self.names.inode_seen(ino)?.map_or(Timestamp(0), |record| record.mtime);
+        let before = self.names.inode(ino)?.map_or(Timestamp(0), |record| record.mtime);
         let is_close = before >= now && before.0 - now.0 < CLOSE;
         if !is_close {
             return Ok(now);

@@ -32,6 +32,7 @@ pub mod fsck;
 pub mod gc;
 pub mod handover;
 pub mod locks;
+mod numbering;
 mod numbers;
 mod ops;
 mod packs;

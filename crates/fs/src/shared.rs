@@ -64,8 +64,7 @@ pub struct Sharing {
     pub delay: Duration,
     /// Where locks on files are decided.
     pub locks: Locks,
-    /// What lets this node answer and change names in memory. Without them, each look at a name is one at the
-    /// database, and the kernel keeps nothing.
+    /// What lets this node answer and change names in memory. `None` in tests of what has no leases.
     pub leases: Option<Arc<Leases>>,
     /// What is known of second copies of this node's packs, if fsync(2) makes some.
     pub keeping: Option<Arc<Keeping>>,
@@ -135,6 +134,15 @@ pub trait Others: Send + Sync {
     /// # Errors
     /// See [`StoreError`].
     fn alive(&self) -> Result<Vec<SessionId>, StoreError>;
+
+    /// Asks the database whether it is still the one that this node knows, and has been for so long. A server
+    /// that began anew may lack what was confirmed last, until all nodes have sent it again.
+    ///
+    /// # Errors
+    /// `Unavailable`: it is another one, or does not answer.
+    fn check_engine(&self, _for_at_least: Duration) -> Result<(), StoreError> {
+        Ok(())
+    }
 
     /// The other nodes that may keep copies of this node's packs. The first is asked first.
     ///

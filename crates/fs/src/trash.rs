@@ -324,8 +324,7 @@ impl Core {
         if self.names.is_changeable(&Key::trash(ino)) {
             return Ok(true);
         }
-        let factor = if sharing.leases.is_some() { LATE } else { 0 };
-        if late < factor * sharing.lease {
+        if late < LATE * sharing.lease {
             return Ok(false);
         }
         if is_first.is_none() {

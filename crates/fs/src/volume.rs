@@ -56,8 +56,8 @@ use crate::packs::table::Table;
 use crate::prefetch::streams::Streams;
 use crate::publish::state::Publishing;
 use crate::refs::{Held, Refs};
+use crate::shared::Sharing;
 use crate::shared::locks::FleetLocks;
-use crate::shared::{Sharing, pack_of};
 use crate::space::SpaceGate;
 use crate::trash::state::Trash;
 
@@ -254,8 +254,8 @@ pub(crate) struct Core {
     pub(crate) packs: Packs,
     pub(crate) table: Table,
     pub(crate) refs: Refs,
-    inos: Numbers,
-    pack_nos: Numbers,
+    pub(crate) inos: Numbers,
+    pub(crate) pack_nos: Numbers,
     locks: Box<[RwLock<()>]>,
     pub(crate) space: SpaceGate,
     pub(crate) garbage: Garbage,
@@ -345,8 +345,7 @@ impl Volume {
         options.read_only |= options.frozen;
         let core = Arc::new(Core {
             names: match &options.shared {
-                Some(sharing) if sharing.leases.is_some() => Names::leased(parts.store.clone()),
-                Some(_) => Names::far(parts.store.clone()),
+                Some(_) => Names::leased(parts.store.clone()),
                 None => Names::new(parts.store.clone()),
             },
             parts,
@@ -535,12 +534,6 @@ impl Core {
         }
     }
 
-    /// The same as it was seen last ([`Names::inode_seen`]), for a write whose commit checks it.
-    pub(crate) fn file_seen(&self, ino: Ino) -> Result<InodeRecord, Error> {
-        let seen = self.names.inode_seen(ino)?.filter(InodeRecord::is_file);
-        seen.map_or_else(|| self.file(ino), Ok)
-    }
-
     pub(crate) fn lock_of(&self, ino: Ino) -> &RwLock<()> {
         &self.locks[ino.0 as usize % LOCKS]
     }
@@ -551,21 +544,6 @@ impl Core {
         let _first = self.locks[first.min(second)].write();
         let _second = (first != second).then(|| self.locks[first.max(second)].write());
         work()
-    }
-
-    pub(crate) fn next_ino(&self) -> Result<Ino, Error> {
-        Ok(Ino(self.inos.take(|count| self.allocate_numbers("next-ino", count))?))
-    }
-
-    pub(crate) fn next_pack(&self) -> Result<PackNo, Error> {
-        let number = self.pack_nos.take(|count| self.allocate_numbers("next-pack", count))?;
-        let Some(sharing) = &self.options.shared else { return Ok(PackNo(number)) };
-        let used_up = || StoreError::Damaged(format!("the counter of packs is at {number}, too high"));
-        Ok(pack_of(sharing.node, number).ok_or_else(used_up)?)
-    }
-
-    fn allocate_numbers(&self, counter: &'static str, count: u64) -> Result<u64, Error> {
-        Ok(self.run(&Op::Allocate { counter, count })?.first)
     }
 
     /// Refuses when the disk is nearly full and nothing pending would free space.

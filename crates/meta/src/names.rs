@@ -8,10 +8,9 @@
 //! that rests on more than one round is checked: all its rows are read again at once, and if one has changed,
 //! the operation is planned again.
 
-mod far;
-mod guesses;
 mod page;
 mod quota;
+mod together;
 mod trash;
 
 use std::sync::Arc;
@@ -29,9 +28,8 @@ use crate::record::{
 };
 use crate::store::{CommitError, MetaStore, StoreError, Value, in_time};
 use crate::trash::{Setting, removed_dir};
-pub use far::FoundEntry;
-use guesses::Guesses;
 pub use page::FilePage;
+pub use together::FoundEntry;
 
 /// After this many attempts a plan is given up: the store contradicts itself.
 const ATTEMPTS_MAX: u32 = 100_000;
@@ -71,8 +69,6 @@ pub struct Totals {
 #[derive(Clone)]
 pub struct Names {
     store: Arc<dyn MetaStore>,
-    /// Only where each look at the store is a round trip.
-    guesses: Option<Arc<Guesses>>,
     /// It is a shared volume, whose totals are spread over several rows.
     shared: bool,
     quotas: Arc<Quotas>,
@@ -83,25 +79,13 @@ pub struct Names {
 impl Names {
     /// Names in this store.
     pub fn new(store: Arc<dyn MetaStore>) -> Names {
-        Names { store, guesses: None, shared: false, quotas: Arc::default(), trash: Arc::default() }
-    }
-
-    /// Names in a store on another machine: operations are planned with the rows that were seen last, and
-    /// rows that belong together are read together.
-    pub fn far(store: Arc<dyn MetaStore>) -> Names {
-        Names {
-            store,
-            guesses: Some(Arc::default()),
-            shared: true,
-            quotas: Arc::default(),
-            trash: Arc::default(),
-        }
+        Names { store, shared: false, quotas: Arc::default(), trash: Arc::default() }
     }
 
     /// Names of a shared volume behind leases ([`crate::lease`]): the store is on another machine, and most
     /// rows are in memory.
     pub fn leased(store: Arc<dyn MetaStore>) -> Names {
-        Names { store, guesses: None, shared: true, quotas: Arc::default(), trash: Arc::default() }
+        Names { store, shared: true, quotas: Arc::default(), trash: Arc::default() }
     }
 
     /// The store.
@@ -122,28 +106,24 @@ impl Names {
     fn run_with(&self, op: &Op<'_>, ctx: &Ctx, trash: Setting) -> Result<Change, NamesError> {
         let _phase = phase::enter(Phase::Names);
         let mut view = View::of(trash);
-        let (mut rounds, mut guessed) = (0, false);
+        let mut rounds = 0;
         for _ in 0..ATTEMPTS_MAX {
             match plan::plan(op, ctx, &view) {
                 Plan::Need { keys, ranges } => {
-                    let keys = self.guess(&mut view, keys, &mut guessed);
-                    if !keys.is_empty() || !ranges.is_empty() {
-                        rounds += 1;
-                        self.show(&mut view, keys, ranges)?;
-                    }
+                    rounds += 1;
+                    self.show(&mut view, keys, ranges)?;
                 }
                 Plan::Refused(refusal) => {
-                    if rounds < 2 && !view.has_ranges() && !guessed || self.is_current(&mut view)? {
+                    if rounds < 2 && !view.has_ranges() || self.is_current(&mut view)? {
                         return Err(refusal.into());
                     }
                     // All rows were read just now.
-                    (guessed, rounds) = (false, 1);
+                    rounds = 1;
                 }
                 Plan::Change(mut change) => {
                     let commit = std::mem::take(&mut change.commit);
                     if !commit.is_empty() {
                         in_time()?;
-                        let made = self.guesses.as_ref().map(|guesses| (guesses, commit.clone()));
                         let quotas = self.quotas.hold(!self.shared);
                         let limited = !matches!(op, Op::MoveToQuota { .. });
                         quotas.add(&change.charges, limited)?;
@@ -153,19 +133,15 @@ impl Names {
                         }
                         drop(quotas);
                         match done {
-                            Ok(()) => made.iter().for_each(|(guesses, commit)| guesses.made(commit)),
+                            Ok(()) => {}
                             Err(CommitError::Store(error)) => return Err(error.into()),
                             Err(CommitError::Conflict { rows, .. }) => {
                                 view.forget_ranges();
-                                rows.into_iter().for_each(|(key, value)| self.see(&mut view, key, value));
+                                rows.into_iter().for_each(|(key, value)| view.show(key, value));
                                 rounds += 1;
                                 continue;
                             }
                         }
-                    } else if guessed && !self.is_current(&mut view)? {
-                        // There is nothing to commit that would check the rows.
-                        (guessed, rounds) = (false, 1);
-                        continue;
                     }
                     match self.finish(op, &mut change) {
                         // It has happened, and must not be done again.
@@ -182,10 +158,6 @@ impl Names {
     /// Completes the inode of a change that was made.
     fn finish(&self, op: &Op<'_>, change: &mut Change) -> Result<(), StoreError> {
         if let Some((ino, record)) = &mut change.inode {
-            if let (Op::Create { .. }, true) = (op, record.is_file()) {
-                // Most likely it is written to next.
-                self.saw(&Key::extents(*ino, 0), None);
-            }
             *record = match op {
                 // There is nothing of a new directory that its record does not say.
                 Op::Create { .. } if self.shared && record.is_dir() => InodeRecord { nlink: 2, ..*record },
@@ -193,45 +165,6 @@ impl Names {
             };
         }
         Ok(())
-    }
-
-    /// Shows the rows that were seen earlier. Returns the others.
-    fn guess(&self, view: &mut View, keys: Vec<Key>, guessed: &mut bool) -> Vec<Key> {
-        let Some(guesses) = &self.guesses else { return keys };
-        let mut rest = Vec::new();
-        for key in keys {
-            match guesses.of(&key) {
-                Some(value) => {
-                    view.show(key, value);
-                    *guessed = true;
-                }
-                None => rest.push(key),
-            }
-        }
-        rest
-    }
-
-    fn saw(&self, key: &Key, value: Option<&Value>) {
-        self.guesses.iter().for_each(|guesses| guesses.saw(key, value));
-    }
-
-    fn see(&self, view: &mut View, key: Key, value: Option<Value>) {
-        self.saw(&key, value.as_ref());
-        view.show(key, value);
-    }
-
-    /// One row.
-    fn row(&self, key: &Key) -> Result<Option<Value>, StoreError> {
-        let value = self.store.get(key)?;
-        self.saw(key, value.as_ref());
-        Ok(value)
-    }
-
-    /// Several rows as of one moment.
-    fn rows(&self, keys: &[Key]) -> Result<Vec<Option<Value>>, StoreError> {
-        let values = self.store.get_many(keys)?;
-        keys.iter().zip(&values).for_each(|(key, value)| self.saw(key, value.as_ref()));
-        Ok(values)
     }
 
     /// Rows first, then ranges: a plan relies on a range through a row that was shown before it or with it.
@@ -242,10 +175,10 @@ impl Names {
         ranges: Vec<(KeyRange, usize)>,
     ) -> Result<(), StoreError> {
         if let [key] = &keys[..] {
-            let value = self.row(key)?;
+            let value = self.store.get(key)?;
             view.show(key.clone(), value);
         } else if !keys.is_empty() {
-            let values = self.rows(&keys)?;
+            let values = self.store.get_many(&keys)?;
             keys.into_iter().zip(values).for_each(|(key, value)| view.show(key, value));
         }
         for (range, limit) in ranges {
@@ -260,7 +193,7 @@ impl Names {
     fn is_current(&self, view: &mut View) -> Result<bool, StoreError> {
         let (keys, seen): (Vec<Key>, Vec<Option<Value>>) =
             view.rows().map(|(key, value)| (key.clone(), value.cloned())).unzip();
-        let values = self.rows(&keys)?;
+        let values = self.store.get_many(&keys)?;
         if values == seen {
             return Ok(true);
         }
@@ -281,7 +214,7 @@ impl Names {
         key: &Key,
         decode: impl FnOnce(&[u8]) -> Result<T, BadRecord>,
     ) -> Result<Option<T>, StoreError> {
-        self.row(key)?.map(|row| decode(&row)).transpose().map_err(damaged)
+        self.store.get(key)?.map(|row| decode(&row)).transpose().map_err(damaged)
     }
 
     /// The inode that a name stands for.
@@ -317,10 +250,6 @@ impl Names {
     /// See [`StoreError`].
     pub fn attr(&self, ino: Ino) -> Result<Option<InodeRecord>, StoreError> {
         let _phase = phase::enter(Phase::Names);
-        if self.guesses.is_some() {
-            // All rows that there may be, in one round trip.
-            return Ok(self.attrs(&[ino])?.pop().flatten());
-        }
         self.inode(ino)?.map(|record| self.complete(ino, record)).transpose()
     }
 

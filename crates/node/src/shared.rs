@@ -37,6 +37,7 @@ pub mod checking;
 pub mod claiming;
 mod copied;
 pub mod detaching;
+mod engine_seen;
 mod keeping;
 pub mod listed;
 mod living;
@@ -165,7 +166,7 @@ impl Shared {
             copied::take_packs(dir, number)?;
         }
         let kept = keeping::open(dir, options)?;
-        let asked = (names.clone(), outage.clone());
+        let asked = (names.clone(), outage.clone(), keeper.seen());
         let peers = Arc::new(Peers::new(net.clone(), asked, wait, kept.clone()));
         let makes_copies = !options.read_only && matches!(options.remote_side.fsync(true), Fsync::Peer(_));
         let keeping = makes_copies.then(Arc::default);

@@ -120,6 +120,58 @@ fn a_promoted_standby_has_all_that_was_acknowledged() {
     assert!(doctor.stdout.contains("cannot take over"), "{doctor:?}");
 }
 
+/// A standby that lacks the last moments takes the place of its primary. The nodes store their changes again.
+/// They did not store the rows of their packs, so other nodes got EIO, and in the end the bytes were deleted.
+#[test]
+fn regression_bytes_that_a_lagging_standby_did_not_know_are_there() {
+    requires!(Need::Covey);
+    let primary = requires_server!();
+    let standby = primary.standby();
+    let hosts = format!("127.0.0.1:{},127.0.0.1:{}", primary.port(), standby.port());
+    let shared = Shared::made(primary, &hosts, 2, &[]);
+    let at = |node: usize, name: &str| shared.path(node, "of0").join(name);
+    fs::create_dir(shared.path(0, "of0")).unwrap();
+    fs::write(at(0, "before"), "1").unwrap();
+    run_ok(covey().arg("flush").arg(shared.path(0, "")), LIMIT);
+    // From here on the standby lacks what is confirmed.
+    shared.server.sql("alter system reset synchronous_standby_names; select pg_reload_conf()");
+    standby.down();
+    let bytes = |name: &str, len: usize| -> Vec<u8> { name.bytes().cycle().take(len).collect() };
+    let files = [("large", 3 << 20), ("small", 4000), ("other", 5000)];
+    for (name, len) in files {
+        let mut file = fs::File::create(at(0, name)).unwrap();
+        file.write_all(&bytes(name, len)).unwrap();
+        file.sync_all().unwrap();
+    }
+    shared.server.kill();
+    standby.up();
+    standby.promote();
+    // What another node asks for before that, it gets as the standby has it.
+    let end = Instant::now() + LIMIT;
+    while !shared.nodes[0].log().contains("confirmed to this node; it has them again") {
+        assert!(Instant::now() < end, "{}", shared.nodes[0].log());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let is_there = |node: &Path, name: &str, len: usize| {
+        fs::read(node.join("of0").join(name)).is_ok_and(|found| found == bytes(name, len))
+    };
+    let all_there = |node: &Path| {
+        for (name, len) in files {
+            let end = Instant::now() + LIMIT;
+            while !is_there(node, name, len) {
+                assert!(Instant::now() < end, "{}: {name}: {}", node.display(), shared.nodes[0].log());
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        }
+    };
+    all_there(&shared.path(1, ""));
+    all_there(&shared.path(0, ""));
+    // The packs are blobs then.
+    run_ok(covey().arg("flush").arg(shared.path(0, "")), LIMIT);
+    all_there(&shared.add_of(&shared.address, "late").mountpoint);
+    assert_eq!(run(covey().args(["fsck", &shared.address]), LIMIT).code(), 0);
+}
+
 /// Lets a server go on when the test ends, also if it fails.
 struct Frozen<'a>(&'a Server);
 

@@ -57,6 +57,32 @@ pub enum Ground {
     Etcd,
 }
 
+impl Ground {
+    /// The faults that only this kind of database has.
+    fn own(self) -> &'static [Fault] {
+        match self {
+            Ground::Postgres => &[Fault::Copy],
+            Ground::Standby => &[Fault::Promote, Fault::Lag, Fault::Hung],
+            Ground::Dumps => &[Fault::Restored],
+            Ground::Etcd => &[Fault::Member(0), Fault::Member(1), Fault::Member(2)],
+        }
+    }
+
+    /// Whether a trial on it may have the faults that are wanted.
+    pub fn is_wanted(self) -> bool {
+        let is_of_another = |ground: Ground| ground != self && !wanted(ground.own()).is_empty();
+        let others = [Ground::Postgres, Ground::Standby, Ground::Dumps, Ground::Etcd];
+        !wanted(self.own()).is_empty() || !others.into_iter().any(is_of_another)
+    }
+}
+
+/// Those of these faults whose names begin with COVEY_FAULTS_ONLY. Without it, all.
+fn wanted(faults: &[Fault]) -> Vec<Fault> {
+    let only = std::env::var("COVEY_FAULTS_ONLY").unwrap_or_default().to_lowercase();
+    let is_it = |fault: &&Fault| format!("{fault:?}").to_lowercase().starts_with(&only);
+    faults.iter().filter(is_it).copied().collect()
+}
+
 /// The faults of a round. The second one begins while the first one lasts.
 #[derive(Debug)]
 pub struct Plan {
@@ -91,15 +117,12 @@ impl Plan {
             Frozen,
             Store,
         ];
-        let own: &[Fault] = match ground {
-            Ground::Postgres => &[Copy],
-            Ground::Standby => &[Promote, Lag, Hung],
-            Ground::Dumps => &[Restored],
-            Ground::Etcd => &[Member(0), Member(1), Member(2)],
-        };
+        let (all, own) = (wanted(&all), wanted(ground.own()));
+        assert!(all.len() + own.len() > 0, "no fault has a name that begins with COVEY_FAULTS_ONLY");
         // Each third round is one of this kind of database.
         let first = match round % 3 {
-            1 => own[round as usize / 3 % own.len()],
+            1 if !own.is_empty() => own[round as usize / 3 % own.len()],
+            _ if all.is_empty() => *rng.pick(&own),
             _ => *rng.pick(&all),
         };
         // Longer than a session or shorter.

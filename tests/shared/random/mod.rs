@@ -32,6 +32,10 @@ fn setting(name: &str, default: u64) -> u64 {
 
 /// Trials one after the other, each with the next seed, which says which kind of database it has.
 fn trials(grounds: &[Ground]) {
+    let grounds: Vec<Ground> = grounds.iter().copied().filter(|ground| ground.is_wanted()).collect();
+    if grounds.is_empty() {
+        return say(format_args!("the faults of COVEY_FAULTS_ONLY are those of another kind of database"));
+    }
     let lasts = Duration::from_secs(setting("COVEY_FAULTS_SECONDS", 60));
     let (first, began) = (setting("COVEY_FAULTS_SEED", 1), Instant::now());
     let each = VOLUME.min(lasts / grounds.len() as u32);

@@ -135,6 +135,21 @@ impl Cell {
         (!all.is_empty()).then_some(all)
     }
 
+    /// Whether a name may have this content after the database has forgotten some changes. A file of records
+    /// then lacks those that were forgotten. A worker that does not know of that moves what it does not
+    /// expect at a name.
+    pub fn may_be(&self, place: usize, content: &Content) -> bool {
+        let events = self.events.lock().unwrap();
+        let mut states = events.iter().filter_map(Event::state).chain([&self.base]);
+        match (self.kind, content) {
+            (Kind::Log, Content::Holds(numbers)) => {
+                let has = |state: &State, number| matches!(&state[place], Content::Holds(all) if all.contains(number));
+                numbers.iter().all(|number| states.clone().any(|state| has(state, number)))
+            }
+            _ => states.any(|state| state.contains(content)),
+        }
+    }
+
     /// The state after the last change.
     pub fn last(&self) -> State {
         let events = self.events.lock().unwrap();

@@ -87,7 +87,7 @@ fn bytes_are_durable_before_their_names_are_committed() {
 fn totals_are_exact_though_they_are_spread() {
     let (engine, packs) = (Arc::new(Memory::new()), Arc::new(SimPacks::default()));
     let store: Arc<dyn MetaStore> = Arc::new(SharedStore::new(engine.clone(), packs, lasting()));
-    let names = meta::Names::far(store.clone());
+    let names = meta::Names::leased(store.clone());
     engine.commit(Commit { adds: vec![(Key::volume("inodes"), 1)], ..Commit::default() }).unwrap();
     for n in 0..200 {
         let adds =

@@ -214,8 +214,7 @@ impl Core {
     /// inode has taken that lease away, so a node that held it deletes it as soon as it lets it go. The first
     /// node deletes what nobody else does.
     fn reaps(&self, sharing: &Sharing, ino: Ino, is_first: bool, age: Duration) -> bool {
-        let late = if sharing.leases.is_some() { LATE } else { 1 };
-        self.names.is_changeable(&Key::inode(ino)) || is_first && age >= 2 * late * sharing.lease
+        self.names.is_changeable(&Key::inode(ino)) || is_first && age >= 2 * LATE * sharing.lease
     }
 
     /// Removes what sessions that have ended said of the batches that they wrote.

@@ -65,7 +65,7 @@ impl Core {
         }
         self.options.gate.pass()?;
         self.admit(data.len() as u64)?;
-        let record = self.file_to_write(ino, how)?;
+        let record = self.file(ino)?;
         let (offset, over) = (record.size, Some(record.change));
         let end = offset.checked_add(data.len() as u64).filter(|end| *end <= FILE_MAX).ok_or(Errno::EFBIG)?;
         self.admit_growth(&record, end, data.len())?;
@@ -83,12 +83,6 @@ impl Core {
         self.commit_over(ino, Body::Packed(&stored.pieces), how, None, over)
     }
 
-    /// The file before a write. Its mode decides what the write of an unprivileged caller clears, so it must
-    /// be the present one then.
-    fn file_to_write(&self, ino: Ino, how: How) -> Result<InodeRecord, Error> {
-        if how.unprivileged.is_some() { self.file(ino) } else { self.file_seen(ino) }
-    }
-
     fn write_bytes(&self, ino: Ino, offset: u64, data: &[u8], mut how: How) -> Result<(), Error> {
         if data.is_empty() {
             return Ok(());
@@ -97,7 +91,7 @@ impl Core {
         self.options.gate.pass()?;
         self.admit(data.len() as u64)?;
         self.garbage.hold_back(|| self.sweep.wake());
-        let record = self.file_to_write(ino, how)?;
+        let record = self.file(ino)?;
         self.admit_growth(&record, end, data.len())?;
         how.unprivileged = how.unprivileged.map(|caller| caller.before(&record));
         if record.has(InodeRecord::INLINE) || (end <= INLINE_MAX as u64 && is_blank(&record)) {
@@ -161,7 +155,7 @@ impl Core {
 
     fn try_write_small(&self, ino: Ino, offset: u64, data: &[u8], how: How) -> Result<(), Error> {
         let _whole = self.lock_of(ino).write();
-        let record = self.file_to_write(ino, how)?;
+        let record = self.file(ino)?;
         let over = Some(record.change);
         let end = offset + data.len() as u64;
         let inline = record.has(InodeRecord::INLINE);

@@ -31,9 +31,15 @@ impl Core {
             Some(PackRow::Sealed { .. }) if !self.resealing.lock().contains(&no) => return Ok(()),
             Some(PackRow::Sealed { blob, .. }) => blob,
             // All of it was removed since an earlier attempt.
-            Some(PackRow::Condemned { .. }) | None => {
+            Some(PackRow::Condemned { .. }) => {
                 self.drop_file(no);
                 return Ok(());
+            }
+            // The same. Or the database has forgotten the row, and names that refer to these bytes are sent
+            // to it again.
+            None => {
+                self.run(&Op::OpenPack { pack: no })?;
+                self.name_blob(no, len)?
             }
         };
         let found = self.parts.packs.seal(no, len)?;

@@ -101,8 +101,6 @@ impl Nodes for Nobody {
 /// How a node uses what it works in.
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
-    /// Without leases.
-    Plain,
     /// Under leases.
     Leased,
     /// All is contended.
@@ -127,15 +125,14 @@ impl Shared {
         term.extend(base::time::boot(), lease);
         let rules = Contention { quiet: lease, ..Contention::default() };
         let leases = Leases::with_rules(store.clone(), term, Arc::new(Nobody), None, rules).unwrap();
-        let leases = (kind != Kind::Plain).then_some(leases);
-        leases.iter().for_each(|leases| parts.store = leases.clone());
+        parts.store = leases.clone();
         let shared = Some(Sharing {
             node: 1,
             others: Arc::new(Nobody),
             lease,
             delay: Duration::from_secs(300),
             locks: Locks::Local,
-            leases,
+            leases: Some(leases),
             keeping: None,
             kept: None,
         });
@@ -176,14 +173,14 @@ impl Shared {
 }
 
 /// The table in docs/SEMANTICS.md.
-fn told() -> Vec<(String, [u64; 3])> {
+fn told() -> Vec<(String, [u64; 2])> {
     let page = include_str!("../../../../docs/SEMANTICS.md");
     let rows = page.lines().skip_while(|line| !line.starts_with("| operation on a shared volume |")).skip(2);
     let row = |line: &str| {
         let mut cells = line.trim_matches('|').split('|').map(str::trim);
         let mut next = || cells.next();
         let name = next()?.to_owned();
-        Some((name, [next()?.parse().ok()?, next()?.parse().ok()?, next()?.parse().ok()?]))
+        Some((name, [next()?.parse().ok()?, next()?.parse().ok()?]))
     };
     rows.take_while(|line| line.starts_with('|')).filter_map(row).collect()
 }
@@ -196,11 +193,9 @@ fn each_operation_takes_as_many_round_trips_as_the_table_says() {
     assert_eq!(found.unwrap().1, told, "docs/SEMANTICS.md differs (first: measured)");
 }
 
-fn measured_all() -> Vec<(String, [u64; 3])> {
-    let kinds = [Kind::Plain, Kind::Leased, Kind::Contended].map(|kind| measured(&Shared::new(kind)));
-    let [without, with, contended] = kinds;
-    let all = without.into_iter().zip(with).zip(contended);
-    all.map(|(((name, one), (_, two)), (_, three))| (name, [one, two, three])).collect()
+fn measured_all() -> Vec<(String, [u64; 2])> {
+    let [with, contended] = [Kind::Leased, Kind::Contended].map(|kind| measured(&Shared::new(kind)));
+    with.into_iter().zip(contended).map(|((name, one), (_, two))| (name, [one, two])).collect()
 }
 
 /// How many round trips each operation takes.

@@ -133,6 +133,9 @@ impl Core {
     /// `None`: there is nothing to get, or another thread does it.
     fn want(&self, unit: Ino, mode: Mode, began: Instant) -> Result<Option<Wants>, StoreError> {
         let mut state = self.state.lock();
+        // Under the lock: after a session has ended, and before the node has joined again, a lease row would
+        // name the session that has ended.
+        self.term.check()?;
         if let Some((when, why)) = state.failed.get(&unit)
             && *when > began
         {

@@ -183,6 +183,7 @@ impl Core {
                 }
                 // Under the lock: the end of a session is noted before the node joins again. So this is still
                 // the session in which the batch was made.
+                confirmed.of_session(state.joins);
                 self.nodes.me()
             };
             let Some(me) = me else { return Some(Sent::Lost) };
@@ -233,6 +234,7 @@ impl Core {
 
     /// See [`super::Leases::session_ended`].
     pub(super) fn session_ended(&self) {
+        self.state.lock().joins += 1;
         self.lose(None);
     }
 

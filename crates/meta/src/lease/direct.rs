@@ -39,13 +39,7 @@ struct Waiting<'a>(&'a Core, u64, Vec<Ino>);
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         let Waiting(core, sessions, units) = self;
-        let mut state = core.state.lock();
-        if state.sessions == *sessions {
-            units
-                .iter()
-                .for_each(|unit| state.units.get_mut(unit).into_iter().for_each(|unit| unit.busy = false));
-        }
-        drop(state);
+        core.state.lock().end_busy(units, *sessions);
         core.changed.notify_all();
     }
 }

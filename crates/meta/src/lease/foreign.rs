@@ -95,6 +95,16 @@ impl State {
         is_sound.then(|| Direct { local, unchecked: unchecked.into_iter().collect(), left })
     }
 
+    /// These units are not busy any more. After another session began, they are other leases, which other
+    /// commits may use.
+    pub fn end_busy(&mut self, units: &[Ino], sessions: u64) {
+        if self.sessions == sessions {
+            units
+                .iter()
+                .for_each(|unit| self.units.get_mut(unit).into_iter().for_each(|unit| unit.busy = false));
+        }
+    }
+
     /// What the engine has made of a commit is made in memory too, except in contended units.
     fn apply_foreign(&mut self, local: &Commit, survey: &Survey, me: Holder) {
         let is_direct = |unit: &Ino| survey.contended.contains_key(unit);
@@ -170,9 +180,7 @@ impl Core {
             .map_err(CommitError::from)
             .and_then(|is_sound| if is_sound { send(whole) } else { Ok(false) });
         let mut state = self.state.lock();
-        for unit in &units {
-            state.units.get_mut(unit).into_iter().for_each(|unit| unit.busy = false);
-        }
+        state.end_busy(&units, sessions);
         // What is answered of contended units, the kernel must not keep.
         state.recalls += u64::from(!survey.contended.is_empty());
         self.changed.notify_all();

@@ -4,12 +4,13 @@
 //! The row of the session counts its batches. If it counts fewer than were confirmed, the engine has lost the
 //! last ones. This node keeps these for a while, and sends them once more, in their order. Each holds only if
 //! its leases do, as when it was sent first. The first one that the engine refuses, and those after it, are
-//! lost: the log names them, and fsync(2) of their files fails once.
+//! lost: the log names them, and fsync(2) of their files fails once. Before them, the rows of this node's
+//! packs are put back ([`super::own_packs`]).
 //!
 //! A lease that the engine has forgotten may have been given to another node. So nothing is remembered after
 //! that, and nothing is answered from memory until then.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,8 +19,9 @@ use super::queue::Batch;
 use super::row::Holder;
 use super::{Core, Leases};
 use crate::key::Key;
+use crate::record::PackRow;
 use crate::record::decode_u64;
-use crate::store::{CommitError, StoreError, Value};
+use crate::store::{CommitError, Expect, StoreError, Value};
 
 /// The pause before a batch is sent again.
 pub(super) const AGAIN: Duration = Duration::from_millis(50);
@@ -43,6 +45,9 @@ pub(super) enum Sent {
 pub(super) struct Confirmed {
     /// The session, and its last batch.
     pub last: Option<(Holder, u64)>,
+    /// How often this node had joined again. A database that was put back to an earlier state may give a
+    /// session the number and epoch of one that it has forgotten.
+    joins: u64,
     /// The last batches. Their numbers follow one another, and the last one is `last`.
     kept: VecDeque<(Instant, Arc<Batch>)>,
     bytes: usize,
@@ -52,6 +57,13 @@ impl Confirmed {
     /// The last batch of a session that the engine has confirmed. 0: none.
     pub fn last_of(&self, me: Holder) -> u64 {
         self.last.filter(|(holder, _)| *holder == me).map_or(0, |(_, last)| last)
+    }
+
+    /// This node has joined again so often. What was confirmed to an earlier session is no more.
+    pub fn of_session(&mut self, joins: u64) {
+        if self.joins != joins {
+            *self = Confirmed { joins, ..Confirmed::default() };
+        }
     }
 
     /// The engine has confirmed the next batch of the session.
@@ -91,6 +103,11 @@ impl Leases {
     pub fn engine_began_anew(&self) {
         self.core.suspect();
     }
+
+    /// Whether the engine may lack what it confirmed to this node.
+    pub fn engine_may_lack(&self) -> bool {
+        self.core.state.lock().is_suspect
+    }
 }
 
 impl Core {
@@ -104,14 +121,19 @@ impl Core {
     /// Looks whether the engine has all that it had confirmed, sends what it lacks, and forgets the rest.
     /// Nothing waits to be sent.
     pub(super) fn clear_suspicion(&self, confirmed: &mut Confirmed) {
-        let me = self.nodes.me();
-        let sessions = self.state.lock().sessions;
+        let (me, sessions) = {
+            let state = self.state.lock();
+            confirmed.of_session(state.joins);
+            (self.nodes.me(), state.sessions)
+        };
         let checked = me.map_or(Ok(()), |me| {
             let row = self.inner.get(&Key::batch(me.node, me.epoch))?;
             let has = decode_u64(row.as_deref()).map_err(|error| StoreError::Damaged(error.to_string()))?;
             let is_short = has < confirmed.last_of(me);
-            let lost = is_short && matches!(self.give_again(me, has, sessions, confirmed), Some(Sent::Lost));
-            if lost {
+            if !is_short {
+                return self.put_packs_back();
+            }
+            if let Some(Sent::Lost) = self.give_again(me, has, sessions, confirmed) {
                 self.lose(None);
             }
             Ok(())
@@ -151,39 +173,90 @@ impl Core {
             ));
             return Some(Sent::Lost);
         };
-        for (at, batch) in batches.iter().enumerate() {
-            let number = has + 1 + at as u64;
-            let mut commit = batch.numbered(me, number - 1);
-            // Their bytes were made durable when it was sent first.
-            commit.fresh.clear();
-            let key = Key::batch(me.node, me.epoch);
-            loop {
-                match self.inner.commit(commit.clone()) {
-                    Ok(()) => break,
-                    Err(CommitError::Conflict { rows, .. }) if counted_in(&rows, &key) == Some(number) => {
-                        break;
-                    }
-                    Err(CommitError::Conflict { .. } | CommitError::Store(StoreError::Fenced(_))) => {
-                        self.is_refused(&batches[at..], count);
-                        confirmed.cut(me, number - 1);
-                        return Some(Sent::Lost);
-                    }
-                    Err(CommitError::Store(_)) => {}
+        let resend = || {
+            while self.put_packs_back().is_err() {
+                self.pause(sessions)?;
+            }
+            for (at, batch) in batches.iter().enumerate() {
+                if !self.send_again(me, batch, has + 1 + at as u64, sessions)? {
+                    return Ok(Some(at));
                 }
-                let mut state = self.state.lock();
-                if state.stopping {
-                    return None;
+            }
+            Ok(None)
+        };
+        match resend() {
+            Ok(None) => {
+                self.nodes.report(&format!(
+                    "the database had lost the last {count} batches of changes that it had confirmed to this node; it has them again"
+                ));
+                Some(Sent::Done)
+            }
+            Ok(Some(at)) => {
+                self.is_refused(&batches[at..], count);
+                confirmed.cut(me, has + at as u64);
+                Some(Sent::Lost)
+            }
+            Err(ended) => ended,
+        }
+    }
+
+    /// Waits a moment.
+    ///
+    /// # Errors
+    /// There is nothing to wait for: see [`Core::give_again`] for what it is.
+    fn pause(&self, sessions: u64) -> Result<(), Option<Sent>> {
+        let mut state = self.state.lock();
+        if state.stopping {
+            return Err(None);
+        }
+        if state.sessions != sessions {
+            return Err(Some(Sent::Lost));
+        }
+        self.changed.wait_for(&mut state, AGAIN);
+        Ok(())
+    }
+
+    /// Sends a batch once more. False: it is refused.
+    fn send_again(
+        &self,
+        me: Holder,
+        batch: &Batch,
+        number: u64,
+        sessions: u64,
+    ) -> Result<bool, Option<Sent>> {
+        let mut commit = batch.numbered(me, number - 1);
+        // Their bytes were made durable when it was sent first.
+        let fresh = std::mem::take(&mut commit.fresh);
+        let packs: BTreeSet<Key> = fresh.iter().map(|fresh| Key::pack(fresh.pack)).collect();
+        let packs: Vec<Key> = packs.into_iter().collect();
+        let key = Key::batch(me.node, me.epoch);
+        let is_condemned = |row: &Value| matches!(PackRow::decode(row), Ok(PackRow::Condemned { .. }));
+        loop {
+            let done = match self.inner.get_many(&packs) {
+                // The blob will be deleted.
+                Ok(rows) if rows.iter().flatten().any(is_condemned) => return Ok(false),
+                Ok(rows) => {
+                    let mut checked = commit.clone();
+                    let rows = packs.iter().cloned().zip(rows);
+                    checked.checks.extend(rows.filter_map(|(key, row)| Some((key, Expect::Is(row?)))));
+                    self.inner.commit(checked)
                 }
-                if state.sessions != sessions {
-                    return Some(Sent::Lost);
+                Err(error) => Err(error.into()),
+            };
+            match done {
+                Ok(()) => return Ok(true),
+                Err(CommitError::Conflict { rows, .. }) if counted_in(&rows, &key) == Some(number) => {
+                    return Ok(true);
                 }
-                self.changed.wait_for(&mut state, AGAIN);
+                // It was sealed meanwhile.
+                Err(CommitError::Conflict { rows, .. })
+                    if rows.iter().any(|(key, _)| packs.contains(key)) => {}
+                Err(CommitError::Conflict { .. } | CommitError::Store(StoreError::Fenced(_))) => {
+                    return Ok(false);
+                }
+                Err(CommitError::Store(_)) => self.pause(sessions)?,
             }
         }
-        self.nodes.report(&format!(
-            "the database had lost the last {count} batches of changes that it had confirmed to this node; it has them again"
-        ));
-        Some(Sent::Done)
     }
 
     /// Says what is lost of what the engine had confirmed.
@@ -249,5 +322,17 @@ mod tests {
         assert_eq!(confirmed.after(me, 2).map(|batches| batches.len()), Some(1));
         confirmed.add(holder(4), &Arc::default());
         assert_eq!((confirmed.last_of(holder(4)), confirmed.last_of(me), confirmed.kept.len()), (1, 0, 1));
+    }
+
+    /// A database that forgot a session gave its number and epoch to the next one. What the first had
+    /// confirmed was sent again in the name of the second.
+    #[test]
+    fn regression_nothing_is_kept_of_a_session_with_the_same_epoch() {
+        let (me, mut confirmed) = (holder(3), Confirmed::default());
+        confirmed.add(me, &Arc::default());
+        confirmed.of_session(0);
+        assert_eq!(confirmed.last_of(me), 1);
+        confirmed.of_session(1);
+        assert_eq!((confirmed.last_of(me), confirmed.after(me, 0).map(|kept| kept.len())), (0, Some(0)));
     }
 }

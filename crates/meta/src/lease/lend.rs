@@ -67,7 +67,7 @@ enum Lends {
 impl State {
     fn lends(&mut self, unit: Ino, now: Instant) -> Lends {
         let since = |when: Instant| now.saturating_duration_since(when);
-        let Some(held) = self.units.get(&unit) else { return Lends::Never };
+        let Some(held) = self.units.get(&unit).filter(|_| !self.is_suspect) else { return Lends::Never };
         let Some(changed) = held.changed.map(since).filter(|changed| *changed < RECENT) else {
             return Lends::Never;
         };

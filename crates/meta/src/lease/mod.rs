@@ -57,6 +57,7 @@ mod journal;
 mod lend;
 mod loan;
 mod moves;
+mod own_packs;
 mod pages;
 mod pinned;
 mod prefetch;
@@ -507,7 +508,14 @@ impl MetaStore for Leases {
     }
 
     fn commit(&self, commit: Commit) -> Result<(), CommitError> {
-        if is_covered(&commit) { self.core.commit(&commit) } else { counted(self.core.inner.commit(commit)) }
+        if is_covered(&commit) {
+            return self.core.commit(&commit);
+        }
+        let mut keys = commit.puts.iter().map(|(key, _)| key).chain(&commit.dels);
+        let noted = keys.any(|key| key.tag() == tags::PACK).then(|| commit.clone());
+        counted(self.core.inner.commit(commit))?;
+        noted.iter().for_each(|commit| self.core.state.lock().own_packs.note(commit));
+        Ok(())
     }
 
     fn commit_limit(&self) -> Limit {

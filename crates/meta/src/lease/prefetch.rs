@@ -55,9 +55,10 @@ impl Core {
     /// of directories with at most so many names are read too, and other nodes are asked to give their leases
     /// back.
     pub(super) fn prefetch_some(&self, dirs: &[Ino], names: Option<usize>) -> Result<(), StoreError> {
-        self.term.check()?;
         let (dirs, sessions) = {
             let mut state = self.state.lock();
+            // Under the lock: see [`Core::want`].
+            self.term.check()?;
             let is_new = |dir: &&Ino| !state.units.contains_key(*dir) && !state.wanted.contains_key(*dir);
             let dirs: Vec<Ino> = dirs.iter().filter(is_new).copied().collect();
             dirs.iter().for_each(|dir| _ = state.wanted.insert(*dir, Wanted::default()));

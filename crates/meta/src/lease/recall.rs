@@ -6,7 +6,7 @@ use base::Ino;
 
 use super::behind::Upto;
 use super::row::{Holder, Row};
-use super::state::Unit;
+use super::state::{State, Unit};
 use super::{Core, TURN};
 use crate::key::{Key, tags};
 use crate::store::{Commit, CommitError, Expect, StoreError, Value};
@@ -114,7 +114,10 @@ impl Core {
         if done.is_err() {
             // It is used again.
             let mut state = self.state.lock();
-            state.units.get_mut(&unit).into_iter().for_each(|held| held.leaving = false);
+            // After another session began, it is another lease.
+            if state.sessions == upto.sessions {
+                state.units.get_mut(&unit).into_iter().for_each(|held| held.leaving = false);
+            }
             self.changed.notify_all();
         }
         done
@@ -260,7 +263,9 @@ impl Core {
         if self.stop_using(unit, base::time::monotonic() + PATIENCE).is_err() {
             return false;
         }
-        let lease = self.state.lock().units.get(&unit).map(|held| held.lease.clone());
+        let held =
+            |state: &State| state.units.get(&unit).filter(|held| held.leaving).map(|held| held.lease.clone());
+        let lease = held(&self.state.lock());
         // If the row stays, the next node asks this one, which has it no longer.
         let is_given = self.leave_row(unit, lease, true, is_dead).unwrap_or(false);
         self.forget(unit);

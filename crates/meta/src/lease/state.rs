@@ -16,6 +16,7 @@ use super::contend::Contended;
 use super::journal::Journal;
 use super::loan::{Borrowed, Borrowing, Lent, Loose, Notes};
 use super::moves::{Moves, Read};
+use super::own_packs::OwnPacks;
 use super::queue::Queue;
 use super::row::{Holder, Mode};
 use crate::key::{Key, KeyRange, tags};
@@ -200,6 +201,8 @@ pub(super) struct State {
     pub ahead: Ahead,
     /// How often everything was forgotten: a session ended, or the engine had forgotten something.
     pub sessions: u64,
+    /// How often a session ended, and this node joined again.
+    pub joins: u64,
     /// What waited to be stored was lost with those before this one.
     pub lossless_since: u64,
     /// The engine may have forgotten what it confirmed ([`super::forgot`]).
@@ -211,6 +214,8 @@ pub(super) struct State {
     /// Inodes whose acknowledged changes were lost with a session.
     pub lost: HashSet<Ino>,
     pub stopping: bool,
+    /// What this node has written to the pack table.
+    pub own_packs: OwnPacks,
     /// Where changes are before they are acknowledged.
     pub journal: Option<Journal>,
     /// The last batch of a session that the engine has.

@@ -31,7 +31,6 @@ impl Names {
         let keys = [Key::inode(ino), Key::inline(ino), Key::extents(ino, page)];
         let rows = self.store.get_many(&keys)?;
         let [row, inline, extents] = <[_; 3]>::try_from(rows).unwrap_or_default();
-        self.saw(&keys[0], row.as_ref());
         let Some(row) = row else { return Ok(None) };
         let record = InodeRecord::decode(&row).map_err(damaged)?;
         let extents = extents.map_or_else(|| Ok(ExtentPage::new()), |row| decode_page(&row))?;

@@ -10,7 +10,7 @@ use base::{Ino, Timestamp};
 
 use crate::key::{Key, KeyRange, Used};
 use crate::quota::Charge;
-use crate::record::{InodeRecord, decode_u64, encode_i64, mode, moment_to_u64};
+use crate::record::{InodeRecord, mode, moment_to_u64};
 use crate::store::{Expect, Value};
 use crate::trash::TrashRow;
 
@@ -231,14 +231,4 @@ impl Draft {
 /// Whether a node is a directory whose times are partly in its row `08`.
 pub(super) fn needs_entries_changed(node: &Node) -> bool {
     node.record.is_dir() && !node.is_removed()
-}
-
-/// Takes the next `count` values of a counter, over what was seen.
-pub(super) fn take_numbers(draft: &mut Draft, view: &View, key: &Key, count: u64) -> Result<u64, Stop> {
-    let row = view.row(key)?.ok_or(Refusal::Damaged)?;
-    let first = decode_u64(Some(row))?;
-    let next = first.checked_add(count).ok_or(Refusal::Invalid)?;
-    draft.check_seen(key.clone(), Some(row));
-    draft.put(key.clone(), encode_i64(next as i64));
-    Ok(first)
 }

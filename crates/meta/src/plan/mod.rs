@@ -93,6 +93,6 @@ fn attempt(op: &Op<'_>, ctx: &Ctx, view: &View) -> Result<Change, Stop> {
         Op::Follow { ino, page, moves } => pack::follow(view, ino, page, moves),
         Op::SetQuota { dir, was, row } => quota::set(view, dir, was, row),
         Op::MoveToQuota { ino, from, to } => quota::move_to(view, ino, from, to),
-        Op::Allocate { counter, count } => pack::allocate(view, counter, count),
+        Op::Allocate { counter, count, from } => pack::allocate(view, counter, count, from),
     }
 }

@@ -418,6 +418,8 @@ pub enum Op<'a> {
         counter: &'static str,
         /// How many.
         count: u64,
+        /// None is lower than this.
+        from: u64,
     },
 }
 

@@ -8,11 +8,11 @@ use base::{BlobId, Ino, PackNo};
 use blob::Extent;
 
 use crate::key::Key;
-use crate::record::PackRow;
+use crate::record::{PackRow, decode_u64, encode_u64};
 use crate::store::FreshData;
 
 use super::data::check_usable;
-use super::draft::{Draft, nothing, take_numbers};
+use super::draft::{Draft, nothing};
 use super::op::{Change, Move, Refusal};
 use super::pages::{Ledger, PageWork};
 use super::view::{Ask, Stop, View};
@@ -157,8 +157,13 @@ pub(super) fn follow(view: &View, ino: Ino, number: u32, moves: &[Move]) -> Resu
 }
 
 /// [`super::Op::Allocate`]
-pub(super) fn allocate(view: &View, counter: &str, count: u64) -> Result<Change, Stop> {
-    let mut draft = Draft::new();
-    draft.change.first = take_numbers(&mut draft, view, &Key::volume(counter), count)?;
+pub(super) fn allocate(view: &View, counter: &str, count: u64, from: u64) -> Result<Change, Stop> {
+    let (key, mut draft) = (Key::volume(counter), Draft::new());
+    let row = view.row(&key)?.ok_or(Refusal::Damaged)?;
+    let first = decode_u64(Some(row))?.max(from);
+    let next = first.checked_add(count).ok_or(Refusal::Invalid)?;
+    draft.check_seen(key.clone(), Some(row));
+    draft.put(key, encode_u64(next));
+    draft.change.first = first;
     Ok(draft.finish())
 }

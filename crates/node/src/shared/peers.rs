@@ -23,6 +23,7 @@ use net::transport::{Content, CopyState, Fail, Listed, Net, Peer, Prefix, Roll, 
 use parking_lot::{Mutex, RwLock};
 
 use super::IsPending;
+use super::engine_seen::EngineSeen;
 use super::keeping::{self, Keepers};
 use super::living::Living;
 use super::loans::{self, Sent};
@@ -45,6 +46,7 @@ pub(super) struct Peers {
     pub(super) net: Net,
     pub(super) names: Arc<dyn Database>,
     outage: Arc<Outage>,
+    seen: Arc<EngineSeen>,
     pub(super) wait: Duration,
     pub(super) kept: Arc<KeptPacks>,
     pub(super) keepers: Keepers,
@@ -72,7 +74,7 @@ struct Looked {
 impl Peers {
     pub(super) fn new(
         net: Net,
-        (names, outage): (Arc<dyn Database>, Arc<Outage>),
+        (names, outage, seen): (Arc<dyn Database>, Arc<Outage>, Arc<EngineSeen>),
         wait: Duration,
         kept: Arc<KeptPacks>,
     ) -> Peers {
@@ -81,6 +83,7 @@ impl Peers {
             net,
             names,
             outage,
+            seen,
             wait,
             kept,
             keepers,
@@ -234,6 +237,10 @@ impl Others for Peers {
             }
         }
         Ok(alive)
+    }
+
+    fn check_engine(&self, for_at_least: Duration) -> Result<(), StoreError> {
+        self.seen.check(&*self.names, for_at_least)
     }
 
     fn epoch(&self) -> Option<u64> {

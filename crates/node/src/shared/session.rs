@@ -26,6 +26,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::LEASE;
 use super::claiming::Claims;
+use super::engine_seen::EngineSeen;
 use super::peers::Peers;
 use crate::log;
 
@@ -68,8 +69,7 @@ pub(super) struct Keeper {
     address: String,
     /// The claim on the origin, if this node writes.
     claims: Option<Arc<Claims>>,
-    /// The database, and the run of it, that answered last.
-    incarnation: Mutex<Option<Incarnation>>,
+    seen: Arc<EngineSeen>,
     leases: Mutex<Option<Arc<Leases>>>,
     orders: Mutex<Orders>,
     ordered: Condvar,
@@ -84,8 +84,8 @@ impl Keeper {
         claims: Option<Arc<Claims>>,
     ) -> Keeper {
         let (leases, orders, ordered) = (Mutex::default(), Mutex::default(), Condvar::new());
-        let incarnation = Mutex::new(names.incarnation().ok());
-        Keeper { names, term, outage, node, address, claims, incarnation, leases, orders, ordered }
+        let seen = Arc::new(EngineSeen::now(&*names));
+        Keeper { names, term, outage, node, address, claims, seen, leases, orders, ordered }
     }
 
     /// The claim on the origin, if this node writes.
@@ -93,13 +93,9 @@ impl Keeper {
         self.claims.clone()
     }
 
-    /// Takes note of the database that answered. If its server began anew, or another one took its place, it
-    /// may have forgotten what it had confirmed.
-    fn met(&self, found: Incarnation) {
-        let before = self.incarnation.lock().replace(found.clone());
-        if before.is_some_and(|before| before != found) {
-            self.leases().iter().for_each(|leases| leases.engine_began_anew());
-        }
+    /// Which database has answered.
+    pub(super) fn seen(&self) -> Arc<EngineSeen> {
+        self.seen.clone()
     }
 
     /// The leases, which end with the session.
@@ -192,7 +188,7 @@ impl Keeper {
     /// Looks at the claim on the origin now and then, and at once when another server answers.
     fn look_at_claim(&self, volume: &Volume, claimed: &mut Claimed) {
         let Some(claims) = &self.claims else { return };
-        let now = self.incarnation.lock().clone();
+        let now = self.seen.last();
         claimed.rounds += 1;
         if claimed.seen == now && claimed.rounds < CLAIM {
             return;
@@ -287,7 +283,12 @@ impl Keeper {
         self.outage.note(&renewed);
         match renewed {
             Ok(renewed) => {
-                self.met(renewed.incarnation);
+                // It may have forgotten what it had confirmed.
+                if self.seen.last().is_some_and(|last| last != renewed.incarnation) {
+                    self.leases().iter().for_each(|leases| leases.engine_began_anew());
+                }
+                // Later: from then on, what the database says is taken for the truth.
+                self.seen.note(renewed.incarnation);
                 self.extend(began);
                 Ok(())
             }

@@ -23,6 +23,10 @@ impl Core {
         if !self.deletions.is_due(sharing.lease / 2) {
             return Ok(());
         }
+        // What nothing refers to may be referred to again, when all nodes have renewed their sessions.
+        if self.check_engine(sharing.lease).is_err() {
+            return Ok(());
+        }
         self.condemn_touched()?;
         let Some(present) = self.present(sharing)? else { return Ok(()) };
         // An origin that does not answer delays deletions, and not this.
@@ -47,6 +51,7 @@ impl Core {
             progress(self.collected_so_far(freed, moved));
             self.sweep.pause(LOOK);
         }
+        self.check_engine(sharing.lease)?;
         self.condemn_all()?;
         let Some(present) = self.present(sharing)? else { return Ok(Collected::default()) };
         self.compact_all_shared(sharing, &mut || progress(self.collected_so_far(freed, moved)))?;

@@ -58,9 +58,9 @@ fn a_volume_is_formatted_once() {
 #[test]
 fn numbers_are_given_once() {
     let world = World::new();
-    let take = |count| world.run(&Op::Allocate { counter: "next-ino", count }).unwrap().first;
+    let take = |count| world.run(&Op::Allocate { counter: "next-ino", count, from: 0 }).unwrap().first;
     assert_eq!((take(1024), take(5), take(1)), (2, 1026, 1031));
-    let all = Op::Allocate { counter: "next-ino", count: u64::MAX };
+    let all = Op::Allocate { counter: "next-ino", count: u64::MAX, from: 0 };
     assert_eq!(world.run(&all).unwrap_err(), Refusal::Invalid);
 }
 

@@ -233,7 +233,7 @@ fn names_ops() -> Vec<Op<'static>> {
         Op::Attach { ino: Ino(10), parent: Ino(7), name: b"new" },
         Op::CloneInode { from: Ino(2), ino: Ino(35), quota: Ino(0) },
         Op::Reap { ino: Ino(9) },
-        Op::Allocate { counter: "next-ino", count: 7 },
+        Op::Allocate { counter: "next-ino", count: 7, from: 0 },
     ]
 }
 

@@ -82,7 +82,8 @@ impl Worker {
     }
 
     fn new_pack(&mut self) {
-        self.pack = PackNo(self.run(&Op::Allocate { counter: "next-pack", count: 1 }).unwrap().first);
+        self.pack =
+            PackNo(self.run(&Op::Allocate { counter: "next-pack", count: 1, from: 0 }).unwrap().first);
         self.run(&Op::OpenPack { pack: self.pack }).unwrap();
         self.used = 0;
     }
@@ -105,7 +106,8 @@ impl Worker {
         let (ino, other) = (Ino(1 + self.roll(40)), Ino(1 + self.roll(40)));
         match self.roll(22) {
             0..4 => {
-                let number = self.run(&Op::Allocate { counter: "next-ino", count: 1 }).unwrap().first;
+                let number =
+                    self.run(&Op::Allocate { counter: "next-ino", count: 1, from: 0 }).unwrap().first;
                 let make = if self.roll(3) == 0 { dir(number, 0o755) } else { file(number, 0o644) };
                 self.run(&Op::Create { parent: dir_ino, name: &name, make });
             }
@@ -169,7 +171,7 @@ impl Worker {
     }
 
     fn clone(&mut self, from: Ino, parent: Ino, name: &[u8]) {
-        let ino = Ino(self.run(&Op::Allocate { counter: "next-ino", count: 1 }).unwrap().first);
+        let ino = Ino(self.run(&Op::Allocate { counter: "next-ino", count: 1, from: 0 }).unwrap().first);
         if self.run(&Op::CloneInode { from, ino, quota: Ino(0) }).is_some() {
             self.run(&Op::Attach { ino, parent, name });
         }

@@ -93,7 +93,7 @@ impl World {
     }
 
     pub fn open_pack(&mut self) {
-        let first = self.run(&Op::Allocate { counter: "next-pack", count: 1 }).unwrap().first;
+        let first = self.run(&Op::Allocate { counter: "next-pack", count: 1, from: 0 }).unwrap().first;
         self.open = PackNo(first);
         self.run(&Op::OpenPack { pack: self.open }).unwrap();
         self.packs.insert(self.open, Vec::new());

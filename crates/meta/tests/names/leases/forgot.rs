@@ -1,5 +1,8 @@
 //! An engine that has forgotten what it had confirmed.
 
+use base::{BlobId, PackNo};
+use meta::PackRow;
+
 use super::*;
 
 /// Puts the engine back to these rows.
@@ -87,6 +90,37 @@ fn a_reader_forgets_what_the_engine_forgot() {
     put_back(&world, &before);
     world.leases.iter().for_each(|leases| leases.engine_began_anew());
     has_all(&world, 10);
+}
+
+/// The rows of packs were not stored again, only the names that refer to them. So other nodes could not read
+/// these bytes, and the node that had them deleted them when it was to seal their pack.
+#[test]
+fn regression_packs_that_the_engine_forgot_have_rows_again() {
+    for told in [true, false] {
+        let world = two();
+        let before = all(&world.engine.memory);
+        let names = world.names(0);
+        let (open, sealed, blob) = (PackNo(71), PackNo(72), BlobId([7; 32]));
+        for op in [Op::OpenPack { pack: open }, Op::OpenPack { pack: sealed }] {
+            names.run(&op, &ctx()).unwrap();
+        }
+        names.run(&Op::SealPack { pack: sealed, blob, size: 99 }, &ctx()).unwrap();
+        work(&world, 0);
+        put_back(&world, &before);
+        if told {
+            world.leases.iter().for_each(|leases| leases.engine_began_anew());
+        }
+        work(&world, 10);
+        let rows = [open, sealed].map(|pack| names.pack(pack).unwrap());
+        assert_eq!(rows, [Some(PackRow::Open), Some(PackRow::Sealed { blob, size: 99 })]);
+        assert_eq!(names.blob_packs(&blob).unwrap(), [sealed]);
+        // What it removes itself stays away.
+        names.run(&Op::ForgetPack { pack: open }, &ctx()).unwrap();
+        world.leases[0].engine_began_anew();
+        work(&world, 20);
+        assert_eq!(names.pack(open).unwrap(), None);
+        has_all(&world, 30);
+    }
 }
 
 /// Another node took the lease that was forgotten, and went on. What it did stays, and what cannot be stored

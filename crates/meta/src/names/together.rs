@@ -9,7 +9,6 @@ use crate::key::{Key, tags};
 use crate::record::{Dentry, InodeRecord, decode_i64};
 use crate::shared::TOTALS;
 use crate::store::{Linked, StoreError, Value};
-use crate::trash::removed_dir;
 
 /// The result of [`Names::entry`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,41 +20,13 @@ pub struct FoundEntry {
 }
 
 impl Names {
-    /// An inode as it was seen last, for a decision that a commit checks. Where nothing was seen, or the
-    /// store is on this machine, as it is now.
-    ///
-    /// # Errors
-    /// See [`StoreError`].
-    pub fn inode_seen(&self, ino: Ino) -> Result<Option<InodeRecord>, StoreError> {
-        match self.guesses.as_ref().and_then(|guesses| guesses.of(&Key::inode(ino))).flatten() {
-            Some(row) => InodeRecord::decode(&row).map(Some).map_err(damaged),
-            None => self.inode(ino),
-        }
-    }
-
     /// Inodes as by [`Names::attr`], read together.
     ///
     /// # Errors
     /// See [`StoreError`].
     pub fn attrs(&self, inos: &[Ino]) -> Result<Vec<Option<InodeRecord>>, StoreError> {
         let _phase = phase::enter(Phase::Names);
-        if self.guesses.is_none() {
-            return self.attrs_in_memory(inos);
-        }
-        let keys =
-            |ino: &Ino| [Key::inode(*ino), Key::dir_changed(*ino), Key::subdirs(*ino), Key::orphan(*ino)];
-        let keys: Vec<Key> = inos.iter().flat_map(keys).collect();
-        let mut records: Vec<Option<InodeRecord>> =
-            self.rows(&keys)?.chunks(4).map(record_of).collect::<Result<_, _>>()?;
-        // What is missing may be a directory in the trash.
-        for (record, ino) in records.iter_mut().zip(inos).filter(|(record, _)| record.is_none()) {
-            *record = removed_dir(None, self.row(&Key::trash(*ino))?.as_ref()).map_err(damaged)?;
-        }
-        Ok(records)
-    }
-
-    /// The same where looking twice costs little: only directories have more rows than one.
-    fn attrs_in_memory(&self, inos: &[Ino]) -> Result<Vec<Option<InodeRecord>>, StoreError> {
+        // Only directories have more rows than one.
         let keys: Vec<Key> = inos.iter().map(|ino| Key::inode(*ino)).collect();
         let rows = self.store.get_many(&keys)?;
         let record = |(ino, row): (&Ino, Option<Value>)| {
@@ -75,13 +46,10 @@ impl Names {
         let (key, dir) = (Key::dentry(parent, name), Key::inode(parent));
         let Linked { from, also, linked } = self.store.get_linked(&key, std::slice::from_ref(&dir), &TAGS)?;
         let row = also.into_iter().next().flatten();
-        self.saw(&key, from.as_ref());
-        self.saw(&dir, row.as_ref());
         let dentry = from.as_deref().map(Dentry::decode).transpose().map_err(damaged)?;
         let parent = row.as_deref().map(InodeRecord::decode).transpose().map_err(damaged)?;
         let mut inode = None;
         if let (Some(dentry), [first, rest @ ..]) = (dentry, &linked[..]) {
-            self.saw(&Key::inode(dentry.ino), first.as_ref());
             let record = first.as_deref().map(InodeRecord::decode).transpose().map_err(damaged)?;
             inode =
                 record.map(|record| completed(record, rest)).transpose()?.map(|record| (dentry.ino, record));
@@ -105,12 +73,4 @@ impl Names {
         let [inodes, bytes] = sums.map(|sum| sum.max(0).unsigned_abs());
         Ok(Totals { inodes, bytes })
     }
-}
-
-/// An inode from its own row, the two that complete it, and the row of one without a name.
-fn record_of(rows: &[Option<Value>]) -> Result<Option<InodeRecord>, StoreError> {
-    let [own, complete @ .., orphan] = rows else { return Ok(None) };
-    let row = own.as_ref().or_else(|| orphan.as_ref().filter(|row| !row.is_empty()));
-    let record = row.map(|row| InodeRecord::decode(row)).transpose().map_err(damaged)?;
-    record.map(|record| completed(record, complete)).transpose()
 }
