@@ -421,7 +421,9 @@ bench-python: build wheel minio ## From Python: one column of many Parquet files
 bench-shared: build ## Shared volumes: a database 0, 1 and 5 ms away, beside a volume of one node; needs root; JUICEFS=path
 	@scripts/bootstrap bench-shared
 	@scripts/workload-sources "$(or $(MIRRORS),$(cache)/workloads)" nginx python
+	$(CARGO) build --release --package covey-s3 --example serve-s3
 	scripts/keep-switch python3 bench/shared.py --covey "$(program)" --mirrors "$(or $(MIRRORS),$(cache)/workloads)" \
+		--store "$(CARGO_TARGET_DIR)/release/examples/serve-s3" \
 		$(if $(minio_program),--minio "$(minio_program)") $(if $(JUICEFS),--juicefs "$(JUICEFS)") \
 		--results "bench/results/$(shell date -u +%Y-%m-%d)-shared" $(BENCH_ARGS)
 

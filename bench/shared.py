@@ -29,9 +29,9 @@ import time
 
 import shared_works as works
 from access import run
-from shared_setup import Covey, Juicefs, Origin, Postgres, Relay
+from shared_setup import Away, Covey, Juicefs, Origin, Postgres, Relay
 
-FIGURES = ("private", "directories", "one", "ping", "list", "many")
+FIGURES = ("private", "directories", "one", "ping", "list", "first", "cold", "many")
 
 
 class Tree:
@@ -75,11 +75,11 @@ class Bench:
     def systems(self):
         return ["covey", "juicefs"] if self.juicefs else ["covey"]
 
-    def volume(self, system, shared=True):
+    def volume(self, system, shared=True, origin=None):
         """A new one. It is ended with the figure."""
         self.volumes += 1
-        name = f"{system}{self.volumes}"
-        made = Juicefs(self, name) if system == "juicefs" else Covey(self, name, shared)
+        name, origin = f"{system}{self.volumes}", origin or self.origin
+        made = Juicefs(self, name, origin) if system == "juicefs" else Covey(self, name, origin, shared)
         self.open.append(made)
         return made
 
@@ -195,6 +195,59 @@ def listed(bench):
     return rows
 
 
+def first(bench):
+    """The first look at a tree of sources that another node has made, and still has mounted."""
+    rows = {}
+    for system in bench.systems():
+        volume = bench.volume(system)
+        maker = volume.mount(0)
+        works.step(["tar", "xf", bench.sources.tar, "-C", maker.at], max(bench.args.limit, 300), bench.log)
+        subprocess.run(["sync", "-f", maker.at], check=True)
+        # What has changed a moment ago is lent, and this is a tree that is at rest.
+        time.sleep(3)
+        for turn in range(bench.args.rounds):
+            for ms in (0, 1):
+                for what, words in works.LOOKS.items():
+                    fresh = volume.mount(ms)
+                    row = works.look(fresh, words, bench.args.limit, bench.log)
+                    rows.setdefault(what, {}).setdefault(f"{system} {ms} ms", []).append(row)
+                    bench.note_end(volume.system, fresh)
+        bench.end_volumes()
+    return rows
+
+
+def cold(bench):
+    """What another node wrote, read by fresh nodes: from a store far away, with the database 1 ms away."""
+    size, files = (128 << 20, 1000) if bench.args.quick else (1 << 30, 10_000)
+    away, rows = Away(bench.args.store, bench.scratch), {}
+    try:
+        for system in bench.systems():
+            volume = bench.volume(system, origin=away)
+            maker = volume.mount(0)
+            works.fill_bytes(maker.at, size, files, 900, bench.log)
+            if system == "covey":
+                run(bench.covey, "publish", maker.at, "tree")
+            bench.note_end(volume.system, maker)
+            places = {system: lambda: volume.mount(1)}
+            if system == "covey":
+                places["tree"] = lambda: volume.mount_tree("tree")
+            for turn in range(bench.args.rounds if system == "covey" else 1):
+                for name, mount in list(places.items())[::-1 if turn % 2 else 1]:
+                    for what, words in works.READS.items():
+                        fresh, before = mount(), away.gets()
+                        row = works.look(fresh, words, bench.args.limit, bench.log)
+                        row["gets"] = sum(gets for gets, _ in away.gets().values()) - sum(gets for gets, _ in before.values())
+                        rows.setdefault(what, {}).setdefault(name, []).append(row)
+                        bench.note_end(volume.system, fresh)
+            if system == "covey":
+                rows["four nodes"] = {system: [works.together([volume.mount(1, near=True) for _ in range(4)], away, size, bench.args.limit)]}
+            bench.end_volumes()
+    finally:
+        bench.end_volumes()
+        away.end()
+    return rows
+
+
 def many(bench):
     """Many files in one volume: made by one node, looked up by a fresh one, and a mount anew."""
     files = bench.args.files // 1000 * 1000
@@ -217,7 +270,7 @@ def many(bench):
 
 def measure(bench):
     results = {}
-    for name, figure in zip(FIGURES, (private, directories, one, ping, listed, many)):
+    for name, figure in zip(FIGURES, (private, directories, one, ping, listed, first, cold, many)):
         if name not in bench.args.only:
             continue
         print(f"{name}: {figure.__doc__}", flush=True)
@@ -323,6 +376,35 @@ def say_list(rows, goals):
     return lines
 
 
+def say_first(rows, goals):
+    places = list(next(iter(rows.values())))
+    lines = ["| the first look at a tree | " + " | ".join(places) + " |", "|---|" + "---:|" * len(places)]
+    for what, row in rows.items():
+        lines.append(f"| {what} | " + " | ".join(shown(row[place]) for place in places) + " |")
+        goals.add(f"first {what}: time at 1 ms to that at 0 ms", **ratio(row["covey 1 ms"], row["covey 0 ms"]), at_most=1.5)
+        if "juicefs 1 ms" in row:
+            goals.add(f"first {what}, 1 ms: JuiceFS's time to Covey's", **ratio(row["juicefs 1 ms"], row["covey 1 ms"]), at_least=5)
+    return lines
+
+
+def say_cold(rows, goals):
+    four = rows.pop("four nodes")["covey"][0]
+    places = list(next(iter(rows.values())))
+    lines = [f"| cold reads, {Away.kind} | " + " | ".join(places) + " |", "|---|" + "---:|" * len(places)]
+    for what, row in rows.items():
+        told = (f"{shown(row[place])}, {statistics.median(sample['gets'] for sample in row[place]):.0f} GETs" for place in places)
+        lines.append(f"| {what} | " + " | ".join(told) + " |")
+        least = {"a large file": 0.9, "small files": 0.8}[what]
+        goals.add(f"cold {what}: speed to that of a published tree", **ratio(row["tree"], row["covey"]), at_least=least)
+        if what == "small files" and "juicefs" in row:
+            goals.add(f"cold {what}: JuiceFS's time to Covey's", **ratio(row["juicefs"], row["covey"]), at_least=20)
+    alone = seconds(rows["a large file"]["covey"])
+    lines.append(f"| the same large file, four nodes at once | the last after {four['seconds']:.2f} s |" + " |" * (len(places) - 1))
+    goals.add("cold, four nodes: bytes from the store to those of the file", four["bytes"], at_most=1.05)
+    goals.add("cold, four nodes: the last node's time to that of one alone", four["seconds"] / alone, at_most=1.3)
+    return lines
+
+
 def say_many(row, _):
     files = row["files"]
     lines = ["| many files | |", "|---|---:|"]
@@ -338,7 +420,7 @@ def say_many(row, _):
 
 def report(bench, results):
     goals, tables = Goals(), []
-    say = {"private": say_private, "directories": say_directories, "one": say_one, "list": say_list, "many": say_many,
+    say = {"private": say_private, "directories": say_directories, "one": say_one, "list": say_list, "many": say_many, "first": say_first, "cold": say_cold,
            "ping": lambda rows, goals: say_ping(rows, bench.round_trips, goals)}
     for name, rows in results.items():
         tables += [*say[name](rows, goals), ""]
@@ -361,6 +443,7 @@ def asked():
     ask = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     ask.add_argument("--covey", help="the program covey")
     ask.add_argument("--minio", help="the program minio; without it the bytes go to a folder")
+    ask.add_argument("--store", help="the program serve-s3: a store far away, for `cold`")
     ask.add_argument("--juicefs", help="the program juicefs; without it there is no such column")
     ask.add_argument("--mirrors", type=pathlib.Path, help="a folder with nginx.git and python.git, as scripts/workload-sources makes it")
     ask.add_argument("--scratch", default=tempfile.gettempdir(), help="a folder of the disk that is measured")
@@ -378,13 +461,13 @@ def asked():
         if getattr(args, name) is None:
             setattr(args, name, quick if args.quick else full)
     args.only = args.only.split(",")
-    for name in ("covey", "juicefs"):
+    for name in ("covey", "juicefs", "store"):
         given = getattr(args, name)
         if given and not shutil.which(given):
             raise SystemExit(f"{given}: there is no program {name} here")
         setattr(args, name, given and os.path.abspath(shutil.which(given)))
-    if os.geteuid() != 0 or not args.covey or not args.mirrors:
-        raise SystemExit("bench-shared needs root, --covey and --mirrors; the target finds both")
+    if os.geteuid() != 0 or not args.covey or not args.mirrors or ("cold" in args.only and not args.store):
+        raise SystemExit("bench-shared needs root, --covey, --store and --mirrors; the target finds them")
     return args
 
 
@@ -404,7 +487,8 @@ def main():
         scratch.chmod(0o755)
         bench = Bench(args, scratch)
         bench.tree = Tree(args.mirrors, "nginx" if args.quick else "python", scratch)
-        bench.build = None if args.quick else Tree(args.mirrors, "nginx", scratch)
+        bench.sources = Tree(args.mirrors, "nginx", scratch)
+        bench.build = None if args.quick else bench.sources
         try:
             bench.start()
             results = measure(bench)

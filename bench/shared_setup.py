@@ -20,6 +20,7 @@ import time
 
 from access import start_minio
 
+DELAY_MS = 30
 PATIENCE = 60
 """Seconds for a mount, an unmount, a start or an end."""
 
@@ -214,6 +215,42 @@ class Origin:
             self.server.wait()
 
 
+class Away:
+    """A store in another building: S3, and each answer comes `DELAY_MS` later. It counts what is read."""
+
+    kind = f"a store {DELAY_MS} ms away"
+    region = "us-east-1"
+
+    def __init__(self, program, scratch):
+        self.process = subprocess.Popen([program, "--delay-ms", str(DELAY_MS)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                        text=True, env=os.environ | {"TMPDIR": str(scratch)}, start_new_session=True)
+        said = dict(line.rstrip("\n").split("=", 1) for line in iter(self.process.stdout.readline, "READY=1\n") if line)
+        self.endpoint, self.bucket = said.pop("ENDPOINT"), said.pop("BUCKET")
+        said.pop("FOLDER")
+        # The mounts and the commands that follow have these keys.
+        self.before = {name: os.environ.get(name) for name in said}
+        os.environ.update(said)
+
+    def covey(self, name):
+        return ["--origin", f"s3://{self.bucket}/{name}", "--endpoint", self.endpoint, "--region", self.region]
+
+    def juicefs(self, name):
+        return ["--storage", "minio", "--bucket", f"{self.endpoint}/{self.bucket}", "--access-key",
+                os.environ["AWS_ACCESS_KEY_ID"], "--secret-key", os.environ["AWS_SECRET_ACCESS_KEY"]]
+
+    def gets(self):
+        """How often each key was read, and how many bytes of it in all."""
+        self.process.stdin.write("gets\n")
+        self.process.stdin.flush()
+        rows = [line.rstrip("\n").split("\t") for line in iter(self.process.stdout.readline, "\n")]
+        return {key: (int(gets), int(size)) for key, gets, size in rows}
+
+    def end(self):
+        stop(self.process)
+        for name, value in self.before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
 class Mount:
     """A daemon in the foreground, and its mountpoint."""
 
@@ -267,27 +304,37 @@ class Covey:
 
     system = "covey"
 
-    def __init__(self, bench, name, shared=True):
-        self.bench, self.name, self.shared, self.relays, self.mounts = bench, name, shared, [], []
+    def __init__(self, bench, name, origin, shared=True):
+        self.bench, self.name, self.origin, self.shared, self.relays, self.mounts = bench, name, origin, shared, [], []
         self.database = shared and bench.postgres.database()
         self.folder = bench.scratch / name
         self.folder.mkdir()
-        call([bench.covey, "format", self.address(0), *bench.origin.covey(name)], self.folder / "format.log")
+        call([bench.covey, "format", self.address(0), *origin.covey(name)], self.folder / "format.log")
 
     def address(self, ms):
         if not self.shared:
             return str(self.folder / "volume")
         return f"postgres://covey@127.0.0.1:{self.bench.port(ms)}/{self.database}?volume=work&sslmode=disable"
 
-    def mount(self, ms, *more):
+    def mount(self, ms, *more, near=False):
+        """A node. What other nodes want from it is delayed as well, unless they are to be a fleet: a relay takes no
+        datagrams."""
         number = len(self.mounts)
         words = [self.bench.covey, "mount", self.address(ms), at := self.folder / f"mnt{number}", *more]
         if self.shared:
-            # What other nodes want from this one is delayed as well.
             listen = free_port()
+            words += ["--cache", self.folder / f"node{number}", "--listen", f"127.0.0.1:{listen}", *self.bench.covey_options]
+        if self.shared and not near:
             self.relays.append(Relay(listen, ms))
-            words += ["--cache", self.folder / f"node{number}", "--listen", f"127.0.0.1:{listen}",
-                      "--advertise", f"127.0.0.1:{self.relays[-1].port}", *self.bench.covey_options]
+            words += ["--advertise", f"127.0.0.1:{self.relays[-1].port}"]
+        self.mounts.append(Mount(words, at, [self.bench.covey, "umount"]))
+        return self.mounts[-1]
+
+    def mount_tree(self, tree):
+        """Mounts a tree that the volume has published, with a cache of its own."""
+        number, origin = len(self.mounts), self.origin
+        words = [self.bench.covey, "mount", f"s3://{origin.bucket}/{self.name}@{tree}", at := self.folder / f"mnt{number}",
+                 "--endpoint", origin.endpoint, "--region", origin.region, "--cache", self.folder / f"node{number}"]
         self.mounts.append(Mount(words, at, [self.bench.covey, "umount"]))
         return self.mounts[-1]
 
@@ -303,12 +350,12 @@ class Juicefs:
 
     system = "juicefs"
 
-    def __init__(self, bench, name):
+    def __init__(self, bench, name, origin):
         self.bench, self.name, self.mounts = bench, name, []
         self.database = bench.postgres.database()
         self.folder = bench.scratch / name
         self.folder.mkdir()
-        call([bench.juicefs, "format", "--no-agent", "--trash-days", "0", *bench.origin.juicefs(name), self.address(0), name],
+        call([bench.juicefs, "format", "--no-agent", "--trash-days", "0", *origin.juicefs(name), self.address(0), name],
              self.folder / "format.log")
 
     def address(self, ms):

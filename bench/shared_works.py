@@ -1,6 +1,6 @@
 """The works of bench/shared.py. Each runs as a process of its own, so that a time limit can end it.
 
-    python3 bench/shared_works.py create|ping|fill|lookups WORDS
+    python3 bench/shared_works.py create|ping|fill|bytes|lookups WORDS
 """
 
 import json
@@ -19,6 +19,10 @@ from shared_setup import stop
 
 BUILD = """program=./configure; [ -x $program ] || program=auto/configure
 $program --without-http_rewrite_module --without-http_gzip_module --with-cc-opt=-O0 && make -j"$(nproc)" """
+
+
+LOOKS = {"find": ["find", "."], "grep -r": ["sh", "-c", "grep -r none-has-this . || [ $? = 1 ]"]}
+READS = {"a large file": ["dd", "if=large", "of=/dev/null", "bs=1M"], "small files": ["sh", "-c", "cat small/* > /dev/null"]}
 
 
 def step(words, limit, log, cwd="/", units=None):
@@ -148,6 +152,51 @@ def fill_here(root, files):
         list(pool.map(folder, range(int(files) // 1000)))
 
 
+def fill_bytes(root, size, files, limit, log):
+    """Makes a file of `size` random bytes, and that many small ones in one directory."""
+    row = step([sys.executable, __file__, "bytes", root, size, files], limit, log)
+    if row["cut"]:
+        raise RuntimeError(f"{size} bytes and {files} files: not made after {limit} s")
+
+
+def bytes_here(root, size, files):
+    dice = random.Random(7)
+    with open(f"{root}/large", "wb") as file:
+        for _ in range(int(size) >> 20):
+            file.write(dice.randbytes(1 << 20))
+        os.fsync(file.fileno())
+    os.mkdir(f"{root}/small")
+    for number in range(int(files)):
+        pathlib.Path(f"{root}/small/f{number:05}").write_bytes(dice.randbytes(4096))
+    subprocess.run(["sync", "-f", root], check=True)
+
+
+def look(mount, words, limit, log):
+    """Runs a program that looks at a tree, in the root of a node that has just mounted."""
+    drop_pages()
+    return step(words, limit, log, cwd=mount.at)
+
+
+def together(mounts, away, size, limit):
+    """Nodes that read the same large file at once: until the last one has it, and what the store has sent to what
+    the file has."""
+    drop_pages()
+    before = sum(sent for _, sent in away.gets().values())
+    begin = time.perf_counter()
+    readers = [subprocess.Popen(READS["a large file"], cwd=mount.at, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                                start_new_session=True) for mount in mounts]
+    try:
+        for reader in readers:
+            if reader.wait(limit) != 0:
+                raise RuntimeError("a node could not read the file")
+        took = time.perf_counter() - begin
+    finally:
+        for reader in readers:
+            stop(reader, signal.SIGKILL)
+    sent = sum(sent for _, sent in away.gets().values()) - before
+    return {"seconds": took, "cut": False, "bytes": sent / size}
+
+
 def listing(mount, files, limit, log):
     """`ls -lR` on a node that has just mounted, then once more."""
     drop_pages()
@@ -179,7 +228,7 @@ def lookups_here(root, files, rounds):
 
 
 if __name__ == "__main__":
-    here = {"create": create_here, "ping": ping_here, "fill": fill_here, "lookups": lookups_here}
+    here = {"create": create_here, "ping": ping_here, "fill": fill_here, "bytes": bytes_here, "lookups": lookups_here}
     if len(sys.argv) < 2 or sys.argv[1] not in here:
         raise SystemExit(__doc__)
     here[sys.argv[1]](*sys.argv[2:])
