@@ -183,9 +183,9 @@ impl Core {
             return Err(Refusal::Busy.into());
         }
         self.run(&Op::ForgetPack { pack: no })?;
+        drop(shared);
         // The database may have forgotten names that refer to it. They are sent again, and so is its row.
         self.check_engine(Duration::ZERO)?;
-        drop(shared);
         self.sweep.forgotten.fetch_add(1, Ordering::AcqRel);
         self.drop_file(no);
         Ok(())

@@ -19,8 +19,7 @@ use super::queue::Batch;
 use super::row::Holder;
 use super::{Core, Leases};
 use crate::key::Key;
-use crate::record::PackRow;
-use crate::record::decode_u64;
+use crate::record::{PackRow, decode_u64};
 use crate::store::{CommitError, Expect, StoreError, Value};
 
 /// The pause before a batch is sent again.
