@@ -11,11 +11,12 @@
 //! the two steps.
 
 use std::io;
+use std::time::Duration;
 
 use base::{BlobId, PackNo};
 use blob::BlobError;
 use meta::PackRow;
-use meta::plan::Op;
+use meta::plan::{Op, Refusal};
 
 use super::table::Place;
 use crate::bytes::content_id;
@@ -35,12 +36,7 @@ impl Core {
                 self.drop_file(no);
                 return Ok(());
             }
-            // The same. Or the database has forgotten the row, and names that refer to these bytes are sent
-            // to it again.
-            None => {
-                self.run(&Op::OpenPack { pack: no })?;
-                self.name_blob(no, len)?
-            }
+            None => return self.seal_without_row(no),
         };
         let found = self.parts.packs.seal(no, len)?;
         if found != blob {
@@ -53,6 +49,22 @@ impl Core {
         self.garbage.touch(&[no]);
         self.sweep.retire(no);
         Ok(())
+    }
+
+    /// A pack that was named as a blob has no row when all of it was removed. Otherwise the database has
+    /// forgotten the row, and gets names again that refer to these bytes.
+    fn seal_without_row(&self, no: PackNo) -> Result<(), Error> {
+        self.check_engine(Duration::ZERO)?;
+        let is_named = self.resealing.lock().contains(&no);
+        // Its row may have been put back since it was looked for.
+        if self.pack_row(no)?.is_none() {
+            if is_named {
+                self.drop_file(no);
+                return Ok(());
+            }
+            self.run(&Op::OpenPack { pack: no })?;
+        }
+        Err(Refusal::Busy.into())
     }
 
     /// Says in the names which blob the pack is.
