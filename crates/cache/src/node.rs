@@ -236,6 +236,8 @@ impl Core {
                 return Err(error);
             }
             self.ledger.insert(id, sums.size(), true);
+            // Others may take it from here, also before the origin has it.
+            self.inserted(id);
         }
         self.counters.stored_blobs.add(1);
         self.counters.stored_bytes.add(u64::from(sums.size()));

@@ -11,6 +11,7 @@ mod room;
 mod stores;
 mod waiters;
 
+use std::collections::HashSet;
 use std::fs;
 use std::time::Instant;
 
@@ -46,6 +47,24 @@ fn options() -> CacheOptions {
     }
 }
 
+/// What the fleet knows of a cache.
+#[derive(Default)]
+struct Watched(Mutex<HashSet<BlobId>>);
+
+impl Watch for Watched {
+    fn inserted(&self, id: &BlobId) {
+        self.0.lock().insert(*id);
+    }
+
+    fn evicted(&self, id: &BlobId) {
+        self.0.lock().remove(id);
+    }
+
+    fn cost(&self, _: &BlobId) -> crate::residency::Cost {
+        crate::residency::Cost::Origin
+    }
+}
+
 /// A cache with its surroundings.
 struct Home {
     cache: Option<NodeCache>,
@@ -53,6 +72,7 @@ struct Home {
     noted: Arc<Noted>,
     disk: Arc<Disk>,
     lines: Arc<Mutex<Vec<String>>>,
+    watched: Arc<Watched>,
     /// Whether the origin belongs to another volume by now.
     lost: Arc<AtomicBool>,
     options: CacheOptions,
@@ -72,6 +92,7 @@ impl Home {
             noted: Arc::new(Noted::open(&dir.path().join("upload"))),
             disk: Arc::new(Disk::open(&dir.path().join("blobs"))),
             lines: Arc::default(),
+            watched: Arc::default(),
             lost: Arc::default(),
             options,
             dir,
@@ -102,7 +123,7 @@ impl Home {
             table: Table::new(Verify::Blake3, self.options.in_flight),
             pending: Arc::clone(&self.noted) as Arc<dyn Pending>,
             may_delete: Some(Arc::new(ask)),
-            watch: None,
+            watch: Some(Arc::clone(&self.watched) as Arc<dyn Watch>),
             options: self.options.clone(),
             report: Arc::new(move |line: &str| lines.lock().push(line.to_owned())),
         };

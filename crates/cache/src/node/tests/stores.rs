@@ -26,6 +26,26 @@ fn a_blob_is_written_once_and_pinned_until_it_is_uploaded() {
     assert_eq!(home.read(&id, 0, 300_000).unwrap(), bytes);
 }
 
+/// The fleet was told of blobs that were fetched, and not of those that were written here. So other nodes
+/// read these from the origin.
+#[test]
+fn regression_the_fleet_is_told_of_blobs_that_are_written_here() {
+    let home = Home::new();
+    let (bytes, pack) = (noise(300_000, 1), home.dir.path().join("7"));
+    fs::write(&pack, &bytes).unwrap();
+    let sums = Sums::of(&bytes);
+    home.cache().adopt(&sums.id(), &sums, &pack).unwrap();
+    let put = home.put(&noise(300_000, 2));
+    let known = |home: &Home| home.watched.0.lock().clone();
+    assert_eq!(known(&home), HashSet::from([sums.id(), put]));
+    assert_eq!(known(&home), home.cache().lendable().into_iter().collect());
+    home.cache().remove(&put).unwrap();
+    home.noted.upload_all(&home.far);
+    assert_eq!(known(&home), HashSet::from([sums.id()]));
+    assert_eq!(home.cache().evict(Evict::All).blobs, 1);
+    assert_eq!(known(&home), HashSet::new());
+}
+
 #[test]
 fn what_cannot_be_noted_is_not_stored() {
     let home = Home::new();
