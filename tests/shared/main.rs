@@ -19,6 +19,7 @@ mod killed;
 mod listing;
 mod locks;
 mod ops;
+mod programs;
 mod quotas;
 mod random;
 mod refusals;

@@ -143,18 +143,22 @@ impl Core {
         if sharing.others.was_sent(pack, offset, buf) {
             return Ok(());
         }
+        if let Some(blob) = self.table.named(pack)
+            && self.read_if_here(&blob, offset, buf)?
+        {
+            return Ok(());
+        }
         let row = self.pack_row(pack)?;
         let Some(row) = row else { return Err(gone(pack)) };
         let blob = match row {
             PackRow::Open => None,
             PackRow::Sealed { blob, .. } | PackRow::Condemned { blob, .. } => Some(blob),
         };
-        if let Some(blob) = blob.filter(|blob| self.parts.source.is_local(blob)) {
-            match self.parts.source.read_at(&blob, offset, buf) {
-                // Its owner has named it, and may not have stored it yet.
-                Err(BlobError::Missing(_) | BlobError::Unavailable(_) | BlobError::Io(_)) => {}
-                done => return Ok(done?),
-            }
+        if let Some(blob) = blob
+            && self.read_if_here(&blob, offset, buf)?
+        {
+            self.table.put_named(pack, blob);
+            return Ok(());
         }
         let asked = sharing.others.read(pack, offset, buf);
         match (asked, blob) {
@@ -180,6 +184,19 @@ impl Core {
                 }
             },
             (Err(error), None) => self.read_when_stored(sharing, pack, (offset, buf), error),
+        }
+    }
+
+    /// Reads a range of a blob that this machine has. False: it has none, or no more.
+    fn read_if_here(&self, blob: &BlobId, offset: u32, buf: &mut [u8]) -> Result<bool, Error> {
+        if !self.parts.source.is_local(blob) {
+            return Ok(false);
+        }
+        match self.parts.source.read_at(blob, offset, buf) {
+            Ok(()) => Ok(true),
+            // The owner of the pack has named it, and may not have stored it yet.
+            Err(BlobError::Missing(_) | BlobError::Unavailable(_) | BlobError::Io(_)) => Ok(false),
+            Err(error) => Err(error.into()),
         }
     }
 

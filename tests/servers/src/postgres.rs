@@ -304,6 +304,18 @@ impl Server {
         panic!("the server does not turn TLS on");
     }
 
+    /// From now on, the server writes each statement of a client to its log.
+    pub fn log_statements(&self) {
+        self.sql("alter system set log_statement = 'all'");
+        self.sql("select pg_reload_conf()");
+    }
+
+    /// How many statements clients have sent since then that do not come as text, as those of Covey.
+    pub fn statements(&self) -> usize {
+        let log = fs::read_to_string(self.dir.join("log")).unwrap();
+        log.lines().filter(|line| line.contains("LOG:  execute ")).count()
+    }
+
     /// Runs statements as the administrator, and returns what psql prints.
     pub fn sql(&self, text: &str) -> String {
         self.sql_in("covey", text)

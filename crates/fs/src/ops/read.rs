@@ -170,6 +170,10 @@ impl Core {
     fn is_range_remote(&self, extents: &ExtentPage, range: Range<u32>) -> Option<bool> {
         let mut is_remote = false;
         for extent in extents.extents().iter().filter(|e| e.at < range.end && e.end() > range.start) {
+            if let Some(blob) = self.table.named(extent.pack) {
+                is_remote |= !self.parts.source.is_local(&blob);
+                continue;
+            }
             if self.table.get(extent.pack).is_none() && !self.is_row_here(&Key::pack(extent.pack)) {
                 return None;
             }

@@ -22,18 +22,35 @@ pub(crate) enum Place {
     Blob(BlobId),
 }
 
+/// What is remembered of a pack.
+#[derive(Clone, Copy)]
+enum Entry {
+    At(Place),
+    /// Another node has named it so. The origin may not have it yet.
+    Named(BlobId),
+}
+
 #[derive(Default)]
 struct Shard {
-    young: HashMap<PackNo, Place>,
-    old: HashMap<PackNo, Place>,
+    young: HashMap<PackNo, Entry>,
+    old: HashMap<PackNo, Entry>,
 }
 
 impl Shard {
-    fn put(&mut self, pack: PackNo, place: Place) {
+    fn get(&mut self, pack: PackNo) -> Option<Entry> {
+        if let Some(entry) = self.young.get(&pack) {
+            return Some(*entry);
+        }
+        let entry = self.old.remove(&pack)?;
+        self.put(pack, entry);
+        Some(entry)
+    }
+
+    fn put(&mut self, pack: PackNo, entry: Entry) {
         if self.young.len() >= GENERATION {
             self.old = std::mem::take(&mut self.young);
         }
-        self.young.insert(pack, place);
+        self.young.insert(pack, entry);
     }
 }
 
@@ -52,17 +69,29 @@ impl Table {
     }
 
     pub(crate) fn get(&self, pack: PackNo) -> Option<Place> {
-        let mut shard = self.shard(pack).lock();
-        if let Some(place) = shard.young.get(&pack) {
-            return Some(*place);
+        match self.shard(pack).lock().get(pack)? {
+            Entry::At(place) => Some(place),
+            Entry::Named(_) => None,
         }
-        let place = shard.old.remove(&pack)?;
-        shard.put(pack, place);
-        Some(place)
     }
 
     pub(crate) fn put(&self, pack: PackNo, place: Place) {
-        self.shard(pack).lock().put(pack, place);
+        self.shard(pack).lock().put(pack, Entry::At(place));
+    }
+
+    /// The blob of another node's pack that the origin may not have yet. Bytes of it that are here are those
+    /// of the pack, since neither ever changes. Where they are not here, the pack's row and its owner say
+    /// where to read them.
+    pub(crate) fn named(&self, pack: PackNo) -> Option<BlobId> {
+        match self.shard(pack).lock().get(pack)? {
+            Entry::At(_) => None,
+            Entry::Named(blob) => Some(blob),
+        }
+    }
+
+    /// Remembers the [name](Table::named) of another node's pack.
+    pub(crate) fn put_named(&self, pack: PackNo, blob: BlobId) {
+        self.shard(pack).lock().put(pack, Entry::Named(blob));
     }
 
     pub(crate) fn drop(&self, pack: PackNo) {

@@ -3,6 +3,8 @@
 mod clones;
 mod compaction;
 mod copies;
+mod forgot;
+mod named;
 mod nodes;
 mod orphans;
 mod random;

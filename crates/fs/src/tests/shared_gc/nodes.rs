@@ -58,6 +58,10 @@ pub(super) struct Place {
     pub stops: AtomicBool,
     /// It has stopped.
     pub stopped: AtomicBool,
+    /// The database may lack what it confirmed.
+    pub lacks: AtomicBool,
+    /// How often this node read the row of a pack.
+    pub pack_looks: AtomicU64,
     /// How often this node asked another one for a lease.
     pub recalls: AtomicU64,
     /// Is done once after this thread has read the list of sessions.
@@ -134,6 +138,8 @@ impl Cluster {
             _folder: folder,
             stops: false.into(),
             stopped: false.into(),
+            lacks: false.into(),
+            pack_looks: 0.into(),
             recalls: 0.into(),
         });
         places.push(Arc::downgrade(&place));
@@ -300,6 +306,11 @@ impl Others for Place {
         Ok(alive)
     }
 
+    fn check_engine(&self, _: Duration) -> Result<(), StoreError> {
+        let lacks = self.lacks.load(Ordering::SeqCst);
+        (!lacks).then_some(()).ok_or_else(|| StoreError::Unavailable("it began anew".to_owned()))
+    }
+
     fn epoch(&self) -> Option<u64> {
         Some(self.epoch.load(Ordering::SeqCst))
     }
@@ -338,8 +349,16 @@ impl Nodes for Place {
 /// The engine of one node: commits of a session that has ended are refused.
 struct Fence(Arc<Place>);
 
+impl Fence {
+    fn note_looks(&self, keys: &[Key]) {
+        let looks = keys.iter().filter(|key| key.tag() == tags::PACK).count() as u64;
+        self.0.pack_looks.fetch_add(looks, Ordering::SeqCst);
+    }
+}
+
 impl MetaStore for Fence {
     fn get(&self, key: &Key) -> Result<Option<Value>, StoreError> {
+        self.note_looks(std::slice::from_ref(key));
         self.0.cluster.rows.get(key)
     }
 
@@ -348,6 +367,7 @@ impl MetaStore for Fence {
     }
 
     fn get_many(&self, keys: &[Key]) -> Result<Vec<Option<Value>>, StoreError> {
+        self.note_looks(keys);
         self.0.cluster.rows.get_many(keys)
     }
 
