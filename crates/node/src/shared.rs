@@ -152,6 +152,7 @@ impl Shared {
         let both = (term.clone(), outage.clone());
         let claims = Some(claims).filter(|_| may_change && !options.read_only);
         let keeper = Arc::new(Keeper::new(names.clone(), both, node, address, claims));
+        keeper.watch();
         if may_change {
             resuming::resume(dir, &names, &keeper, &term, node)?;
         } else {

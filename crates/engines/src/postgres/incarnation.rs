@@ -4,7 +4,7 @@
 //! place of its primary has the same ids and a higher timeline. A server that was replaced in this way has a
 //! lower one, should it answer again.
 
-use meta::engine::database::Incarnation;
+use meta::engine::database::{Incarnation, OnAnotherServer};
 use parking_lot::Mutex;
 use tokio_postgres::{Client, Error, Row};
 
@@ -35,19 +35,31 @@ pub(super) fn read(row: &Row, at: usize) -> Result<Incarnation, Error> {
     })
 }
 
+#[derive(Default)]
+struct Now {
+    /// The server that answered last.
+    last: Option<Incarnation>,
+    on_another: Option<OnAnotherServer>,
+}
+
 /// The database that a store has opened.
 #[derive(Default)]
-pub(super) struct Opened(Mutex<Option<Incarnation>>);
+pub(super) struct Opened(Mutex<Now>);
 
 impl Opened {
     /// From now on, no other database is used.
     pub(super) fn set(&self, found: Incarnation) {
-        *self.0.lock() = Some(found);
+        self.0.lock().last = Some(found);
     }
 
     /// Whether a store has opened a database.
     pub(super) fn is_set(&self) -> bool {
-        self.0.lock().is_some()
+        self.0.lock().last.is_some()
+    }
+
+    /// See [`meta::engine::database::Database::on_another_server`].
+    pub(super) fn on_another(&self, call: OnAnotherServer) {
+        self.0.lock().on_another = Some(call);
     }
 
     /// Takes note of the database that answers.
@@ -55,8 +67,8 @@ impl Opened {
     /// # Errors
     /// It is not the one that was opened. Or it is a server of it that another one has replaced.
     pub(super) fn meet(&self, target: &Target, found: &Incarnation) -> Result<(), Failure> {
-        let mut opened = self.0.lock();
-        let Some(before) = opened.as_ref() else { return Ok(()) };
+        let mut now = self.0.lock();
+        let Some(before) = now.last.as_ref() else { return Ok(()) };
         let (database, server) = (&target.database, target.server());
         if found.timeline == 0 {
             return Err(Failure::Lost(format!("the server {server} is a read-only standby")));
@@ -72,13 +84,21 @@ impl Opened {
                 before.timeline, found.timeline
             )));
         }
-        *opened = Some(found.clone());
+        // Under the lock: no other connection to that server is used before this is over.
+        if before != found
+            && let Some(call) = &now.on_another
+        {
+            call(found);
+        }
+        now.last = Some(found.clone());
         Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
 
     fn of(place: &str, timeline: u32) -> Incarnation {
@@ -101,5 +121,21 @@ mod tests {
         );
         let other = opened.meet(&target, &of("b", 5)).unwrap_err().into_store().to_string();
         assert!(other.contains("mount it again"), "{other}");
+    }
+
+    #[test]
+    fn another_server_is_noticed_once() {
+        let target = Target::parse("postgres://u@h/d?volume=v").unwrap();
+        let (opened, noticed) = (Opened::default(), Arc::new(Mutex::new(Vec::new())));
+        opened.set(of("a", 3));
+        let notes = noticed.clone();
+        opened.on_another(Box::new(move |found| notes.lock().push(found.clone())));
+        let restarted = Incarnation { began: 2, ..of("a", 3) };
+        for found in [of("a", 3), restarted.clone(), restarted.clone(), of("a", 5), of("a", 5)] {
+            opened.meet(&target, &found).unwrap();
+        }
+        // These are refused.
+        assert!(opened.meet(&target, &of("a", 4)).is_err() && opened.meet(&target, &of("b", 5)).is_err());
+        assert_eq!(*noticed.lock(), [restarted, of("a", 5)]);
     }
 }

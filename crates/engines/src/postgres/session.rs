@@ -12,7 +12,7 @@
 use std::time::Duration;
 
 use base::Timestamp;
-use meta::engine::database::Database;
+use meta::engine::database::{Database, OnAnotherServer};
 use meta::store::StoreError;
 use tokio_postgres::types::Type;
 
@@ -307,6 +307,10 @@ impl Database for Postgres {
 
     fn incarnation(&self) -> Result<Incarnation, StoreError> {
         Postgres::incarnation(self)
+    }
+
+    fn on_another_server(&self, call: OnAnotherServer) {
+        self.pool.door.opened.on_another(call);
     }
 
     fn weaknesses(&self) -> Result<Vec<String>, StoreError> {

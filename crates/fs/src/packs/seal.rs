@@ -184,8 +184,12 @@ impl Core {
         }
         self.run(&Op::ForgetPack { pack: no })?;
         drop(shared);
-        // The database may have forgotten names that refer to it. They are sent again, and so is its row.
+        // The database may have forgotten names that refer to it. They are sent again, and so is its row. That
+        // may also have happened since it was looked at.
         self.check_engine(Duration::ZERO)?;
+        if self.is_shared() && self.pack_row(no)?.is_some() {
+            return Err(Refusal::Busy.into());
+        }
         self.sweep.forgotten.fetch_add(1, Ordering::AcqRel);
         self.drop_file(no);
         Ok(())

@@ -76,6 +76,9 @@ pub struct Incarnation {
     pub began: i64,
 }
 
+/// What is called with the server that answers from now on. See [`Database::on_another_server`].
+pub type OnAnotherServer = Box<dyn Fn(&Incarnation) + Send + Sync>;
+
 /// The answer to a renewal.
 #[derive(Clone, Debug)]
 pub struct Renewed {
@@ -214,6 +217,12 @@ pub trait Database: MetaStore {
     /// # Errors
     /// `Unavailable` for another database than the one that was opened. See [`StoreError`] for others.
     fn incarnation(&self) -> Result<Incarnation, StoreError>;
+
+    /// From now on, calls this when another server of the database answers, or the same one that was started
+    /// anew: before the first answer of that server is given to anybody. Such a server may lack what was
+    /// confirmed last. The call must not wait for the database. An engine that never loses what it has
+    /// confirmed calls it never.
+    fn on_another_server(&self, _call: OnAnotherServer) {}
 
     /// Settings of the server by which it may lose what it has confirmed: one line for each, with advice.
     ///

@@ -71,6 +71,10 @@ type Wants = (How, Option<u32>, Option<(u64, Value)>);
 impl Core {
     /// Gets a lease, or waits for another thread that does. The caller looks again.
     pub(super) fn acquire(&self, unit: Ino, mode: Mode, began: Instant) -> Result<(), StoreError> {
+        if !self.nodes.may_take() {
+            self.changed.wait_for(&mut self.state.lock(), TURN);
+            return Ok(());
+        }
         let Some((how, lender, before)) = self.want(unit, mode, began)? else { return Ok(()) };
         let sessions = how.sessions;
         if lender.is_some_and(|node| self.borrow(node, unit, sessions)) {
@@ -248,7 +252,7 @@ impl Core {
                 puts: vec![(key.clone(), new.clone())],
                 ..Commit::default()
             };
-            match self.inner.commit(commit) {
+            match self.replace_leases(commit) {
                 Ok(()) if next.mode == Mode::Contended => {
                     self.state.lock().note_contended(unit, &new);
                     return Ok(None);

@@ -5,7 +5,7 @@
 //! last ones. This node keeps these for a while, and sends them once more, in their order. Each holds only if
 //! its leases do, as when it was sent first. The first one that the engine refuses, and those after it, are
 //! lost: the log names them, and fsync(2) of their files fails once. Before them, the rows of this node's
-//! packs are put back ([`super::own_packs`]).
+//! packs are put back ([`super::own_packs`]), and its leases are taken again ([`super::retake`]).
 //!
 //! A lease that the engine has forgotten may have been given to another node. So nothing is remembered after
 //! that, and nothing is answered from memory until then.
@@ -13,6 +13,8 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use hashbrown::HashMap;
 
 use super::promise::KeptByKernel;
 use super::queue::Batch;
@@ -103,6 +105,17 @@ impl Leases {
         self.core.suspect();
     }
 
+    /// Waits until the engine has what it confirmed to this node, as far as that is possible, for at most so
+    /// long. Until then this node's session is not renewed: other nodes take leases when it is.
+    pub fn wait_until_stored_again(&self, most: Duration) {
+        let until = base::time::monotonic() + most;
+        let mut state = self.core.state.lock();
+        while state.is_suspect
+            && !state.stopping
+            && !self.core.changed.wait_until(&mut state, until).timed_out()
+        {}
+    }
+
     /// Whether the engine may lack what it confirmed to this node.
     pub fn engine_may_lack(&self) -> bool {
         self.core.state.lock().is_suspect
@@ -130,6 +143,7 @@ impl Core {
             let has = decode_u64(row.as_deref()).map_err(|error| StoreError::Damaged(error.to_string()))?;
             let is_short = has < confirmed.last_of(me);
             if !is_short {
+                self.state.lock().lacking = Some(HashMap::new());
                 return self.put_packs_back();
             }
             if let Some(Sent::Lost) = self.give_again(me, has, sessions, confirmed) {
@@ -149,7 +163,7 @@ impl Core {
         let kept = KeptByKernel::of(state.units.values());
         state.forget_all();
         state.letting_go += 1;
-        state.is_suspect = false;
+        (state.is_suspect, state.lacking) = (false, None);
         self.changed.notify_all();
         drop(state);
         self.kernel_lets_go_of_the_forgotten(&kept);
@@ -172,18 +186,25 @@ impl Core {
             ));
             return Some(Sent::Lost);
         };
+        self.note_lacking(&batches);
         let resend = || {
             while self.put_packs_back().is_err() {
                 self.pause(sessions)?;
             }
             for (at, batch) in batches.iter().enumerate() {
+                while self.retake(me, batch).is_err() {
+                    self.pause(sessions)?;
+                }
                 if !self.send_again(me, batch, has + 1 + at as u64, sessions)? {
                     return Ok(Some(at));
                 }
+                self.note_sent_again(batch);
             }
             Ok(None)
         };
-        match resend() {
+        let sent = resend();
+        self.state.lock().lacking = None;
+        match sent {
             Ok(None) => {
                 self.nodes.report(&format!(
                     "the database had lost the last {count} batches of changes that it had confirmed to this node; it has them again"
@@ -197,6 +218,27 @@ impl Core {
             }
             Err(ended) => ended,
         }
+    }
+
+    /// Notes which units have changes that the engine lacks. Their leases are not given back until it has them.
+    fn note_lacking(&self, batches: &[Arc<Batch>]) {
+        let mut lacking = HashMap::new();
+        for (unit, _) in batches.iter().flat_map(|batch| batch.needed()) {
+            *lacking.entry(unit).or_default() += 1;
+        }
+        self.state.lock().lacking = Some(lacking);
+    }
+
+    fn note_sent_again(&self, batch: &Batch) {
+        let mut state = self.state.lock();
+        let lacking = state.lacking.get_or_insert_default();
+        for (unit, _) in batch.needed() {
+            if let Some(count) = lacking.get_mut(&unit) {
+                *count -= 1;
+            }
+        }
+        lacking.retain(|_, count| *count > 0);
+        self.changed.notify_all();
     }
 
     /// Waits a moment.

@@ -65,6 +65,7 @@ mod promise;
 mod queue;
 mod recall;
 mod replay;
+mod retake;
 mod row;
 mod space;
 mod state;
@@ -110,6 +111,12 @@ pub trait Nodes: Send + Sync {
 
     /// Whether a session may have ended. If not, it had not ended a moment ago.
     fn may_be_gone(&self, _: Holder) -> bool {
+        true
+    }
+
+    /// Whether leases may be taken. Not while another node may have to send once more what the engine has
+    /// forgotten, also of leases.
+    fn may_take(&self) -> bool {
         true
     }
 

@@ -135,6 +135,9 @@ impl Core {
 
     /// Takes the leases that no other node must give back. `names`: and those that others give back.
     fn take_free(&self, dirs: &[Ino], names: Option<usize>) -> Result<Vec<(Ino, Got)>, StoreError> {
+        if !self.nodes.may_take() {
+            return Ok(Vec::new());
+        }
         let me = self.nodes.me().ok_or_else(super::not_joined)?;
         let (mut commit, mut got) = (Commit::default(), Vec::new());
         let look = || names.map_or_else(|| self.look_at_rows(dirs), |names| self.look_at(dirs, names));
@@ -175,7 +178,7 @@ impl Core {
             let (mode, seq, was_free) = (next.mode, next.seq, !is_given && next.is_free(me));
             got.push((*dir, Got { mode, seq, lease, was_free, seen: is_sure.then_some(seen) }));
         }
-        match self.inner.commit(commit) {
+        match self.replace_leases(commit) {
             Ok(()) => {
                 got.iter().for_each(|(dir, got)| self.won(*dir, got.seq));
                 Ok(got)

@@ -154,6 +154,12 @@ impl Batch {
         self.rows.keys().filter_map(name_in)
     }
 
+    /// The lease rows that must be there before the batch.
+    pub fn needed(&self) -> impl Iterator<Item = (Ino, &Value)> {
+        let needed = self.leases.iter().filter(|(unit, _)| !self.made.contains(*unit));
+        needed.map(|(unit, row)| (*unit, row))
+    }
+
     /// The inodes that the batch is about.
     pub fn inodes(&self) -> impl Iterator<Item = Ino> {
         let about = |key: &Key| {
@@ -176,8 +182,7 @@ impl Batch {
             }
         }
         commit.checks.extend(self.checks.iter().map(|(key, expect)| (key.clone(), expect.clone())));
-        let leases = self.leases.iter().filter(|(unit, _)| !self.made.contains(*unit));
-        commit.checks.extend(leases.map(|(unit, lease)| (Key::lease(*unit), Expect::Is(lease.clone()))));
+        commit.checks.extend(self.needed().map(|(unit, row)| (Key::lease(unit), Expect::Is(row.clone()))));
         // No other node can know of these yet.
         commit.checks.extend(self.made.iter().map(|unit| (Key::lease(*unit), Expect::Absent)));
         commit

@@ -54,8 +54,11 @@ impl Core {
             }
             let is_read = state.reading.contains_key(&unit);
             let is_kept = state.letting_go > 0;
+            // What the engine may lack is sent again first, under this lease.
+            let lacks =
+                state.lacking.as_ref().map_or(state.is_suspect, |lacking| lacking.contains_key(&unit));
             let pause = match state.units.get_mut(&unit) {
-                _ if is_new => TURN,
+                _ if is_new || lacks => TURN,
                 _ if is_coming => COMING,
                 // The kernel may keep something of it.
                 None if is_kept => TURN,
@@ -189,7 +192,7 @@ impl Core {
                 let rest = Row { mode: seen.mode, seq: Row::next_seq(Some(&seen)), holders };
                 commit.puts.push((Key::lease(unit), rest.encode()));
             }
-            match self.inner.commit(commit) {
+            match self.replace_leases(commit) {
                 Ok(()) => return Ok(true),
                 Err(CommitError::Conflict { .. }) if !tries => return Ok(false),
                 Err(CommitError::Conflict { rows, .. }) => {
@@ -220,6 +223,11 @@ impl Core {
                 return;
             }
             state.tidy_lent(base::time::monotonic());
+            if state.is_suspect {
+                drop(state);
+                std::thread::sleep(EVERY / 10);
+                continue;
+            }
             let mut leaving: Vec<(Ino, bool)> = Vec::new();
             for unit in std::mem::take(&mut state.dead) {
                 if let Some(held) = state.units.get_mut(&unit).filter(|held| !held.leaving && !held.busy) {

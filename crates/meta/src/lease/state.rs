@@ -18,6 +18,7 @@ use super::loan::{Borrowed, Borrowing, Lent, Loose, Notes};
 use super::moves::{Moves, Read};
 use super::own_packs::OwnPacks;
 use super::queue::Queue;
+use super::retake::Steps;
 use super::row::{Holder, Mode};
 use crate::key::{Key, KeyRange, tags};
 use crate::record::{Dentry, InodeRecord, mode};
@@ -207,6 +208,8 @@ pub(super) struct State {
     pub lossless_since: u64,
     /// The engine may have forgotten what it confirmed ([`super::forgot`]).
     pub is_suspect: bool,
+    /// In how many batches of each unit are changes that the engine lacks. `None`: that is not known.
+    pub lacking: Option<HashMap<Ino, usize>>,
     /// How many leases were recalled.
     pub recalls: u64,
     /// So many threads have forgotten units of which the kernel may still keep something.
@@ -216,6 +219,7 @@ pub(super) struct State {
     pub stopping: bool,
     /// What this node has written to the pack table.
     pub own_packs: OwnPacks,
+    pub steps: Steps,
     /// Where changes are before they are acknowledged.
     pub journal: Option<Journal>,
     /// The last batch of a session that the engine has.

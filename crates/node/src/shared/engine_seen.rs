@@ -1,19 +1,38 @@
 //! Which database has answered last, and since when it is that one.
 //!
-//! A server that began anew, or took the place of another one, may lack what was confirmed last. The nodes
-//! notice when they renew their sessions, and send it again. Until all of them have done so, what no row
-//! refers to may be referred to again.
+//! A server that began anew, or took the place of another one, may lack what was confirmed last. A node
+//! notices when it connects to that server, at the latest when it renews its session, and sends it again.
+//! Until all nodes have done so, what no row refers to may be referred to again.
+//!
+//! What a node sends again holds only with its leases. So no node takes a lease until all others have renewed
+//! their sessions with that server, which they do after they have sent it, or until they should have. And a
+//! node that has not is asked for none.
 
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use meta::engine::database::{Database, Incarnation};
+use meta::engine::database::{Database, Incarnation, SessionRow};
 use meta::store::StoreError;
 use parking_lot::Mutex;
+
+use super::LEASE;
+use super::session::EVERY;
+
+/// How long leases are taken by none, unless all nodes have noticed before: somewhat longer than it takes
+/// until a session is renewed.
+const GRACE: Duration = EVERY.saturating_add(Duration::from_secs(1));
+
+type Rows = Result<Vec<SessionRow>, StoreError>;
+/// The epoch and the renewal of each session, by node.
+type Renewals = HashMap<i64, (i64, Option<i64>)>;
 
 #[derive(Default)]
 struct Last {
     found: Option<Incarnation>,
     changed: Option<Instant>,
+    /// The sessions when this node looked first after the change, but those that were seen to be renewed
+    /// since.
+    unaware: Option<Renewals>,
 }
 
 /// See the [module](self).
@@ -22,21 +41,62 @@ pub(super) struct EngineSeen(Mutex<Last>);
 impl EngineSeen {
     /// Begins with the database that answers now.
     pub(super) fn now(names: &dyn Database) -> EngineSeen {
-        EngineSeen(Mutex::new(Last { found: names.incarnation().ok(), changed: None }))
+        EngineSeen(Mutex::new(Last { found: names.incarnation().ok(), ..Last::default() }))
     }
 
     /// Notes the database that has answered.
-    pub(super) fn note(&self, found: Incarnation) {
+    pub(super) fn note(&self, found: &Incarnation) {
         let mut last = self.0.lock();
-        if last.found.as_ref().is_some_and(|before| *before != found) {
-            last.changed = Some(base::time::monotonic());
+        if last.found.as_ref().is_some_and(|before| before != found) {
+            *last = Last { changed: Some(base::time::monotonic()), ..Last::default() };
         }
-        last.found = Some(found);
+        last.found = Some(found.clone());
     }
 
     /// The database that has answered last.
     pub(super) fn last(&self) -> Option<Incarnation> {
         self.0.lock().found.clone()
+    }
+
+    /// Whether a node has noticed the change too, if there was one lately. `sessions` reads their rows.
+    ///
+    /// # Errors
+    /// The rows cannot be read.
+    pub(super) fn is_noticed_by(
+        &self,
+        node: u32,
+        sessions: impl FnOnce() -> Rows,
+    ) -> Result<bool, StoreError> {
+        self.is_noticed(LEASE, |unaware| !unaware.contains_key(&i64::from(node)), sessions)
+    }
+
+    /// Whether all nodes have noticed the change, if there was one lately, or should have.
+    pub(super) fn is_noticed_by_all(&self, sessions: impl FnOnce() -> Rows) -> bool {
+        self.is_noticed(GRACE, HashMap::is_empty, sessions).unwrap_or(false)
+    }
+
+    /// Whether this holds of the nodes that have not noticed yet, if the change is more recent than this.
+    fn is_noticed(
+        &self,
+        within: Duration,
+        holds: impl Fn(&Renewals) -> bool,
+        sessions: impl FnOnce() -> Rows,
+    ) -> Result<bool, StoreError> {
+        {
+            let last = self.0.lock();
+            let is_new = last.changed.is_some_and(|changed| changed.elapsed() < within);
+            if !is_new || last.unaware.as_ref().is_some_and(&holds) {
+                return Ok(true);
+            }
+        }
+        let rows = sessions()?;
+        let mut last = self.0.lock();
+        // Only an engine that tells renewals loses what it has confirmed.
+        let rows = rows.iter().filter(|row| row.alive && row.renewal.is_some());
+        let now: Renewals = rows.map(|row| (row.number, (row.epoch, row.renewal))).collect();
+        let unaware = last.unaware.get_or_insert_with(|| now.clone());
+        unaware.retain(|node, seen| now.get(node) == Some(seen));
+        Ok(holds(unaware))
     }
 
     /// Asks the database which one it is.

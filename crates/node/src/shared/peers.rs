@@ -131,6 +131,14 @@ impl Peers {
         Ok(self.living.judge(rows?, asked, base::time::monotonic()))
     }
 
+    /// Finds a node that knows which server of the database answers now.
+    fn find_aware(&self, node: u32) -> Result<(String, Peer), String> {
+        if !self.seen.is_noticed_by(node, || self.names.sessions()).map_err(|error| error.to_string())? {
+            return Err("it has not renewed its session since the database began anew".to_owned());
+        }
+        self.find(node).map_err(|error| error.to_string())
+    }
+
     fn find(&self, node: u32) -> Result<(String, Peer), BlobError> {
         let look = || self.look().map_err(|error| BlobError::Unavailable(error.to_string()));
         let mut nodes = look()?;
@@ -259,6 +267,10 @@ impl Nodes for Peers {
         Ok(sessions.iter().map(|session| Holder { node: session.node, epoch: session.epoch }).collect())
     }
 
+    fn may_take(&self) -> bool {
+        self.seen.is_noticed_by_all(|| self.names.sessions())
+    }
+
     fn may_be_gone(&self, holder: Holder) -> bool {
         let known = self.known.lock();
         let nodes = known.nodes.as_ref().filter(|(when, _)| when.elapsed() < KNOWN);
@@ -273,7 +285,7 @@ impl Nodes for Peers {
     fn recall_all(&self, asks: &[(u32, Ino, u64)]) -> Vec<bool> {
         // All questions are sent before the first answer is waited for.
         let call = |(node, unit, seq): &(u32, Ino, u64)| {
-            let (_, peer) = self.find(*node).ok()?;
+            let (_, peer) = self.find_aware(*node).ok()?;
             Some(self.net.recall(peer, &RecallAsk { unit: *unit, seq: *seq }, RECALL.min(self.wait)))
         };
         let calls: Vec<_> = asks.iter().map(call).collect();
@@ -281,7 +293,7 @@ impl Nodes for Peers {
     }
 
     fn call_back(&self, node: u32, unit: Ino, seq: u64, within: Duration) -> Result<(), String> {
-        let (_, peer) = self.find(node).map_err(|error| error.to_string())?;
+        let (_, peer) = self.find_aware(node)?;
         let done = self.net.recall(peer, &RecallAsk { unit, seq }, within.min(self.wait)).wait();
         done.map_err(|fail| {
             // It may have joined again, at another address.

@@ -37,6 +37,9 @@ const MARGIN: Duration = Duration::from_secs(LEASE.as_secs() / 5);
 /// What has to be said before a renewal must not be older than this.
 const FRESH: Duration = Duration::from_secs(LEASE.as_secs() / 2);
 
+/// How long a renewal waits until a database that began anew has all again.
+const STORED_AGAIN: Duration = Duration::from_secs(2);
+
 /// How often it is looked whether the machine was asleep.
 const LOOK: Duration = Duration::from_millis(250);
 
@@ -91,6 +94,20 @@ impl Keeper {
     /// The claim on the origin, if this node writes.
     pub(super) fn claims(&self) -> Option<Arc<Claims>> {
         self.claims.clone()
+    }
+
+    /// Notices from now on when another server of the database answers.
+    pub(super) fn watch(self: &Arc<Keeper>) {
+        let keeper = Arc::downgrade(self);
+        self.names.on_another_server(Box::new(move |found| {
+            let Some(keeper) = keeper.upgrade() else { return };
+            // It may have forgotten what it had confirmed.
+            keeper.leases().iter().for_each(|leases| leases.engine_began_anew());
+            // Later: from then on, what the database says is taken for the truth.
+            keeper.seen.note(found);
+            keeper.orders.lock().renew = true;
+            keeper.ordered.notify_all();
+        }));
     }
 
     /// Which database has answered.
@@ -278,17 +295,16 @@ impl Keeper {
     }
 
     fn renew_or_join(&self, volume: &Volume) -> Result<(), StoreError> {
+        // Whether another server answers now is noticed here, and not with the renewal. By that, other nodes
+        // see that this one lacks nothing.
+        let _ = self.names.incarnation();
+        self.leases().iter().for_each(|leases| leases.wait_until_stored_again(STORED_AGAIN));
         let began = boot();
         let renewed = self.names.renew();
         self.outage.note(&renewed);
         match renewed {
             Ok(renewed) => {
-                // It may have forgotten what it had confirmed.
-                if self.seen.last().is_some_and(|last| last != renewed.incarnation) {
-                    self.leases().iter().for_each(|leases| leases.engine_began_anew());
-                }
-                // Later: from then on, what the database says is taken for the truth.
-                self.seen.note(renewed.incarnation);
+                self.seen.note(&renewed.incarnation);
                 self.extend(began);
                 Ok(())
             }

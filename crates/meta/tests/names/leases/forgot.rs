@@ -80,6 +80,53 @@ fn regression_what_the_engine_forgot_is_stored_again() {
     }
 }
 
+/// A lease that was taken after the database's last commit was not put back. So what was changed under it was
+/// refused.
+#[test]
+fn regression_leases_that_the_engine_forgot_are_taken_again() {
+    for told in [true, false] {
+        let world = two();
+        let before = all(&world.engine.memory);
+        for node in 0..2_u64 {
+            let names = world.names(node as usize);
+            make(&names, Ino(100 + node), "new", 500 + node, mode::S_IFDIR).unwrap();
+            make(&names, Ino(500 + node), "in it", 600 + node, mode::S_IFREG).unwrap();
+            flush(&world);
+            make(&names, Ino(500 + node), "also", 700 + node, mode::S_IFREG).unwrap();
+        }
+        flush(&world);
+        put_back(&world, &before);
+        if told {
+            world.leases.iter().for_each(|leases| leases.engine_began_anew());
+        }
+        work(&world, 0);
+        for (reader, node) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+            assert_eq!(listed(&world, reader, 500 + node), ["also", "in it"], "node {reader}, of {node}");
+        }
+        check(&world.engine.memory);
+    }
+}
+
+/// The same where another node had the lease before, which has to store its own changes first.
+#[test]
+fn regression_a_lease_that_came_from_another_node_is_taken_again() {
+    let world = two();
+    let before = all(&world.engine.memory);
+    let from = |node: usize, name: &str, ino: u64| {
+        make(&world.names(node), Ino(101), name, ino, mode::S_IFREG).unwrap();
+        flush(&world);
+    };
+    from(1, "by its owner", 601);
+    from(0, "by the other", 602);
+    put_back(&world, &before);
+    // A mounted node asks another one only when that one has noticed.
+    world.leases.iter().rev().for_each(|leases| leases.engine_began_anew());
+    for reader in [0, 1] {
+        assert_eq!(listed(&world, reader, 101), ["by its owner", "by the other", "first"], "node {reader}");
+    }
+    check(&world.engine.memory);
+}
+
 /// A node that changes nothing learns of it too, and does not answer from what it remembers.
 #[test]
 fn a_reader_forgets_what_the_engine_forgot() {
