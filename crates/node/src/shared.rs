@@ -94,6 +94,8 @@ use session::Keeper;
 
 /// How long a session lasts without being renewed.
 pub const LEASE: Duration = Duration::from_secs(15);
+/// How often a session is renewed.
+const EVERY: Duration = Duration::from_secs(LEASE.as_secs() / 5);
 /// How long closing waits for changes that are not in the database yet.
 const CLOSE: Duration = Duration::from_secs(10);
 

@@ -220,7 +220,8 @@ impl Core {
         }
     }
 
-    /// Notes which units have changes that the engine lacks. Their leases are not given back until it has them.
+    /// Notes which units have changes that the engine lacks. Their leases are not given back before it has
+    /// them.
     fn note_lacking(&self, batches: &[Arc<Batch>]) {
         let mut lacking = HashMap::new();
         for (unit, _) in batches.iter().flat_map(|batch| batch.needed()) {

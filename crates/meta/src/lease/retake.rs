@@ -1,10 +1,10 @@
 //! Leases that the engine has forgotten, and that this node takes again.
 //!
 //! A batch that is sent once more ([`super::forgot`]) holds only with its leases. This node may have taken
-//! them after the last commit that the engine still has. So it remembers how it replaced lease rows lately. If
-//! its own steps lead from the row that is there to the one that a batch needs, no other node has taken the
-//! lease since, and the row is written again. Nodes that the older row names are asked to give the lease back,
-//! as before: what they have to send once more comes first.
+//! them after the last commit that the engine still has. So it remembers how it replaced lease rows lately.
+//! If its own steps lead from the row that is there to the one that a batch needs, no other node has taken
+//! the lease since, and the row is written again. Nodes that the older row names are asked to give the lease
+//! back, as before: what they have to send once more comes first.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};

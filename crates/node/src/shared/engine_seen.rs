@@ -15,8 +15,7 @@ use meta::engine::database::{Database, Incarnation, SessionRow};
 use meta::store::StoreError;
 use parking_lot::Mutex;
 
-use super::LEASE;
-use super::session::EVERY;
+use super::{EVERY, LEASE};
 
 /// How long leases are taken by none, unless all nodes have noticed before: somewhat longer than it takes
 /// until a session is renewed.

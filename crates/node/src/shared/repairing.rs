@@ -24,11 +24,9 @@ use meta::{Commit, Expect, Key, MetaStore};
 
 use super::living::Living;
 use super::rows::ROW_REPAIRING;
-use super::{LEASE, setup_failure, unfinished};
+use super::{EVERY, LEASE, setup_failure, unfinished};
 use crate::refused::open_failure;
 
-/// How often the session is renewed.
-const EVERY: Duration = Duration::from_secs(LEASE.as_secs() / 5);
 /// A repair may reveal further findings, but only a few.
 const PASSES: usize = 8;
 

@@ -22,8 +22,9 @@ use meta::shared::{SharedStore, Term};
 use meta::store::StoreError;
 use net::id::NodeId;
 
+use super::EVERY;
 use super::making::CHANGES;
-use super::session::{EVERY, Keeper};
+use super::session::Keeper;
 use crate::log;
 use crate::volume_dir::VolumeDir;
 

@@ -24,14 +24,12 @@ use meta::store::StoreError;
 use net::id::NodeId;
 use parking_lot::{Condvar, Mutex};
 
-use super::LEASE;
 use super::claiming::Claims;
 use super::engine_seen::EngineSeen;
 use super::peers::Peers;
+use super::{EVERY, LEASE};
 use crate::log;
 
-/// How often the session is renewed.
-pub(super) const EVERY: Duration = Duration::from_secs(LEASE.as_secs() / 5);
 /// How much of a lease this node does not count on.
 const MARGIN: Duration = Duration::from_secs(LEASE.as_secs() / 5);
 /// What has to be said before a renewal must not be older than this.
