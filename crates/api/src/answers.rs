@@ -9,7 +9,7 @@ use crate::raw_path::RawPath;
 pub struct Settled {
     /// Blobs that had to be uploaded.
     pub blobs: u64,
-    /// Their bytes.
+    /// Bytes of the uploaded blobs.
     pub bytes: u64,
     /// Wall time.
     pub seconds: f64,
@@ -44,7 +44,7 @@ pub struct Published {
 /// A published tree.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct PublishedTree {
-    /// Its name.
+    /// The tree's name.
     pub name: String,
     /// The error of a tree that cannot be read. The other fields are then empty.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -55,7 +55,7 @@ pub struct PublishedTree {
     pub published: String,
     /// Files and folders.
     pub files: u64,
-    /// Their bytes.
+    /// Bytes of the files and folders.
     pub bytes: u64,
     /// Nodes of the tree.
     pub nodes: u64,
@@ -92,7 +92,7 @@ pub struct IndexSummary {
 /// An object that is not in a tree.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Left {
-    /// Its key, below the prefix that was indexed.
+    /// The object's key, below the prefix that was indexed.
     pub key: String,
     /// Why.
     pub why: String,
@@ -103,11 +103,11 @@ pub struct Left {
 pub struct Evicted {
     /// Blobs.
     pub blobs: u64,
-    /// Their bytes.
+    /// Bytes of the evicted blobs.
     pub bytes: u64,
     /// Blobs that stay because the origin does not have them yet.
     pub not_uploaded_blobs: u64,
-    /// Their bytes.
+    /// Bytes of the blobs that the origin does not have yet.
     pub not_uploaded_bytes: u64,
 }
 
@@ -123,11 +123,11 @@ pub struct WarmSummary {
     pub blobs: u64,
     /// Of these, blobs that this node or the depot already had.
     pub here_blobs: u64,
-    /// Their bytes.
+    /// Bytes that this node or the depot already had.
     pub here_bytes: u64,
     /// Blobs fetched from the origin or from other nodes of the fleet.
     pub fetched_blobs: u64,
-    /// Their bytes.
+    /// Bytes fetched from the origin or from other nodes of the fleet.
     pub fetched_bytes: u64,
     /// The data that could not be fetched. At most 20 are listed.
     pub failed: Vec<Missed>,
@@ -211,7 +211,7 @@ pub struct TrashKept {
 /// A file or folder in the trash.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TrashEntry {
-    /// Its inode number, by which it can be restored.
+    /// The inode number, by which the file or folder can be restored.
     pub id: u64,
     /// Where it was. If its folder is gone for good: only its name.
     pub path: RawPath,
@@ -219,7 +219,7 @@ pub struct TrashEntry {
     pub has_folder: bool,
     /// `file`, `folder`, `link` or `other`.
     pub kind: String,
-    /// Its size in bytes.
+    /// The size in bytes.
     pub bytes: u64,
     /// When it was removed, as `2026-11-20T11:30:00Z`.
     pub removed: String,
@@ -241,7 +241,7 @@ pub struct TrashRestored {
 pub struct TrashEmptied {
     /// Files and folders.
     pub files: u64,
-    /// Their sizes in bytes.
+    /// The total size of the deleted files and folders, in bytes.
     pub bytes: u64,
 }
 
@@ -290,7 +290,7 @@ pub struct PublishSummary {
 /// An item that an import or export left out, and why.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Skipped {
-    /// Its path.
+    /// The item's path.
     pub path: String,
     /// The reason.
     pub why: String,

@@ -45,12 +45,12 @@ pub fn user(socket: &impl AsFd) -> io::Result<u32> {
     of(socket).map(|who| who.uid)
 }
 
-/// This process's effective group.
+/// Returns the effective group of this process.
 pub fn egid() -> u32 {
     rustix::process::getegid().as_raw()
 }
 
-/// This process's effective user.
+/// Returns the effective user of this process.
 pub fn euid() -> u32 {
     rustix::process::geteuid().as_raw()
 }

@@ -112,7 +112,7 @@ pub enum Request {
     },
     /// Delete a published tree.
     Unpublish {
-        /// Its name.
+        /// The tree's name.
         name: String,
     },
     /// List what is published. The answer is a `Published`.
@@ -190,9 +190,9 @@ impl Request {
 /// A group whose members may publish.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Publishers {
-    /// Its number.
+    /// The group's number.
     pub gid: u32,
-    /// Its name or number, as the owner wrote it.
+    /// The group's name or number, as the owner wrote it.
     pub name: String,
 }
 

@@ -140,7 +140,7 @@ pub trait Context<T> {
     /// `what` says what was being done, with the path.
     fn or_fail(self, what: impl FnOnce() -> String) -> Result<T>;
 
-    /// The same for the common "cannot <verb> <path>".
+    /// Adds the common "cannot <verb> <path>" to an error.
     fn at(self, verb: &str, path: &Path) -> Result<T>;
 }
 

@@ -52,7 +52,7 @@ pub struct Heat {
 pub struct Chunk {
     /// The file, relative to the root of the mount. `None` if it was removed or renamed.
     pub path: Option<RawPath>,
-    /// Its inode number.
+    /// The file's inode number.
     pub inode: u64,
     /// Which MiB, from 0 on.
     pub mib: u32,
@@ -77,7 +77,7 @@ pub struct Chunk {
 /// What an eBPF program costs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Program {
-    /// Its name.
+    /// The program's name.
     pub name: String,
     /// How often it ran while it was measured, which is one second in ten.
     pub runs: u64,

@@ -31,7 +31,7 @@ pub struct Info {
     pub extents: u64,
     /// Where its data lies, by pack.
     pub packs: Vec<PackInfo>,
-    /// Its extents one by one, if the request asked for them.
+    /// The file's extents one by one, if the request asked for them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub extent_list: Vec<ExtentInfo>,
 }
@@ -52,7 +52,7 @@ pub struct ExtentInfo {
 /// A pack, and the part of a file in it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PackInfo {
-    /// Its number.
+    /// The pack's number.
     pub pack: u64,
     /// `open`, `sealed`, `condemned`, or `missing`, which is damage.
     pub state: String,

@@ -44,7 +44,7 @@ pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<PathBuf, D::Err
     RawPath::deserialize(from).map(PathBuf::from)
 }
 
-/// The same for a path that may be absent.
+/// Serialization of a path that may be absent.
 pub mod option {
     use super::{Deserialize, Deserializer, PathBuf, RawPath, Serialize, Serializer};
 

@@ -34,7 +34,7 @@ pub struct ReadRange {
 }
 
 impl ReadRange {
-    /// Its line, with the line end.
+    /// Returns the range as a line, with the line end.
     pub fn line(&self) -> Vec<u8> {
         let mut line = format!("{} {} ", self.offset, self.len).into_bytes();
         for &byte in self.path.as_os_str().as_bytes() {

@@ -24,7 +24,7 @@ pub enum Mode {
     Exclusive,
     /// Other nodes change it too.
     Shared,
-    /// This mount changes nothing.
+    /// The mount changes nothing.
     ReadOnly,
     /// The tree cannot change.
     Frozen,
@@ -50,9 +50,9 @@ impl Mode {
 /// A volume's figures. Field names are stable.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Status {
-    /// Its folder, or `mem:<id>`.
+    /// The volume's folder, or `mem:<id>`.
     pub volume: String,
-    /// Its id.
+    /// The volume's id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
     /// Where its blobs are stored permanently.
@@ -139,16 +139,16 @@ pub enum Kind {
 /// The daemon of a mounted volume.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Served {
-    /// Its mountpoint.
+    /// The volume's mountpoint.
     #[serde(with = "crate::raw_path")]
     pub mountpoint: PathBuf,
-    /// Its process id.
+    /// The daemon's process id.
     pub pid: u32,
     /// How long it has run.
     pub uptime_seconds: u64,
     /// Requests that the kernel sent.
     pub requests: u64,
-    /// The same by kind, such as `LOOKUP`. Kinds without requests are left out.
+    /// Requests that the kernel sent, by kind, such as `LOOKUP`. Kinds without requests are left out.
     #[serde(default)]
     pub requests_by_kind: BTreeMap<String, u64>,
     /// Of these, requests that wait at this moment.
@@ -159,7 +159,7 @@ pub struct Served {
     pub replies_lost: u64,
     /// How they arrive: `uring` or `classic`.
     pub transport: String,
-    /// Its S3 endpoint, if it has one.
+    /// The daemon's S3 endpoint, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub s3: Option<Endpoint>,
     /// The URL of its dashboard, if it has one.
@@ -172,9 +172,9 @@ pub struct Served {
 pub struct Endpoint {
     /// Where it listens, as ADDRESS:PORT.
     pub address: String,
-    /// Its bucket.
+    /// The endpoint's bucket.
     pub bucket: String,
-    /// Its file of keys.
+    /// The endpoint's file of keys.
     #[serde(with = "crate::raw_path")]
     pub keys: PathBuf,
     /// Whether it uses TLS.
@@ -233,13 +233,13 @@ impl Status {
 pub struct ClaimStatus {
     /// `held`, `waiting` (the origin has not answered yet), `gone` or `lost`.
     pub state: String,
-    /// Its epoch.
+    /// The claim's epoch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch: Option<u64>,
     /// Since when it has been in this state, UTC.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<String>,
-    /// The same in seconds until now.
+    /// The time in seconds since `since`. 0 if that is absent.
     #[serde(default)]
     pub seconds: u64,
     /// The observation behind this state.
@@ -250,7 +250,7 @@ pub struct ClaimStatus {
 /// What a status says about a published tree.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TreeInfo {
-    /// Its name.
+    /// The tree's name.
     pub name: String,
     /// How often the name had been published.
     pub sequence: u64,

@@ -39,7 +39,7 @@ pub enum Wish {
 pub struct Hits {
     /// Ranges read.
     pub count: u64,
-    /// Their bytes.
+    /// Bytes of the ranges read.
     pub bytes: u64,
 }
 
@@ -62,7 +62,7 @@ pub struct StatsLine {
     pub sources: BTreeMap<String, Hits>,
     /// The daemon's time for a request: the median, in nanoseconds.
     pub p50_ns: u64,
-    /// The same, 99th percentile.
+    /// The daemon's time for a request: the 99th percentile, in nanoseconds.
     pub p99_ns: u64,
     /// Requests that wait at this moment.
     pub waiting: u64,
@@ -95,7 +95,7 @@ pub struct RecordSummary {
     pub files: u64,
     /// Ranges that were recorded.
     pub ranges: u64,
-    /// Their bytes.
+    /// Bytes of the recorded ranges.
     pub bytes: u64,
     /// Requests that were missed because they came too fast, or were too many.
     pub lost: u64,

@@ -186,7 +186,7 @@ pub struct Taken {
 }
 
 impl Taken {
-    /// The same without the file that has not ended.
+    /// Returns the amount without the file that has not ended.
     pub fn whole(self) -> Taken {
         let Some(begun) = self.begun else { return self };
         Taken { files: self.files.saturating_sub(1), bytes: self.bytes.saturating_sub(begun), begun: None }

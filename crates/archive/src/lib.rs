@@ -43,7 +43,7 @@ pub struct Entry {
     /// The type flag: `0` file, `1` hard link, `2` symbolic link, `3` `4` devices, `5` folder, `6` pipe.
     /// Other flags are no files.
     pub kind: u8,
-    /// Its path as written in the archive.
+    /// The member's path as written in the archive.
     pub path: Vec<u8>,
     /// Target of a link.
     pub link: Vec<u8>,

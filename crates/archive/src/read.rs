@@ -120,8 +120,8 @@ impl<R: Read> Reader<R> {
         Reader { inner, left: 0, padding: 0, global: Records::default(), may_end: false }
     }
 
-    /// The same for an archive that may lack its end mark, and the padding before it. Only for input whose
-    /// length is verified otherwise: without the mark nothing shows that members are missing.
+    /// Reads an archive that may lack its end mark, and the padding before it. Only for input whose length is
+    /// verified otherwise: without the mark nothing shows that members are missing.
     pub fn without_end_mark(inner: R) -> Reader<R> {
         Reader { may_end: true, ..Reader::new(inner) }
     }

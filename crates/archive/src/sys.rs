@@ -110,7 +110,7 @@ fn grow(call: impl Fn(&mut [u8]) -> rustix::io::Result<usize>) -> rustix::io::Re
     }
 }
 
-/// This process's file mode mask. Read from /proc, because umask(2) would change it for all threads.
+/// Reads this process's file mode mask from /proc, because umask(2) would change it for all threads.
 pub fn umask() -> u32 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("Umask:"));

@@ -98,7 +98,7 @@ impl Stop {
 /// What a transfer does at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// It copies.
+    /// The transfer copies.
     Copying {
         /// How far the source is, in the unit of `expected`.
         at: u64,

@@ -200,7 +200,7 @@ fn add(records: &mut Vec<u8>, key: &[u8], value: &[u8]) {
     records.push(b'\n');
 }
 
-/// The same for a name. A name that is not UTF-8 is announced as bytes.
+/// Adds a record whose value is a name. A name that is not UTF-8 is announced as bytes.
 fn add_text(records: &mut Vec<u8>, key: &[u8], value: &[u8]) {
     if std::str::from_utf8(value).is_err() {
         add(records, b"hdrcharset", b"BINARY");

@@ -26,12 +26,12 @@ impl Deadline {
     /// No limit.
     pub const NEVER: Deadline = Deadline(None);
 
-    /// This much time from now.
+    /// Returns the deadline that is `time` from now.
     pub fn after(time: Duration) -> Deadline {
         Deadline(monotonic().checked_add(time))
     }
 
-    /// This much time from now. `None` is no limit.
+    /// Returns the deadline that is `time` from now. `None` is no limit.
     pub fn after_if(time: Option<Duration>) -> Deadline {
         time.map_or(Deadline::NEVER, Deadline::after)
     }
@@ -45,7 +45,7 @@ impl Deadline {
         }
     }
 
-    /// This deadline, or `time` from now if that is earlier.
+    /// Returns this deadline, or `time` from now if that is earlier.
     #[must_use]
     pub fn within(self, time: Duration) -> Deadline {
         self.sooner(Deadline::after(time))

@@ -227,7 +227,8 @@ mod tests {
         assert!(bound.is_ok() && child.is_none());
     }
 
-    /// The same without waiting, for tests that want an address on which nothing listens.
+    /// Stops a listener and binds its address without waiting, for tests that want an address on which
+    /// nothing listens.
     #[test]
     fn a_listener_that_is_stopped_leaves_its_address() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

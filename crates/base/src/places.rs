@@ -53,9 +53,9 @@ impl Peer {
 pub struct Limits {
     /// All.
     pub all: usize,
-    /// Those that strangers may have.
+    /// Places that strangers may have.
     pub strangers: usize,
-    /// Those that one peer may have as a stranger.
+    /// Places that one peer may have as a stranger.
     pub each: usize,
     /// Strangers too are displaced only while they work on nothing.
     pub keeps_work: bool,
@@ -69,7 +69,8 @@ impl Limits {
         Limits { all, strangers, each: (strangers / 2).max(1), keeps_work: false }
     }
 
-    /// The same, and strangers too are displaced only while they work on nothing.
+    /// Returns the same limits as [`Limits::of`], except that strangers too are displaced only while they
+    /// work on nothing.
     pub fn keeping_work(all: usize) -> Limits {
         Limits { keeps_work: true, ..Limits::of(all) }
     }
@@ -249,9 +250,9 @@ impl Place {
         Work(Arc::clone(self))
     }
 
-    /// The same where strangers keep their places while they are at work: then they may use half of their
-    /// places for work, and a peer half of its share. So there is always one to displace for a connection
-    /// that will show a key.
+    /// Begins work as [`Place::work`] does, if there is room. If strangers keep their places while they are
+    /// at work, they may use half of their places for work, and a peer half of its share. So there is always
+    /// one to displace for a connection that will show a key.
     pub fn try_work(self: &Arc<Self>) -> Option<Work> {
         let table = self.places.table();
         let entry = table.entries.get(&self.number)?;

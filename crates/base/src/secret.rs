@@ -37,7 +37,7 @@ pub enum SecretError {
         #[source]
         error: io::Error,
     },
-    /// It is a folder, a pipe or a device.
+    /// The path is a folder, a pipe or a device.
     #[error("the cluster secret {} is not a regular file; name the file that holds it", path.display())]
     NotAFile {
         /// The path.
@@ -51,17 +51,17 @@ pub enum SecretError {
     Open {
         /// The file.
         path: PathBuf,
-        /// Its mode.
+        /// The file's mode.
         mode: u32,
     },
-    /// It belongs to another user, who can read and change it whatever its mode is.
+    /// The file belongs to another user, who can read and change it whatever its mode is.
     #[error("the cluster secret {} belongs to user {owner}: make it your own, `chown {me} {}`", path.display(), path.display())]
     Foreign {
         /// The file.
         path: PathBuf,
-        /// Its owner.
+        /// The file's owner.
         owner: u32,
-        /// This process's user.
+        /// The user of this process.
         me: u32,
     },
     /// Fewer than [`SECRET_MIN`] bytes.
@@ -75,7 +75,7 @@ pub enum SecretError {
     /// More than [`SECRET_MAX`] bytes.
     #[error("the cluster secret is longer than {SECRET_MAX} bytes: is that the right file?")]
     Long,
-    /// It is more than one line, or no text.
+    /// The secret is more than one line, or no text.
     #[error(transparent)]
     NotALine(#[from] NotALine),
 }

@@ -102,7 +102,7 @@ impl BootTime {
     /// Later than every other moment.
     pub const NEVER: BootTime = BootTime(Duration::MAX);
 
-    /// This much later.
+    /// Returns the moment that is `time` later.
     #[must_use]
     pub fn plus(self, time: Duration) -> BootTime {
         BootTime(self.0.saturating_add(time))

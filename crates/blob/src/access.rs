@@ -20,7 +20,7 @@ impl Access {
             .find(|access| access.name().as_bytes() == name)
     }
 
-    /// Its name, as mount options and attributes spell it.
+    /// Returns the name of the access, as mount options and attributes spell it.
     pub fn name(self) -> &'static str {
         match self {
             Access::Normal => "normal",

@@ -21,7 +21,7 @@ const MAGIC: &[u8; 4] = b"covC";
 const VERSION: u32 = 1;
 /// The version of a claim of the kind [`Kind::Promoted`]. A program that does not know it writes nothing.
 const VERSION_PROMOTED: u32 = 2;
-/// The same of the kind [`Kind::Database`].
+/// The version of a claim of the kind [`Kind::Database`]. A program that does not know it writes nothing.
 const VERSION_DATABASE: u32 = 3;
 /// The length of everything but the place.
 const FIXED: usize = 4 + 4 + 8 + 16 + 16 + 16 + 16 + 1 + 8 + 1 + 4;
@@ -34,7 +34,7 @@ pub type Token = [u8; 16];
 pub enum Kind {
     /// The volume was opened for writing.
     Open,
-    /// Its writer continues: it publishes or deletes.
+    /// The volume's writer continues: it publishes or deletes.
     Renewed,
     /// A person asked that this folder take over.
     TakeOver,
@@ -76,7 +76,7 @@ impl Kind {
 /// A claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claim {
-    /// Its number.
+    /// The claim's number.
     pub epoch: u64,
     /// The volume's id.
     pub volume: [u8; 16],

@@ -59,7 +59,7 @@ pub struct BlobFolder {
     prefetcher: Prefetcher,
     /// One bit for each of the 256 folders: it has names that a power cut could lose.
     touched: [AtomicU64; 4],
-    /// The same for `DIR` itself.
+    /// Whether `DIR` itself has names that a power cut could lose.
     root_touched: AtomicBool,
     /// Blobs whose bytes may not have reached the disk yet either.
     unsynced: Mutex<Vec<BlobId>>,
@@ -200,7 +200,8 @@ impl BlobFolder {
         Ok(())
     }
 
-    /// The same for the blobs whose names begin with one byte. Returns false if `each` stopped it.
+    /// Calls `each` with every blob whose name begins with one byte, and its size, in no order. Returns false
+    /// if `each` stopped it.
     ///
     /// # Errors
     /// The system's error.

@@ -25,7 +25,7 @@ pub struct Space {
     pub reserve: u64,
 }
 
-/// This node's open packs. Implementations: a folder, memory, and a failing form for tests.
+/// The store of this node's open packs. Implementations: a folder, memory, and a failing form for tests.
 pub trait PackStore: Send + Sync {
     /// Starts an empty pack. The number has never been used before.
     ///
@@ -40,7 +40,8 @@ pub trait PackStore: Send + Sync {
     /// `Full` when there is no room; then nothing refers to the range. See [`BlobError`].
     fn write(&self, pack: PackNo, offset: u32, bytes: &[u8]) -> Result<(), BlobError>;
 
-    /// The same, and returns the CRC32C of the bytes. A store that computes it anyway need not do it twice.
+    /// Writes a range as [`PackStore::write`] does, and returns the CRC32C of the bytes. A store that
+    /// computes it anyway need not do it twice.
     ///
     /// # Errors
     /// As [`PackStore::write`].

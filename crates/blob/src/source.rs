@@ -20,7 +20,7 @@ use crate::sums::Sums;
 /// Why a blob's bytes are not available. The kinds are few: a caller acts differently on each.
 #[derive(Debug, thiserror::Error)]
 pub enum BlobError {
-    /// This source does not have the blob; another may.
+    /// The source does not have the blob; another may.
     #[error("blob {0} is not here")]
     Missing(BlobId),
     /// A copy exists and its bytes are not the blob's. The copy must not be used; another may be sound.
@@ -73,7 +73,7 @@ pub trait BlobSource: Send + Sync {
     /// See [`BlobError`].
     fn read_at(&self, id: &BlobId, offset: u32, buf: &mut [u8]) -> Result<(), BlobError>;
 
-    /// The same, with what is known about the reader's access pattern.
+    /// Reads as [`BlobSource::read_at`] does, with what is known about the reader's access pattern.
     ///
     /// # Errors
     /// As [`BlobSource::read_at`].
@@ -142,8 +142,8 @@ pub fn too_late() -> BlobError {
 
 /// Receives a blob while it arrives. The bytes are not verified yet; the implementation does that.
 pub trait Onto: Send + Sync {
-    /// This many more bytes have arrived, of anything. So a waiter can distinguish a slow origin from a
-    /// stalled one.
+    /// Reports that `bytes` more bytes have arrived, of anything. So a waiter can distinguish a slow origin
+    /// from a stalled one.
     fn came(&self, bytes: u64);
 
     /// Bytes of the blob from `offset` on, and the sums that arrived with it. The sums' name is right; the
@@ -168,14 +168,14 @@ pub trait Origin: BlobSource + Records {
     /// See [`BlobError`].
     fn adopt(&self, id: &BlobId, sums: &Sums, file: &Path) -> Result<(), BlobError>;
 
-    /// The same for bytes in memory.
+    /// Takes a blob into the origin as [`Origin::adopt`] does, from bytes in memory.
     ///
     /// # Errors
     /// See [`BlobError`].
     fn put(&self, id: &BlobId, sums: &Sums, bytes: &[u8]) -> Result<(), BlobError>;
 
-    /// The same, and the origin may keep `bytes` instead of a copy: an in-memory origin then shares the
-    /// pack's own bytes.
+    /// Takes a blob into the origin as [`Origin::put`] does. The origin may keep `bytes` instead of a copy:
+    /// an in-memory origin then shares the pack's own bytes.
     ///
     /// # Errors
     /// See [`BlobError`].
@@ -271,8 +271,9 @@ pub trait Origin: BlobSource + Records {
         Ok((sums, bytes))
     }
 
-    /// The same for a caller that uses the blob's beginning before its end has arrived. `Ok(None)`: `onto`
-    /// has all of it. An origin that gets blobs in one piece returns them as [`Origin::fetch`] does.
+    /// Fetches a blob as [`Origin::fetch`] does, for a caller that uses the blob's beginning before its end
+    /// has arrived. `Ok(None)`: `onto` has all of it. An origin that gets blobs in one piece returns them as
+    /// [`Origin::fetch`] does.
     ///
     /// # Errors
     /// As [`Origin::fetch`]; `onto` may then have a part.

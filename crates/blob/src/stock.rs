@@ -108,7 +108,8 @@ impl Buffer {
         self.len -= first;
     }
 
-    /// The same buffer with another length within its room. Bytes that were never written are unspecified.
+    /// Returns this buffer with another length within its room. Bytes that were never written are
+    /// unspecified.
     #[must_use]
     pub fn of_len(mut self, len: usize) -> Buffer {
         self.len = len.min(self.room());

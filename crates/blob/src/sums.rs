@@ -67,7 +67,7 @@ pub enum Mismatch {
     Segment {
         /// The offset of the segment in the blob.
         offset: u32,
-        /// Its length in bytes.
+        /// The segment's length in bytes.
         len: u32,
     },
     /// The BLAKE3 chaining value of a group differs.
@@ -75,15 +75,15 @@ pub enum Mismatch {
     Group {
         /// The offset of the group in the blob.
         offset: u32,
-        /// Its length in bytes.
+        /// The group's length in bytes.
         len: u32,
     },
     /// The range does not consist of whole segments or groups of this blob.
     #[error("{len} bytes at {offset} are no whole parts of a blob of {size} bytes")]
     Range {
-        /// Its offset.
+        /// The range's offset.
         offset: u32,
-        /// Its length in bytes.
+        /// The range's length in bytes.
         len: usize,
         /// The blob's size.
         size: u32,

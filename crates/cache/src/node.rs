@@ -125,16 +125,16 @@ pub enum Evict {
 pub struct Evicted {
     /// Blobs.
     pub blobs: u64,
-    /// Their bytes.
+    /// Bytes of the evicted blobs.
     pub bytes: u64,
 }
 
 /// The result of warming a blob.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Warmed {
-    /// It was here already.
+    /// The blob was here already.
     Here,
-    /// It was fetched. Its size in bytes.
+    /// The blob was fetched. Its size in bytes.
     Fetched(u64),
 }
 

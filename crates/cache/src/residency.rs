@@ -111,7 +111,7 @@ impl Cost {
 pub enum Rank {
     /// A new blob, in the small or the held queue.
     New,
-    /// It was read again.
+    /// A blob that was read again.
     Proven,
     /// A user wants to keep it.
     Kept,
@@ -120,9 +120,9 @@ pub enum Rank {
 /// A blob to evict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Victim {
-    /// Its name.
+    /// The blob's name.
     pub id: BlobId,
-    /// Its size in bytes.
+    /// The blob's size in bytes.
     pub size: u32,
 }
 
@@ -262,7 +262,7 @@ impl Policy {
         self.put(id, size, cost, queue, now).is_some_and(|(_, new)| new)
     }
 
-    /// Its slot, and whether it is new.
+    /// Inserts a blob, or counts a use of it. Returns its slot, and whether it is new. None: it is too large.
     fn put(&mut self, id: &BlobId, size: u32, cost: Cost, queue: Queue, now: u32) -> Option<(u32, bool)> {
         if size > BLOB_MAX {
             return None;

@@ -54,9 +54,9 @@ pub fn stop_by_signal(term: Term) -> Result<Stop> {
     stopped_by_signal(term, said, None)
 }
 
-/// The same for work of which nothing is kept that is not complete. If a store does not answer, the work
-/// does not see that it is to stop. So the first signal ends the program too, after [`GRACE`]. What stays is
-/// what a kill leaves.
+/// Takes the signals from now on, for work of which nothing is kept that is not complete. If a store does not
+/// answer, the work does not see that it is to stop. So the first signal ends the program too, after
+/// [`GRACE`]. What stays is what a kill leaves.
 pub fn stop_or_end_by_signal(term: Term) -> Result<Stop> {
     let said = "stopping: a tree is published whole or not at all. Ctrl-C again ends it at once";
     stopped_by_signal(term, said, Some(GRACE))

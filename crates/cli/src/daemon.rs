@@ -39,7 +39,7 @@ pub fn run(plan: &Plan, beside: &Beside, parent: Option<Parent>, term: Term) -> 
     serve(plan, beside, false, parent, term)
 }
 
-/// The same with a status line on a terminal.
+/// Mounts with a status line on a terminal, and returns when the mount has ended and the volume is closed.
 pub fn run_with_line(plan: &Plan, beside: &Beside, term: Term) -> Result<u8> {
     serve(plan, beside, true, None, term)
 }

@@ -45,7 +45,8 @@ pub fn look_on<N: DeserializeOwned, T: DeserializeOwned>(
     look_on_leaving(address, wish, at_most, None, each)
 }
 
-/// The same for a command that makes a file. If it is ended early, it removes that.
+/// Watches one mount for a command that makes a file, as [`look_on`]. If the command is ended early, it
+/// removes the file.
 pub fn look_on_leaving<N: DeserializeOwned, T: DeserializeOwned>(
     address: &ControlAddress,
     wish: Wish,

@@ -42,7 +42,7 @@ impl Opened {
         Opened::joined(text, way, &FleetOptions::default(), does)
     }
 
-    /// The same for a command that reads a tree as a node of a fleet.
+    /// Opens what a text names, for a command that reads a tree as a node of a fleet.
     pub fn joined(text: &Path, way: &Way, fleet: &FleetOptions, does: &'static str) -> Result<Opened> {
         let options = NodeOptions::reading(does);
         if let Some((tree, inner)) = split(text) {

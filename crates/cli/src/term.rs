@@ -41,7 +41,7 @@ impl Term {
         self.result_as_is(value, || shown(&text(), Lines::Many).into_owned());
     }
 
-    /// The same for a text whose control characters are intended.
+    /// Prints the result: `value` as JSON, or the text, whose control characters are intended.
     pub fn result_as_is(self, value: &impl Serialize, text: impl FnOnce() -> String) {
         if self.quiet {
             return;

@@ -41,7 +41,7 @@ pub struct Corpus {
 /// Why a corpus could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum MakeError {
-    /// It does not fit in memory.
+    /// The corpus does not fit in memory.
     #[error("it takes {needed} bytes of memory and {available} are available")]
     NoRoom {
         /// Bytes that it needs.

@@ -28,7 +28,7 @@ pub struct Spec {
 /// Why a text is not a corpus.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
-    /// It does not have three parts after the prefix.
+    /// The text does not have three parts after the prefix.
     #[error("a corpus is written corpus:SEED,N,SIZE, as in corpus:7,1000,64K")]
     Form,
     /// The first is not a number.

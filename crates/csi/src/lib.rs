@@ -167,7 +167,7 @@ impl Driver {
         Ok(Alone { driver: self, name: name.to_owned() })
     }
 
-    /// The same without waiting. `None`: another call works on it.
+    /// Reserves a volume for one call without waiting. `None`: another call works on it.
     fn alone_at_once(&self, name: &str) -> Option<Alone<'_>> {
         let is_free = self.busy.lock().insert(name.to_owned());
         is_free.then(|| Alone { driver: self, name: name.to_owned() })

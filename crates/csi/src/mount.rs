@@ -53,7 +53,7 @@ const TREES: &str = "trees";
 const FLOOR: u64 = 6;
 /// How long a call waits until what was written is in the origin. The orchestrator waits two minutes.
 const FLUSH: Duration = Duration::from_secs(30);
-/// The same while calls for the source wait.
+/// How long a call waits until what was written is in the origin, while other calls for the source wait.
 const FLUSH_REST: Duration = Duration::from_secs(10);
 /// How long to wait for an earlier daemon of the source to end.
 const EARLIER: Duration = Duration::from_secs(20);

@@ -16,7 +16,7 @@ use tonic::{Code, Status};
 use crate::refuse;
 use crate::secrets::Secrets;
 
-/// This program. After an upgrade of the file, it is still the one that runs.
+/// The path of the running program. After an upgrade of the file, the same program still runs.
 const PROGRAM: &str = "/proc/self/exe";
 
 /// Why a command failed.

@@ -32,7 +32,7 @@ pub const HALF: &str = "new-";
 /// A volume that is staged on this node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Staged {
-    /// Its id.
+    /// The volume's id.
     pub id: String,
     /// Where it is staged.
     pub staging: PathBuf,
@@ -60,9 +60,9 @@ pub struct Target {
 pub struct Made {
     /// The name that the orchestrator gave.
     pub name: String,
-    /// Its id.
+    /// The volume's id.
     pub id: String,
-    /// Its bytes; 0 without a limit.
+    /// The volume's limit in bytes; 0 without a limit.
     pub capacity: i64,
     /// What the nodes are told of it.
     pub context: Texts,

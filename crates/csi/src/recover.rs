@@ -40,7 +40,7 @@ impl Driver {
         }
     }
 
-    /// The same for the volumes of daemons that died while the driver lives. What a call works on, and what
+    /// Makes again the mounts of daemons that died while the driver lives. What a call works on, and what
     /// failed some moments ago, is left for later.
     pub(crate) fn recover_lost(&self) {
         let mut pauses = self.pauses.lock();

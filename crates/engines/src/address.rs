@@ -34,7 +34,7 @@ pub trait Volume: fmt::Debug + fmt::Display + Send + Sync {
     /// `Missing` without such a volume. Otherwise one line that names the mistake and says what to do.
     fn open_with(&self, lanes: usize) -> Result<Arc<dyn Database>, SetupError>;
 
-    /// The same with [`LANES`] connections.
+    /// Opens the volume as [`Volume::open_with`] does, with at most [`LANES`] connections.
     ///
     /// # Errors
     /// As [`Volume::open_with`].

@@ -103,7 +103,7 @@ pub(crate) trait Link: Sized {
 
 /// A connection and its operations.
 pub(crate) struct Lane<L: Link> {
-    /// Its number in the store.
+    /// The lane's number in the store.
     pub(crate) number: u16,
     pub(crate) memory: L::Memory,
     pub(crate) link: Option<L>,

@@ -34,7 +34,7 @@ impl Secrets {
         Secrets::default()
     }
 
-    /// This password.
+    /// Uses the given password.
     pub fn password(password: impl Into<String>) -> Secrets {
         Secrets(Source::Password(password.into()))
     }

@@ -59,13 +59,13 @@ pub enum Verify {
 /// Why bytes were not taken, or did not come.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
-    /// They are not the blob's.
+    /// The bytes are not the blob's.
     #[error("{0}")]
     Wrong(String),
-    /// They came without sums, for a place before which bytes are missing, or beyond the blob's end.
+    /// The bytes came without sums, for a place before which bytes are missing, or beyond the blob's end.
     #[error("{0}")]
     Misplaced(String),
-    /// They did not come within this time.
+    /// The bytes did not come within this time.
     #[error("not within {0:?}")]
     Late(Duration),
     /// The fetch was given up.
@@ -114,9 +114,9 @@ struct Waiting {
 /// What happened to bytes that a source offered.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Took {
-    /// This many were taken.
+    /// The number of bytes that were taken.
     Bytes(usize),
-    /// This many are already here. Skip them.
+    /// The number of bytes that are already here. Skip them.
     Skip(usize),
 }
 
@@ -126,7 +126,7 @@ impl Arriving {
         Arriving::counting(id, verify, Arc::default())
     }
 
-    /// The same. `served` counts the waiters that take their bytes from it.
+    /// Returns an empty buffer. `served` counts the waiters that take their bytes from it.
     pub(crate) fn counting(id: BlobId, verify: Verify, served: Arc<AtomicU64>) -> Arc<Arriving> {
         Arc::new(Arriving {
             id,
@@ -170,12 +170,12 @@ impl Arriving {
         self.id
     }
 
-    /// Its sums, once they have arrived.
+    /// Returns the blob's sums, once they have arrived.
     pub fn sums(&self) -> Option<&Arc<Sums>> {
         self.sums.get()
     }
 
-    /// Its size in bytes, once the sums have arrived.
+    /// Returns the blob's size in bytes, once the sums have arrived.
     pub fn size(&self) -> Option<u32> {
         self.sums.get().map(|sums| sums.size())
     }
@@ -338,7 +338,8 @@ impl Arriving {
         self.take(at, bytes.get(at as usize..).unwrap_or_default())
     }
 
-    /// The same for bytes from `offset` on, if all bytes before them have arrived.
+    /// Takes what is not here yet of the blob's bytes from `offset` on, if all bytes before them have
+    /// arrived.
     ///
     /// # Errors
     /// As [`Arriving::append`].

@@ -17,9 +17,9 @@ use crate::waiter::Waiter;
 /// Why a fetch has no bytes.
 #[derive(Debug)]
 pub enum Ended {
-    /// It failed. A repetition would most likely fail too.
+    /// The fetch failed. A repetition would most likely fail too.
     Failed(BlobError),
-    /// Its leader gave it up. This says nothing about the blob.
+    /// The leader gave up the fetch. This says nothing about the blob.
     GivenUp,
 }
 
@@ -69,7 +69,7 @@ fn fill(buffer: &Arriving, outcome: &Outcome) {
 
 struct Registered {
     waiter: Arc<Waiter>,
-    /// Its task completes it in the end, so it takes bytes and no errors.
+    /// Whether the waiter's task completes it in the end. Then it takes bytes and no errors.
     has_task: bool,
 }
 
@@ -106,7 +106,7 @@ struct State {
 /// See the [module](self).
 pub struct InFlight {
     id: BlobId,
-    /// Its groups, or `None` for the whole blob.
+    /// The groups that are fetched, or `None` for the whole blob.
     groups: Option<Range<u32>>,
     state: Mutex<State>,
     ended: Condvar,
@@ -158,7 +158,8 @@ impl InFlight {
         self.register(Registered { waiter: Arc::clone(waiter), has_task: false });
     }
 
-    /// The same for a waiter whose task completes it in any case: a failure does not.
+    /// Completes the waiter when its range is here. A failure does not: the waiter's task completes it in any
+    /// case.
     pub fn notify_of_bytes(&self, waiter: &Arc<Waiter>) {
         self.register(Registered { waiter: Arc::clone(waiter), has_task: true });
     }
@@ -210,7 +211,8 @@ impl InFlight {
         self.read_with(range, |bytes| buf.copy_from_slice(bytes))
     }
 
-    /// The same. `take` gets the bytes.
+    /// Waits until a range has arrived, and passes its bytes to `take`. Does not wait for the rest of the
+    /// blob.
     ///
     /// # Errors
     /// As [`InFlight::read`].
@@ -276,7 +278,8 @@ impl InFlight {
         self.state.lock().buffer.clone()
     }
 
-    /// The same. If there is none yet, it is created, and the waiters are completed from it.
+    /// Returns the buffer that the whole blob arrives in. If there is none yet, it is created, and the
+    /// waiters are completed from it.
     pub(crate) fn buffer_or_new(&self, verify: Verify) -> Arc<Arriving> {
         let mut state = self.state.lock();
         if let Some(buffer) = &state.buffer {

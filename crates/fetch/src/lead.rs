@@ -396,7 +396,8 @@ pub struct Announcement {
 }
 
 impl Announcement {
-    /// This node is to fetch the whole blob, for other nodes too. `None`: it is being fetched already.
+    /// Begins a fetch of the whole blob by this node, for other nodes too. `None`: it is being fetched
+    /// already.
     pub fn begin_whole(&self) -> Option<WholeLead> {
         let mut entries = self.table.lock();
         let id = self.buffer.id();

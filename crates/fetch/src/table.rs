@@ -29,7 +29,7 @@ use crate::budget::Budget;
 use crate::in_flight::InFlight;
 use crate::lead::{Completed, PartLead, Purpose, WholeLead};
 
-/// This many blobs stay in memory after the cache has written them, at most 4 MiB each ...
+/// The number of blobs that stay in memory after the cache has written them, at most 4 MiB each ...
 const RECENT: usize = 16;
 /// ... and at most this long.
 const REMEMBERED: Duration = Duration::from_secs(10);

@@ -44,10 +44,10 @@ pub type Number = [u8; 8];
 
 /// A copy of the names elsewhere, which answers instead of this node.
 pub trait Mirror: Send {
-    /// This node has a blob from now on.
+    /// Records that this node has a blob from now on.
     fn insert(&mut self, name: &Name, proof: &Proof);
 
-    /// This node does not have it any more.
+    /// Records that this node does not have a blob any more.
     fn remove(&mut self, name: &Name);
 
     /// Every blob of this node has been inserted.
@@ -107,7 +107,7 @@ impl Directory {
         &self.keys
     }
 
-    /// This node has a blob.
+    /// Records that this node has a blob.
     pub fn insert(&self, id: &BlobId) {
         let name = self.keys.name(id);
         let mut held = self.held.lock();
@@ -118,7 +118,7 @@ impl Directory {
         }
     }
 
-    /// This node does not have it any more.
+    /// Records that this node does not have a blob any more.
     pub fn remove(&self, id: &BlobId) {
         let name = self.keys.name(id);
         let mut held = self.held.lock();

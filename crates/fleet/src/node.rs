@@ -105,9 +105,10 @@ pub struct FleetParts {
     pub zone: Zone,
     /// Whether it is a node or a depot.
     pub role: Role,
-    /// It only lends its disk, and keeps copies of what it tracks as soon as it can ([`Fleet::keep_copies`]).
+    /// Whether the node only lends its disk, and keeps copies of what it tracks as soon as it can
+    /// ([`Fleet::keep_copies`]).
     pub keeps: bool,
-    /// Its share of what is tracked, and of what depots hold.
+    /// The node's share of what is tracked, and of what depots hold.
     pub weight: u16,
     /// The in-flight fetches of this node. Its cache has the same table. It says how data from other nodes is
     /// verified.
@@ -125,7 +126,7 @@ pub struct FleetParts {
 /// Why a node cannot join.
 #[derive(Debug, thiserror::Error)]
 pub enum FleetError {
-    /// Its port cannot be used for membership.
+    /// The node's port cannot be used for membership.
     #[error(
         "cannot listen on UDP {address}: {error}; choose another address with --listen, or end what uses it"
     )]
@@ -334,7 +335,7 @@ impl Fleet {
         self.inner.free.store(mib, Ordering::Relaxed);
     }
 
-    /// This node's id.
+    /// Returns this node's id.
     pub fn node(&self) -> NodeId {
         self.inner.own
     }

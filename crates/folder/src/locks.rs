@@ -46,7 +46,7 @@ struct Owner {
 
 #[derive(Default)]
 struct OwnerState {
-    /// It has ended: nothing may be locked any more.
+    /// Whether the owner has ended: nothing may be locked any more.
     gone: bool,
     /// Calls since its locks were counted.
     calls: usize,
@@ -107,7 +107,7 @@ struct Waiter {
     answer: LockAnswer,
     /// The thread is trying it.
     tried: bool,
-    /// It was withdrawn meanwhile. That counts only if it is not granted.
+    /// Whether the request was withdrawn meanwhile. That counts only if it is not granted.
     cancelled: bool,
 }
 

@@ -41,7 +41,7 @@ impl Node {
 
 struct Held {
     node: Arc<Node>,
-    /// Its inode number. It means the same file as long as a descriptor is open.
+    /// The node's inode number. It means the same file as long as a descriptor is open.
     ino: Ino,
     count: u64,
 }

@@ -116,9 +116,9 @@ pub(crate) struct Pins {
 #[derive(Default)]
 struct Slot {
     fd: Mutex<Option<Arc<OwnedFd>>>,
-    /// It was used since it was looked at last.
+    /// Whether the descriptor was used since it was looked at last.
     used: AtomicBool,
-    /// It stays open.
+    /// Whether the descriptor stays open.
     stays: AtomicBool,
 }
 
@@ -236,7 +236,7 @@ impl Pin {
         }
     }
 
-    /// It has not lost its last name after all, unless somebody else removed it.
+    /// Ends [`Pin::keep`]: the inode has not lost its last name after all, unless somebody else removed it.
     pub(crate) fn release(&self) {
         let has_name = self.fd().is_ok_and(|fd| rustix::fs::fstat(&fd).is_ok_and(|about| about.st_nlink > 0));
         if has_name && self.slot.stays.swap(false, Ordering::Relaxed) {

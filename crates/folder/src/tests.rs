@@ -230,7 +230,7 @@ fn regression_an_old_number_names_nothing_after_a_restart() {
     assert_eq!(after.getattr(new.node), stale);
 }
 
-/// The same folder with few descriptors, and with none but descriptors.
+/// Opens a folder that keeps few descriptors. Without `handles`, it has nothing but descriptors.
 fn narrow(dir: &Path, handles: bool) -> Folder {
     let folder = Folder::open(dir).unwrap();
     let root = reopen(&folder.node(Ino::ROOT).unwrap().fd().unwrap(), OFlags::PATH).unwrap();

@@ -38,7 +38,7 @@ pub const ATTRIBUTE: &[u8] = b"user.covey.access";
 pub const KEEP_ATTRIBUTE: &[u8] = b"user.covey.keep";
 /// The blobs of the file are evicted last.
 pub const KEEP: &[u8] = b"yes";
-/// They are evicted as others are, whatever holds for the folder.
+/// The blobs of the file are evicted as others are, whatever holds for the folder.
 pub const DO_NOT_KEEP: &[u8] = b"no";
 /// The number of folders above a file that are searched.
 const DEPTH: usize = 64;
@@ -55,7 +55,7 @@ impl Said {
         Said { access: Some(hint.access), keep: Some(hint.keep) }
     }
 
-    /// The same, with what a folder above says of the rest.
+    /// Fills in what was not said of the inode with what a folder above says.
     fn or(self, above: Said) -> Said {
         Said { access: self.access.or(above.access), keep: self.keep.or(above.keep) }
     }

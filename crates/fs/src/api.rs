@@ -139,7 +139,7 @@ pub struct Entry {
     pub node: Ino,
     /// Distinguishes inodes that had the same number; always 0 while numbers are never reused.
     pub generation: u64,
-    /// It is about to change: the kernel must not cache it, and asks again at the next lookup.
+    /// The entry is about to change: the kernel must not cache it, and asks again at the next lookup.
     pub fleeting: bool,
     /// In a listing with attributes: the kernel already held this folder, maybe below another one
     /// ([`Filesystem::readdir_plus`]).
@@ -158,7 +158,7 @@ impl Entry {
 pub enum SetTime {
     /// The moment at which the request is executed.
     Now,
-    /// This given moment.
+    /// A given moment.
     To(Timestamp),
 }
 
@@ -269,7 +269,7 @@ pub enum Positions {
     /// Hashes of names, spread over 63 bits, in order. A listing may continue at any number.
     /// [`DirEntry::next`] is the entry's own position and 1.
     Hashes,
-    /// The same, but [`DirEntry::next`] is the position of the next entry.
+    /// Hashes as for [`Positions::Hashes`], but [`DirEntry::next`] is the position of the next entry.
     OfNext,
 }
 
@@ -471,7 +471,7 @@ pub trait Filesystem: Send + Sync {
     /// When it returns, every earlier change of this inode (and its names) survives a power cut.
     fn fsync(&self, ino: Ino, data_only: bool) -> Result<()>;
 
-    /// The same for the whole filesystem.
+    /// Returns when every earlier change of the whole filesystem survives a power cut.
     fn sync(&self) -> Result<()>;
 
     /// What the positions of listings are.
@@ -489,9 +489,9 @@ pub trait Filesystem: Send + Sync {
         each: &mut dyn FnMut(DirEntry<'_>) -> ControlFlow<()>,
     ) -> Result<()>;
 
-    /// The same with attributes. Adds one reference for each entry taken other than `.` and `..` (as
-    /// [`Filesystem::lookup`] does). [`Entry::held`] is set for a folder to which there were references
-    /// before.
+    /// Passes entries to `each` as [`Filesystem::readdir`] does, with their attributes. Adds one reference
+    /// for each entry taken other than `.` and `..` (as [`Filesystem::lookup`] does). [`Entry::held`] is set
+    /// for a folder to which there were references before.
     fn readdir_plus(
         &self,
         ino: Ino,

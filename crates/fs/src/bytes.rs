@@ -200,7 +200,7 @@ impl Core {
         self.store_in(ino, offset, data, 0)
     }
 
-    /// The same for a file of `size` bytes so far.
+    /// Stores bytes as [`Core::store`] does, for a file of `size` bytes so far.
     pub(crate) fn store_in(&self, ino: Ino, offset: u64, data: &[u8], size: u64) -> Result<Stored, Error> {
         let mut stored = Stored::default();
         self.store_pages(&mut stored, ino, offset, data, size)?;

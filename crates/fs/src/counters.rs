@@ -24,7 +24,7 @@ impl Counter {
 pub struct Reads {
     /// Ranges read.
     pub count: u64,
-    /// Their bytes.
+    /// Bytes read.
     pub bytes: u64,
 }
 

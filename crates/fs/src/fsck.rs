@@ -40,11 +40,11 @@ pub use users::users;
 /// How thoroughly blobs are checked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Depth {
-    /// That they exist, with their sizes. Reads no data.
+    /// A check that the blobs exist, with their sizes. Reads no data.
     Presence,
-    /// That their stored sums match. Reads all data.
+    /// A check that the blobs' stored sums match. Reads all data.
     Sums,
-    /// That their hash is their name. Reads all data.
+    /// A check that each blob's hash is its name. Reads all data.
     #[default]
     Full,
 }
@@ -78,7 +78,7 @@ pub struct Summary {
     pub names: audit::Summary,
     /// Sealed packs checked.
     pub blobs: u64,
-    /// Their bytes.
+    /// Bytes of the sealed packs checked.
     pub blob_bytes: u64,
     /// All findings.
     pub findings: u64,
@@ -380,9 +380,9 @@ pub fn repair(parts: &Parts, finding: &Finding) -> Result<bool, OpenError> {
 /// What a repair does with blobs that nothing refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unreferenced {
-    /// They are deleted: this volume owns the origin, and its rows hold what is published there.
+    /// The blobs are deleted: this volume owns the origin, and its rows hold what is published there.
     Remove,
-    /// They stay: it is unknown whether another volume needs them.
+    /// The blobs stay: it is unknown whether another volume needs them.
     Keep,
 }
 

@@ -96,7 +96,7 @@ pub struct Lock<O = LockOwner> {
 }
 
 impl<O> Lock<O> {
-    /// The same lock for an owner of another type, such as the pair of a machine and an owner there.
+    /// Returns the lock with an owner of another type, such as the pair of a machine and an owner there.
     pub fn owned_by<P>(self, owner: P) -> Lock<P> {
         Lock { owner, style: self.style, range: self.range, kind: self.kind, pid: self.pid }
     }

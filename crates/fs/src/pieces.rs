@@ -31,7 +31,7 @@ pub enum Piece {
 }
 
 impl Piece {
-    /// Its length in bytes.
+    /// Returns the piece's length in bytes.
     pub fn len(&self) -> u64 {
         match self {
             Piece::Hole { len } => *len,

@@ -48,7 +48,7 @@ pub(crate) const BATCH: usize = 1024;
 /// A pack of the published snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SealedPack {
-    /// Its number.
+    /// The pack's number.
     pub no: PackNo,
     /// The blob it is.
     pub blob: BlobId,
@@ -95,7 +95,7 @@ impl Volume {
         self.core.publishing.turn.lock()
     }
 
-    /// The same. `None`: one is in progress.
+    /// Prevents publications until the returned value is dropped. `None`: one is in progress.
     pub fn if_none_is_published(&self) -> Option<impl Drop + '_> {
         self.core.publishing.turn.try_lock()
     }
@@ -312,8 +312,8 @@ impl Core {
         self.flush()
     }
 
-    /// The same for blobs of a shared volume. One that is being deleted is waited for: no row may name it
-    /// until then ([`crate::gc::shared`]).
+    /// Records holds, `keys`, of blobs of a shared volume. Waits for a blob that is being deleted: no row may
+    /// name it until then ([`crate::gc::shared`]).
     fn hold_shared(&self, blobs: &HashSet<BlobId>, keys: &[Key]) -> Result<(), Error> {
         let until = time::monotonic() + DOOMED;
         loop {

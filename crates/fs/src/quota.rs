@@ -182,7 +182,7 @@ impl Core {
         Ok(())
     }
 
-    /// The same for inodes without a name.
+    /// Makes the inodes without a name that count for the quota `from` count for `to`.
     fn move_nameless(&self, from: Ino, to: Ino) -> Result<(), Error> {
         let mut start = Ino(0);
         loop {

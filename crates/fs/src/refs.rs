@@ -132,7 +132,8 @@ impl Refs {
         self.nameless_count.store(nameless.len() as u64, Ordering::Release);
     }
 
-    /// The same, unless lookups are in progress for as long as `at_most`. Returns whether it was done.
+    /// Removes inodes as [`Refs::unheld`] does, unless lookups are in progress for as long as `at_most`.
+    /// Returns whether it was done.
     pub(crate) fn unheld_within(&self, inos: &mut Vec<Ino>, at_most: Duration) -> bool {
         let gate = self.gate.try_write_for(at_most);
         if gate.is_some() {

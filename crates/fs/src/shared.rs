@@ -54,7 +54,7 @@ pub(crate) fn pack_of(node: u32, number: u64) -> Option<PackNo> {
 /// What a node knows of the others. Part of [`crate::volume::Options`].
 #[derive(Clone)]
 pub struct Sharing {
-    /// This node's number in the volume: 1 to [`NODE_MAX`].
+    /// The number of this node in the volume: 1 to [`NODE_MAX`].
     pub node: u32,
     /// Where bytes of other nodes' packs are read.
     pub others: Arc<dyn Others>,
@@ -77,7 +77,7 @@ pub struct Sharing {
 pub enum Keep {
     /// Write the bytes to it.
     Write,
-    /// The same, and answer when all that was written to it survives a power cut.
+    /// Write the bytes to the copy, and answer when all that was written to it survives a power cut.
     Sync,
     /// Delete it: the origin has the pack.
     Drop,
@@ -168,7 +168,7 @@ pub trait Others: Send + Sync {
 /// What the owner of a pack says about bytes of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FromOwner {
-    /// They are in the buffer.
+    /// The bytes are in the buffer.
     Bytes,
     /// The pack is a blob, and the origin has it.
     InOrigin,

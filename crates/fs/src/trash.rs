@@ -55,7 +55,7 @@ pub struct Trashed {
     pub at: Timestamp,
     /// What it is.
     pub kind: FileKind,
-    /// Its size then, in bytes.
+    /// The inode's size when it lost its last name, in bytes.
     pub size: u64,
     /// Where it was, from the root, with a leading `/`. If a folder on the way is gone for good: only the
     /// name.
@@ -69,7 +69,7 @@ pub struct Trashed {
 pub struct Emptied {
     /// Files and folders.
     pub files: u64,
-    /// Their sizes.
+    /// The total of the sizes of the files and folders, in bytes.
     pub bytes: u64,
 }
 

@@ -80,7 +80,7 @@ const LOCKS: usize = 256;
 pub struct Parts {
     /// The metadata engine, which holds the names.
     pub store: Arc<dyn MetaStore>,
-    /// This node's open packs.
+    /// The open packs of this node.
     pub packs: Arc<dyn PackStore>,
     /// Where sealed blobs are read from.
     pub source: Arc<dyn BlobSource>,
@@ -211,7 +211,7 @@ pub enum OpenError {
         "the volume has format {found}, and this program reads formats up to {FORMAT_TRASH}: use the program that made it, or a newer one"
     )]
     Format {
-        /// Its format.
+        /// The format of the volume.
         found: u32,
     },
     /// The stored data is damaged.
@@ -489,7 +489,7 @@ impl Core {
         Ok(self.note_change(change))
     }
 
-    /// The same as [`Core::run`], but what loses its last name does not go to the trash.
+    /// Runs an operation as [`Core::run`] does, but what loses its last name does not go to the trash.
     pub(crate) fn run_for_good(&self, op: &Op<'_>) -> Result<Change, Error> {
         let now = time::now();
         let now = if self.has_many_kernels() { self.after_what_was_seen(op, now)? } else { now };

@@ -9,13 +9,13 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 /// The state of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It runs or waits.
+    /// The thread runs or waits.
     Lives,
     /// SIGKILL is pending, which is what any fatal signal becomes.
     BeingKilled,
-    /// It has ended.
+    /// The thread has ended.
     Gone,
-    /// This process cannot see it: it is in another PID namespace.
+    /// The thread is not visible to this process: it is in another PID namespace.
     Unknown,
 }
 

@@ -57,8 +57,8 @@ pub trait Sink: Send + Sync {
     /// `NotFound` if the kernel does not hold the object in question, otherwise the system's error.
     fn notify(&self, code: i32, parts: &[&[u8]]) -> io::Result<()>;
 
-    /// This request may be answered at any time, as one that waits for a lock. The reply to any other request
-    /// is overdue some time after the deadline, and a sink may then send EIO in its place.
+    /// States that this request may be answered at any time, as one that waits for a lock. The reply to any
+    /// other request is overdue some time after the deadline, and a sink may then send EIO in its place.
     fn has_no_deadline(&self, _unique: u64) {}
 }
 

@@ -105,7 +105,8 @@ impl PendingRequest {
         self.end(ANSWERED)
     }
 
-    /// The same, for the completion of a fetch, whether it succeeded or failed.
+    /// Takes the right to reply as [`PendingRequest::claim`] does, for the completion of a fetch, whether it
+    /// succeeded or failed.
     pub fn serve(&self) -> bool {
         self.end(SERVED)
     }
@@ -198,7 +199,8 @@ impl PendingTable {
         self.enter_with(unique, caller, waiting, Wait::Long, sink)
     }
 
-    /// The same, for a request that may have a shorter deadline.
+    /// Enters a request in the table as [`PendingTable::enter`] does. The request may have a shorter
+    /// deadline.
     pub fn enter_with(
         &self,
         unique: u64,

@@ -37,7 +37,7 @@ struct Late {
 pub enum Wait {
     /// Until the mount's deadline.
     Long,
-    /// This long, because it has waited before.
+    /// For this long, because the read has waited before.
     Short(Duration),
     /// Not at all.
     Never,

@@ -273,7 +273,8 @@ impl LockRequests {
         Ok(with_owner(request, owner))
     }
 
-    /// The same, without a promise to hold anything. `None` if the owner holds nothing.
+    /// Returns the lock as the filesystem sees it, without a promise to hold anything. `None` if the owner
+    /// holds nothing.
     pub(crate) fn known(&self, ino: Ino, request: &LockRequest) -> Option<Lock> {
         let owners = self.owners.lock();
         owners.known.get(&(ino, Key::of(request))).map(|known| with_owner(request, known.owner))

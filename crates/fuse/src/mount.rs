@@ -61,7 +61,7 @@ pub enum MountError {
         "there is no {DEVICE}: load the kernel's module with `modprobe fuse`; in a container pass `--device {DEVICE}`"
     )]
     NoDevice,
-    /// This user may not open /dev/fuse or may not mount.
+    /// The user of this process may not open /dev/fuse or may not mount.
     #[error(
         "not allowed to mount ({0}): run as root, or install `fusermount3` (package fuse3); in a container add CAP_SYS_ADMIN"
     )]
@@ -151,10 +151,11 @@ pub enum UnmountError {
 pub struct Mount {
     path: PathBuf,
     dev: u64,
-    /// Its number. `None`: the kernel has none that is given once only.
+    /// The mount's number. `None`: the kernel has none that is given once only.
     number: Option<u64>,
     by_helper: bool,
-    /// It is gone. The kernel gives its device number to the next mount, which may be at the same path.
+    /// Whether the mount is gone. The kernel gives its device number to the next mount, which may be at the
+    /// same path.
     is_over: AtomicBool,
 }
 
@@ -164,7 +165,7 @@ impl Mount {
         &self.path
     }
 
-    /// Its device number, as `st_dev` shows it.
+    /// Returns the mount's device number, as `st_dev` shows it.
     pub fn dev(&self) -> u64 {
         self.dev
     }
@@ -356,7 +357,8 @@ pub(crate) fn dev_of(path: &Path) -> io::Result<u64> {
     numbers_of(path).map(|(dev, _)| dev)
 }
 
-/// The same, and the number of the mount if the kernel has numbers that are given once only.
+/// Returns the device number of the filesystem at a path, and the number of the mount if the kernel has
+/// numbers that are given once only.
 fn numbers_of(path: &Path) -> io::Result<(u64, Option<u64>)> {
     /// `STATX_MNT_ID_UNIQUE`, since Linux 6.8.
     const ONCE: StatxFlags = StatxFlags::from_bits_retain(0x4000);

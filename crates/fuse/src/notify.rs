@@ -87,7 +87,8 @@ impl Notifier {
         }
     }
 
-    /// The same, but no longer than this. So it may be called while answering a request.
+    /// Waits as [`Notifier::settle`] does, but no longer than `at_most`. So it may be called while answering
+    /// a request.
     pub(crate) fn settle_within(&self, at_most: Duration) {
         let until = base::time::monotonic() + at_most;
         let mut queue = self.0.queue.lock();

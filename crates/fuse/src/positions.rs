@@ -130,7 +130,7 @@ trait Directory {
     /// Passes on entries as [`Filesystem::readdir`] does.
     fn entries(&self, start: u64, each: &mut Each<'_>) -> api::Result<()>;
 
-    /// The same for a reply.
+    /// Passes on entries as [`Directory::entries`] does, for a reply.
     fn entries_for_reply(&self, start: u64, each: &mut Each<'_>) -> api::Result<()> {
         self.entries(start, each)
     }

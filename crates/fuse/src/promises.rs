@@ -61,8 +61,9 @@ pub fn permit(keeps: &[Keep], body: &mut [u8], time: Duration) {
     }
 }
 
-/// The same for a kernel that cannot be told what to drop. It never keeps the attributes of a file with
-/// set-id bits: a write by a user drops these bits here, and the kernel asks for size and times only.
+/// Fills in times as [`permit`] does, for a kernel that cannot be told what to drop. Such a kernel never
+/// keeps the attributes of a file with set-id bits: a write by a user drops these bits here, and the kernel
+/// asks for size and times only.
 pub fn permit_untold(keeps: &[Keep], body: &mut [u8], time: Duration) {
     for keep in keeps {
         let dropped_by_writes = out::mode(body, keep.at, keep.is_entry).is_some_and(has_set_id);

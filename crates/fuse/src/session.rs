@@ -44,7 +44,7 @@ use rings::start_rings;
 
 /// The most writes that wait for space at a time. Further writes queue behind them.
 const WRITERS: usize = 8;
-/// The same on a shared mount, where each write waits for other machines.
+/// The most writes that wait at a time on a shared mount, where each write waits for other machines.
 const WRITERS_SHARED: usize = 32;
 /// The most releases of locks at a time.
 const UNLOCKERS: usize = 8;
@@ -217,7 +217,7 @@ impl Session {
         }
     }
 
-    /// The same, but no longer than `at_most`. `None` if the session has not ended.
+    /// Waits as [`Session::wait`] does, but no longer than `at_most`. `None` if the session has not ended.
     pub fn wait_for(&self, at_most: Duration) -> Option<Ended> {
         let mut ended = self.shared.ended.lock();
         self.shared.changed.wait_while_for(&mut ended, |ended| ended.is_none(), at_most);

@@ -74,7 +74,7 @@ impl SharedMount {
         }
     }
 
-    /// The same, with open files numbered from here on.
+    /// Sets the number after which open files are numbered.
     pub(crate) fn numbered_from(self, handle: u64) -> SharedMount {
         self.last_handle.store(handle, Ordering::Relaxed);
         self
@@ -85,7 +85,7 @@ impl SharedMount {
         self.leases.get()
     }
 
-    /// The same for a filesystem that changes only through this mount until it is replaced.
+    /// States that the filesystem changes only through this mount until it is replaced.
     pub fn alone(self) -> SharedMount {
         self.is_alone.store(true, Ordering::Release);
         self

@@ -76,9 +76,9 @@ impl Drop for Inside {
 
 /// The filesystem, as it is now.
 pub enum Now<'a> {
-    /// It is always this one.
+    /// A filesystem that is never replaced.
     Fixed(&'a Arc<dyn Filesystem>),
-    /// It may be replaced.
+    /// A filesystem that may be replaced.
     Held(Arc<dyn Filesystem>),
 }
 
@@ -128,7 +128,7 @@ impl Swap {
         }
     }
 
-    /// The same, to keep.
+    /// Returns the filesystem, to keep.
     pub fn to_keep(&self) -> Arc<dyn Filesystem> {
         match &self.0 {
             Kind::Fixed(fs) => Arc::clone(fs),

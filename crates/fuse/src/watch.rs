@@ -91,12 +91,12 @@ pub struct Span {
     wait: u64,
     /// Where in the file it reads or writes.
     offset: u64,
-    /// Its number in its lane, if it is recorded.
+    /// The request's number in its lane, if it is recorded.
     record: Option<u64>,
 }
 
 impl Span {
-    /// The same request, which reads or writes at this place of its file.
+    /// Returns the span of the same request, which reads or writes at this place of its file.
     pub(crate) fn at_offset(self, offset: u64) -> Span {
         Span { offset, ..self }
     }

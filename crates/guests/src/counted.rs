@@ -58,7 +58,7 @@ impl Counted {
         Counted { inner, sharing, read_only, appending, held: Mutex::default(), locks: None }
     }
 
-    /// The same, with locks that all guests of a server respect.
+    /// Adds locks that all guests of a server respect.
     pub fn with_locks(mut self, numbers: Arc<Numbers>) -> Counted {
         self.locks = Some(GuestLocks::new(Arc::clone(&self.inner), numbers));
         self

@@ -41,7 +41,7 @@ const PID_AT: usize = 32;
 /// Why a guest is cut off.
 #[derive(Debug, thiserror::Error)]
 pub enum Cut {
-    /// It exceeds its credits or forges numbers.
+    /// The guest exceeds its credits or forges numbers.
     #[error("{0}")]
     Slots(#[from] Broken),
     /// A frame makes no sense.
@@ -109,7 +109,7 @@ pub struct Guest {
     links: Mutex<Vec<Arc<Outbox>>>,
     /// When the last connection went. `None`: there is one.
     alone_since: Mutex<Option<Instant>>,
-    /// Its place among the guests, at work while there is a connection.
+    /// The guest's place among all guests, at work while there is a connection.
     place: Mutex<Option<(Arc<places::Place>, Option<Work>)>>,
     ended: AtomicBool,
     lanes: AtomicU64,

@@ -38,7 +38,8 @@ impl Outbox {
         self.send_parts(head, payload, &[]);
     }
 
-    /// The same for a payload in two parts, which need not be copied together if the socket takes them.
+    /// Sends a frame with a payload in two parts, or queues it. The parts need not be copied together if the
+    /// socket takes them.
     pub fn send_parts(&self, head: &Head, first: &[u8], second: &[u8]) {
         let header = frame::encode(head, &[first, second]);
         let parts = [&header[..], first, second];

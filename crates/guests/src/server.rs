@@ -57,7 +57,7 @@ const LINKS_MOST: usize = 1024;
 /// How long requests may go on when the server ends.
 const ENDING: Duration = Duration::from_secs(10);
 
-/// The same for one that has not mounted.
+/// How long a guest that has not mounted is remembered without a connection, at most.
 const UNUSED_LINGER: Duration = Duration::from_secs(5);
 
 /// How long a guest without a connection is remembered, if nothing else is said.
@@ -101,7 +101,7 @@ pub struct Options {
     pub greeting: Duration,
     /// What is served: the same bytes for the same volume, tree or folder.
     pub source: Id,
-    /// Its name, for people.
+    /// The name of what is served, for people.
     pub name: String,
     /// Receives the lines of the log.
     pub log: fuse::Log,

@@ -1,9 +1,9 @@
 //! Documents and comments use standard words, and short lines.
 //!
 //! `docs/STYLE.md` has the table of terms. This rule keeps the part of it that can be searched for: coined
-//! words, sentences that begin with the word for a person where a program is meant, and prose lines of more
-//! than [`WIDE`] columns. Code lines are rustfmt's. Tables, links and code in documents may be longer,
-//! because they cannot be wrapped.
+//! words, sentences that begin with the word for a person where a program is meant, doc comments that begin
+//! with a pronoun, and prose lines of more than [`WIDE`] columns. Code lines are rustfmt's. Tables, links and
+//! code in documents may be longer, because they cannot be wrapped.
 
 use crate::Finding;
 
@@ -22,6 +22,9 @@ const COINED: &[(&str, &str)] = &[
     (concat!("is let ", "be"), "is left unchanged"),
     (concat!("passen", "gers"), "followers"),
 ];
+
+/// What a doc comment of a crate may not begin with: it would refer to something else.
+const POINTERS: &[&str] = &["The same", "It", "They", "This", "These", "Its", "Their", "He", "That", "Those"];
 
 /// Documents that quote the words, to say what to use instead.
 const QUOTES: &[&str] = &["docs/STYLE.md"];
@@ -56,10 +59,25 @@ fn coined(text: &str) -> Option<String> {
         .then(|| format!("a sentence begins with \"{begins}\": begin it with its subject"))
 }
 
+/// What a doc comment that begins with this line begins with, if that refers to something else.
+fn pointer(line: &str) -> Option<&'static str> {
+    let text = line.trim_start().strip_prefix("///")?.trim_start();
+    let begins =
+        |word: &&&str| text.strip_prefix(**word).is_some_and(|rest| !is_word(rest.as_bytes().first()));
+    POINTERS.iter().find(begins).copied()
+}
+
 /// Checks the comments of a source.
 pub fn check_source(path: &str, text: &str) -> Vec<Finding> {
     let mut findings = Vec::new();
+    let is_product = path.starts_with("crates/") && path.contains("/src/");
+    let mut in_doc = false;
     for (number, line) in text.lines().enumerate() {
+        let begins = !std::mem::replace(&mut in_doc, line.trim_start().starts_with("///"));
+        if let Some(word) = pointer(line).filter(|_| begins && is_product) {
+            let what = format!("a doc comment that begins with \"{word}\": name what it documents");
+            findings.push(Finding::new(path, number + 1, what));
+        }
         let Some(comment) = comment(line) else { continue };
         findings.extend(coined(comment).map(|message| Finding::new(path, number + 1, message)));
         let is_table = comment.trim_start().starts_with('|') || comment.contains("://");
@@ -103,6 +121,17 @@ mod tests {
         let sentence = format!("{}reads it gets it.", concat!("Who", " "));
         assert_eq!(check_document("a.md", &sentence).len(), 1);
         assert_eq!(check_source("a.rs", &format!("// All. {sentence}")).len(), 1);
+    }
+
+    #[test]
+    fn doc_comments_name_what_they_document() {
+        let found = |path: &str, text: &str| check_source(path, text).len();
+        let product = "crates/fs/src/a.rs";
+        assert_eq!(found(product, "    /// The same for two.\nfn a() {}\n"), 1);
+        assert_eq!(found(product, "/// It's one.\nfn a() {}\n/// This one.\nfn b() {}\n"), 2);
+        assert_eq!(found(product, "/// Reads a row.\n/// It may wait.\n///\n/// This waits.\n"), 0);
+        assert_eq!(found(product, "/// Items. They are kept.\n// This is a remark.\n//! It is.\n"), 0);
+        assert_eq!(found("tests/a.rs", "/// It fails.\n"), 0);
     }
 
     #[test]

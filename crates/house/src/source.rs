@@ -9,11 +9,11 @@ use std::ops::Range;
 /// One Rust file.
 #[derive(Clone, Debug)]
 pub struct Source {
-    /// Its path relative to the repository, with `/`.
+    /// The file's path relative to the repository, with `/`.
     pub path: String,
     /// The text on disk.
     pub text: String,
-    /// The same with comments and the insides of literals blanked.
+    /// The text with comments and the insides of literals blanked.
     pub code: String,
     /// Byte ranges of `code` that only tests compile.
     tests: Vec<Range<usize>>,

@@ -107,9 +107,9 @@ impl Buffers {
 /// Why a clone is served no more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum End {
-    /// Its VMM is gone.
+    /// The clone's VMM is gone.
     Gone,
-    /// It cannot be served. In words.
+    /// The clone cannot be served, for this reason.
     Failed(String),
     /// The server ends.
     Stopped,
@@ -150,7 +150,7 @@ struct Counters {
 
 /// A clone. See the [module](self).
 pub struct Clone {
-    /// Its number, for the log.
+    /// The clone's number, for the log.
     pub number: u64,
     common: Arc<Common>,
     uffd: Uffd,
@@ -206,7 +206,7 @@ impl Clone {
         })
     }
 
-    /// The same of a VMM whose process is known, by a descriptor of pidfd_open(2). Its end is then noticed at
+    /// Adds the VMM's process, if it is known, by a descriptor of pidfd_open(2). Its end is then noticed at
     /// once, and not only when something calls [`Clone::look`].
     #[must_use]
     pub fn with_process(mut self, process: Option<OwnedFd>) -> Clone {

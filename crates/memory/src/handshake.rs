@@ -47,10 +47,10 @@ struct Said {
 /// Why a message is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// It is no JSON of that form.
+    /// The message is no JSON of that form.
     #[error("what it sent is no list of regions: {0}")]
     Form(String),
-    /// It does not end.
+    /// The message does not end.
     #[error("what it sent is longer than {MESSAGE_MOST} bytes")]
     Long,
     /// There is nothing to serve.

@@ -32,7 +32,7 @@ struct Area {
 /// Some blocks, and where their bytes are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// Their numbers.
+    /// The numbers of the blocks.
     pub blocks: Range<usize>,
     /// The first address, in the VMM.
     pub address: u64,

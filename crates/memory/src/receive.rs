@@ -19,13 +19,13 @@ const ROOM: usize = 8;
 /// Why a connection is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum NoClone {
-    /// It sent nothing. A probe whether the server is there.
+    /// The VMM sent nothing. A probe whether the server is there.
     #[error("it sent nothing")]
     Silent,
-    /// It took too long.
+    /// The VMM took too long.
     #[error("it did not say within {0:?} which memory it has")]
     Slow(Duration),
-    /// It ended in the middle.
+    /// The connection ended in the middle.
     #[error("it closed the connection before it had said which memory it has")]
     Closed,
     /// Regions that make no sense.

@@ -7,7 +7,7 @@ use std::path::Path;
 
 /// A snapshot file.
 pub trait Source: Send + Sync {
-    /// Its length in bytes.
+    /// Returns the file's length in bytes.
     fn len(&self) -> u64;
 
     /// Whether it has no bytes.

@@ -188,8 +188,9 @@ impl Uffd {
         }
     }
 
-    /// The same on a kernel before Linux 6.10, which cannot be told not to wait. A read returns what is there
-    /// if something is, and waits only for the first message. So each read needs a promise of its own.
+    /// Reads what is there, once, on a kernel before Linux 6.10, which cannot be told not to wait. A read
+    /// returns what is there if something is, and waits only for the first message. So each read needs a
+    /// promise of its own.
     fn read_promised(&self, buffer: &mut [u8]) -> Result<usize, Errno> {
         let mut on = [PollFd::new(self, PollFlags::IN)];
         poll(&mut on, Some(&Timespec::default()))?;

@@ -64,7 +64,7 @@ impl Memory {
         unsafe { std::slice::from_raw_parts(self.base as *const u8, self.len as usize) }
     }
 
-    /// The same, to be changed.
+    /// Returns the bytes, to be changed. Each may wait for the server.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and this value is borrowed for as long.
         unsafe { std::slice::from_raw_parts_mut(self.base as *mut u8, self.len as usize) }

@@ -37,7 +37,7 @@ const ATTEMPTS_MAX: u32 = 100_000;
 /// Why an operation did not happen.
 #[derive(Debug, thiserror::Error)]
 pub enum NamesError {
-    /// It is invalid, or not permitted.
+    /// The operation is invalid, or not permitted.
     #[error(transparent)]
     Refused(#[from] Refusal),
     /// The store failed.
@@ -48,7 +48,7 @@ pub enum NamesError {
 /// An entry of a listing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
-    /// Its position. The listing continues after it at `position + 1`.
+    /// The entry's position. The listing continues after it at `position + 1`.
     pub position: u64,
     /// The name.
     pub name: Box<[u8]>,
@@ -69,7 +69,7 @@ pub struct Totals {
 #[derive(Clone)]
 pub struct Names {
     store: Arc<dyn MetaStore>,
-    /// It is a shared volume, whose totals are spread over several rows.
+    /// The volume is shared: its totals are spread over several rows.
     shared: bool,
     quotas: Arc<Quotas>,
     /// See [`crate::trash`]: 0 for never, 1 for off, else 1 more than the milliseconds.

@@ -120,9 +120,9 @@ pub struct Charge {
 /// A quota, and how much of it is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quota {
-    /// Its directory.
+    /// The directory with the quota.
     pub dir: Ino,
-    /// Its row.
+    /// The quota's row.
     pub row: QuotaRow,
     /// Stored bytes below the directory.
     pub bytes: u64,
@@ -135,7 +135,8 @@ pub struct Quota {
 pub struct Room {
     /// The limit of the innermost quota that has one, and how much may still be used by all quotas around.
     pub bytes: Option<(u64, u64)>,
-    /// The same for inodes.
+    /// The limit on inodes of the innermost quota that has one, and how many may still be used by all quotas
+    /// around.
     pub inodes: Option<(u64, u64)>,
 }
 

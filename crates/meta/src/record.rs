@@ -113,9 +113,9 @@ impl InodeRecord {
     pub const HAS_ACL: u16 = 8;
     /// One of them is `security.capability`.
     pub const HAS_CAPABILITY: u16 = 16;
-    /// It counts for a quota, whose directory follows all other fields.
+    /// The inode counts for a quota, whose directory follows all other fields.
     const IN_QUOTA: u16 = 32;
-    /// It is a directory with a quota of its own: what is made in it counts for that.
+    /// The inode is a directory with a quota of its own: what is made in it counts for that.
     pub const QUOTA_ROOT: u16 = 64;
 
     /// All flags that this version knows.
@@ -343,16 +343,16 @@ pub enum PackRow {
     Open,
     /// A blob.
     Sealed {
-        /// Its name.
+        /// The blob's name.
         blob: BlobId,
-        /// Its size in bytes.
+        /// The blob's size in bytes.
         size: u32,
     },
     /// A blob that nothing refers to, waiting to be deleted. Never referred to again.
     Condemned {
-        /// Its name.
+        /// The blob's name.
         blob: BlobId,
-        /// Its size in bytes.
+        /// The blob's size in bytes.
         size: u32,
     },
 }

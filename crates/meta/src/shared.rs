@@ -44,7 +44,7 @@ impl Default for Term {
 }
 
 impl Term {
-    /// The same, by another clock.
+    /// Returns a term that has not begun, by this clock.
     fn by(clock: fn() -> BootTime) -> Term {
         Term { clock, start: clock(), until: AtomicU64::new(0) }
     }

@@ -25,11 +25,11 @@ pub type Value = Arc<[u8]>;
 /// What a commit expects of a row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Expect {
-    /// It has exactly this value.
+    /// The row has exactly this value.
     Is(Value),
-    /// It is absent.
+    /// The row is absent.
     Absent,
-    /// It is present, with any value. Any number of commits may share this check.
+    /// The row is present, with any value. Any number of commits may share this check.
     Exists,
 }
 
@@ -41,9 +41,9 @@ pub struct FreshData {
     pub pack: PackNo,
     /// The offset of the bytes in the pack.
     pub offset: u32,
-    /// Their length in bytes.
+    /// The number of bytes.
     pub len: u32,
-    /// Their CRC32C.
+    /// The CRC32C of the bytes.
     pub crc: u32,
 }
 
@@ -109,7 +109,7 @@ pub enum StoreError {
     /// ask again on another thread.
     #[error("this must be asked on a thread that may wait")]
     Waits,
-    /// This node lost its place in the volume: its session expired, or another process took it over. Nothing
+    /// The node lost its place in the volume: its session expired, or another process took it over. Nothing
     /// was changed, and no later change of this node is accepted.
     #[error("this node may no longer change the volume: {0}")]
     Fenced(String),
@@ -244,8 +244,9 @@ pub trait MetaStore: Send + Sync {
     /// See [`StoreError`].
     fn get_many(&self, keys: &[Key]) -> Result<Vec<Option<Value>>, StoreError>;
 
-    /// The same as the engine has them: no lease is taken for it, and changes that are not stored yet are not
-    /// seen. So whatever is decided by these rows must be checked again by the commit.
+    /// Reads several rows as [`get_many`](MetaStore::get_many) does, but as the engine has them: no lease is
+    /// taken for them, and changes that are not stored yet are not seen. So whatever is decided by these rows
+    /// must be checked again by the commit.
     ///
     /// # Errors
     /// See [`StoreError`].

@@ -35,12 +35,12 @@ pub const FORMAT_TRASH: u32 = 2;
 /// Whether a volume keeps what is removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Setting {
-    /// It never did, so there is no row of an inode in the trash.
+    /// The volume never kept what is removed, so there is no row of an inode in the trash.
     #[default]
     Never,
-    /// It does not now. There may be rows of earlier removals.
+    /// The volume does not keep what is removed now. There may be rows of earlier removals.
     Off,
-    /// It does, for so many milliseconds. Not 0.
+    /// The volume keeps what is removed, for so many milliseconds. Not 0.
     Keep(u64),
 }
 

@@ -80,7 +80,7 @@ pub enum Role {
 /// What is known about a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// Its id.
+    /// The node's id.
     pub node: NodeId,
     /// Which run of the node this is. Of two records, the one with the higher generation is newer.
     pub generation: u64,
@@ -88,10 +88,10 @@ pub struct Member {
     pub address: SocketAddr,
     /// The zone it is in.
     pub zone: Zone,
-    /// Its purpose.
+    /// The node's purpose.
     pub role: Role,
-    /// Its share of what is tracked, and of what depots hold, relative to the other nodes. With 0 it takes
-    /// part in neither.
+    /// The node's share of what is tracked, and of what depots hold, relative to the other nodes. With 0 it
+    /// takes part in neither.
     pub weight: u16,
     /// How much its cache could still store, in MiB.
     pub free: u32,
@@ -104,9 +104,9 @@ pub struct Member {
 pub struct Seen {
     /// What is known about it.
     pub member: Member,
-    /// It is the node that made this list.
+    /// Whether the member is the node that made this list.
     pub is_own: bool,
-    /// It has not answered recently.
+    /// Whether the member has not answered recently.
     pub is_suspect: bool,
 }
 

@@ -61,7 +61,7 @@ pub struct Ask {
 pub enum Answer {
     /// The tracker has it.
     Serve,
-    /// These have it, the better one first.
+    /// One or two nodes have the blob, the better one first.
     Go {
         /// Ask this one.
         first: NodeId,
@@ -75,7 +75,7 @@ pub enum Answer {
         /// How long no other node is sent there.
         time: Duration,
     },
-    /// That node is fetching it.
+    /// The node `parent` is fetching the blob.
     Wait {
         /// Stream it from there.
         parent: NodeId,

@@ -70,7 +70,7 @@ pub enum TlsError {
     Foreign {
         /// The file.
         path: PathBuf,
-        /// Its owner.
+        /// The file's owner.
         owner: u32,
     },
     /// Other users could have read the key.
@@ -81,7 +81,7 @@ pub enum TlsError {
     Open {
         /// The key's file.
         path: PathBuf,
-        /// Its mode.
+        /// The file's mode.
         mode: u32,
     },
     /// The three files do not fit together, or the certificate has expired.
@@ -122,7 +122,7 @@ impl Tls {
         Tls::new(chain, key, roots).map_err(|error| unfit(&error))
     }
 
-    /// The same from memory. The certificate is not checked against the CA.
+    /// Builds the TLS setup from values in memory. The certificate is not checked against the CA.
     pub(crate) fn new(
         chain: Vec<CertificateDer<'static>>,
         key: PrivateKeyDer<'static>,

@@ -209,7 +209,7 @@ impl Writer {
         self.keeper.holds_published().map_err(|error| memory::failure(&self.dir, &error))
     }
 
-    /// The same without a failure. The next open tries again.
+    /// Does what [`Writer::hold_published`] does, but only logs a failure. The next open tries again.
     pub fn try_to_hold_published(&self, store: &dyn MetaStore) {
         if let Err(failure) = self.hold_published(store) {
             log::warn(&format!("nothing is deleted in the origin for now: {}", failure.in_one_line()));
@@ -242,7 +242,7 @@ impl Writer {
         self.keeper.verify().map_err(|error| self.failure(error))
     }
 
-    /// The same within a time limit, if one is given.
+    /// Checks the origin as [`Writer::verify`] does, within a time limit if one is given.
     pub fn verify_within(&self, patience: Option<Duration>) -> Result<()> {
         let Some(patience) = patience else { return self.verify() };
         let asked = self.keeper.verify_within(patience.max(LEAST), Duration::ZERO);
@@ -322,11 +322,11 @@ impl Writer {
 
 /// Why the origin could not be claimed.
 enum Trouble {
-    /// It does not answer now, but may do so later.
+    /// The origin does not answer now, but may do so later.
     Away(BlobError),
     /// The place does not hold the origin now.
     Gone(Failure),
-    /// This folder may not claim it.
+    /// The folder may not claim the origin.
     Failed(Failure),
 }
 

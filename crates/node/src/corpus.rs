@@ -34,7 +34,7 @@ impl Served {
         })
     }
 
-    /// Its source: the spec, and a part that no other mount has.
+    /// Returns the mount's source: the spec, and a part that no other mount has.
     pub fn name(&self) -> String {
         self.name.clone()
     }

@@ -54,7 +54,7 @@ const MEETING: Duration = Duration::from_secs(3);
 /// takes from one node to the next. Without this wait, nodes that start together and know different halves of
 /// the fleet would ask different trackers, and each of these would grant a lease for the first blobs.
 const CALM: Duration = Duration::from_millis(300);
-/// It waits no longer than this, because in a large fleet new nodes always arrive.
+/// A mount that has met a node waits no longer than this, because in a large fleet new nodes always arrive.
 const CALMING: Duration = Duration::from_secs(1);
 
 /// Joins a fleet as the owner of a cache: with the origin and the table of in-flight fetches of that cache.
@@ -97,7 +97,7 @@ impl Joined {
         Arc::new(CacheEvents(Arc::downgrade(&self.fleet)))
     }
 
-    /// Its figures, with those of a cache.
+    /// Returns the node's figures, with those of a cache.
     pub fn status(&self, cache: &Arc<NodeCache>) -> FleetStatus {
         let in_driver = self.in_driver.get().map(InDriver::status);
         FleetStatus { in_driver, ..shown::of(&self.fleet, cache) }

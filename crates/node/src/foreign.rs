@@ -88,9 +88,9 @@ const ENDPOINTS: &str = "COVEY_BUCKET_ENDPOINTS";
 /// Whether requests to a tree's bucket are signed with this machine's keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keys {
-    /// They are.
+    /// Requests are signed with the keys.
     Sent,
-    /// They are not. What everybody may read can be read.
+    /// Requests are not signed with the keys. What everybody may read can be read.
     Kept,
 }
 

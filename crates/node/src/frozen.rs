@@ -188,8 +188,8 @@ impl Named {
         Ok((trust::read(self, &*origin, self.older)?, origin))
     }
 
-    /// The same for a tree in a remote origin, which has figures of its own. While the origin cannot be used,
-    /// the root is the newest that was seen here, if this node has it.
+    /// Returns the root of a tree in a remote origin, and that origin, which has figures of its own. While
+    /// the origin cannot be used, the root is the newest that was seen here, if this node has it.
     pub fn remote_root(&self, limits: Limits) -> Result<RemoteRoot> {
         let Some(last) = trust::last(self) else { return Ok(self.ask(limits)?) };
         let failure = match Deadline::after(ORIGIN_ASKED).scope(|| self.ask(limits)) {
@@ -249,7 +249,7 @@ fn parse_key(text: &str) -> Result<PublicKey> {
 pub struct RemoteRoot {
     /// The root.
     pub root: Root,
-    /// Its origin.
+    /// The tree's origin.
     pub remote: Arc<Remote>,
     /// Why the origin cannot be used now. The root is then the newest that was seen here.
     pub away: Option<String>,

@@ -67,7 +67,7 @@ impl Indexed {
         Ok(Indexed { source, bucket })
     }
 
-    /// Its name: `s3://BUCKET/PREFIX`.
+    /// Returns the bucket's name: `s3://BUCKET/PREFIX`.
     pub fn url(&self) -> &str {
         &self.source.url
     }

@@ -112,7 +112,7 @@ pub fn of(names: &Names, places: &Places<'_>, path: &Path, list: bool) -> Result
 struct Used {
     /// Extents of the file in the pack.
     extents: u64,
-    /// Their bytes.
+    /// Bytes of the file in the pack.
     bytes: u64,
 }
 

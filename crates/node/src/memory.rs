@@ -1,6 +1,6 @@
 //! This process's memory: how much it holds, and returning what it does not use.
 
-/// This process's memory, in bytes.
+/// The memory of this process, in bytes.
 pub struct Memory {
     /// Held now.
     pub now: u64,

@@ -69,7 +69,7 @@ impl Page {
         })
     }
 
-    /// The same with another page.
+    /// Answers with the given page from now on, in a thread of its own.
     ///
     /// # Errors
     /// The thread cannot be started.

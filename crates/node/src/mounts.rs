@@ -240,9 +240,9 @@ pub fn absolute(path: &Path) -> Result<PathBuf> {
 /// A process that keeps a mount busy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct User {
-    /// Its process id.
+    /// The process id.
     pub pid: u32,
-    /// Its name.
+    /// The process's name.
     pub name: String,
     /// What it holds: its working directory or an open file.
     pub holds: String,

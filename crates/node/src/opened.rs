@@ -90,7 +90,7 @@ pub struct Node {
     /// The claim on the origin, and the thread that checks it.
     writer: Option<Writer>,
     watch: Mutex<Option<Watch>>,
-    /// This node's part of a shared volume.
+    /// The node's part of a shared volume.
     shared: Option<Shared>,
 }
 
@@ -212,7 +212,7 @@ impl Node {
         of_tree.or_else(|| self.remote_side.as_ref()?.fleet())
     }
 
-    /// Its figures as a node of a fleet, if it is one.
+    /// Returns the node's figures in its fleet, if it takes part in one.
     pub fn fleet_status(&self) -> Option<FleetStatus> {
         let of_tree = self.tree_cache.as_ref().map(TreeCache::cache);
         let cache = of_tree.or_else(|| Some(self.remote_side.as_ref()?.cache()))?;
@@ -257,7 +257,7 @@ impl Node {
         &self.volume
     }
 
-    /// Its folder, if it has one.
+    /// Returns the volume's folder, if it has one.
     pub fn dir(&self) -> Option<&VolumeDir> {
         self.dir.as_ref()
     }
@@ -326,7 +326,7 @@ impl Node {
         self.volume.sync().map_err(|errno| errno_failure("cannot make the volume durable", errno))
     }
 
-    /// This node's part of a shared volume, if it is one.
+    /// Returns the node's part of a shared volume, if the volume is one.
     pub(crate) fn shared(&self) -> Option<&Shared> {
         self.shared.as_ref()
     }
@@ -336,7 +336,7 @@ impl Node {
         self.remote_side.as_deref()
     }
 
-    /// Its claim on the origin, if it was opened for writing.
+    /// Returns the claim on the origin, if the volume was opened for writing.
     pub fn writer(&self) -> Option<&Writer> {
         self.writer.as_ref()
     }

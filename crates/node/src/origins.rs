@@ -45,8 +45,8 @@ pub fn open_remote(home: &Home, limits: Limits) -> Result<Remote> {
     try_remote(home, limits, None)?.map_err(origin_failure)
 }
 
-/// The same with the origin's own error. With `unseen`, the expected volume, an origin that cannot be used at
-/// the moment is opened without asking it anything.
+/// Opens a remote origin for reading, and returns the origin's own error. With `unseen`, the expected volume,
+/// an origin that cannot be used at the moment is opened without asking it anything.
 pub fn try_remote(
     home: &Home,
     limits: Limits,
@@ -164,7 +164,7 @@ pub fn origin_failure(error: OriginError) -> Failure {
     }
 }
 
-/// The same for a volume's own origin. Its lost metadata can be written again.
+/// Returns the failure for a volume's own origin. The origin's lost metadata can be written again.
 pub fn of_volume(dir: &VolumeDir, error: OriginError) -> Failure {
     let failure = origin_failure(error);
     if failure.code != "origin-gone" {

@@ -93,7 +93,8 @@ impl Publisher {
         if self.set_keep(name, count) { self.write(dir) } else { Ok(()) }
     }
 
-    /// The same without storing it. Returns whether this changes anything.
+    /// Sets how many publications of a name are kept, without storing it. Returns whether this changes
+    /// anything.
     pub fn set_keep(&mut self, name: &str, count: u32) -> bool {
         if self.kept(name) == count {
             return false;
@@ -137,7 +138,7 @@ pub fn place_of(dir: &VolumeDir) -> String {
     format!("{}:{}", host(), dir.path().display())
 }
 
-/// This machine's host name.
+/// Returns the host name of this machine.
 pub fn host() -> String {
     let name = fs::read("/proc/sys/kernel/hostname").unwrap_or_default();
     String::from_utf8_lossy(&name).trim().to_owned()

@@ -91,7 +91,7 @@ pub struct ReadThrough {
 pub enum Unread {
     /// The object is another version now, or is gone.
     Stale,
-    /// They cannot be had now, for this reason.
+    /// The bytes cannot be had now, for this reason.
     Away(String),
 }
 

@@ -66,7 +66,7 @@ pub struct BySource {
 pub struct Listed {
     /// The name.
     pub name: Vec<u8>,
-    /// Its own attributes: a symbolic link is shown as such.
+    /// The entry's own attributes: a symbolic link is shown as such.
     pub attr: Attr,
 }
 
@@ -81,7 +81,7 @@ pub enum OnDisk {
 }
 
 impl OnDisk {
-    /// Its length in bytes.
+    /// Returns the piece's length in bytes.
     pub fn len(&self) -> u64 {
         match self {
             OnDisk::Elsewhere(len) | OnDisk::Hole(len) | OnDisk::File(_, _, len) => *len,

@@ -48,7 +48,7 @@ use status::{cache_status, request_status, upload_status};
 /// A pack of small files stays open for this long before it is uploaded half empty, because each upload is a
 /// request.
 const SEAL_SMALL: Duration = Duration::from_secs(60);
-/// The same in a shared volume.
+/// In a shared volume, a pack of small files stays open for this long.
 const SEAL_SHARED: Duration = Duration::from_secs(5);
 /// The time limit for the upload of one blob. The upload is then repeated. So an outage is noticed, and a
 /// slow connection carries only a few blobs at a time.

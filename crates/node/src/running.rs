@@ -94,9 +94,9 @@ impl Default for Transport {
 /// What is known about an existing mount.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Mounted {
-    /// Its source: the volume's folder, or a word such as `mem:<id>`.
+    /// The mount's source: the volume's folder, or a word such as `mem:<id>`.
     pub volume: String,
-    /// Its mountpoint.
+    /// The mountpoint.
     #[serde(with = "api::raw_path")]
     pub mountpoint: PathBuf,
     /// What it guarantees about changes.
@@ -493,7 +493,7 @@ fn check_places(source: &Source, mountpoint: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The same check for an origin that is a folder.
+/// Checks with `below` that an origin that is a folder does not lie below the mountpoint.
 fn below_origin(origin: &str, below: impl Fn(&str, &Path) -> Result<()>) -> Result<()> {
     origin.strip_prefix("file:").map_or(Ok(()), |folder| below("the origin", Path::new(folder)))
 }

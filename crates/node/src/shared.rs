@@ -102,7 +102,7 @@ const CLOSE: Duration = Duration::from_secs(10);
 /// Whether a blob of this node waits to be uploaded.
 pub type IsPending = Arc<dyn Fn(&base::BlobId) -> bool + Send + Sync>;
 
-/// This node's part of a shared volume.
+/// The part of a shared volume that one node has.
 pub struct Shared {
     names: Arc<dyn Database>,
     term: Arc<Term>,
@@ -224,7 +224,7 @@ impl Shared {
         self.peers.clone()
     }
 
-    /// This node's number in the volume.
+    /// Returns this node's number in the volume.
     pub fn number(&self) -> u32 {
         self.number
     }
@@ -351,7 +351,7 @@ pub fn setup_failure(error: SetupError) -> Failure {
     }
 }
 
-/// The same with the database's address, to look at it.
+/// Returns a [`setup_failure`] that says how to look at the database, by its address.
 pub(crate) fn setup_failure_at(address: &Address) -> impl Fn(SetupError) -> Failure {
     let address = address.to_string();
     move |error| match error {

@@ -22,7 +22,7 @@ use crate::volume_dir::VolumeDir;
 
 /// The time limit for counting a tree's metadata.
 const FIGURES: Duration = Duration::from_secs(8);
-/// The same limit while the tree's origin cannot be used.
+/// The time limit for counting a tree's metadata while the tree's origin cannot be used.
 const FIGURES_AWAY: Duration = Duration::from_secs(1);
 
 /// The figures that are counted from the metadata.

@@ -108,11 +108,11 @@ impl From<&str> for Home {
 /// The process that holds a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holder {
-    /// Its process id.
+    /// The process id.
     pub pid: u32,
-    /// Its command: `mount`, `fsck`, `import`, ...
+    /// The command: `mount`, `fsck`, `import`, ...
     pub does: String,
-    /// Its mountpoint.
+    /// The mountpoint, if the command mounts the volume.
     #[serde(default, with = "api::raw_path::option", skip_serializing_if = "Option::is_none")]
     pub mountpoint: Option<PathBuf>,
 }
@@ -158,7 +158,7 @@ impl VolumeDir {
         VolumeDir::create_as(path, &id, home, fill)
     }
 
-    /// The same for a volume that already has an id.
+    /// Creates a folder as [`VolumeDir::create`] does, for a volume that already has an id.
     pub fn create_as(
         path: &Path,
         id: &str,

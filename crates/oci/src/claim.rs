@@ -74,7 +74,7 @@ fn begun(pid: u32) -> std::io::Result<Option<u64>> {
 }
 
 impl Owner {
-    /// This process.
+    /// Returns this process as an owner.
     fn me() -> Owner {
         let text = |path: &str| fs::read_to_string(path).unwrap_or_default().trim().to_owned();
         let pid = std::process::id();

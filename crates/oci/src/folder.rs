@@ -70,7 +70,7 @@ pub struct Named {
     pub version: u32,
     /// The image's name.
     pub name: String,
-    /// Its manifest.
+    /// The image's manifest.
     pub manifest: Descriptor,
     /// What it runs on.
     pub platform: Platform,
@@ -177,7 +177,7 @@ impl Plan {
 /// An image of the folder, with everything that a mount needs.
 #[derive(Clone, Debug)]
 pub struct Found {
-    /// Its name's file.
+    /// What the file of the image's name says.
     pub named: Named,
     /// The config, byte for byte.
     pub config: Vec<u8>,

@@ -52,7 +52,7 @@ pub trait Blobs: Send {
     /// It is not there, or cannot be read.
     fn open(&self, blob: &Descriptor) -> Result<Bytes>;
 
-    /// The same for a manifest or an index, which a registry keeps in another place than blobs.
+    /// Opens a manifest or an index, which a registry keeps in another place than blobs.
     ///
     /// # Errors
     /// As [`Blobs::open`].

@@ -43,12 +43,12 @@ pub const WHOLE_NAME: &str = "io.containerd.image.name";
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Descriptor {
-    /// Its media type.
+    /// The blob's media type.
     #[serde(default)]
     pub media_type: String,
-    /// Its digest.
+    /// The blob's digest.
     pub digest: Digest,
-    /// Its size in bytes.
+    /// The blob's size in bytes.
     pub size: u64,
     /// Of a manifest in an index: what it runs on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -86,7 +86,7 @@ pub struct Platform {
 }
 
 impl Platform {
-    /// This machine's.
+    /// Returns the platform of this machine.
     pub fn here() -> Platform {
         let (architecture, variant) = match std::env::consts::ARCH {
             "x86_64" => ("amd64", None),
@@ -131,7 +131,7 @@ impl fmt::Display for Platform {
 /// An index.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Index {
-    /// Its manifests.
+    /// The manifests that the index lists.
     pub manifests: Vec<Descriptor>,
 }
 
@@ -141,7 +141,7 @@ pub struct Index {
 pub struct Manifest {
     /// 2.
     pub schema_version: u32,
-    /// Its own media type. Some programs leave it out.
+    /// The manifest's own media type. Some programs leave it out.
     #[serde(default)]
     pub media_type: String,
     /// The config.
@@ -159,7 +159,7 @@ pub struct Config {
     /// When it was made, as RFC 3339.
     #[serde(default)]
     pub created: Option<String>,
-    /// Its layers.
+    /// The image's layers.
     pub rootfs: RootFs,
 }
 
@@ -173,7 +173,7 @@ pub struct RootFs {
 /// One layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layer {
-    /// Its blob.
+    /// The layer's blob.
     pub blob: Descriptor,
     /// The digest of its archive without compression.
     pub diff_id: Digest,
@@ -209,7 +209,7 @@ pub struct Image {
     pub kept: Vec<(Digest, Vec<u8>)>,
     /// What it runs on.
     pub platform: Platform,
-    /// Its layers, the lowest first.
+    /// The image's layers, the lowest first.
     pub layers: Vec<Layer>,
 }
 

@@ -22,7 +22,7 @@ const NAMES_MAX: usize = 64 << 20;
 /// Where a member is.
 #[derive(Clone, Debug)]
 enum Member {
-    /// Its bytes: offset and length in the archive.
+    /// The member's bytes: offset and length in the archive.
     File(u64, u64),
     /// A link to another member.
     Link(String),

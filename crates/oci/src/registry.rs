@@ -66,9 +66,9 @@ struct Inner {
 
 /// Why a request brought no answer that can be used.
 enum Fault {
-    /// It may be different next time. With the time that the registry wants to wait.
+    /// The answer may be different next time. With the time that the registry wants to wait.
     Again(String, Option<Duration>),
-    /// It will not.
+    /// The answer will not be different next time.
     Final(Failure),
 }
 

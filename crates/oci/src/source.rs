@@ -20,7 +20,7 @@ const SCHEMES: [&str; 4] = ["oci:", "oci-archive:", "docker-archive:", "docker:/
 
 /// An image that can be imported.
 pub struct Found {
-    /// Its name, unless the user gives it another one.
+    /// The image's name, unless the user gives it another one.
     pub name: String,
     /// The image.
     pub image: Image,

@@ -25,7 +25,7 @@ pub enum OriginError {
     },
     /// An object store that refuses, is unreachable, or holds something else.
     Remote {
-        /// Its URL.
+        /// The origin's URL.
         origin: String,
         /// The user's mistake, as far as it can be told.
         mistake: Mistake,
@@ -36,13 +36,13 @@ pub enum OriginError {
     },
     /// The folder does not exist.
     Absent(PathBuf),
-    /// It is a file or a device.
+    /// The place is a file or a device.
     NotAFolder(PathBuf),
     /// The folder exists but is not an origin; most often its disk is not mounted.
     NotAnOrigin(PathBuf),
     /// The folder holds other files.
     NotEmpty(PathBuf),
-    /// It is another volume's origin already.
+    /// The folder is another volume's origin already.
     Taken(PathBuf),
     /// A newer program made it.
     Newer {
@@ -51,7 +51,7 @@ pub enum OriginError {
         /// The version in its marker.
         found: String,
     },
-    /// It is not writable.
+    /// The folder is not writable.
     ReadOnly {
         /// The folder.
         dir: PathBuf,

@@ -50,7 +50,7 @@ impl Changes for NotMounted {}
 pub struct Made {
     /// The bucket's name.
     pub name: String,
-    /// Its objects.
+    /// The filesystem with the bucket's objects.
     pub fs: Arc<dyn Filesystem>,
     /// What hears of changes.
     pub changes: Arc<dyn Changes>,
@@ -99,7 +99,7 @@ impl Drop for Held {
 pub struct Found {
     /// The inode.
     pub held: Held,
-    /// Its attributes when it was found.
+    /// The inode's attributes when it was found.
     pub attr: Attr,
 }
 
@@ -136,12 +136,12 @@ impl Bucket {
         Bucket { name, fs, changes, read_only, caller, names: Mutex::new(()), ahead: Mutex::default() }
     }
 
-    /// Its name.
+    /// Returns the bucket's name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its filesystem.
+    /// Returns the bucket's filesystem.
     pub fn fs(&self) -> &Arc<dyn Filesystem> {
         &self.fs
     }
@@ -283,7 +283,7 @@ impl Bucket {
         self.own_folder(top.node, name)
     }
 
-    /// The same if it is there.
+    /// Returns a folder that holds what is incomplete, if it is there.
     pub fn hidden_if_there(&self, name: &[u8]) -> Outcome<Option<Held>> {
         let mut at = self.hold(Ino::ROOT);
         for name in [HIDDEN.as_bytes(), name] {

@@ -21,9 +21,9 @@ const PIECE: usize = 1 << 20;
 
 /// An object that is copied.
 pub struct From<'a> {
-    /// Its bucket.
+    /// The object's bucket.
     pub bucket: &'a Arc<Bucket>,
-    /// Its key.
+    /// The object's key.
     pub key: &'a str,
     /// Conditions on it.
     pub conditions: &'a ReadConditions,
@@ -39,11 +39,11 @@ impl From<'_> {
 
 /// What a copy is, and when it was made.
 pub struct Copied {
-    /// Its ETag, without quotes.
+    /// The copy's ETag, without quotes.
     pub etag: String,
-    /// Its time.
+    /// The copy's time.
     pub modified: Timestamp,
-    /// Its checksum.
+    /// The copy's checksum.
     pub sum: Option<Sum>,
 }
 
@@ -197,7 +197,7 @@ pub struct ToPart<'a> {
     pub bucket: &'a Arc<Bucket>,
     /// The key of the upload.
     pub key: &'a str,
-    /// Its id.
+    /// The id of the upload.
     pub id: &'a str,
     /// The number of the part.
     pub number: i32,

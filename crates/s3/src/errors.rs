@@ -40,8 +40,9 @@ pub fn of(errno: Errno) -> S3Error {
     }
 }
 
-/// The same for a read of bytes. The name was found before, so a key that is missing is not the reason: the
-/// bytes are of another version of an object in the bucket that the tree is an index of.
+/// Returns the S3 error for an error number of a read of bytes. The name was found before, so ESTALE does not
+/// mean that a key is missing: the bytes are of another version of an object in the bucket that the tree is
+/// an index of.
 pub fn of_read(errno: Errno) -> S3Error {
     match errno {
         Errno::ESTALE => s3_error!(

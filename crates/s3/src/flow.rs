@@ -200,7 +200,7 @@ impl Sending {
         Sending { bucket, held: Arc::new(held), offset, left: len, reading: None, unsent: len }
     }
 
-    /// The same as a body.
+    /// Returns the range as a body.
     pub fn into_body(self) -> StreamingBlob {
         StreamingBlob::new(self)
     }

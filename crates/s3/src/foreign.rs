@@ -65,7 +65,7 @@ pub struct Away(pub String);
 pub enum Unread {
     /// The object is another version now, or is gone, and no cache has these bytes.
     Stale,
-    /// They cannot be had now. The text says why.
+    /// The bytes cannot be had now. The text says why.
     Away(String),
 }
 
@@ -96,7 +96,7 @@ pub trait Upstream: Send + Sync + 'static {
 
 /// What the gateway is told of a foreign bucket.
 pub struct Made {
-    /// Its name here.
+    /// The bucket's name here.
     pub name: String,
     /// Where its objects are.
     pub upstream: Arc<dyn Upstream>,
@@ -119,7 +119,7 @@ impl Foreign {
         Foreign { name, upstream, revalidate, entries: Entries::default() }
     }
 
-    /// Its name here.
+    /// Returns the bucket's name here.
     pub fn name(&self) -> &str {
         &self.name
     }

@@ -34,9 +34,9 @@ pub struct Order {
 pub struct Listed {
     /// The key.
     pub key: String,
-    /// Its size.
+    /// The object's size in bytes.
     pub size: u64,
-    /// Its ETag, without quotes.
+    /// The object's ETag, without quotes.
     pub etag: String,
     /// When it was last changed.
     pub modified: Timestamp,

@@ -13,11 +13,11 @@ use crate::list::EMPTY;
 
 /// An object.
 pub struct Object {
-    /// Its inode.
+    /// The object's inode.
     pub found: Found,
-    /// Its size.
+    /// The object's size in bytes.
     pub size: u64,
-    /// Its ETag, without quotes.
+    /// The object's ETag, without quotes.
     pub etag: String,
     /// When it was last changed.
     pub modified: Timestamp,
@@ -27,7 +27,7 @@ pub struct Object {
     pub sum: Option<Sum>,
     /// The sizes of its parts.
     pub parts: Option<Parts>,
-    /// Its tags, in the form that is kept.
+    /// The object's tags, in the form that is kept.
     pub tags: Option<String>,
 }
 
@@ -79,7 +79,7 @@ impl ReadConditions {
         }
     }
 
-    /// The same for the source of a copy, where all failures are PreconditionFailed.
+    /// Checks the conditions on the source of a copy, where all failures are PreconditionFailed.
     pub fn check_source(&self, object: &Object) -> Result<()> {
         self.check(object).map_err(|_| failed())
     }

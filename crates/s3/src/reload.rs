@@ -62,7 +62,7 @@ impl Keys {
         Ok(Keys { path: path.to_owned(), current, first })
     }
 
-    /// Their file.
+    /// Returns the path of the file of keys.
     pub fn path(&self) -> &Path {
         &self.path
     }

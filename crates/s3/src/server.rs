@@ -122,7 +122,7 @@ impl Bound {
         Ok(Bound { listener, address, tls, options, keys })
     }
 
-    /// Its address.
+    /// Returns the address that is bound.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -240,7 +240,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Its address.
+    /// Returns the server's address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }

@@ -25,7 +25,7 @@ const QUIET_NS: i128 = 1_000_000_000;
 pub struct Ahead {
     folder: Ino,
     changed: Timestamp,
-    /// They begin with this.
+    /// The text with which all kept entries begin.
     begin: String,
     /// All entries behind this one, up to the last that is kept, are there.
     after: String,
@@ -104,7 +104,7 @@ pub fn smallest(bucket: &Bucket, folder: Ino, begin: &str, position: Position<'_
     Ok(Batch { entries, more })
 }
 
-/// The same from what an earlier pass kept, if it is still true and reaches far enough.
+/// Returns the smallest entries from what an earlier pass kept, if it is still true and reaches far enough.
 fn kept(
     bucket: &Bucket,
     folder: Ino,

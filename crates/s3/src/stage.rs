@@ -183,8 +183,8 @@ impl Whole {
         self.publish_of(key, conditions, None)
     }
 
-    /// The same for the object of an upload, which ends with it: the upload whose folder this is.
-    /// NoSuchUpload if it has ended before.
+    /// Gives the file the name of the object of an upload, which ends with it: `upload` is the upload's
+    /// folder. NoSuchUpload if it has ended before. When this returns, the object is durable.
     pub fn publish_of(&self, key: &Key, conditions: &Conditions, upload: Option<Ino>) -> Result<()> {
         let bucket = &*self.bucket;
         possible(bucket, conditions, true)?;

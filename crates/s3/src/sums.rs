@@ -28,7 +28,7 @@ impl Algorithm {
     pub const ALL: [Algorithm; 5] =
         [Algorithm::Crc32, Algorithm::Crc32c, Algorithm::Crc64Nvme, Algorithm::Sha1, Algorithm::Sha256];
 
-    /// Its name in S3.
+    /// Returns the algorithm's name in S3.
     pub fn name(self) -> &'static str {
         match self {
             Algorithm::Crc32 => "CRC32",
@@ -50,7 +50,7 @@ impl Algorithm {
         found.ok_or_else(|| s3_error!(InvalidRequest, "this checksum algorithm is not known"))
     }
 
-    /// Its value among those of a request.
+    /// Returns the algorithm's value among those of a request.
     pub fn of(self, sums: &dto::Checksum) -> Option<&String> {
         match self {
             Algorithm::Crc32 => sums.checksum_crc32.as_ref(),

@@ -142,7 +142,7 @@ fn crc_of<'r>(algorithm: Algorithm, pieces: impl Iterator<Item = (&'r Vec<u8>, u
 /// An upload that is under way.
 pub struct Upload {
     held: Held,
-    /// Its id.
+    /// The upload's id.
     pub id: String,
     /// The key that it is for.
     pub key: String,
@@ -155,15 +155,15 @@ pub struct Upload {
 /// A part of an upload.
 #[derive(Clone, Debug)]
 pub struct Part {
-    /// Its number.
+    /// The part's number.
     pub number: i32,
-    /// Its size.
+    /// The part's size in bytes.
     pub size: u64,
-    /// Its ETag, without quotes.
+    /// The part's ETag, without quotes.
     pub etag: String,
     /// When it arrived.
     pub modified: Timestamp,
-    /// Its checksum.
+    /// The part's checksum.
     pub sum: Option<Sum>,
 }
 
@@ -319,11 +319,11 @@ pub fn parts(bucket: &Bucket, upload: &Upload, after: i32, max: usize) -> Result
 /// A part as a client names it to complete an upload.
 #[derive(Clone, Debug)]
 pub struct Named {
-    /// Its number.
+    /// The part's number.
     pub number: i32,
-    /// Its ETag, without quotes.
+    /// The part's ETag, without quotes.
     pub etag: Option<String>,
-    /// Its checksums.
+    /// The part's checksums.
     pub sums: s3s::dto::Checksum,
 }
 
@@ -343,9 +343,9 @@ pub struct Completion {
 /// The object that an upload became.
 #[derive(Clone, Debug)]
 pub struct Completed {
-    /// Its ETag, without quotes.
+    /// The object's ETag, without quotes.
     pub etag: String,
-    /// Its checksum.
+    /// The object's checksum.
     pub sum: Option<Sum>,
 }
 

@@ -19,7 +19,7 @@ use crate::layers::Layers;
 
 /// How long a question may take.
 const LIMIT: Duration = Duration::from_secs(10);
-/// The same, after one that had no answer.
+/// How long a question may take after one that had no answer.
 const BRIEF: Duration = Duration::from_secs(1);
 /// Questions at the same time, with those that nobody waits for any more.
 const AT_ONCE: usize = 16;

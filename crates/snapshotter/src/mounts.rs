@@ -8,7 +8,7 @@ use crate::record::Kind;
 /// The folders of a snapshot.
 #[derive(Debug)]
 pub struct Folders<'a> {
-    /// Its own files.
+    /// The folder of the snapshot's own files.
     pub files: &'a Path,
     /// What overlayfs needs beside them.
     pub work: &'a Path,

@@ -37,7 +37,7 @@ pub struct Commit {
     /// The name until now.
     #[prost(string, tag = "3")]
     pub key: String,
-    /// They replace those of the active snapshot.
+    /// Labels that replace those of the active snapshot.
     #[prost(btree_map = "string, string", tag = "4")]
     pub labels: BTreeMap<String, String>,
 }
@@ -114,7 +114,7 @@ pub struct Infos {
 /// A snapshot.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Info {
-    /// Its name.
+    /// The snapshot's name.
     #[prost(string, tag = "1")]
     pub name: String,
     /// The name of the one below it.

@@ -41,9 +41,9 @@ impl Kind {
 pub struct Record {
     /// [`VERSION`].
     pub version: u32,
-    /// Its number, by which its file and its folder are named.
+    /// The snapshot's number, by which its file and its folder are named.
     pub id: u64,
-    /// Its name in containerd.
+    /// The snapshot's name in containerd.
     pub name: String,
     /// The number of the one below it.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -34,7 +34,7 @@ pub enum Code {
     InvalidArgument,
     /// The folder of images does not answer.
     Unavailable,
-    /// This machine's disk fails.
+    /// The disk of this machine fails.
     Internal,
 }
 

@@ -153,7 +153,7 @@ impl Head {
         Head { slot, seq, ..Head::plain(kind) }
     }
 
-    /// The same of a request that was sent so often before.
+    /// Returns this header for a request that was sent `attempt` times before.
     pub fn again(self, attempt: u8) -> Head {
         Head { flags: self.flags & TRACED | attempt << 1, ..self }
     }

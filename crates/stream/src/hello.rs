@@ -41,7 +41,7 @@ const TEXT_MAX: usize = 1024;
 /// The guest's first frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// Its version.
+    /// The guest's version.
     pub version: u16,
     /// What it can do beyond the version: bits such as [`TIMES`].
     pub features: u32,
@@ -56,7 +56,7 @@ pub struct Hello {
 /// The server's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Challenge {
-    /// Its version.
+    /// The server's version.
     pub version: u16,
     /// What both can do.
     pub features: u32,
@@ -82,18 +82,18 @@ pub enum Sharing {
 /// What became of the session that the guest named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// It named none: here is a new one.
+    /// The guest named no session: here is a new one.
     New,
-    /// It goes on.
+    /// The session goes on.
     Resumed,
-    /// It is not known here: here is a new one.
+    /// The session is not known here: here is a new one.
     Lost,
 }
 
 /// The server's consent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Welcome {
-    /// Its proof.
+    /// The server's proof.
     pub proof: Proof,
     /// The session.
     pub session: Id,
@@ -113,7 +113,7 @@ pub struct Welcome {
     pub source: Id,
     /// The boot of the server's machine. After another one, what was not synced may be lost.
     pub boot: Id,
-    /// Its name, for people.
+    /// The name of what is served, for people.
     pub name: String,
 }
 

@@ -262,9 +262,9 @@ pub struct LockAsked {
     pub holder: Holder,
     /// The open file.
     pub handle: u64,
-    /// It releases.
+    /// Whether the request releases a lock.
     pub unlocks: bool,
-    /// It is about all of the file.
+    /// Whether the request is about all of the file.
     pub whole: bool,
 }
 

@@ -70,7 +70,7 @@ pub enum Broken {
 pub enum Arrival {
     /// Execute it.
     Execute,
-    /// It is being executed.
+    /// Nothing: the request is being executed.
     Running,
     /// Send this reply again.
     Resend(Vec<u8>),
@@ -121,7 +121,7 @@ impl Slots {
         Slots::with_waits(slots, 0, bytes)
     }
 
-    /// The same with so many slots for requests that wait for a lock.
+    /// Creates a table with these credits, and `waits` slots for requests that wait for a lock.
     pub fn with_waits(slots: u16, waits: u16, bytes: u32) -> Slots {
         let fresh = || Slot { seq: 0, attempt: 0, state: State::Fresh, cost: 0 };
         let all = usize::from(slots) + usize::from(waits);

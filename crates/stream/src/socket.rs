@@ -264,7 +264,8 @@ impl Receiver {
         Ok(head)
     }
 
-    /// The same, for a frame whose kind is known in advance. A REFUSE is accepted too.
+    /// Waits for the next frame, as [`Receiver::receive`], if its kind is known in advance. A REFUSE is
+    /// accepted too.
     ///
     /// # Errors
     /// [`Lost`], also for any other kind of frame.

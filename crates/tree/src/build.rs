@@ -22,9 +22,11 @@ const LEAF_MIN: usize = 16 << 10;
 const LEAF_ONE_IN: u32 = 512;
 /// The largest size of a leaf, unless a single row is longer.
 const LEAF_MAX: usize = 128 << 10;
-/// The same limits for inner nodes, in children.
+/// The least size of an inner node, in children.
 const INNER_MIN: usize = 16;
+/// From that size on, an inner node ends after one child in so many.
 const INNER_ONE_IN: u32 = 64;
+/// The largest size of an inner node, in children.
 const INNER_MAX: usize = 256;
 /// The most bytes of a child besides its key.
 const CHILD_BYTES: usize = 32 + 32 + 40;
@@ -51,7 +53,7 @@ pub struct Written {
 pub struct Built {
     /// The top node.
     pub top: Pointer,
-    /// Its level.
+    /// The level of the top node.
     pub level: u8,
     /// The blobs that hold its nodes.
     pub blobs: HashSet<BlobId>,

@@ -42,7 +42,7 @@ enum Head {
     Node {
         to: Pointer,
         level: u8,
-        /// Its first key. `None` for the top node, of which nothing is known before it is read.
+        /// The node's first key. `None` for the top node, of which nothing is known before it is read.
         first: Option<Box<[u8]>>,
         /// The first key after it. `None`: the tree's end.
         end: Option<Box<[u8]>>,

@@ -40,7 +40,7 @@ const KEYS_MAX: usize = 1000;
 pub struct Seen {
     /// When it was published, in nanoseconds since 1970.
     pub moment: i64,
-    /// Its sequence number.
+    /// The record's sequence number.
     pub sequence: u64,
     /// The hash of its top node.
     pub top: Hash,
@@ -71,11 +71,11 @@ pub struct Known {
 /// The judgement on a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is the one that was seen last.
+    /// The record is the one that was seen last.
     Same,
-    /// It is newer, or the first of its name.
+    /// The record is newer, or the first of its name.
     Newer,
-    /// It is signed by a key that is not accepted here. Holds the accepted keys.
+    /// The record is signed by a key that is not accepted here. Holds the accepted keys.
     OtherKey(Vec<PublicKey>),
     /// A newer one was seen.
     Older(Seen),

@@ -67,17 +67,17 @@ pub enum TreeError {
     /// The data that was read is not what was published.
     #[error("{0}")]
     Damaged(String),
-    /// It was made by a newer program.
+    /// The data was made by a newer program.
     #[error("{what} has version {found}, and this program reads version {known}")]
     Newer {
         /// The name of the format.
         what: &'static str,
-        /// Its version.
+        /// The version of the data.
         found: u32,
         /// The newest version that this program reads.
         known: u32,
     },
-    /// Its signature is not by the publisher of this origin.
+    /// The signature is not by the publisher of this origin.
     #[error("{0}")]
     Untrusted(String),
     /// The origin belongs to another owner by now.

@@ -40,9 +40,9 @@ pub struct Pointer {
     pub hash: Hash,
     /// The blob that holds it.
     pub blob: BlobId,
-    /// Its offset in the blob.
+    /// The node's offset in the blob.
     pub offset: u32,
-    /// Its length as stored, in bytes.
+    /// The node's length as stored, in bytes.
     pub len: u32,
     /// The number of rows in its leaves.
     pub rows: u64,
@@ -79,7 +79,7 @@ pub struct Leaf {
 /// The children of a node.
 #[derive(Debug)]
 pub struct Inner {
-    /// Its level. A node whose children are leaves has level 1.
+    /// The node's level. A node whose children are leaves has level 1.
     pub level: u8,
     /// In order of their first keys.
     pub children: Vec<Child>,
@@ -88,7 +88,7 @@ pub struct Inner {
 /// A child of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Child {
-    /// Its first row's key.
+    /// The key of the child's first row.
     pub first: Box<[u8]>,
     /// Where it is.
     pub to: Pointer,
@@ -270,7 +270,7 @@ impl Node {
         }
     }
 
-    /// Its level: 0 for a leaf.
+    /// Returns the node's level: 0 for a leaf.
     pub fn level(&self) -> u8 {
         match self {
             Node::Leaf(_) => 0,
@@ -278,7 +278,7 @@ impl Node {
         }
     }
 
-    /// Its first row's key.
+    /// Returns the key of the node's first row.
     pub fn first(&self) -> Option<&[u8]> {
         match self {
             Node::Leaf(leaf) => leaf.row(0).map(|(key, _)| key),

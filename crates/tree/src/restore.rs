@@ -81,8 +81,8 @@ impl<'a> Bulk<'a> {
         Bulk { store, fence: None, puts: Vec::new(), dels: Vec::new(), bytes: 0, limit }
     }
 
-    /// The same. Nothing is written any more when the row `fence` has another value than this: the store is
-    /// another writer's then.
+    /// Takes rows for this store. Nothing is written any more when the row `fence` has another value than
+    /// this: the store is another writer's then.
     pub fn fenced(store: &'a dyn MetaStore, fence: (Key, Value)) -> Bulk<'a> {
         Bulk { fence: Some(fence), ..Bulk::new(store) }
     }

@@ -104,7 +104,7 @@ pub struct Root {
     pub bytes: u64,
     /// The top node.
     pub top: Pointer,
-    /// Its level.
+    /// The level of the top node.
     pub level: u8,
     /// The number of nodes.
     pub nodes: u64,
@@ -236,7 +236,8 @@ impl Root {
         Root::read_signed(records, name, accept).map(|(root, _)| root)
     }
 
-    /// The same, with the record as it is stored: [`Root::decode`] reads it again.
+    /// Reads what is published under a name, as [`Root::read`]. Also returns the record as it is stored:
+    /// [`Root::decode`] reads it again.
     ///
     /// # Errors
     /// As [`Root::read`].

@@ -24,14 +24,14 @@ use crate::TreeError;
 pub enum Scope {
     /// All of it.
     Whole,
-    /// This folder and what is below.
+    /// One folder and what is below.
     Folder(Ino),
 }
 
 /// A pack that the rows refer to, and its blob.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pack {
-    /// Its number.
+    /// The pack's number.
     pub no: PackNo,
     /// The blob.
     pub blob: BlobId,

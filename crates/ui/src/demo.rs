@@ -47,7 +47,7 @@ const BEHIND: usize = 1_024;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Demo {
-    /// The same data again and again.
+    /// Reads of the same data again and again.
     Cache,
     /// More nodes.
     Scale,
@@ -56,7 +56,7 @@ pub enum Demo {
 }
 
 impl Demo {
-    /// Its name, in paths and in `make demo-NAME`.
+    /// Returns the demo's name, in paths and in `make demo-NAME`.
     pub fn name(self) -> &'static str {
         match self {
             Demo::Cache => "cache",

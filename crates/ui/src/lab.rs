@@ -9,7 +9,7 @@ use api::error::{Failure, Result};
 /// A JupyterLab.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lab {
-    /// Its address, without its token.
+    /// The address of the JupyterLab, without its token.
     pub url: String,
     /// What the page may load in a frame: `http://127.0.0.1:8888`.
     pub origin: String,

@@ -39,9 +39,9 @@ pub use server::{Bound, Options, Server};
 /// A mount that is shown.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Shown {
-    /// Its source.
+    /// The mount's source.
     pub source: String,
-    /// Its mountpoint.
+    /// The mountpoint.
     #[serde(with = "api::raw_path")]
     pub mountpoint: PathBuf,
 }

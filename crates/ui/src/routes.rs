@@ -35,7 +35,7 @@ use crate::{Daemons, Shown, assets};
 pub const STREAMS: usize = 64;
 /// Questions to daemons at a time: fewer than a daemon answers to one process.
 pub const QUESTIONS: usize = 12;
-/// Those of clients without the token.
+/// Questions at a time of clients without the token.
 const QUESTIONS_OPEN: usize = 8;
 /// How long a question waits for others.
 const TURN: Duration = Duration::from_secs(10);

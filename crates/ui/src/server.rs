@@ -79,7 +79,7 @@ impl Bound {
         Ok(Bound { listener, address, token, demos, lab })
     }
 
-    /// Its address.
+    /// Returns the address that is bound.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -92,7 +92,7 @@ impl Bound {
         self.serve_within(Limits::default(), daemons)
     }
 
-    /// The same with other limits on what clients may take.
+    /// Serves the dashboard with other limits on what clients may take.
     pub(crate) fn serve_within(self, limits: Limits, daemons: Arc<dyn Daemons>) -> Result<Server> {
         let Bound { listener, address, token, demos, lab } = self;
         let cannot = |error: io::Error| Failure::io("cannot start the threads of the dashboard", &error);
@@ -126,7 +126,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Its address.
+    /// Returns the server's address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }

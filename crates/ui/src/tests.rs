@@ -43,7 +43,7 @@ const PATHS: [(&str, &str); 16] = [
     ("post", "/demos/{demo}"),
     ("delete", "/demos/{demo}"),
 ];
-/// Those that `demos.rs` asks, and the stream.
+/// The paths that `demos.rs` asks, and the stream.
 const ASKED_ELSEWHERE: [&str; 3] = ["/events", "/demos/live", "/demos/{demo}"];
 
 /// One daemon that answers, and one that is silent.

@@ -20,7 +20,7 @@ use crate::memory::Memory;
 /// Why a chain cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadChain {
-    /// It has no descriptor, runs in a circle, or goes on where there is no descriptor.
+    /// The chain has no descriptor, runs in a circle, or goes on where there is no descriptor.
     #[error("a chain of descriptors does not end")]
     Endless,
     /// A descriptor that is read follows one that is written.
@@ -34,7 +34,7 @@ pub enum BadChain {
 /// Why nothing can be taken from a ring.
 #[derive(Debug, thiserror::Error)]
 pub enum BadRing {
-    /// It names a chain where there is none.
+    /// The ring names a chain where there is none.
     #[error("{0}")]
     Chain(#[from] BadChain),
     /// The ring itself makes no sense.

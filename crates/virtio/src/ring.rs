@@ -44,7 +44,7 @@ pub type CallPlace = Arc<RwLock<Option<Arc<File>>>>;
 
 /// What a queue needs to run.
 pub struct Setup {
-    /// Its number: 0 is the queue of FORGETs.
+    /// The queue's number: 0 is the queue of FORGETs.
     pub index: usize,
     /// The rings, in the guest's addresses, and the number of descriptors.
     pub queue: Queue,

@@ -45,7 +45,7 @@ impl Drop for Mounted {
 pub struct Session {
     door: Door,
     number: u64,
-    /// Its place among the guests, until it is gone.
+    /// The guest's place among all guests, until the guest is gone.
     visit: Mutex<Option<Visit>>,
     keep: Duration,
     mounted: Mutex<Option<Arc<Mounted>>>,
@@ -75,7 +75,8 @@ impl Session {
         self.door.log(&format!("guest {}: {line}", self.number()));
     }
 
-    /// The same for a mistake of the guest, which it may repeat for ever.
+    /// Writes a line about a mistake of this guest to the log. The guest may repeat it for ever, so lines are
+    /// bounded.
     pub fn complain(&self, line: &str) {
         let mut complaints = self.complaints.lock();
         *complaints = complaints.saturating_add(1);

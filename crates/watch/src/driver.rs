@@ -61,7 +61,7 @@ pub struct Totals {
 /// What one client asked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Client {
-    /// Its address.
+    /// The client's address.
     pub address: IpAddr,
     /// Requests.
     pub requests: u64,
@@ -159,7 +159,7 @@ impl DriverWatch {
         self.mode
     }
 
-    /// This node has a blob from now on. Returns false if there is no room for it.
+    /// Notes that this node has a blob from now on. Returns false if there is no room for it.
     ///
     /// # Errors
     /// The map cannot be written.
@@ -176,7 +176,7 @@ impl DriverWatch {
         }
     }
 
-    /// This node does not have that blob any more.
+    /// Notes that this node does not have a blob any more.
     ///
     /// # Errors
     /// The map cannot be written. That the name is not in it is no error.

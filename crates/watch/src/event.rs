@@ -22,9 +22,9 @@ pub enum Event {
         chunk: u32,
         /// When, in nanoseconds of the kernel's monotonic clock.
         at: u64,
-        /// Its accesses so far.
+        /// The chunk's accesses so far.
         count: u64,
-        /// Its score in thousandths.
+        /// The chunk's score in thousandths.
         score: u32,
     },
     /// A thread reads a file in order, and the page cache does not have what follows.

@@ -80,9 +80,9 @@ pub struct Requests {
     pub count: u64,
     /// Of these, with an error.
     pub errors: u64,
-    /// Their time in nanoseconds, from the queue to the end.
+    /// The time of all these requests in nanoseconds, from the queue to the end.
     pub ns: u64,
-    /// The same, for each.
+    /// The times of the single requests, from the queue to the end.
     pub times: Histogram,
 }
 

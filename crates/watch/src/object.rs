@@ -60,7 +60,7 @@ pub struct Cost {
     pub program: String,
     /// How often it ran, while the kernel measured.
     pub runs: u64,
-    /// Its time in these runs, in nanoseconds.
+    /// The program's time in these runs, in nanoseconds.
     pub ns: u64,
 }
 

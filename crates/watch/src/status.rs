@@ -37,7 +37,7 @@ impl Hook {
 /// One program.
 #[derive(Clone, Copy, Debug)]
 pub struct Description {
-    /// Its name, in its object.
+    /// The program's name, in its object.
     pub name: &'static str,
     /// Where the kernel calls it.
     pub hook: Hook,
@@ -95,7 +95,7 @@ const ALL: [(&[u8], &[Description]); 4] =
 /// Whether a program can be used.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// Its name.
+    /// The program's name.
     pub program: &'static str,
     /// Where the kernel would call it.
     pub hook: String,

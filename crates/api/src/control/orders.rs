@@ -8,11 +8,11 @@ use crate::raw_path::RawPath;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum NewLimit {
-    /// It stays as it is.
+    /// The limit stays as it is.
     Keep,
     /// There is none.
     None,
-    /// It becomes this.
+    /// The limit becomes this number.
     Is(u64),
 }
 
@@ -25,7 +25,7 @@ pub struct ImportOrder {
     pub mountpoint: RawPath,
     /// An existing folder, below the volume's root.
     pub folder: RawPath,
-    /// Its inode number as the command sees it.
+    /// The folder's inode number as the command sees it.
     pub ino: u64,
     /// A folder to create in it, into which the import goes. None: it goes into the folder itself.
     pub new: Option<RawPath>,

@@ -9,17 +9,17 @@ use super::remote_side::RemoteStatus;
 /// A node of the fleet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerRow {
-    /// Its name, 32 hexadecimal digits.
+    /// The node's name, 32 hexadecimal digits.
     pub node: String,
     /// Where it listens.
     pub address: String,
-    /// Its zone.
+    /// The node's zone.
     pub zone: String,
     /// `node` or `depot`.
     pub role: String,
     /// The run of the node: the upper 48 bits count its starts.
     pub generation: u64,
-    /// Its share of the fleet's bookkeeping.
+    /// The node's share of the fleet's bookkeeping.
     pub weight: u16,
     /// The free space of its cache, in MiB.
     pub free_mib: u32,
@@ -69,14 +69,14 @@ pub struct InDriver {
 pub struct TierStatus {
     /// Reads for the local tiers, blobs for the remote ones.
     pub hits: u64,
-    /// Their bytes.
+    /// Bytes of the reads or blobs.
     pub bytes: u64,
 }
 
 /// The figures of a node in a fleet. Field names are stable.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FleetStatus {
-    /// This node.
+    /// The node's name.
     pub node: String,
     /// Where it listens.
     pub address: String,
@@ -170,9 +170,9 @@ pub struct LentStatus {
     pub origin: String,
     /// `depot` or `lender`.
     pub role: String,
-    /// Its zone.
+    /// The zone of the depot or lender.
     pub zone: String,
-    /// Its process.
+    /// The process id of the depot or lender.
     pub pid: u32,
     /// How long it has served.
     pub uptime_seconds: u64,
@@ -186,7 +186,7 @@ pub struct LentStatus {
     pub memory_bytes: u64,
     /// The peak of that.
     pub memory_peak_bytes: u64,
-    /// Its cache, and its requests to the origin.
+    /// The figures of the cache, and of the requests to the origin.
     #[serde(rename = "far")]
     pub remote_side: RemoteStatus,
     /// The other nodes, and where bytes came from.

@@ -15,7 +15,7 @@ pub struct RemoteStatus {
     pub region: Option<String>,
     /// Blobs that the origin does not have yet.
     pub uploads: UploadStatus,
-    /// This node's cache.
+    /// The cache of this node.
     pub cache: CacheStatus,
     /// Requests to the origin since the volume was opened.
     pub requests: RequestStatus,
@@ -32,12 +32,12 @@ pub struct RemoteStatus {
 pub struct UploadStatus {
     /// Blobs.
     pub blobs: u64,
-    /// Their bytes.
+    /// Bytes of the blobs that the origin does not have yet.
     pub bytes: u64,
     /// Since when the oldest of them has waited, UTC.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub oldest: Option<String>,
-    /// The same in seconds until now.
+    /// The time in seconds that the oldest blob has waited.
     pub oldest_seconds: u64,
     /// Why its last attempt failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -48,7 +48,7 @@ pub struct UploadStatus {
     pub unreadable_blobs: u64,
     /// Blobs sent since the volume was opened.
     pub uploaded_blobs: u64,
-    /// Their bytes.
+    /// Bytes of the blobs sent since the volume was opened.
     pub uploaded_bytes: u64,
     /// Attempts that failed.
     pub failed_attempts: u64,
@@ -69,7 +69,7 @@ pub struct UploadStatus {
 pub struct TroubleStatus {
     /// Since when, UTC.
     pub since: String,
-    /// The same in seconds until now.
+    /// The time in seconds since the problem began.
     pub seconds: u64,
     /// The latest error message.
     pub why: String,
@@ -91,7 +91,7 @@ pub struct RefusalStatus {
     pub cause: String,
     /// Since when, UTC.
     pub since: String,
-    /// The same in seconds until now.
+    /// The time in seconds since the origin began to refuse.
     pub seconds: u64,
     /// The latest error message.
     pub why: String,
@@ -113,23 +113,23 @@ pub struct CacheStatus {
     pub floor_bytes: u64,
     /// Blobs kept.
     pub blobs: u64,
-    /// Their bytes.
+    /// Bytes of the kept blobs.
     pub bytes: u64,
     /// Of these, blobs that stay because the origin does not have them yet.
     pub pinned_blobs: u64,
-    /// Their bytes.
+    /// Bytes of the blobs that the origin does not have yet.
     pub pinned_bytes: u64,
     /// Reads answered from this disk.
     pub disk_reads: u64,
-    /// Their bytes.
+    /// Bytes of the reads answered from this disk.
     pub disk_bytes: u64,
     /// Reads answered from parts in memory.
     pub memory_reads: u64,
-    /// Their bytes.
+    /// Bytes of the reads answered from parts in memory.
     pub memory_bytes: u64,
     /// Reads that waited for the origin.
     pub far_reads: u64,
-    /// Their bytes.
+    /// Bytes of the reads that waited for the origin.
     pub far_bytes: u64,
     /// Whole blobs fetched.
     pub fetched_blobs: u64,
@@ -139,7 +139,7 @@ pub struct CacheStatus {
     pub fetched_bytes: u64,
     /// Blobs evicted.
     pub evicted_blobs: u64,
-    /// Their bytes.
+    /// Bytes of the evicted blobs.
     pub evicted_bytes: u64,
     /// Copies on disk, and parts in memory, that were found damaged.
     pub damaged: u64,
@@ -197,13 +197,13 @@ pub struct RequestStatus {
 /// A blob that the origin does not have yet. Field names are stable.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Waiting {
-    /// Its name.
+    /// The blob's name.
     pub blob: String,
-    /// Its bytes.
+    /// The blob's size in bytes.
     pub bytes: u64,
     /// Since when it has waited, UTC.
     pub since: String,
-    /// The same in seconds until now.
+    /// The time in seconds that the blob has waited.
     pub seconds: u64,
     /// Whether it is being sent.
     pub under_way: bool,

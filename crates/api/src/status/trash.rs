@@ -9,6 +9,6 @@ pub struct TrashStatus {
     pub keep_seconds: Option<u64>,
     /// Files and folders in it. They are counted at most every few seconds.
     pub files: u64,
-    /// Their sizes in bytes.
+    /// The total size of the files and folders, in bytes.
     pub bytes: u64,
 }

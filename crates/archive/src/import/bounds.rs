@@ -114,7 +114,7 @@ impl Bounds {
         self.0.refused.get_or_init(failure).clone()
     }
 
-    /// The same bytes, which end with an error at the bound.
+    /// Returns a reader of the same bytes, which end with an error at the bound.
     pub(super) fn reader(&self, inner: Bytes) -> Bytes {
         Box::new(Bounded { inner, bounds: self.clone() })
     }

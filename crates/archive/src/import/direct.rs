@@ -80,7 +80,7 @@ struct Open {
     ino: Ino,
     /// An earlier item of this import has its path.
     replaces_own: bool,
-    /// It was created below a default ACL.
+    /// Whether the file was created below a default ACL.
     inherits: bool,
     /// The end of the last bytes written. The rest of the file is a hole.
     end: u64,

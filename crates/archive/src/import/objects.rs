@@ -52,9 +52,9 @@ const DENIALS: u32 = 3;
 pub struct Object {
     /// The key, relative to what was listed.
     pub key: String,
-    /// Its size in bytes.
+    /// The object's size in bytes.
     pub size: u64,
-    /// Its ETag. Empty if the store lists none.
+    /// The object's ETag. Empty if the store lists none.
     pub etag: String,
     /// When it was last modified.
     pub modified: Timestamp,
@@ -63,11 +63,11 @@ pub struct Object {
 /// Why an object was not read.
 #[derive(Clone, Debug)]
 pub enum Unread {
-    /// It is another version than the listed one, or was removed.
+    /// The object is another version than the listed one, or was removed.
     Changed,
     /// The store refuses this one.
     Denied(Failure),
-    /// This one cannot be read, for this reason.
+    /// The object cannot be read, for this reason.
     Object(String),
     /// None can be read.
     Store(Failure),
@@ -75,7 +75,7 @@ pub enum Unread {
 
 /// The objects below a prefix. Called from several threads.
 pub trait Bucket: Send + Sync {
-    /// Its name for people, without a `/` at its end.
+    /// Returns the bucket's name for people, without a `/` at its end.
     fn shown(&self) -> String;
 
     /// Lists all objects. `each` returns false to end the listing.
@@ -91,7 +91,7 @@ pub trait Bucket: Send + Sync {
     /// [`Unread`].
     fn read(&self, object: &Object, range: Range<u64>) -> std::result::Result<Vec<u8>, Unread>;
 
-    /// The same past any cache on the way: wrong bytes came.
+    /// Reads a range again, past any cache on the way: wrong bytes came.
     ///
     /// # Errors
     /// [`Unread`].

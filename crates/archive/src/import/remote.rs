@@ -42,7 +42,7 @@ pub struct Onto<'a> {
 pub enum Refused {
     /// The mount can be used instead. The failure says why that is needed.
     UseMount(Failure),
-    /// It cannot be done either way.
+    /// The import cannot be done either way.
     Failed(Failure),
 }
 

@@ -78,8 +78,8 @@ impl BlobFolder {
         self.place(&path, |mut to| to.write_all(bytes))
     }
 
-    /// The same for a blob that is read from memory now and from here later: written past the page cache, if
-    /// possible.
+    /// Adds a copy as [`BlobFolder::keep`] does, of a blob that is read from memory now and from here later:
+    /// written past the page cache, if possible.
     ///
     /// # Errors
     /// See [`BlobError`].

@@ -57,8 +57,8 @@ fn zeros() -> &'static [Matrix; 32] {
     })
 }
 
-/// The same for one whole segment, by the bytes of the CRC: four table lookups, since nearly every segment is
-/// whole.
+/// Changes a CRC as one whole segment of zero bytes does, by the bytes of the CRC: four table lookups, since
+/// nearly every segment is whole.
 fn segment(crc: u32) -> u32 {
     static TABLE: OnceLock<[[u32; 256]; 4]> = OnceLock::new();
     let table = TABLE.get_or_init(|| {

@@ -16,7 +16,7 @@ pub trait DiskStore: BlobSource {
     /// See [`BlobError`].
     fn adopt(&self, id: &BlobId, sums: &Sums, file: &Path) -> Result<(), BlobError>;
 
-    /// The same for bytes in memory.
+    /// Takes a blob that is in memory, permanently.
     ///
     /// # Errors
     /// See [`BlobError`].
@@ -28,7 +28,8 @@ pub trait DiskStore: BlobSource {
     /// See [`BlobError`].
     fn keep(&self, id: &BlobId, sums: &Sums, bytes: &[u8]) -> Result<(), BlobError>;
 
-    /// The same for a blob that is read from memory now and from the disk only later.
+    /// Keeps a copy of a blob that is read from memory now and from the disk only later. The blob also exists
+    /// elsewhere.
     ///
     /// # Errors
     /// See [`BlobError`].

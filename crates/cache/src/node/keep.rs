@@ -51,7 +51,7 @@ impl Drop for Reserved<'_> {
 enum Fate {
     /// New blobs overwrite them: only the budget is short, not the disk's space.
     Reused,
-    /// They are deleted, so that their space is free.
+    /// The files are deleted, so that their space is free.
     Removed,
 }
 

@@ -49,9 +49,9 @@ struct Record {
 /// Bytes of all blobs, since the start.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Totals {
-    /// Those that were read.
+    /// Bytes that were read.
     pub(super) read: u64,
-    /// Those that were fetched.
+    /// Bytes that were fetched.
     pub(super) fetched: u64,
 }
 

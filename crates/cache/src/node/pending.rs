@@ -16,7 +16,7 @@ use blob::{BlobError, Sums};
 pub struct Pinned {
     /// Blobs that the origin does not have yet.
     pub blobs: u64,
-    /// Their bytes.
+    /// Bytes of the pinned blobs.
     pub bytes: u64,
 }
 

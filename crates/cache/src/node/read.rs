@@ -61,9 +61,9 @@ pub(super) enum Step {
     Whole,
     /// A part with them has just arrived.
     Here(Arc<Part>),
-    /// They are in flight.
+    /// The bytes are in flight.
     Follow(Arc<InFlight>),
-    /// This read fetches them, from the beginning of a group to this offset.
+    /// The read itself fetches the bytes, from the beginning of a group to this offset.
     Lead(PartLead, u32),
 }
 

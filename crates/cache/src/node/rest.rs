@@ -31,8 +31,8 @@ const ROUNDS: usize = 2;
 
 /// A blob that is being assembled.
 struct Puzzle {
-    /// They hash to the blob's name, so each group can be verified. Those of a foreign blob came with its
-    /// first part.
+    /// The blob's sums. They hash to its name, so each group can be verified. Those of a foreign blob came
+    /// with its first part.
     sums: Sums,
     bytes: Buffer,
     /// The groups that are present, the first in the lowest bit.

@@ -61,15 +61,15 @@ impl Counters {
 pub struct CacheStats {
     /// Reads that were served from memory.
     pub memory_reads: u64,
-    /// Their bytes.
+    /// Bytes of reads that were served from memory.
     pub memory_bytes: u64,
     /// Reads that were served from the node's disk.
     pub disk_reads: u64,
-    /// Their bytes.
+    /// Bytes of reads that were served from the node's disk.
     pub disk_bytes: u64,
     /// Reads that waited for the origin.
     pub far_reads: u64,
-    /// Their bytes.
+    /// Bytes of reads that waited for the origin.
     pub far_bytes: u64,
     /// Of these, reads that joined an in-flight fetch.
     pub shared_fetches: u64,
@@ -85,17 +85,17 @@ pub struct CacheStats {
     pub hints_dropped: u64,
     /// Fetched blobs that were put on the disk.
     pub kept_blobs: u64,
-    /// Their bytes.
+    /// Bytes of fetched blobs that were put on the disk.
     pub kept_bytes: u64,
     /// Fetched blobs that were not put on the disk, because there was no room or the disk failed.
     pub not_kept: u64,
     /// Blobs that were stored here.
     pub stored_blobs: u64,
-    /// Their bytes.
+    /// Bytes of blobs that were stored here.
     pub stored_bytes: u64,
     /// Blobs that were evicted to make room.
     pub evicted_blobs: u64,
-    /// Their bytes.
+    /// Bytes of blobs that were evicted to make room.
     pub evicted_bytes: u64,
     /// Copies on the disk, and parts in memory, that were found damaged.
     pub damaged: u64,

@@ -38,13 +38,13 @@ const BATCH: usize = 16 << 10;
 pub enum Record {
     /// A blob is here.
     Here {
-        /// Its name.
+        /// The blob's name.
         id: BlobId,
-        /// Its size in bytes.
+        /// The blob's size in bytes.
         size: u32,
         /// What it costs to fetch again.
         cost: Cost,
-        /// Its rank.
+        /// The blob's rank.
         rank: Rank,
     },
     /// The blob is no longer here.
@@ -53,7 +53,7 @@ pub enum Record {
     Ranked(BlobId, Rank),
     /// The blob must be deleted in the origin.
     Unwanted(BlobId),
-    /// That deletion was done or cancelled.
+    /// The deletion of the blob in the origin was done or cancelled.
     Settled(BlobId),
 }
 

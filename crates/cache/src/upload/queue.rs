@@ -41,7 +41,7 @@ struct Backoff {
 
 /// The waits after the origin did not answer.
 const AWAY: Backoff = Backoff { first: Duration::from_millis(500), longest: Duration::from_secs(30) };
-/// The same after the origin refused, or if a blob cannot be read here. Time alone fixes neither, but a
+/// The waits after the origin refused, or if a blob cannot be read here. Time alone fixes neither, but a
 /// person may.
 const REFUSED: Backoff = Backoff { first: Duration::from_secs(5), longest: Duration::from_secs(120) };
 /// The pauses while all that is sent is refused.

@@ -20,7 +20,7 @@ enum Outcome {
     Sent,
     /// The origin had it already.
     Found,
-    /// Its bytes are not here, and nothing refers to it.
+    /// The blob cannot be read here, and nothing refers to it.
     Nobodys(String),
     Failed(Fault),
 }

@@ -81,7 +81,7 @@ pub struct Fleet {
     /// Where this node is: nodes of one zone give blobs to one another [default: default]
     #[arg(long, value_name = "NAME", env = "COVEY_ZONE", hide_env = true)]
     zone: Option<String>,
-    /// This node's share of the fleet's bookkeeping, relative to the others'; 0 for none
+    /// Share of the fleet's bookkeeping that this node does, relative to the others'; 0 for none
     #[arg(long, value_name = "N", default_value_t = WEIGHT, hide_default_value = true)]
     weight: u16,
     /// How bytes from other nodes are checked: blake3 (against the blob's name), or crc (cheaper, for nodes

@@ -50,7 +50,7 @@ enum What {
         /// All of them
         #[arg(long, required_unless_present = "to", conflicts_with = "to")]
         all: bool,
-        /// Those wanted least, until no more than this is kept: 10G, 512M
+        /// The blobs wanted least, until no more than this is kept: 10G, 512M
         #[arg(long, value_name = "SIZE")]
         to: Option<String>,
         /// A path on a mount, a volume's folder, or a depot's

@@ -50,7 +50,7 @@ struct Outcome {
     volume: String,
     /// The origin that it was detached from.
     from: String,
-    /// Its own origin.
+    /// The volume's own origin.
     origin: String,
     /// The blobs that it needs.
     blobs: u64,

@@ -26,7 +26,7 @@ struct Row {
     #[serde(with = "api::raw_path")]
     mountpoint: PathBuf,
     alive: bool,
-    /// Its daemon runs, and does not answer.
+    /// Whether the daemon runs, and does not answer.
     silent: bool,
     size_bytes: u64,
     used_bytes: u64,

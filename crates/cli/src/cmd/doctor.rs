@@ -54,9 +54,9 @@ pub enum Level {
     Ok,
     /// Nothing to fix. It says which setting suits which use.
     Tip,
-    /// It works, but could be better.
+    /// Something works, but could be better.
     Note,
-    /// It does not work.
+    /// Something does not work.
     Wrong,
 }
 

@@ -206,7 +206,7 @@ struct Returning<'a> {
     mount: &'a Mounted,
     pid: Option<u32>,
     handover: Handover,
-    /// It keeps the mount, and programs wait.
+    /// Whether the daemon keeps the mount, and programs wait.
     stays: bool,
 }
 

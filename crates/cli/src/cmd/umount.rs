@@ -39,7 +39,8 @@ const PASSING: Duration = Duration::from_secs(2);
 const CLOSING: Duration = Duration::from_secs(120);
 /// How long the daemon may take to store what was written, before the mount is removed.
 const STORING: Duration = Duration::from_secs(15);
-/// The same if something else still has the mount. It may be about to end, like a container that stops.
+/// How long to wait for the volume to close if something else still has the mount. It may be about to end,
+/// like a container that stops.
 const LEAVING: Duration = Duration::from_secs(5);
 
 /// Unmounts a volume and waits until it is closed

@@ -58,7 +58,7 @@ pub struct Entry {
     pub section: Section,
     /// The key, in the program's spelling.
     pub key: String,
-    /// Its value.
+    /// The key's value.
     pub value: Value,
     /// The file.
     pub file: PathBuf,

@@ -87,8 +87,8 @@ pub fn lock(say: &dyn Fn(&str)) -> Result<FileLock> {
     lock_file(&Path::new(RUN).join("lock"), say)
 }
 
-/// The same for one published tree, so that a store that does not answer holds up only those that want the
-/// same tree. Whatever takes both takes this one first.
+/// Keeps other commands from changing one published tree, so that a store that does not answer holds up only
+/// those that want the same tree. Whatever takes this lock and that of [`lock`] takes this one first.
 ///
 /// # Errors
 /// As [`lock`].

@@ -14,7 +14,7 @@ use api::error::{Context, Result};
 pub struct Overlaid {
     /// Where it is mounted.
     pub at: PathBuf,
-    /// Its layers, as they were named at the mount.
+    /// The overlay's layers, as they were named at the mount.
     pub lower: Vec<PathBuf>,
 }
 

@@ -37,7 +37,7 @@ pub struct New<'a> {
     pub name: &'a str,
     /// The mode of that.
     pub mode: u32,
-    /// Its size.
+    /// The volume's size.
     pub size: Size,
     /// What it begins as a copy of, from the shared volume's root.
     pub from: Option<&'a str>,

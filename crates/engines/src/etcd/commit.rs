@@ -39,10 +39,10 @@ pub(super) enum Outcome {
 
 /// What must hold for any commit of a store.
 pub(super) enum Guard {
-    /// Its session lasts, with this epoch and this lease. The lease tells two nodes apart that got one
-    /// number, because the cluster was put back to an earlier state in between.
+    /// The store's session lasts, with this epoch and this lease. The lease tells two nodes apart that got
+    /// one number, because the cluster was put back to an earlier state in between.
     Session { alive: Vec<u8>, epoch: String, lease: i64 },
-    /// Its volume is there.
+    /// The store's volume is there.
     Volume(Vec<u8>),
 }
 
@@ -91,7 +91,7 @@ pub(super) struct Run<'a> {
     place: Option<Place>,
     /// The number of the operation, once it has one.
     op: Option<u64>,
-    /// It is unknown whether an earlier attempt was, or will be, applied.
+    /// Whether it is unknown if an earlier attempt was, or will be, applied.
     pub(super) is_lost: bool,
     /// The operation is being given up after a conflict, and the answer to that may have been lost.
     is_settling: bool,

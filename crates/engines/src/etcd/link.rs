@@ -25,7 +25,7 @@ const ANSWER_MAX: usize = 1 << 30;
 
 /// How to reach a cluster.
 pub(super) struct Door {
-    /// Its address.
+    /// The cluster's address.
     pub(super) target: Target,
     /// The member that was found to answer last.
     chosen: AtomicUsize,

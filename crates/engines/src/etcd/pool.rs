@@ -21,7 +21,7 @@ pub(super) struct Record {
     pub(super) seen: Option<String>,
     /// The number of the last operation.
     pub(super) op: u64,
-    /// It is unknown whether the last operation was, or will be, applied.
+    /// Whether it is unknown if the last operation was, or will be, applied.
     pub(super) is_open: bool,
 }
 

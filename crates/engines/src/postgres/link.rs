@@ -36,9 +36,9 @@ const READ_ONLY: &str = "select pg_is_in_recovery(), current_setting('transactio
 
 /// How to reach a database.
 pub(super) struct Door {
-    /// Its address.
+    /// The database's address.
     pub(super) target: Target,
-    /// Its servers, each as an address of its own.
+    /// The database's servers, each as an address of its own.
     servers: Vec<Target>,
     /// The server that was found to accept writes last.
     chosen: AtomicUsize,
@@ -56,7 +56,7 @@ impl Door {
         Ok(Door { servers, chosen, target, secrets, tls, opened })
     }
 
-    /// Its servers, each as an address of its own.
+    /// Returns the database's servers, each as an address of its own.
     pub(super) fn servers(&self) -> &[Target] {
         &self.servers
     }
@@ -85,7 +85,7 @@ type Running = Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>;
 pub(super) struct Link {
     /// The server.
     pub(super) target: Target,
-    /// Its place among the servers of the address.
+    /// The server's place among the servers of the address.
     server: usize,
     /// Gone only while this is dropped.
     runtime: Option<Runtime>,

@@ -27,7 +27,7 @@ pub const WHO_MAX: usize = 16 + 8 + 1 + 16 + 2 + 1 + 2 + 1 + ZONE_MAX;
 /// Why bytes are not gossip, or gossip does not fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CodecError {
-    /// They end too early.
+    /// The bytes end too early.
     #[error("a gossip message ends too early")]
     Short,
     /// A field has an invalid value.

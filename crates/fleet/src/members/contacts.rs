@@ -48,7 +48,7 @@ impl Contact {
         }
     }
 
-    /// Its current addresses. Asks the resolver for a name, which can take many seconds.
+    /// Returns the contact's current addresses. Asks the resolver for a name, which can take many seconds.
     ///
     /// # Errors
     /// The name has none, or the resolver does not answer.

@@ -11,7 +11,7 @@ use rand_core::TryRng;
 pub struct Dice(dice::Dice);
 
 impl Dice {
-    /// The same seed gives the same numbers.
+    /// Returns a generator. Equal seeds give equal numbers.
     pub fn new(seed: u64) -> Dice {
         Dice(dice::Dice::counting_from(seed))
     }

@@ -41,7 +41,7 @@ const KEEP: Duration = Duration::from_secs(30);
 
 /// What a node needs to join.
 pub struct Setup {
-    /// Its own record. `address` is where other nodes reach it.
+    /// The node's own record. `address` is where other nodes reach it.
     pub me: Member,
     /// The addresses through which it joins. Without any, it waits for other nodes.
     pub contacts: Vec<Contact>,
@@ -73,11 +73,11 @@ pub enum StartError {
 pub struct Stats {
     /// Valid datagrams of this fleet.
     pub received: u64,
-    /// Their bytes.
+    /// Bytes of valid datagrams of this fleet.
     pub received_bytes: u64,
     /// Datagrams sent.
     pub sent: u64,
-    /// Their bytes.
+    /// Bytes of datagrams sent.
     pub sent_bytes: u64,
     /// Datagrams that could not be sent.
     pub unsent: u64,

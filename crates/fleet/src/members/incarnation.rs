@@ -29,7 +29,7 @@ pub fn run_of(generation: u64) -> u64 {
 /// these, and are not sent if only the receiver must be named.
 #[derive(Clone, Debug)]
 pub struct Incarnation {
-    /// Its id.
+    /// The node's id.
     pub node: NodeId,
     /// The run, and how many times it returned in it.
     pub generation: u64,
@@ -37,9 +37,9 @@ pub struct Incarnation {
     pub address: SocketAddr,
     /// The zone it is in.
     pub zone: Zone,
-    /// Its purpose.
+    /// The node's purpose.
     pub role: Role,
-    /// Its share of what is tracked.
+    /// The node's share of what is tracked.
     pub weight: u16,
 }
 

@@ -67,7 +67,7 @@ const LISTED: u8 = 4;
 const FOCA_MAX: usize = PLAIN_MAX - 1 - 4 - VITALS_MAX;
 /// Changes of the fleet within this time are reported together.
 const TOGETHER: Duration = Duration::from_millis(20);
-/// The same for changes of loads, which are less urgent.
+/// Changes of loads, which are less urgent, are reported together within this time.
 const LOADS: Duration = Duration::from_secs(1);
 /// How long a new node waits for a page of the list, and how many nodes it asks for one before it gives up.
 const PAGE: Duration = Duration::from_secs(1);

@@ -43,7 +43,7 @@ pub const REMEMBERED: usize = 16 << 10;
 /// Why a datagram is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Sealed {
-    /// It is shorter or longer than any that this program sends.
+    /// The datagram is shorter or longer than any that this program sends.
     #[error("its length is impossible")]
     Length,
     /// Another version of the protocol, or another protocol.

@@ -33,7 +33,7 @@ struct Heard {
 }
 
 impl Heard {
-    /// The same, as they count now.
+    /// Returns this record with the recent bytes as they count now.
     fn aged(self, now: u64) -> Heard {
         let halves = now.saturating_sub(self.since) / HALF;
         let bytes = self.bytes.checked_shr(u32::try_from(halves).unwrap_or(u32::MAX)).unwrap_or(0);

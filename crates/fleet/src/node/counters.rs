@@ -12,7 +12,7 @@ macro_rules! counters {
             $(pub(super) $name: AtomicU64,)*
         }
 
-        /// Their values at one moment.
+        /// The counters' values at one moment.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct FleetCounts {
             $($(#[$doc])* pub $name: u64,)*
@@ -29,31 +29,31 @@ macro_rules! counters {
 counters! {
     /// Blobs from nodes that had them.
     peer_blobs,
-    /// Their bytes.
+    /// Bytes of blobs from nodes that had them.
     peer_bytes,
     /// Blobs from nodes that were still fetching them.
     stream_blobs,
-    /// Their bytes.
+    /// Bytes of blobs from nodes that were still fetching them.
     stream_bytes,
     /// Blobs from depots, whatever made this node ask one.
     depot_blobs,
-    /// Their bytes.
+    /// Bytes of blobs from depots.
     depot_bytes,
     /// Blobs from the origin.
     origin_blobs,
-    /// Their bytes.
+    /// Bytes of blobs from the origin.
     origin_bytes,
     /// Parts of blobs from other nodes, without the rest.
     peer_parts,
-    /// Their bytes.
+    /// Bytes of parts of blobs from other nodes.
     peer_part_bytes,
     /// Parts of blobs from depots.
     depot_parts,
-    /// Their bytes.
+    /// Bytes of parts of blobs from depots.
     depot_part_bytes,
     /// Parts from the origin, of blobs that no node had.
     origin_parts,
-    /// Their bytes.
+    /// Bytes of parts from the origin.
     origin_part_bytes,
     /// Fetches from the origin because the tracker said so.
     origin_told,

@@ -35,7 +35,8 @@ const ASKING: Duration = Duration::from_secs(2);
 const INTRODUCED: Duration = Duration::from_secs(1);
 /// While fetches run, the plan is told at this interval whether bytes arrive.
 const LOOK: Duration = Duration::from_millis(20);
-/// The same while only the origin is sending. Only leases depend on it, and they are longer.
+/// While only the origin is sending, the plan is told at this interval whether bytes arrive. Only leases
+/// depend on it, and they are longer.
 const LOOK_FAR: Duration = Duration::from_millis(100);
 /// The time limit of a fetch from a node. A node that needs longer counts as gone.
 const FETCHING: Duration = Duration::from_secs(30);
@@ -457,7 +458,7 @@ impl Run {
 }
 
 impl Inner {
-    /// This node's upstream.
+    /// Returns this node's upstream.
     fn upstream(&self) -> Option<NodeId> {
         self.activity.upstream(self.now(), self.capacity.rate())
     }
@@ -469,7 +470,8 @@ impl Inner {
         self.introduced_within(node, INTRODUCED).await
     }
 
-    /// The same with another limit.
+    /// Returns the address of a node that a tracker has named, and waits for at most `limit` until it is
+    /// known.
     pub(super) async fn introduced_within(&self, node: NodeId, limit: Duration) -> Option<Peer> {
         let until = base::time::monotonic() + limit;
         loop {

@@ -55,8 +55,8 @@ const FOLLOWING: usize = 8;
 /// seconds on a link of 200 Mbit/s. Fetching the whole instead of each late part would take twenty times as
 /// long.
 const STEP_MOST: Duration = Duration::from_secs(8);
-/// It is also at most this fraction of the time that the reader has. Two holders may be tried, then the whole
-/// blob.
+/// A step is also at most this fraction of the time that the reader has. Two holders may be tried, then the
+/// whole blob.
 const STEP_FRACTION: u32 = 6;
 
 /// Where to get a part.
@@ -66,7 +66,7 @@ enum PartSource {
     Nodes(Vec<NodeId>, Duration),
     /// From this node, which is fetching it.
     Coming(NodeId, Duration),
-    /// This node is to fetch the blob, under this lease.
+    /// From the depot or the origin: this node is to fetch the blob, under this lease.
     Lease(u64),
     /// From the depot or the origin. No other node wants it.
     Alone,
@@ -289,9 +289,9 @@ impl Inner {
         }
     }
 
-    /// This node has the lease. The whole is fetched behind, under the same lease, and the part does not wait
-    /// for it. If too many blobs are being fetched so, the part waits for the whole. If the whole is in
-    /// flight already, that fetch's plan gets the same lease.
+    /// Returns a part of a blob for which this node has the lease. The whole is fetched behind, under the
+    /// same lease, and the part does not wait for it. If too many blobs are being fetched so, the part waits
+    /// for the whole. If the whole is in flight already, that fetch's plan gets the same lease.
     fn part_with_lease(
         self: &Arc<Inner>,
         announcement: &Announcement,

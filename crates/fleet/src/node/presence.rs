@@ -18,7 +18,7 @@ pub(super) const NOWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCA
 
 /// Which node this is, and the transport by which it sends and is asked for blobs.
 pub enum Transport {
-    /// Its own: [`Fleet::close`] ends it.
+    /// The node's own transport: [`Fleet::close`] ends it.
     Own {
         /// The node's identity across restarts.
         home: Arc<NodeHome>,

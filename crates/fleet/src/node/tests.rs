@@ -191,7 +191,7 @@ impl Holdings for Disk {
 struct Cache {
     disk: Arc<Disk>,
     fleet: OnceLock<Weak<Fleet>>,
-    /// It writes nothing now, and these wait.
+    /// Blobs that wait while the cache writes nothing.
     waiting: Mutex<Option<Vec<Completed>>>,
 }
 
@@ -243,7 +243,7 @@ impl Node {
         Node::changed(store, role, join, |_| {})
     }
 
-    /// The same with changed parts.
+    /// Starts a node with changed parts.
     fn changed(
         store: &Arc<Store>,
         role: Role,
@@ -297,7 +297,7 @@ impl Node {
         }
     }
 
-    /// The same for a range.
+    /// Fetches a range of a blob, as a cache does that does not have it.
     fn fetch_part(&self, id: &BlobId, offset: u32, len: u32) -> Done<Arc<Part>> {
         let end = offset.saturating_add(len);
         match self.table.join_part(id, offset / GROUP..end.div_ceil(GROUP)) {
@@ -388,7 +388,7 @@ fn a_node_that_is_alone_asks_the_origin() {
     assert_eq!(node.fleet.under_way(), 0);
 }
 
-/// It was listed before its place was known. So a node that waited for it could still ask the wrong tracker.
+/// A member was listed before its place was known. A node that waited for it could ask the wrong tracker.
 #[test]
 fn regression_a_member_is_listed_once_it_has_its_place() {
     let (_store, _, nodes) = fleet_with(2, 1, 1000);
@@ -469,8 +469,8 @@ fn who_comes_later_gets_it_from_a_node_and_never_from_the_origin() {
     assert!(error.to_string().contains("away"), "{error}");
 }
 
-/// Its questions name its upstream, and trackers name that node again (`tracker`). Otherwise the choice for
-/// each blob would be random.
+/// A node's questions name its upstream, and trackers name that node again (`tracker`). Otherwise the choice
+/// for each blob would be random.
 #[test]
 fn a_node_is_sent_to_its_upstream_again() {
     undisturbed(

@@ -90,7 +90,7 @@ pub const NOT_MAX: usize = 8;
 /// The input of a plan.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// This node. It is never a source for itself.
+    /// The node that the plan belongs to. It is never a source for itself.
     pub own: NodeId,
     /// The trackers of the blob's group, rank 1 first. Trackers that are silent now come last
     /// ([`Silence::order`]).
@@ -130,7 +130,7 @@ pub struct Pace {
 const STEPS: u32 = 8;
 /// The origin is the last resort when less than this fraction of the deadline is left.
 const RESCUE: u32 = 3;
-/// It is considered again after this fraction of the deadline.
+/// The origin is considered again after this fraction of the deadline.
 const RESCUES: u32 = 30;
 
 /// Lower bound for hedging. Less is within a scheduling delay, or a queue of a dozen blobs.
@@ -177,8 +177,8 @@ impl Pace {
         }
     }
 
-    /// The same on a link that carries `rate` bytes a second. Everything in flight to this node shares it,
-    /// whatever the sender.
+    /// Adapts the pace to a link that carries `rate` bytes a second. Everything in flight to this node shares
+    /// it, whatever the sender.
     pub fn with_link_rate(self, rate: u64, under_way: usize) -> Pace {
         let shared = under_way.min(MANY) as u64 * u64::from(BLOB_MAX) * 1_000_000;
         let share = shared.checked_div(rate).map_or(Duration::ZERO, Duration::from_micros);
@@ -188,7 +188,7 @@ impl Pace {
         Pace { share: share.min(PACE_MOST), soon, ..self }
     }
 
-    /// The same with no fetch expected to take longer than `most`.
+    /// Limits the pace, so that no fetch is expected to take longer than `most`.
     #[must_use]
     pub fn at_most(self, most: Duration) -> Pace {
         let of = |step: Duration| step.min(most.max(PACE_LEAST));
@@ -196,7 +196,7 @@ impl Pace {
         Pace { peer, stream, depot: of(self.depot), origin: of(self.origin), ..self }
     }
 
-    /// The same if the first tracker is sending blobs to this node.
+    /// Adapts the pace to a first tracker that is sending blobs to this node.
     pub fn with_busy_tracker(self) -> Pace {
         Pace { answer: self.answer.max(SILENT_BUSY), ..self }
     }
@@ -279,7 +279,7 @@ pub enum Event {
         /// How many of the blob's bytes it has delivered until now.
         came: u64,
     },
-    /// This fetch got no bytes, but another blob from the same node did.
+    /// A fetch got no bytes, but another blob from the same node did.
     Alive {
         /// Which.
         fetch: FetchNo,
@@ -383,7 +383,7 @@ struct Fetch {
     alive: u64,
     /// No byte has arrived.
     silent: bool,
-    /// It was already stalled when the tracker was asked for another source.
+    /// Whether the fetch was already stalled when the tracker was asked for another source.
     stalled: bool,
 }
 
@@ -417,7 +417,8 @@ struct Lease {
     renew: u64,
     /// When it ends unless it is renewed.
     end: u64,
-    /// It was due for renewal, but no bytes had arrived. The next bytes trigger the renewal, not the clock.
+    /// Whether the lease was due for renewal, but no bytes had arrived. The next bytes trigger the renewal,
+    /// not the clock.
     is_quiet: bool,
 }
 
@@ -443,7 +444,7 @@ struct Rank {
     asked: bool,
     /// Waiting for its answer until this time.
     until: Option<u64>,
-    /// It could not be reached, or does not track the group.
+    /// Whether the tracker could not be reached, or does not track the group.
     useless: bool,
 }
 

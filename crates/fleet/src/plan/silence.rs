@@ -15,7 +15,7 @@ use net::id::NodeId;
 
 use super::micros;
 
-/// This many silences in a row.
+/// The number of silences in a row after which a tracker counts as silent.
 const TIMES: u32 = 3;
 /// A silence is remembered for this long.
 const LAST: Duration = Duration::from_secs(2);
@@ -44,7 +44,7 @@ impl Silence {
         }
     }
 
-    /// It has answered.
+    /// Forgets the silences of a tracker that has answered.
     pub fn answered(&mut self, tracker: &NodeId) {
         if !self.nodes.is_empty() {
             self.nodes.remove(tracker);

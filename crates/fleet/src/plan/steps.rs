@@ -445,7 +445,8 @@ impl Plan {
         }
     }
 
-    /// Its node has sent something within one hedging step, or the fetch began within it.
+    /// Returns whether the fetch's node has sent something within one hedging step, or the fetch began within
+    /// it.
     fn is_active(&self, now: u64, fetch: &Fetch) -> bool {
         now - fetch.alive < self.step
     }

@@ -19,11 +19,11 @@ use std::collections::HashMap;
 use super::names::{NOBODY, Names, No};
 use base::dice::Dice;
 
-/// This many nodes at once take a blob from one node.
+/// Upper bound on the nodes that take a blob from one node at once.
 pub const SLOTS: u16 = 4;
-/// This many candidates are compared.
+/// The number of candidates that are compared.
 const SAMPLE: usize = 4;
-/// This many random draws are made before all records are examined.
+/// The number of random draws that are made before all records are examined.
 const DRAWS: usize = 16;
 /// No node is told to wait at the end of a longer chain.
 const DEEPEST: usize = 64;
@@ -136,7 +136,7 @@ pub(super) struct BlobState {
     pub(super) ended: bool,
     /// The first node that wanted a part of it while no node had it.
     parted: Option<No>,
-    /// Its place in the order of questions.
+    /// The blob's place in the order of questions.
     pub(super) stamp: u64,
     swept: u64,
 }

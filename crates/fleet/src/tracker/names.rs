@@ -28,7 +28,7 @@ struct Name {
     records: u32,
     /// When its last message came, in microseconds.
     heard: u64,
-    /// Its upstream, as it said last.
+    /// The node's upstream, as it said last.
     upstream: No,
     /// The node that follows it: the first of those that named it as their upstream. And until when that
     /// holds, in microseconds.

@@ -17,13 +17,13 @@ const ANSWERS_MAX: usize = 16 << 10;
 /// The state of stored bytes that a name could refer to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
-    /// They exist and are equal.
+    /// The bytes exist and are equal.
     Sound,
-    /// They are missing or damaged.
+    /// The bytes are missing or damaged.
     Lost,
     /// Other bytes are there, or none: the row that led here is out of date.
     Stale,
-    /// It cannot be told now.
+    /// The state cannot be told now.
     Unknown,
 }
 

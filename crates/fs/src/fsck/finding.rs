@@ -67,7 +67,7 @@ pub enum Finding {
         pack: PackNo,
         /// The node.
         node: u32,
-        /// Its machine, if it is known.
+        /// The node's machine, if it is known.
         host: Option<String>,
         /// What is in it; at most [`RANGES_MAX`].
         files: Vec<FileRange>,
@@ -90,7 +90,7 @@ pub enum Finding {
     StrayBlob {
         /// The blob.
         blob: BlobId,
-        /// Its size in bytes.
+        /// The blob's size in bytes.
         size: u64,
     },
 }

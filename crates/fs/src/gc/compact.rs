@@ -132,8 +132,9 @@ impl Core {
         Ok(())
     }
 
-    /// The same for a pack with damaged bytes: readable bytes are copied, the rest stays. A range that cannot
-    /// be read is tried in pieces, cut at segments and where the bytes of another file begin.
+    /// Moves the live bytes of a pack with damage as [`Core::move_live`] does, if they can be read. The rest
+    /// stays. A range that cannot be read is tried in pieces, cut at segments and where the bytes of another
+    /// file begin.
     pub(crate) fn move_readable(&self, pack: PackNo) -> Result<(), Error> {
         let (users, mut ranges) = self.live_ranges(pack)?;
         let mut cuts: Vec<u32> = ranges.iter().flat_map(|(offset, len)| [*offset, offset + len]).collect();

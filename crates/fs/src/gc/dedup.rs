@@ -66,18 +66,18 @@ struct Content<'a> {
 
 /// Whether other pages may refer to a page at its present place.
 enum Kept {
-    /// They may, at this place; none if its pack was just sealed or condemned.
+    /// Other pages may refer to the page, at this place; none if its pack was just sealed or condemned.
     At(Option<(PackNo, u32)>),
-    /// They may not. This is the result of the examination.
+    /// Other pages may not refer to the page. This is the result of the examination.
     Not(Look),
 }
 
 /// What is known of a page without reading it.
 enum Known {
     Nothing,
-    /// It is a blob.
+    /// The page is a blob.
     Hash(BlobId),
-    /// It is all of an open pack, which will be a blob soon.
+    /// The page is all of an open pack, which will be a blob soon.
     Soon,
 }
 

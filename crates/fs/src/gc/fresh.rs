@@ -27,11 +27,11 @@ const WHOLE_MAX: usize = 64 << 10;
 /// Which pages are examined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum When {
-    /// Those that were not written to for a while.
+    /// Pages that were not written to for a while.
     Quiet,
     /// Also those that were written just now.
     Now,
-    /// The same, without any request to the network.
+    /// Pages as for [`When::Now`], without any request to the network.
     Closing,
     /// Also those of which little was written.
     All,
@@ -45,7 +45,7 @@ pub(super) struct Written {
     /// The page is worth examining from this many bytes on.
     enough: u32,
     last: Instant,
-    /// It is a whole file that came in one write and was looked up then.
+    /// The page is a whole file that came in one write and was looked up then.
     whole: bool,
     /// A large page whose file was synced since.
     pub(super) synced: bool,
@@ -61,7 +61,7 @@ impl Written {
 #[derive(Default)]
 struct Pages {
     all: HashMap<(Ino, u32), Written>,
-    /// Those of which [`LARGE`] bytes or more were written.
+    /// Pages of which [`LARGE`] bytes or more were written.
     large: BTreeSet<(Ino, u32)>,
     /// A file with large pages was synced since the last wait.
     due: bool,

@@ -81,12 +81,12 @@ impl Reaper {
         self.queue.lock().inos.clear();
     }
 
-    /// This node no longer holds these inodes without a name, and all others can see that.
+    /// Notes that this node no longer holds these inodes without a name, and that all others can see that.
     pub(super) fn let_go(&self, inos: impl IntoIterator<Item = Ino>) {
         self.let_go.lock().extend(inos);
     }
 
-    /// Those that it let go, and that nothing was tried with since.
+    /// Takes the inodes that this node let go, and that nothing was tried with since.
     pub(crate) fn take_let_go(&self) -> HashSet<Ino> {
         std::mem::take(&mut *self.let_go.lock())
     }

@@ -113,8 +113,8 @@ impl Sweep {
         *self.put_off.lock() = Some(time::monotonic() + AGAIN);
     }
 
-    /// The same when a pack was asked for, which is left alone for longer. Returns whether it was asked for
-    /// before, and not given.
+    /// Notes that the origin did not answer for a pack ([`Sweep::put_off`]), which is left alone for longer.
+    /// Returns whether it was asked for before, and not given.
     pub(super) fn leave(&self, pack: PackNo) -> bool {
         self.put_off();
         self.left.lock().insert(pack, time::monotonic() + LEFT).is_some()

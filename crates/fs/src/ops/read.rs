@@ -148,7 +148,7 @@ impl Core {
         Looked::Found { names: FoundNames { record, inline: None, page, extents }, is_remote }
     }
 
-    /// The same in a shared volume: the names of one page, as of one moment.
+    /// Looks up the names of one page as [`Core::look_up`] does, in a shared volume and as of one moment.
     fn look_up_shared(&self, ino: Ino, page: u32, at: u32, len: u32) -> Looked {
         let rows = [Key::inline(ino), Key::extents(ino, page)];
         if u64::from(at) + u64::from(len) > u64::from(BLOB_MAX)

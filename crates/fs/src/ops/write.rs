@@ -120,7 +120,7 @@ impl Core {
         self.commit_over(ino, body, how, intern, None)
     }
 
-    /// The same for a body that was made from a file with this [`InodeRecord::change`].
+    /// Commits a write. `over`: its body was made from a file with this [`InodeRecord::change`].
     fn commit_over(
         &self,
         ino: Ino,

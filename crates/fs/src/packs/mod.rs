@@ -82,11 +82,11 @@ impl Writer {
 /// Whether a write may start a pack for its page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Own {
-    /// It is small.
+    /// The write is small.
     No,
-    /// It is not large, but most likely more follows: only while few such packs are open.
+    /// The write is not large, but most likely more follows: only while few such packs are open.
     IfFew,
-    /// It is part of a large write.
+    /// The bytes are part of a large write.
     Yes,
 }
 

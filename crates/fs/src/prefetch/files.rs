@@ -77,7 +77,7 @@ struct Row {
     round: bool,
     /// The files in which wanted blobs begin, as far as they are not read yet, lowest first.
     told: Announced,
-    /// The same of files that were skipped. They may still be read, by a reader that is a little behind.
+    /// The skipped files in which wanted blobs begin. A reader that is a little behind may still read them.
     skipped: Announced,
     /// How many blobs of files that were begun had been wanted, and how many of files that were skipped.
     right: u32,

@@ -45,7 +45,7 @@ pub(super) const TIMES: u64 = 3;
 const FIRST: u64 = PAGE;
 /// A run is a stream when this much of it was read: more than the kernel's windows around a few faults.
 const EVIDENCE: u64 = 2048 * KIB;
-/// The same for a run from a file's beginning: three of the kernel's windows.
+/// A run from a file's beginning is a stream when this much of it was read: three of the kernel's windows.
 const EVIDENCE_AT_START: u64 = 384 * KIB;
 /// The page that is being read is wanted as a whole if this much of it is left.
 const REST: u64 = 512 * KIB;
@@ -95,7 +95,7 @@ impl Read {
 /// The prediction.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Wanted {
-    /// These whole pages, the next one first.
+    /// The wanted whole pages, the next one first.
     pub(super) pages: Vec<u32>,
     /// Only these ranges: offset and length.
     pub(super) places: Vec<(u64, u32)>,

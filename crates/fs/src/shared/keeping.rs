@@ -186,7 +186,7 @@ impl Keeping {
         state.kicked || state.keeper.is_some() && state.packs.values().any(|pack| !pack.sent.is_empty())
     }
 
-    /// It is unknown which nodes there are.
+    /// Notes that it is unknown which nodes there are, and why.
     pub(crate) fn cannot_choose(&self, why: String) {
         let mut state = self.state.lock();
         state.failures += u64::from(state.kicked);

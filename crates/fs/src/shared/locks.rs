@@ -119,7 +119,7 @@ fn is_of(owner: &Owner, session: SessionId) -> bool {
 #[derive(Clone, Copy)]
 struct Wanted<'a> {
     lock: &'a Lock<Owner>,
-    /// It will wait if it conflicts.
+    /// The request will wait if it conflicts.
     waits: bool,
 }
 
@@ -163,7 +163,7 @@ struct Draft {
 
 /// What a try comes to.
 enum Step {
-    /// It is as good as it gets. The row is to have this value.
+    /// The try is good enough. The row is to have this value.
     Good(Option<Value>),
     /// The row has to be read first.
     Look,
@@ -175,7 +175,7 @@ fn ended() -> StoreError {
     StoreError::Fenced("the session ended in which the lock was taken".to_owned())
 }
 
-/// This node's session.
+/// Returns this node's session.
 pub(super) fn own_session(sharing: &Sharing) -> Result<SessionId, StoreError> {
     sharing.others.epoch().map(|epoch| SessionId { node: sharing.node, epoch }).ok_or_else(ended)
 }

@@ -31,7 +31,7 @@ struct Waiter {
     answer: LockAnswer,
     /// A commit is on its way that would grant it.
     is_committing: bool,
-    /// It was withdrawn meanwhile. That counts only if the commit fails.
+    /// The request was withdrawn while its commit was on its way. That counts only if the commit fails.
     is_cancelled: bool,
     /// A commit that would have granted it has no known outcome.
     is_unsure: bool,

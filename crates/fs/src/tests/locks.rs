@@ -353,8 +353,8 @@ fn a_withdrawn_request_leaves_nothing_locked() {
     until("nothing stays locked", || two.row().is_none());
 }
 
-/// It is withdrawn while its grant is committed, and the answer of that is lost. It stayed locked as long as
-/// the node was mounted.
+/// Withdraws a request while its grant is committed, and the answer of the commit is lost. The file stayed
+/// locked as long as the node was mounted.
 #[test]
 fn regression_a_request_that_is_withdrawn_as_it_is_granted_leaves_nothing_locked() {
     let two = Two::new();

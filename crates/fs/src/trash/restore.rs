@@ -30,7 +30,7 @@ const REPORT_EVERY: u64 = 256;
 /// What to restore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Picked<'a> {
-    /// This inode.
+    /// The inode with this number.
     Ino(Ino),
     /// The newest entry that was at this path, from the root, with a leading `/`. If there is none, and a
     /// folder is there: what was removed from it last.
@@ -61,7 +61,7 @@ pub struct Restored {
 /// Why nothing was restored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RestoreError {
-    /// It is not in the trash.
+    /// What was picked is not in the trash.
     NotThere,
     /// There is something of that name. Its path.
     Taken(Vec<u8>),
@@ -77,8 +77,8 @@ pub enum RestoreError {
 pub trait Told {
     /// An inode has this name in this folder again.
     fn came_back(&self, parent: Ino, name: &[u8], ino: Ino);
-    /// This name was removed from this folder, perhaps by another node. If the kernel has not heard of it, it
-    /// still refers to the inode.
+    /// Tells that a name was removed from a folder, perhaps by another node. If the kernel has not heard of
+    /// it, it still refers to the inode.
     fn was_removed(&self, parent: Ino, name: &[u8]);
 }
 

@@ -21,9 +21,9 @@ pub enum Policy {
 /// One line of the table.
 #[derive(Clone, Copy, Debug)]
 pub struct Opcode {
-    /// Its number.
+    /// The opcode's number.
     pub number: u32,
-    /// Its name, without `FUSE_`.
+    /// The opcode's name, without `FUSE_`.
     pub name: &'static str,
     /// What is done with it.
     pub policy: Policy,

@@ -278,7 +278,8 @@ impl<'a> Op<'a> {
         })
     }
 
-    /// The same on a shared mount, where more has to wait for other machines.
+    /// Returns what this operation may have to wait for on a shared mount, where more has to wait for other
+    /// machines.
     pub fn waiting_shared(&self, ino: Ino) -> Option<Waiting> {
         match self {
             Op::Statfs | Op::Seek { .. } => Some(Waiting::Look),

@@ -160,7 +160,8 @@ pub fn dirent(put: &mut Put<'_>, room: usize, of: &DirEntry<'_>) -> Result<bool,
     bare(put, of).map(|()| true)
 }
 
-/// The same with attributes. `None` for an entry that the kernel must look up by itself.
+/// Appends one directory entry with its attributes, as [`dirent`] does. `found` is `None` for an entry that
+/// the kernel must look up by itself.
 ///
 /// # Errors
 /// As [`dirent`].

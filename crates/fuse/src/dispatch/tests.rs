@@ -55,7 +55,7 @@ fn answers(opcode: u32, arguments: &[u8]) -> Vec<(u64, i32, Vec<u8>)> {
     answers_of(None, opcode, arguments)
 }
 
-/// The same of a shared mount.
+/// Returns the answers to one request of this kind, of a shared mount if `shared` is given.
 fn answers_of(shared: Option<Arc<SharedMount>>, opcode: u32, arguments: &[u8]) -> Vec<(u64, i32, Vec<u8>)> {
     let mut request = ((IN_HEADER + arguments.len()) as u32).to_ne_bytes().to_vec();
     request.extend(opcode.to_ne_bytes());

@@ -18,11 +18,11 @@ pub const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 /// The state of a mount's daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Life {
-    /// It answers.
+    /// The daemon answers.
     Lives(Room),
     /// The kernel reports that the daemon is gone. The mount can only be removed.
     Dead,
-    /// It does not answer in time: it is stopped, or it hangs. It may answer again later.
+    /// The daemon does not answer in time: it is stopped, or it hangs. It may answer again later.
     Silent,
 }
 

@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 /// One mount of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mounted {
-    /// Its mountpoint.
+    /// The mountpoint.
     pub path: PathBuf,
     /// The path in the filesystem that is shown there: `/`, or another one of a bind mount.
     pub root: PathBuf,
-    /// Its device number, as `st_dev` shows it.
+    /// The mount's device number, as `st_dev` shows it.
     pub dev: u64,
     /// Whether changes are refused at this place, whatever the filesystem allows.
     pub read_only: bool,

@@ -95,7 +95,7 @@ pub(super) enum Stage {
     Serving,
     /// Another thread will reply.
     Waiting,
-    /// The same, at any time: it has no deadline.
+    /// Another thread will reply, at any time: the request has no deadline.
     Endless,
     /// The ring thread has to commit the reply.
     Answered,

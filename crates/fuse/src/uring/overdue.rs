@@ -115,7 +115,7 @@ fn look(ring: &Watched, ages: &mut Ages, host: &impl Host) -> u64 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Overdue {
     age: Duration,
-    /// This is the first look that finds it overdue.
+    /// Whether this is the first look that finds the entry overdue.
     is_new: bool,
 }
 

@@ -113,7 +113,7 @@ fn sleeps() -> u64 {
     }
 }
 
-/// The same for another thread, if it is runnable. `None` if it sleeps.
+/// Returns how often another thread has slept, if it is runnable. `None` if it sleeps.
 fn waits(thread: libc::pid_t) -> Option<u64> {
     let status = std::fs::read_to_string(format!("/proc/self/task/{thread}/status")).ok()?;
     let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);

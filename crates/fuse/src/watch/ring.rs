@@ -12,7 +12,7 @@ use base::phase::{PHASES, Phase, Spent};
 /// One served request. Times are in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Record {
-    /// Its number among the requests that its thread received. `every` selects by this number.
+    /// The request's number among the requests that its thread received. `every` selects by this number.
     pub seq: u64,
     /// The kernel's number for it.
     pub unique: u64,
@@ -20,7 +20,7 @@ pub struct Record {
     pub ino: u64,
     /// When the daemon received it, on the monotonic clock.
     pub at: u64,
-    /// Its opcode.
+    /// The request's opcode.
     pub opcode: u32,
     /// The thread that sent it; 0 if the kernel sent it on its own.
     pub pid: u32,

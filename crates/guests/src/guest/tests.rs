@@ -49,7 +49,7 @@ impl World {
         self.guest.take(0, &head, &mut payload, room.bytes(), link)
     }
 
-    /// The same on a thread of its own, because the filesystem holds the call back.
+    /// Has the server read a request on a thread of its own, because the filesystem holds the call back.
     fn say_and_wait(&self, seq: u64, attempt: u8, request: Vec<u8>, link: &Arc<Outbox>) {
         let world = World { fs: Arc::clone(&self.fs), guest: Arc::clone(&self.guest) };
         let link = Arc::clone(link);
@@ -87,8 +87,8 @@ fn regression_a_copy_on_a_dead_connection_does_not_take_the_reply() {
     }
 }
 
-/// The same with a READ, whose reply is not kept. The copy was executed again, and the guest was cut off
-/// because its next request came meanwhile.
+/// The reply to a READ is not kept. A copy of one on a dead connection was executed again, and the guest was
+/// cut off because its next request came meanwhile.
 #[test]
 fn regression_a_copy_on_a_dead_connection_does_not_occupy_its_slot() {
     let world = World::new();
@@ -104,7 +104,7 @@ fn regression_a_copy_on_a_dead_connection_does_not_occupy_its_slot() {
     world.fs.set(false);
 }
 
-/// The same when the guest has used the slot again: the copy says nothing about the guest.
+/// A copy of a request says nothing about the guest when the guest has used the slot again.
 #[test]
 fn regression_a_copy_of_an_older_request_breaks_no_rule() {
     let world = World::new();

@@ -28,7 +28,7 @@ const PAUSE_MOST: Duration = Duration::from_secs(1);
 
 /// What a fault found.
 enum Claim {
-    /// These blocks are this thread's now.
+    /// Blocks that are this thread's now.
     Mine(Range<usize>),
     /// Another thread has the block, and answers this fault too.
     Theirs,

@@ -413,14 +413,14 @@ fn unserved(source: Bytes, regions: &[Region], uffd: Uffd) -> Arc<Clone> {
     Arc::new(Clone::new(1, &regions, uffd, Arc::new(common)).unwrap())
 }
 
-/// The same, with one thread.
+/// Creates a clone of regions by their numbers, with one thread.
 fn served(source: Bytes, regions: &[Region], uffd: Uffd) -> (Arc<Clone>, std::thread::JoinHandle<()>) {
     let clone = unserved(source, regions, uffd);
     let mine = Arc::clone(&clone);
     (clone, std::thread::spawn(move || mine.work()))
 }
 
-/// The same, of a VMM's memory.
+/// Creates a clone of a VMM's memory, with one thread.
 fn one_thread(source: Bytes, regions: &[Region], uffd: &Memory) -> (Arc<Clone>, std::thread::JoinHandle<()>) {
     served(source, regions, Uffd::take(uffd.uffd().try_clone_to_owned().unwrap()).unwrap())
 }

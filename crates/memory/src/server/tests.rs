@@ -24,7 +24,7 @@ impl World {
         World::of(change, |plain| Arc::new(plain))
     }
 
-    /// The same with a source around the file.
+    /// Starts a server with a source around the file.
     fn of(change: impl FnOnce(&mut Options), around: impl FnOnce(Plain) -> Arc<dyn Source>) -> World {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("memory");

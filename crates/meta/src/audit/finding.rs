@@ -15,17 +15,17 @@ use crate::trash::TrashRow;
 pub enum Finding {
     /// A row's bytes make no sense. Cannot be repaired.
     BadRow {
-        /// Its key.
+        /// The row's key.
         key: Key,
     },
     /// An entry with an impossible name, or at a position where it is never looked up. The repair removes it.
     /// If its inode then has no name, it gets another one, as an [`Finding::OrphanInode`].
     BadName {
-        /// Its key.
+        /// The entry's key.
         key: Key,
         /// What it names.
         ino: Ino,
-        /// Its row.
+        /// The entry's row.
         row: Value,
     },
     /// A name of an inode that does not exist. The repair removes the name.
@@ -67,11 +67,11 @@ pub enum Finding {
     Loop {
         /// A directory of the loop.
         ino: Ino,
-        /// Its inode's row.
+        /// The row of the directory's inode.
         row: Value,
         /// The directory that has its name.
         parent: Ino,
-        /// Its name there.
+        /// The directory's name there.
         name: Box<[u8]>,
         /// The name's row.
         entry: Value,
@@ -81,7 +81,7 @@ pub enum Finding {
     OrphanInode {
         /// The inode.
         ino: Ino,
-        /// Its row.
+        /// The inode's row.
         row: Value,
     },
     /// An inode's row contradicts its names, bytes and attributes.
@@ -90,7 +90,7 @@ pub enum Finding {
         ino: Ino,
         /// The key of its row.
         key: Key,
-        /// Its row.
+        /// The inode's row.
         row: Value,
         /// What it should be.
         right: Box<InodeRecord>,
@@ -108,16 +108,16 @@ pub enum Finding {
     },
     /// A row that belongs to nothing that exists. The repair removes it.
     StrayRow {
-        /// Its key.
+        /// The row's key.
         key: Key,
-        /// Its value.
+        /// The row's value.
         row: Value,
     },
     /// A counter is wrong.
     WrongCount {
-        /// Its key.
+        /// The counter's key.
         key: Key,
-        /// Its row.
+        /// The counter's row.
         found: Option<Value>,
         /// The counted value.
         expected: i64,
@@ -143,7 +143,7 @@ pub enum Finding {
     CondemnedInUse {
         /// The pack.
         pack: PackNo,
-        /// Its row.
+        /// The pack's row.
         row: Value,
     },
     /// A sealed pack cannot be found by its blob.

@@ -34,9 +34,9 @@ struct Named {
 enum State {
     /// No inode was seen.
     Missing,
-    /// Its inode agrees with its names.
+    /// The inode agrees with its names.
     Seen,
-    /// Its names are to be checked one by one.
+    /// The inode's names are to be checked one by one.
     Suspect,
     /// A directory on the path that is being walked.
     OnPath,
@@ -225,7 +225,7 @@ fn skip(side: &mut Side<'_>, ino: Ino, mut each: impl FnMut((Key, Value))) -> Re
 /// Which rows an inode has.
 #[derive(Clone, Copy)]
 struct Rows {
-    /// Its own.
+    /// The inode's own row.
     live: bool,
     /// The mark of an open file without a name.
     marked: bool,

@@ -24,7 +24,7 @@ pub enum SetupError {
     /// What the database holds has another version than this program knows.
     #[error("{0}")]
     Version(String),
-    /// This program was built without the engine that the address names.
+    /// The program was built without the engine that the address names.
     #[error("{0}")]
     Absent(String),
     /// The database cannot be used.
@@ -97,7 +97,7 @@ pub struct SessionRow {
     pub number: i64,
     /// The node's id.
     pub node: [u8; 16],
-    /// Its machine.
+    /// The node's machine.
     pub host: String,
     /// Where other nodes reach it.
     pub address: String,
@@ -129,7 +129,7 @@ pub struct Upgraded {
 pub enum Level {
     /// As it should be.
     Good,
-    /// It works; something should be changed.
+    /// What was checked works; something should be changed.
     Warning,
     /// The volume cannot be used.
     Bad,

@@ -161,7 +161,7 @@ impl Absent {
         self.highest.get(usize::from(tag)).map_or(u64::MAX, |highest| highest.load(Ordering::Acquire))
     }
 
-    /// These rows are about to be written to the database.
+    /// Notes rows that are about to be written to the database.
     pub(super) fn announce(&self, rows: &RowMap) {
         let filters = self.filters.read();
         for key in rows.iter().filter(|(_, value)| value.is_some()).map(|(key, _)| key) {

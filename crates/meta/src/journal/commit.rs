@@ -201,7 +201,7 @@ impl Shared {
 
 /// Why a commit did not happen.
 enum NotYet {
-    /// It was refused.
+    /// The commit was refused.
     No(CommitError),
     /// There is no room for it. Returned unchanged for a retry.
     Room(Box<Commit>),

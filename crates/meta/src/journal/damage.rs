@@ -25,7 +25,7 @@ use crate::store::{FreshData, StoreError, Value};
 /// A record that is damaged or missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Broken {
-    /// Its number.
+    /// The record's number.
     pub record: u64,
     /// Where it should be: a file of the log's folder and an offset in bytes.
     pub at: Option<(String, u64)>,
@@ -36,9 +36,9 @@ pub struct Broken {
 /// A row that an operation after the damage changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LostRow {
-    /// Its key.
+    /// The row's key.
     pub key: Key,
-    /// Its last value; none if it was removed.
+    /// The row's last value; none if the row was removed.
     pub value: Option<Value>,
 }
 

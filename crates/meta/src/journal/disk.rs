@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 /// A file of the log.
 pub trait LogFile: Send + Sync {
-    /// Its length in bytes; it never changes.
+    /// Returns the file's length in bytes; it never changes.
     fn len(&self) -> u64;
 
     /// Writes all of `bytes`, within the file. When it returns, the bytes survive a kill of the process.

@@ -131,7 +131,7 @@ impl Default for Options {
 pub struct Stats {
     /// Rows not in SQLite yet.
     pub overlay_rows: u64,
-    /// Their bytes, with the overhead of keeping them.
+    /// Bytes of the rows not in SQLite yet, with the overhead of keeping them.
     pub overlay_bytes: u64,
     /// Bytes of the log that are in use.
     pub log_bytes: u64,
@@ -275,7 +275,7 @@ impl Journal {
         Journal::open_on(dir, Arc::new(disk), packs, options)
     }
 
-    /// The same, with the log on another disk than the folder's.
+    /// Opens a journal as [`Journal::open`] does, with the log on another disk than the folder's.
     ///
     /// # Errors
     /// See [`Journal::open`].

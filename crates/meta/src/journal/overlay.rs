@@ -26,7 +26,7 @@ const ROW_OVERHEAD: usize = 128;
 pub(super) struct Size {
     /// The number of rows.
     pub(super) rows: usize,
-    /// Their bytes in memory, with the overhead.
+    /// The rows' bytes in memory, with the overhead.
     pub(super) bytes: usize,
 }
 

@@ -53,9 +53,9 @@ struct Crowd {
     waited: Duration,
     /// How often in a row the unit went to another writer.
     turns: u32,
-    /// This node wants to change the unit.
+    /// Whether this node wants to change the unit.
     changes: bool,
-    /// This node has nothing of the unit.
+    /// Whether this node has nothing of the unit.
     is_new: bool,
 }
 

@@ -83,7 +83,7 @@ struct Walk {
     at: HashMap<Ino, usize>,
     /// The next one, if the order holds.
     next: usize,
-    /// Those from `from` to before `read` have been read, or are about to be.
+    /// The directories from `from` to before `read` have been read, or are about to be.
     from: usize,
     read: usize,
 }

@@ -16,7 +16,7 @@ use crate::key::{Key, tags};
 const WRITES: Duration = Duration::from_secs(1);
 /// A loan is given back by itself if no operation has used it for this long.
 const QUIET: Duration = Duration::from_micros(150);
-/// That is done if loans of the unit were called back so often when they were no longer in use.
+/// Once loans of a unit were called back so often when no longer in use, they are given back by themselves.
 const RETURNS: i32 = 2;
 /// More are not counted.
 const SCORE_MAX: i32 = 4;

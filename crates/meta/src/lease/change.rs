@@ -30,7 +30,7 @@ pub(super) struct Survey {
     /// Contended units whose rows it writes or checks, with their lease rows. They are in neither of the
     /// others.
     pub contended: BTreeMap<Ino, Value>,
-    /// It rests on rows, or writes rows, that no lease covers. So only the engine can decide.
+    /// The commit rests on rows, or writes rows, that no lease covers. So only the engine can decide.
     pub is_foreign: bool,
 }
 

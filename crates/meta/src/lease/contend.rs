@@ -113,13 +113,13 @@ impl Contended {
 }
 
 impl State {
-    /// This node had changed the unit, and gives it back because another one asks.
+    /// Notes that this node had changed the unit, and gives it back because another one asks.
     pub fn note_lost(&mut self, unit: Ino, now: Instant) {
         self.contended.turns.of(unit).or_default().lost = Some(now);
     }
 
-    /// This node wants to change a unit, and another one has the lease for writing. Returns how often in a
-    /// row the unit went from this node to another writer.
+    /// Notes that this node wants to change a unit, and another one has the lease for writing. Returns how
+    /// often in a row the unit went from this node to another writer.
     pub fn note_turn(&mut self, unit: Ino, now: Instant) -> u32 {
         let turns = self.contended.turns.of(unit).or_default();
         let is_soon = |when: Instant| now.saturating_duration_since(when) < TURNS;
@@ -158,7 +158,7 @@ impl State {
         noted.insert(unit, Noted { row, since, uses, changes, quiet, seen, own });
     }
 
-    /// This node has a lease of it now.
+    /// Notes that this node has a lease of the unit now.
     pub fn note_taken(&mut self, unit: Ino) {
         if self.contended.noted.remove(&unit).is_none() {
             return;
@@ -189,7 +189,7 @@ impl State {
         self.contended.noted.remove(&unit);
     }
 
-    /// This node has read rows of a contended unit, and beside them the time of its last change.
+    /// Notes that this node has read rows of a contended unit, and beside them the time of its last change.
     pub fn note_use(&mut self, unit: Ino, changed: Option<&Value>) {
         let Some(noted) = self.contended.noted.get_mut(&unit) else { return };
         let changed = decode_u64(changed.map(|value| &**value)).unwrap_or(0);
@@ -200,7 +200,7 @@ impl State {
         }
     }
 
-    /// This node is about to change a contended unit.
+    /// Notes that this node is about to change a contended unit.
     pub fn note_direct(&mut self, unit: Ino, commit: &Commit) {
         let Some(noted) = self.contended.noted.get_mut(&unit) else { return };
         (noted.uses, noted.changes) = (noted.uses.saturating_add(1), noted.changes.saturating_add(1));

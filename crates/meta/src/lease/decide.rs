@@ -12,7 +12,7 @@ use crate::store::{Commit, CommitError, StoreError, in_time};
 /// What became of a commit.
 enum Decided {
     Done,
-    /// It is done, and not in the journal: it is acknowledged when the engine has this batch.
+    /// The commit is done, and not in the journal: it is acknowledged when the engine has this batch.
     Unsafe(Upto),
     Refused(Failed),
     ByEngine(Survey),

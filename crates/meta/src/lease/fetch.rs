@@ -58,12 +58,12 @@ pub(super) struct Loaded {
     /// Where the first bytes of files are that are most likely of the unit.
     bytes: Vec<(Key, Option<Value>)>,
     has_names: bool,
-    /// It did not have too many names.
+    /// The unit did not have too many names.
     pub fits: bool,
 }
 
 impl Loaded {
-    /// These rows.
+    /// Makes a `Loaded` of these rows, without the bytes of files.
     pub fn new(rows: Vec<(Key, Option<Value>)>, has_names: bool) -> Loaded {
         Loaded { rows, has_names, fits: true, bytes: Vec::new() }
     }

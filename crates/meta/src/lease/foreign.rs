@@ -95,8 +95,8 @@ impl State {
         is_sound.then(|| Direct { local, unchecked: unchecked.into_iter().collect(), left })
     }
 
-    /// These units are not busy any more. After another session began, they are other leases, which other
-    /// commits may use.
+    /// Notes that these units are not busy any more. After another session began, they are other leases,
+    /// which other commits may use.
     pub fn end_busy(&mut self, units: &[Ino], sessions: u64) {
         if self.sessions == sessions {
             units

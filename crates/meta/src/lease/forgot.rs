@@ -37,7 +37,7 @@ const NAMES: usize = 10;
 /// What became of a batch.
 pub(super) enum Sent {
     Done,
-    /// Its session, or one of its leases, has ended.
+    /// The session of the batch, or one of its leases, has ended.
     Lost,
 }
 
@@ -60,7 +60,7 @@ impl Confirmed {
         self.last.filter(|(holder, _)| *holder == me).map_or(0, |(_, last)| last)
     }
 
-    /// This node has joined again so often. What was confirmed to an earlier session is no more.
+    /// Forgets what was confirmed to an earlier session. `joins`: how often this node has joined again.
     pub fn of_session(&mut self, joins: u64) {
         if self.joins != joins {
             *self = Confirmed { joins, ..Confirmed::default() };

@@ -248,7 +248,7 @@ impl Left {
         Ok(left)
     }
 
-    /// The same for the node whose journal it is, as far as can be read.
+    /// Reads what a process left in a folder, whichever node's journal it is, as far as can be read.
     pub fn read_any(dir: &Path) -> Left {
         let node = |file: usize| {
             let mut bytes = vec![0; HEADER as usize];

@@ -46,7 +46,7 @@ const REPLIED: Duration = Duration::from_millis(100);
 const DUE: Duration = Duration::from_millis(10);
 /// For this long after loans were given back, the unit is not lent while it is changing.
 const BUSY: Duration = Duration::from_millis(5);
-/// It is not changing if no change has come for this long.
+/// A unit is not changing if no change has come for this long.
 const QUIET: Duration = Duration::from_micros(300);
 /// Of a unit with at most this many rows, all are sent.
 const ROWS_MAX: usize = 64;

@@ -115,7 +115,7 @@ pub(super) struct Borrowed {
     pub until: BootTime,
     /// The node that gave it, and its number there.
     pub from: (u32, u64),
-    /// It is given back as soon as it was used.
+    /// The loan is given back as soon as it was used.
     pub returns: bool,
 }
 

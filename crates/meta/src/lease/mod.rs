@@ -100,7 +100,7 @@ const TURN: Duration = Duration::from_millis(100);
 
 /// The other nodes of a volume.
 pub trait Nodes: Send + Sync {
-    /// This node's session. `None`: it has not joined.
+    /// Returns this node's session. `None`: the node has not joined.
     fn me(&self) -> Option<Holder>;
 
     /// The sessions that have not ended.
@@ -191,7 +191,8 @@ impl Leases {
         Leases::with_journal(inner, term, nodes, None)
     }
 
-    /// The same. Changes are in the journal before they are acknowledged, so that a kill loses none.
+    /// Starts leases as [`Leases::start`] does. Changes are in the journal before they are acknowledged, so
+    /// that a kill loses none.
     ///
     /// # Errors
     /// The system cannot start a thread.
@@ -204,7 +205,7 @@ impl Leases {
         Leases::with_rules(inner, term, nodes, journal, Contention::default())
     }
 
-    /// The same. `rules` say when a unit is contended.
+    /// Starts leases as [`Leases::with_journal`] does. `rules` say when a unit is contended.
     ///
     /// # Errors
     /// The system cannot start a thread.
@@ -266,8 +267,8 @@ impl Leases {
         self.core.returned(unit, from, number);
     }
 
-    /// This node's session has ended: nothing that it remembers may be used any more. Call it before the node
-    /// joins again.
+    /// Notes that this node's session has ended: nothing that the node remembers may be used any more. Call
+    /// it before the node joins again.
     pub fn session_ended(&self) {
         self.core.session_ended();
     }

@@ -29,7 +29,7 @@ impl Core {
         kernel.iter().for_each(|kernel| kernel.look_again(files));
     }
 
-    /// The same for all open files.
+    /// Makes the kernel look at all open files again.
     pub(super) fn look_again_at_all(&self) {
         let kernel = self.kernel.read().clone();
         self.look_again(&kernel.map(|kernel| kernel.open_files()).unwrap_or_default());

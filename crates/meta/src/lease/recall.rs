@@ -21,7 +21,7 @@ const READING: Duration = Duration::from_secs(1);
 const BUSY: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(200)];
 /// A loan that is on its way is waited for, and a loan is kept until it was used, but no longer than this.
 const COMING: Duration = Duration::from_millis(10);
-/// It is no longer in use if no operation has come for this long.
+/// A lease is no longer in use if no operation has come for this long.
 const QUIET: Duration = Duration::from_micros(500);
 /// How long changes may take to be written back for another node.
 const PATIENCE: Duration = Duration::from_secs(8);

@@ -107,7 +107,7 @@ fn stored(store: &dyn MetaStore, me: Holder) -> Result<u64, StoreError> {
     Ok(noted(store, me)?.unwrap_or(0))
 }
 
-/// The same. `None`: it has none, or the row went with the session.
+/// Reads the last batch of a session that the engine has. `None`: none, or the row went with the session.
 fn noted(store: &dyn MetaStore, me: Holder) -> Result<Option<u64>, StoreError> {
     let row = store.get(&Key::batch(me.node, me.epoch))?;
     let last = row.map(|row| decode_u64(Some(&*row))).transpose();
@@ -118,7 +118,7 @@ fn noted(store: &dyn MetaStore, me: Holder) -> Result<Option<u64>, StoreError> {
 enum Refused {
     /// The changes from this one on will never be.
     For { from: usize, why: String },
-    /// It can be tried again.
+    /// The changes can be tried again.
     Now(StoreError),
     /// The session is over, perhaps only because it was not renewed in time.
     Over(String),

@@ -47,7 +47,7 @@ pub(super) enum Need {
     Names(Ino),
     /// All rows of an inode of a unit.
     Whole(Ino, Ino),
-    /// These rows are not remembered: ask the engine, under the leases of these units.
+    /// Rows that are not remembered: ask the engine, under the leases of these units.
     Engine(Vec<Ino>),
     /// The unit is contended: its rows are remembered by no node ([`super::contend`]). Or a lease for reading
     /// cannot be had ([`super::space`]).
@@ -63,13 +63,13 @@ pub(super) struct Unit {
     pub seq: u64,
     /// The lease row.
     pub lease: Value,
-    /// It is no lease: another node has it, and has lent this one the unit.
+    /// The loan, if this is no lease: another node has the lease, and has lent this one the unit.
     pub loan: Option<Borrowed>,
     /// Rows that were read or written. `None`: it is absent.
     pub rows: BTreeMap<Key, Option<Value>>,
     /// All names of the directory are in `rows`.
     pub has_names: bool,
-    /// It was leased without its names, which are read when they are wanted.
+    /// The unit was leased without its names, which are read when they are wanted.
     pub is_bare: bool,
     /// A program has listed it.
     pub was_listed: bool,
@@ -240,7 +240,7 @@ impl State {
         self.hints[0].insert(ino, unit);
     }
 
-    /// The same from a name.
+    /// Guesses from a name which unit an inode belongs to.
     pub fn hint_name(&mut self, parent: Ino, value: &[u8]) {
         if let Ok(dentry) = Dentry::decode(value)
             && !self.homes.contains_key(&dentry.ino)
@@ -432,7 +432,7 @@ impl State {
         held.rows.entry(key).or_insert(value);
     }
 
-    /// The same for a row of a read that other operations went on beside.
+    /// Remembers a row as [`State::install`] does, of a read that other operations went on beside.
     pub fn install_read(&mut self, unit: Ino, key: Key, value: Option<Value>, read: Read) {
         let is_name = key.tag() == tags::DENTRY;
         if is_name || !self.has_moved(Ino(key.number().unwrap_or_default()), unit, read) {
@@ -453,7 +453,7 @@ impl State {
         self.moves.begin(self.queue.done)
     }
 
-    /// It has them.
+    /// Notes that an operation has the rows of these units that it read.
     pub fn end_reading(&mut self, units: &[Ino], read: Read) {
         self.moves.end(read);
         let now = base::time::monotonic();

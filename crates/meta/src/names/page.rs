@@ -14,7 +14,7 @@ use crate::store::{StoreError, Value};
 pub struct FilePage {
     /// The file as it is stored.
     pub record: InodeRecord,
-    /// Its bytes, if they are inline.
+    /// The file's bytes, if they are inline.
     pub inline: Option<Value>,
     /// The page's extents.
     pub extents: ExtentPage,

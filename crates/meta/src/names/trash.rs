@@ -72,7 +72,7 @@ impl Names {
         }
     }
 
-    /// The same as [`Names::run`], but what loses its last name does not go to the trash.
+    /// Does an operation as [`Names::run`] does, but what loses its last name does not go to the trash.
     ///
     /// # Errors
     /// As [`Names::run`].

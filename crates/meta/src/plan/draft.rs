@@ -137,7 +137,7 @@ impl Draft {
         self.write(node, record, false)
     }
 
-    /// The same for an inode whose bytes change.
+    /// Writes an inode whose bytes change over what was seen. Returns the record as written.
     pub fn update_bytes(&mut self, node: &Node, record: InodeRecord) -> InodeRecord {
         self.write(node, record, true)
     }

@@ -60,7 +60,7 @@ pub enum Body<'a> {
     /// Packed pieces, ascending, not overlapping. If the file was inline, they must cover it from 0 to its
     /// size (or the plan is refused with [`Refusal::MustOutline`]).
     Packed(&'a [Piece]),
-    /// The same pieces, which hold the bytes that an inline file has already: no byte changes.
+    /// Pieces as for [`Body::Packed`], which hold the bytes that an inline file has already: no byte changes.
     Moved(&'a [Piece]),
 }
 
@@ -131,8 +131,8 @@ pub struct Move {
 /// Why a blob of a shared volume may be deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unkept<'a> {
-    /// This pack is condemned since this moment. It is forgotten, or is usable again if something refers to
-    /// it after all.
+    /// The moment since which a pack is condemned, and the pack. The pack is forgotten, or is usable again if
+    /// something refers to it after all.
     Pack(u64, PackNo),
     /// The published tree of this name holds it no longer; its row is this.
     Hold(&'a str, &'a Value),
@@ -311,8 +311,8 @@ pub enum Op<'a> {
         /// `NotEmpty`. Remove them first.
         ino: Ino,
     },
-    /// The same for an orphan of a shared volume. Refused with [`Refusal::Busy`] while a node holds it
-    /// ([`crate::Key::hold`]).
+    /// Collects an orphan of a shared volume, as [`Op::Reap`] does. Refused with [`Refusal::Busy`] while a
+    /// node holds it ([`crate::Key::hold`]).
     ReapShared {
         /// The orphan.
         ino: Ino,
@@ -339,27 +339,28 @@ pub enum Op<'a> {
     },
     /// Creates a pack's row.
     OpenPack {
-        /// Its number.
+        /// The pack's number.
         pack: PackNo,
     },
     /// Records that a pack has become a blob. Refused with `Busy` while the blob is being deleted
     /// ([`Op::Doom`]).
     SealPack {
-        /// Its number.
+        /// The pack's number.
         pack: PackNo,
         /// The blob.
         blob: BlobId,
-        /// Its size in bytes.
+        /// The blob's size in bytes.
         size: u32,
     },
     /// Condemns a sealed pack with no live bytes (refused with `Busy` if something refers to it).
     CondemnPack {
-        /// Its number.
+        /// The pack's number.
         pack: PackNo,
     },
-    /// The same in a shared volume. [`Op::Doom`] finds the pack by the moment (`now`).
+    /// Condemns a pack of a shared volume, as [`Op::CondemnPack`] does. [`Op::Doom`] finds the pack by the
+    /// moment (`now`).
     CondemnShared {
-        /// Its number.
+        /// The pack's number.
         pack: PackNo,
     },
     /// Removes what no longer keeps a blob of a shared volume. If nothing keeps it then, the commit says that
@@ -377,7 +378,7 @@ pub enum Op<'a> {
     },
     /// Removes the row of a condemned pack, or of an open pack that nothing refers to.
     ForgetPack {
-        /// Its number.
+        /// The pack's number.
         pack: PackNo,
     },
     /// Makes the extents of one page of a file follow what compaction moved. Extents that changed meanwhile

@@ -113,7 +113,7 @@ pub(super) struct Copy {
 }
 
 impl Copy {
-    /// The same copy, cut to the end of the source and to what one commit takes.
+    /// Returns the copy, cut to the end of the source and to what one commit takes.
     fn cut(&self, source: &InodeRecord) -> Result<Copy, Refusal> {
         let len = self.len.min(source.size.saturating_sub(self.from_offset));
         let (from_end, to_end) = (self.from_offset.saturating_add(len), self.to_offset.saturating_add(len));

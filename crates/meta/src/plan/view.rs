@@ -173,9 +173,9 @@ pub(super) struct Node {
     pub ino: Ino,
     /// The row that holds it: `01`, or `0C` or `03` for a removed directory.
     pub key: Key,
-    /// That row's value.
+    /// The value of the row `key`.
     pub seen: Value,
-    /// The same, decoded.
+    /// The record in `seen`, decoded.
     pub record: InodeRecord,
 }
 
@@ -199,7 +199,7 @@ impl Node {
 /// Why a plan ended before there was a change.
 #[derive(Debug)]
 pub(super) enum Stop {
-    /// These rows must be shown first.
+    /// Rows that must be shown first.
     Need { keys: Vec<Key>, ranges: Vec<(KeyRange, usize)> },
     /// The operation is refused.
     Refused(Refusal),

@@ -72,7 +72,7 @@ pub struct Refused {
     last: Instant,
     /// The words of the engine.
     pub why: String,
-    /// It has no space.
+    /// The engine has no space.
     pub is_full: bool,
 }
 
@@ -109,7 +109,7 @@ impl Outage {
         }
     }
 
-    /// The same for a commit.
+    /// Notes whether a commit was answered, and whether the engine takes changes.
     pub fn note_commit(&self, answer: &Result<(), CommitError>) {
         match answer {
             Err(CommitError::Store(StoreError::Unavailable(why))) => {
@@ -140,7 +140,7 @@ impl Outage {
         self.refuses.store(true, Ordering::Release);
     }
 
-    /// That the engine takes no changes now. `None`: it does, as far as is known.
+    /// Returns why the engine takes no changes now. `None`: it does, as far as is known.
     pub fn refused(&self) -> Option<Refused> {
         self.refusal.lock().clone().filter(|refusal| refusal.last.elapsed() < LACKS)
     }

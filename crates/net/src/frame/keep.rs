@@ -19,7 +19,7 @@ pub(super) const KEEP: usize = HEAD + KEEP_MAX as usize;
 pub enum Keep {
     /// Write these bytes to it.
     Write = 0,
-    /// The same, and answer when all that was written to it survives a power cut.
+    /// Write these bytes to the copy, and answer when all that was written to it survives a power cut.
     Sync = 1,
     /// Delete it. The origin has the pack.
     Drop = 2,

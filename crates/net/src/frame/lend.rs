@@ -25,7 +25,7 @@ pub struct LendAsk {
     pub unit: Ino,
     /// The number of the node that asks.
     pub to: u32,
-    /// It gives the loan back by itself.
+    /// Whether the borrower gives the loan back by itself.
     pub returns: bool,
     /// Keys of rows.
     pub keys: Vec<Vec<u8>>,

@@ -76,7 +76,7 @@ pub enum Type {
     Listed = 21,
     /// "Fetch this and keep it."
     Fill = 22,
-    /// It is kept.
+    /// The blob is kept.
     Filled = 23,
     /// "Which members are there?"
     Members = 24,
@@ -90,7 +90,7 @@ pub enum Type {
     Recall = 28,
     /// "Keep these bytes of my pack."
     Keep = 29,
-    /// They are kept.
+    /// The bytes are kept.
     Kept = 30,
     /// "Send me this."
     Get = 32,

@@ -33,9 +33,9 @@ mod tests;
 /// The identity of a node towards other nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// Its id.
+    /// The node's id.
     pub node: NodeId,
-    /// Its purpose.
+    /// The node's purpose.
     pub role: Role,
     /// The volume, or whatever the fleet has in common. Only nodes with the same one communicate.
     pub volume: [u8; 16],
@@ -66,9 +66,9 @@ impl Class {
 /// The node at the other end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Other {
-    /// Its id.
+    /// The node's id.
     pub node: NodeId,
-    /// Its purpose.
+    /// The node's purpose.
     pub role: Role,
     /// What the connection is for.
     pub class: Class,
@@ -89,7 +89,7 @@ pub enum HelloError {
     /// TLS could not be established.
     #[error("{0}")]
     Tls(String),
-    /// It took too long.
+    /// The handshake took too long.
     #[error("the handshake did not end within {0:?}")]
     Slow(Duration),
     /// The connection failed.
@@ -125,7 +125,7 @@ pub fn line(refusal: Refusal) -> &'static str {
 
 type Proof = [u8; 32];
 
-/// This node's side of handshakes.
+/// The node's own side of handshakes.
 #[derive(Clone, Debug)]
 pub struct Greeter {
     identity: Identity,
@@ -151,7 +151,7 @@ impl Greeter {
         }
     }
 
-    /// The same inside a TLS connection. Its proofs are valid only there.
+    /// Returns a greeter for use inside a TLS connection. Its proofs are valid only there.
     pub(crate) fn within(&self, channel: [u8; 32]) -> Greeter {
         Greeter { channel: channel.to_vec(), ..self.clone() }
     }

@@ -35,12 +35,12 @@ impl Client {
         self.slow.load(Ordering::Acquire)
     }
 
-    /// It suspected a blob that is sound.
+    /// Counts a suspicion by the client of a blob that is sound.
     pub(super) fn was_wrong(&self) {
         self.unfounded.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Its suspicions are no longer accepted.
+    /// Returns whether the client's suspicions are no longer accepted.
     pub(super) fn is_wrong_too_often(&self) -> bool {
         self.unfounded.load(Ordering::Relaxed) > UNFOUNDED
     }

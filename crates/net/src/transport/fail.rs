@@ -51,7 +51,7 @@ pub enum Fail {
     /// One end does not understand the other.
     #[error("it said something that makes no sense here: {0}")]
     Protocol(String),
-    /// This node is stopping, or the request was given up.
+    /// The request was given up, or this node is stopping.
     #[error("the request was given up")]
     Closed,
 }

@@ -38,7 +38,7 @@ pub struct Bytes {
     pub sent: u64,
 }
 
-/// Those of all nodes. The lock is held for no wait.
+/// The live counters of all nodes. The lock is held for no wait.
 #[derive(Default)]
 pub(crate) struct Flows(Mutex<HashMap<NodeId, Arc<Flow>>>);
 

@@ -20,7 +20,7 @@ pub(super) struct Job {
     /// A slice whose header has been made: the rest of its body, within the content.
     pub(super) slice: Option<Slice>,
     pub(super) share: BacklogShare,
-    /// Its share of the bound on promised bodies, which is returned on drop.
+    /// The request's share of the bound on promised bodies, which is returned on drop.
     pub(super) _promised: Promised,
 }
 

@@ -105,7 +105,7 @@ impl Link {
         sealed.read(&self.stream, room.len(), |at, bytes| room[at..at + bytes.len()].copy_from_slice(bytes))
     }
 
-    /// The same into memory that need not be initialized.
+    /// Reads what is there into memory that need not be initialized.
     pub(super) fn receive(&self, room: &mut [MaybeUninit<u8>]) -> io::Result<usize> {
         let Some(sealed) = &self.sealed else { return socket::receive(&self.stream, room) };
         sealed.read(&self.stream, room.len(), |at, bytes| {
@@ -121,7 +121,7 @@ impl Link {
         }
     }
 
-    /// The same, if more bytes follow at once.
+    /// Takes bytes to send as [`Link::try_write`] does, if more bytes follow at once.
     pub(super) fn send_more(&self, bytes: &[u8]) -> io::Result<usize> {
         match &self.sealed {
             None => socket::send_more(&self.stream, bytes),
@@ -129,7 +129,7 @@ impl Link {
         }
     }
 
-    /// The same with a part of a file. 0: the file ends before it.
+    /// Takes bytes of a file to send, as many as fit. 0: the file ends before `offset`.
     pub(super) fn send_file(&self, file: &File, offset: u64, len: usize) -> io::Result<usize> {
         let Some(sealed) = &self.sealed else { return socket::send_file(&self.stream, file, offset, len) };
         // First, so that the disk is not read for bytes that could not be sent.

@@ -129,15 +129,15 @@ pub struct Limits {
     /// Upper bound on connections whose handshake has not ended, in total. A new one replaces the oldest. A
     /// quarter is reserved for the addresses of members.
     pub half_open: usize,
-    /// The same, from one address.
+    /// Upper bound on connections whose handshake has not ended, from one address.
     pub half_open_each: usize,
     /// Upper bound on connections that are served.
     pub connections: usize,
-    /// The same, of one node. A new one replaces the oldest.
+    /// Upper bound on connections of one node that are served. A new one replaces the oldest.
     pub connections_each: usize,
     /// Upper bound on bodies that were promised and not yet sent, in total. Each is an open file.
     pub bodies: usize,
-    /// The same, to one node.
+    /// Upper bound on bodies that were promised to one node and not yet sent.
     pub bodies_each: usize,
     /// Threads that read the disk for other nodes' requests, beside those that serve, on each of the two
     /// runtimes that do so (control and serving).
@@ -446,8 +446,8 @@ impl Net {
         self.fetch_counted(peer, arriving, &Arc::default(), time)
     }
 
-    /// The same, for the case that several nodes may be asked for one blob. `came` counts the bytes from this
-    /// node, and stays 0 until the first.
+    /// Fetches as [`Net::fetch_into`] does, for the case that several nodes may be asked for one blob. `came`
+    /// counts the bytes from this node, and stays 0 until the first.
     pub fn fetch_counted(
         &self,
         peer: Peer,
@@ -503,7 +503,7 @@ impl Net {
         self.0.shared.flows.now()
     }
 
-    /// This node's link carries `rate` bytes a second. It bounds what others send to this node.
+    /// Sets the rate of this node's link, in bytes a second. It bounds what others send to this node.
     pub fn carries(&self, rate: u64) {
         self.0.shared.window.carries(rate);
     }

@@ -23,8 +23,8 @@ use fetch::arriving::Took;
 
 /// The low-water mark: while a body arrives, the receiver is woken only when this much is there.
 const LOW_WATER: u32 = 512 << 10;
-/// The same in the middle of a blob, if this amount takes only a moment. A reader may be waiting for a blob's
-/// beginning.
+/// The low-water mark in the middle of a blob, if this amount takes only a moment. A reader may be waiting
+/// for a blob's beginning.
 const HIGH_WATER: u32 = 2 * LOW_WATER;
 /// The high mark begins when [`LOW_WATER`] bytes take less than this on one connection. It ends at twice the
 /// time.

@@ -68,7 +68,7 @@ pub(super) struct Serving {
     flow: Arc<Flow>,
     input: Vec<u8>,
     filled: usize,
-    /// It holds requests for whose answers there was no space.
+    /// Whether `input` holds requests for whose answers there was no space.
     stopped: bool,
     out: Outbox,
     jobs: VecDeque<Job>,
@@ -554,7 +554,7 @@ impl Drop for Serving {
 enum Step {
     /// A slice was sent, and more follow.
     Sliced,
-    /// Its bytes have not arrived here yet.
+    /// The bytes of the answer have not arrived here yet.
     Waits,
     Ended,
 }

@@ -62,9 +62,9 @@ pub struct Roll {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Filled {
-    /// It was already here.
+    /// The blob was already here.
     Here = 0,
-    /// It has been fetched from the origin, and is here now.
+    /// The blob has been fetched from the origin, and is here now.
     Fetched = 1,
 }
 
@@ -85,7 +85,7 @@ pub enum Unfilled {
 /// The result of comparing a blob's copy with its id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyState {
-    /// It is not here.
+    /// The blob is not here.
     Absent,
     /// The copy matches.
     Sound,

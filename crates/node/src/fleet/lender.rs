@@ -77,7 +77,7 @@ impl Lending {
         Ok(Lending { listener, node })
     }
 
-    /// Its name with an article.
+    /// Returns the name of the role, with an article.
     pub fn what(&self) -> &'static str {
         words(self.node.role).1
     }

@@ -16,7 +16,7 @@ pub const WEIGHT: u16 = 100;
 /// The certificates that encrypt connections to other nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TlsOptions {
-    /// This node's certificate, PEM. It encrypts connections to other nodes. Either all nodes of a fleet do
+    /// The node's certificate, PEM. It encrypts connections to other nodes. Either all nodes of a fleet do
     /// so, or none.
     pub tls_cert: Option<PathBuf>,
     /// The certificate's private key.
@@ -64,7 +64,7 @@ pub struct FleetOptions {
     pub tls: TlsOptions,
     /// The zone of this node. Nodes of one zone send blobs to one another.
     pub zone: Option<String>,
-    /// This node's share of the fleet's bookkeeping, relative to other nodes. 0 for none.
+    /// The node's share of the fleet's bookkeeping, relative to other nodes. 0 for none.
     pub weight: u16,
     /// How bytes from other nodes are checked.
     pub verify: Verify,

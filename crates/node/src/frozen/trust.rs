@@ -84,7 +84,8 @@ pub fn read(named: &Named, origin: &dyn Origin, older: bool) -> Result<Root> {
     Ok(try_read(named, origin, older)?)
 }
 
-/// The same with an error that tells a store that is away from a record that must not be used.
+/// Reads the record as [`read`] does. The error tells a store that is away from a record that must not be
+/// used.
 pub fn try_read(named: &Named, origin: &dyn Origin, older: bool) -> std::result::Result<Root, Unread> {
     let place = Place::of(named)?;
     if named.sequence.is_some() {

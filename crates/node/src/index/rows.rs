@@ -293,7 +293,7 @@ pub struct Plan<'a> {
     pub folder: &'a Path,
     /// The bucket that was listed.
     pub bucket: &'a Bucket,
-    /// Its name in the tree.
+    /// The bucket's name in the tree.
     pub source: Source,
     /// The owner of files and folders.
     pub owner: Owner,

@@ -191,7 +191,7 @@ fn id_bytes(text: &str) -> Option<[u8; 16]> {
 
 /// The parts of a volume for a check. Opening changes nothing except for replaying its log.
 pub struct Bare {
-    /// Its parts.
+    /// The volume's parts.
     pub parts: Parts,
     /// The journal in front of its metadata.
     pub journal: Arc<Journal>,

@@ -8,7 +8,7 @@ use fs::volume::Fsync;
 /// What fsync(2) waits for, as an option says it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FsyncTo {
-    /// This node's disk.
+    /// The disk of this node.
     Local,
     /// The disk of another node of a shared volume, or the origin.
     Peer,

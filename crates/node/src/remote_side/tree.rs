@@ -129,7 +129,7 @@ impl TreeCache {
         Ok(TreeCache { cache, beside, names, away, unsigned, next, remote, fleet: joined, _lock: lock })
     }
 
-    /// The same, of a tree whose bucket is at an endpoint that gets no keys.
+    /// Sets the endpoint of the tree's bucket, for one that gets no keys.
     #[must_use]
     pub fn unsigned(self, endpoint: Option<String>) -> TreeCache {
         TreeCache { unsigned: endpoint, ..self }
@@ -276,8 +276,8 @@ pub fn hold(path: &Path) -> Result<Option<FileLock>> {
     Ok(lock.try_exclusive().unwrap_or(false).then_some(lock))
 }
 
-/// The same for a caller that fails without the lock. A process that was killed may still have it for a
-/// moment.
+/// Locks a file as [`hold`] does, for a caller that fails without the lock. Tries for a moment, because a
+/// process that was killed may still have the lock.
 pub fn hold_soon(path: &Path) -> Result<Option<FileLock>> {
     lock::retry(lock::moment(), || hold(path), |held| matches!(held, Ok(None)))
 }

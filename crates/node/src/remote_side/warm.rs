@@ -35,7 +35,7 @@ const LOOK: Duration = Duration::from_millis(5);
 /// A blob to fetch.
 struct WantedBlob {
     id: BlobId,
-    /// Its size in bytes.
+    /// The blob's size in bytes.
     size: u32,
     /// A file that needs it, for messages.
     path: String,

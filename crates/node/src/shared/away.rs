@@ -30,12 +30,12 @@ pub(crate) struct Begun {
 }
 
 impl Begun {
-    /// It begins now.
+    /// Notes that a request begins now.
     pub(crate) fn now(may_change: bool) -> Begun {
         Begun { at: base::time::monotonic(), changes: outage::changes(), may_change }
     }
 
-    /// The same failure, or what is known of the outage that it met.
+    /// Returns the failure, or what is known of the outage that the request met.
     pub(crate) fn explain(self, shared: &Shared, address: &str, failure: Failure) -> Failure {
         let met = Met {
             away: shared.outage.seen(self.at),
@@ -55,9 +55,9 @@ struct Met {
     /// The database has no space: its words.
     no_space: Option<String>,
     in_session: bool,
-    /// It was to change something.
+    /// Whether the request was to change something.
     may_change: bool,
-    /// It has changed something, or may have.
+    /// Whether the request has changed something, or may have.
     has_changed: bool,
 }
 
@@ -224,7 +224,7 @@ mod tests {
         assert!(told(Met { away: None, ..met(true, false) }).contains("session in the volume has ended"));
     }
 
-    /// It was called a full disk of this machine.
+    /// A database without space was called a full disk of this machine.
     #[test]
     fn regression_a_database_without_space_is_named() {
         let now = base::time::monotonic();

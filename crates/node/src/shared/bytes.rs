@@ -26,7 +26,7 @@ const BATCH: usize = 1024;
 pub struct Looked {
     /// Blobs that the names need.
     pub blobs: u64,
-    /// Their bytes.
+    /// Bytes of the blobs that the names need.
     pub bytes: u64,
     /// Packs that are on a node that has the volume mounted, and not in the origin yet.
     pub on_nodes: u64,

@@ -43,7 +43,7 @@ pub struct LockRow {
     pub end: Option<u64>,
     /// The number of the node.
     pub node: u32,
-    /// Its machine, if the node is known.
+    /// The node's machine, if the node is known.
     pub host: Option<String>,
     /// The epoch of the session in which it was taken.
     pub session: u64,

@@ -68,7 +68,7 @@ enum Trouble {
     Away(BlobError),
     /// The database does not.
     Store(StoreError),
-    /// This database may only be read.
+    /// The database may only be read.
     Refused(Refusal),
 }
 
@@ -142,7 +142,7 @@ impl Claims {
         }
     }
 
-    /// The same while the origin does not answer, by the database's row alone.
+    /// Checks by the database's row alone, while the origin does not answer, whether this database may go on.
     fn open_alone(&self) -> Result<()> {
         let failed = |error: StoreError| setup_failure(error.into());
         let (row, here) = (self.row().map_err(failed)?, self.names.incarnation().map_err(failed)?);

@@ -73,7 +73,7 @@ pub struct Detached {
     pub names: String,
     /// The origin that the volume was detached from.
     pub from: String,
-    /// Its own origin.
+    /// The volume's own origin.
     pub origin: String,
     /// The blobs that its rows need, and their bytes.
     pub blobs: u64,

@@ -57,6 +57,12 @@ impl EngineSeen {
         self.0.lock().found.clone()
     }
 
+    /// Whether another database has answered for a few seconds only. Sessions are renewed more often then, so
+    /// that other nodes see it.
+    pub(super) fn is_new(&self) -> bool {
+        self.0.lock().changed.is_some_and(|changed| changed.elapsed() < GRACE)
+    }
+
     /// Whether a node has noticed the change too, if there was one lately. `sessions` reads their rows.
     ///
     /// # Errors
@@ -112,5 +118,50 @@ impl EngineSeen {
         }
         let why = "the database has begun anew, and may lack changes that nodes send to it again; try again in some seconds";
         Err(StoreError::Unavailable(why.to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(number: i64, renewal: i64) -> SessionRow {
+        SessionRow {
+            number,
+            node: [0; 16],
+            host: String::new(),
+            address: String::new(),
+            epoch: 1,
+            expires_in_ms: 1,
+            alive: true,
+            renewal: Some(renewal),
+            ended: false,
+            program: String::new(),
+        }
+    }
+
+    #[test]
+    fn a_node_has_noticed_when_it_was_seen_to_renew() {
+        let seen = EngineSeen(Mutex::default());
+        let database = |began| Incarnation { began, ..Incarnation::default() };
+        let unasked = || -> Rows { panic!("nothing has changed") };
+        seen.note(&database(1));
+        seen.note(&database(1));
+        assert!(!seen.is_new() && seen.is_noticed_by_all(unasked) && seen.is_noticed_by(2, unasked).unwrap());
+        seen.note(&database(2));
+        assert!(seen.is_new());
+        let all = |renewals: [i64; 2]| move || Ok(vec![row(1, renewals[0]), row(2, renewals[1])]);
+        assert!(!seen.is_noticed_by_all(all([10, 10])));
+        assert!(
+            seen.is_noticed_by(1, all([11, 10])).unwrap() && !seen.is_noticed_by(2, all([11, 10])).unwrap()
+        );
+        assert!(seen.is_noticed_by(1, unasked).unwrap(), "that is remembered");
+        // A database that does not answer says nothing about a node.
+        assert!(!seen.is_noticed_by_all(|| Err(StoreError::Unavailable(String::new()))));
+        // One that is gone is not waited for.
+        assert!(seen.is_noticed_by_all(|| Ok(vec![row(1, 12), SessionRow { alive: false, ..row(2, 10) }])));
+        // Another change: all begin anew.
+        seen.note(&database(3));
+        assert!(!seen.is_noticed_by(1, all([12, 10])).unwrap());
     }
 }

@@ -10,9 +10,9 @@ use super::{setup_failure, setup_failure_at};
 /// A node of a shared volume.
 #[derive(Clone, Debug, Serialize)]
 pub struct SessionRow {
-    /// Its number in the volume.
+    /// The node's number in the volume.
     pub number: i64,
-    /// Its machine.
+    /// The node's machine.
     pub host: String,
     /// Where other nodes reach it.
     pub address: String,

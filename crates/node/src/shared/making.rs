@@ -30,11 +30,11 @@ pub(super) const CHANGES: &str = "changes";
 /// What a new shared volume is.
 #[derive(Clone, Debug)]
 pub struct Made {
-    /// Its id: 32 hexadecimal digits.
+    /// The volume's id: 32 hexadecimal digits.
     pub id: String,
     /// Where its blobs are.
     pub origin: String,
-    /// Its address, without a password.
+    /// The volume's address, without a password.
     pub names: String,
 }
 

@@ -330,7 +330,7 @@ pub(super) struct PackServer {
     served: RwLock<Option<(Weak<Volume>, IsPending)>>,
     leases: RwLock<Option<Weak<Leases>>>,
     kept: RwLock<Option<(Arc<KeptPacks>, Weak<Peers>)>>,
-    /// This node as one of the fleet: it answers what is asked about blobs.
+    /// The node as one of the fleet: it answers what is asked about blobs.
     fleet: OnceLock<Arc<dyn Service>>,
 }
 

@@ -62,7 +62,7 @@ pub struct Promoted {
     pub left_out: u64,
     /// Blobs that the names need, all of which are in the origin.
     pub blobs: u64,
-    /// Their bytes, as far as packs say them.
+    /// Bytes of the needed blobs, as far as packs say them.
     pub blob_bytes: u64,
     /// An earlier promotion had been interrupted after its switch, and was finished.
     pub was_finished: bool,

@@ -31,7 +31,7 @@ const ANSWER: Duration = Duration::from_secs(3);
 const STORED: Duration = Duration::from_secs(20);
 /// So many looks at what is wanted come before the other nodes are asked again.
 const ROUNDS: u32 = 20;
-/// These addresses are for documents (RFC 5737, RFC 3849). The way to them is the way out of this machine.
+/// Addresses for documents (RFC 5737, RFC 3849). The way to them is the way out of this machine.
 const OUTSIDE: [(&str, u16); 2] = [("198.51.100.1", 9), ("2001:db8::1", 9)];
 /// Where a socket is bound to look for a way, for both kinds of addresses.
 const BINDS: [(IpAddr, u16); 2] =

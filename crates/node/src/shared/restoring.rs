@@ -43,7 +43,7 @@ const BATCH: usize = 1024;
 pub struct Restored {
     /// The volume.
     pub made: Made,
-    /// Its rows.
+    /// Rows of the volume.
     pub rows: u64,
     /// The number of owners that the origin has had.
     pub generation: u64,
@@ -53,9 +53,9 @@ pub struct Restored {
 pub struct Restore<'a> {
     /// The tree.
     pub named: &'a Named,
-    /// Its record.
+    /// The tree's record.
     pub root: &'a Root,
-    /// Its origin.
+    /// The tree's origin.
     pub origin: &'a Arc<dyn Origin>,
     /// The owner of the origin.
     pub owner: Owner,

@@ -118,7 +118,7 @@ impl Keeper {
         *self.leases.lock() = Some(leases);
     }
 
-    /// The same again.
+    /// Returns the leases, which end with the session.
     pub(super) fn leases(&self) -> Option<Arc<Leases>> {
         self.leases.lock().clone()
     }
@@ -253,7 +253,11 @@ impl Keeper {
     fn run(&self, volume: &Weak<Volume>) {
         let mut trouble: Option<BootTime> = None;
         loop {
-            let pause = if trouble.is_some() { EVERY / 3 } else { EVERY };
+            let pause = match trouble {
+                _ if self.seen.is_new() => EVERY / 6,
+                Some(_) => EVERY / 3,
+                None => EVERY,
+            };
             if !self.goes_on(pause, |orders| orders.renew) {
                 return;
             }

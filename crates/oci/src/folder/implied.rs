@@ -15,7 +15,7 @@ use crate::place::{Look, Place, Walk, Way};
 enum Said {
     /// Nothing: a lower one decides.
     Nothing,
-    /// This.
+    /// A folder with this owner, mode and times.
     Look(Look),
     /// There is no folder below.
     No,

@@ -91,7 +91,7 @@ fn a_blob_goes_on_where_it_broke() {
     assert!(seen[2].line.starts_with(&format!("GET /v2/some/app/blobs/{} ", Digest::of(&bytes))));
 }
 
-/// The same with a registry that knows no ranges and always sends everything.
+/// The connection breaks, and the registry knows no ranges: it always sends everything.
 #[test]
 fn a_registry_without_ranges_is_read_over() {
     let bytes = long();

@@ -57,7 +57,7 @@ pub enum Standing {
 /// Why no claim could be made.
 #[derive(Debug)]
 pub enum ClaimError {
-    /// This folder may not write.
+    /// The folder may not write.
     Refused(Refusal),
     /// The place is not the origin any more.
     Gone(String),
@@ -427,7 +427,7 @@ impl Keeper {
         Ok(())
     }
 
-    /// The same in a bounded time, or by a check that began at most `fresh` ago.
+    /// Checks as [`Keeper::verify`] in a bounded time, or relies on a check that began at most `fresh` ago.
     ///
     /// # Errors
     /// As [`Keeper::check`]; `Unavailable` when it takes longer than `patience`.

@@ -9,7 +9,7 @@ use blob::claim::Token;
 pub struct Made {
     /// The claim's epoch.
     pub epoch: u64,
-    /// Its token.
+    /// The claim's token.
     pub token: Token,
 }
 

@@ -27,7 +27,7 @@ pub enum Mistake {
     Tls,
     /// What answers is not an object store.
     NotAStore,
-    /// This machine's clock is wrong.
+    /// The clock of this machine is wrong.
     Clock,
     /// The place holds something else.
     Taken,
@@ -93,9 +93,9 @@ impl Refusal {
 pub struct Object {
     /// The key, without the prefix that was listed.
     pub key: String,
-    /// Its size in bytes.
+    /// The object's size in bytes.
     pub size: u64,
-    /// Its ETag without quotes. Empty if the store lists none.
+    /// The object's ETag without quotes. Empty if the store lists none.
     pub etag: String,
     /// When it was last modified.
     pub modified: Timestamp,
@@ -104,11 +104,11 @@ pub struct Object {
 /// Why an object was not read.
 #[derive(Debug)]
 pub enum Unread {
-    /// It is another version than the listed one, or was removed.
+    /// The object is another version than the listed one, or was removed.
     Changed,
     /// The store refuses this one: it is archived, or the keys may not read it. The error says it in full.
     Denied(OriginError),
-    /// This object cannot be read, for this reason.
+    /// The object cannot be read, for this reason.
     Object(String),
     /// No object can be read at the moment.
     Store(OriginError),

@@ -386,7 +386,8 @@ impl Remote {
         self.list_with(self.call(What::List), Some(prefix), each)
     }
 
-    /// The same with one call for each page: a listing is unbounded, but each of its pages must come in time.
+    /// Lists keys as [`Remote::list_keys`], with one call for each page: a listing is unbounded, but each of
+    /// its pages must come in time.
     pub(super) fn list_with(
         &self,
         mut call: Call,
@@ -515,7 +516,7 @@ fn headless() -> BodySink {
     })
 }
 
-/// The same, and reports what arrives. Otherwise the fetch would seem to have stalled.
+/// Takes the head alone, and reports what arrives. Otherwise the fetch would seem to have stalled.
 fn counting(onto: &Arc<dyn Onto>) -> BodySinks {
     let onto = Arc::clone(onto);
     Arc::new(move || {

@@ -66,7 +66,7 @@ impl Bucket {
         Ok(Bucket { remote, prefix })
     }
 
-    /// Its URL with a `/` at the end, so that a key can follow: `s3://BUCKET/PREFIX/`.
+    /// Returns the bucket's URL with a `/` at the end, so that a key can follow: `s3://BUCKET/PREFIX/`.
     pub fn url(&self) -> String {
         format!("{}{}/{}", self.remote.spec.store.scheme(), self.remote.spec.bucket, self.prefix)
     }
@@ -117,7 +117,7 @@ impl Bucket {
         self.get(object, range, false)
     }
 
-    /// The same past any cache on the way.
+    /// Reads a range of a listed object as [`Bucket::read`], past any cache on the way.
     ///
     /// # Errors
     /// [`Unread`].

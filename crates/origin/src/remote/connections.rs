@@ -36,11 +36,11 @@ const SILENT: Duration = Duration::from_secs(2);
 /// How a request may be repeated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Again {
-    /// It may be sent twice at the same time.
+    /// The request may be sent twice at the same time.
     Beside,
     /// Only when the first one was given up.
     After,
-    /// Its body is large.
+    /// The request's body is large.
     Large,
 }
 

@@ -124,7 +124,7 @@ pub(crate) struct Failed {
 /// Bytes that arrived.
 #[derive(Debug)]
 pub(crate) struct Got {
-    /// Those that no [`BodySink`] took.
+    /// Bytes that no [`BodySink`] took.
     pub(crate) bytes: Buffer,
     /// How many arrived.
     pub(crate) len: u64,
@@ -214,7 +214,7 @@ impl Engine {
         matches!(looked, Ok(Err(error)) if concerns_all(mistake_of(&Fault::of(&error))))
     }
 
-    /// The same without regard to what the store refused before.
+    /// Makes a call as [`Engine::run`], without regard to what the store refused before.
     pub(crate) async fn try_until<T, F>(&self, call: Call, one: impl Fn(u32) -> F) -> Result<T, Failed>
     where
         F: Future<Output = Result<T, Fault>>,

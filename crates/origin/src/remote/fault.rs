@@ -91,8 +91,8 @@ impl Fault {
         Fault::NoKeys { what: what.into(), next: next.into() }
     }
 
-    /// The same from an error of the `object_store` crate's builders, which says what is wrong with the
-    /// environment.
+    /// Returns the fault of unusable keys for an error of the `object_store` crate's builders, which says
+    /// what is wrong with the environment.
     pub(crate) fn unfit(error: &object_store::Error) -> Fault {
         Fault::no_keys(first_words(&error.to_string(), 160), "correct that in the environment")
     }

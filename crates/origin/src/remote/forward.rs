@@ -55,7 +55,7 @@ impl Passed {
         Passed { method, key, query, headers, body: None }
     }
 
-    /// The same with a body. Its length is that of its size hint.
+    /// Adds a body to a request. Its length is that of its size hint.
     pub fn with_body<B>(self, body: B) -> Passed
     where
         B: http_body::Body<Data = Bytes> + Send + Sync + 'static,
@@ -68,7 +68,7 @@ impl Passed {
 /// Why a request had no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum NotPassed {
-    /// It cannot be sent to any store.
+    /// The request cannot be sent to any store.
     #[error("{0}")]
     Unfit(&'static str),
     /// The store does not answer, or there are no keys for it.

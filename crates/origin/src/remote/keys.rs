@@ -165,8 +165,8 @@ impl Keys {
         Err(Fault::no_keys(nowhere(environment, off), "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"))
     }
 
-    /// The same for an existing volume, which works in part without its origin: keys that are missing now may
-    /// be in their file later.
+    /// Looks for keys for an existing volume, which works in part without its origin: keys that are missing
+    /// now may be in their file later.
     pub(crate) fn find_or_later(environment: &Environment) -> Keys {
         let later = || Keys {
             environment: environment.clone(),

@@ -15,7 +15,7 @@ pub struct Limits {
     pub max_bandwidth: Option<u64>,
     /// When a read fails at the latest.
     pub read_deadline: Duration,
-    /// The same for storing, removing and listing.
+    /// When storing, removing or listing fails at the latest.
     pub write_deadline: Duration,
     /// Whether to hedge: a second GET is sent when the first takes long.
     pub hedge: bool,

@@ -179,7 +179,7 @@ impl Remote {
         Ok(remote)
     }
 
-    /// The same for an origin that is unreachable now, and whose volume is known. Sends no request yet.
+    /// Opens an origin that is unreachable now, and whose volume is known. Sends no request yet.
     ///
     /// # Errors
     /// [`OriginError::Remote`]: what is wrong with the keys or the place, as far as that is known without a

@@ -88,7 +88,7 @@ impl RemoteSpec {
         })
     }
 
-    /// The same place with the endpoint and region that a user named, or a volume stored.
+    /// Sets the endpoint and region that a user named, or a volume stored.
     ///
     /// # Errors
     /// [`OriginError::BadRemote`], which says what is wrong with either.

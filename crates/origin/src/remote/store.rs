@@ -51,7 +51,7 @@ const S3_ROLES: [&str; 7] = [
 pub(crate) struct Stores {
     pub(crate) one: Arc<dyn ObjectStore>,
     pub(crate) many: Arc<dyn ObjectStore>,
-    /// Its listings page by page. None if its keys are not known yet.
+    /// The store's listings page by page. None if its keys are not known yet.
     pub(crate) pages: Option<Arc<dyn PaginatedListStore>>,
     /// Of S3: the keys that sign requests.
     pub(crate) signs: Option<AwsCredentialProvider>,
@@ -140,7 +140,7 @@ fn same<S: ObjectStore + PaginatedListStore>(store: Arc<S>, kind: Store) -> Resu
     Ok(Stores { one: store.clone(), many: store.clone(), pages: Some(store), signs: None, sums: None, kind })
 }
 
-/// This crate does the retries itself.
+/// Turns off the retries of `object_store`: the engine does them itself.
 fn no_retry() -> RetryConfig {
     RetryConfig { max_retries: 0, retry_timeout: Duration::ZERO, ..RetryConfig::default() }
 }

@@ -133,12 +133,12 @@ impl Wire {
         Ok(Wire { connections: Arc::new(connections), stats, keys, ends: None, elsewhere: None })
     }
 
-    /// The same for requests that ask for keys. Their announced end goes to `ends`.
+    /// Returns a wire for requests that ask for keys. Their announced end goes to `ends`.
     pub(crate) fn for_keys(&self, ends: &Ends) -> Wire {
         Wire { keys: None, ends: Some(Arc::clone(ends)), ..self.clone() }
     }
 
-    /// The same for requests to one URL, whatever they ask for.
+    /// Returns a wire for requests to one URL, whatever they ask for.
     pub(crate) fn elsewhere(&self, url: Url, token: Option<HeaderValue>) -> Wire {
         Wire { elsewhere: Some((url, token)), ..self.clone() }
     }

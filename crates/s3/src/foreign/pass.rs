@@ -17,9 +17,9 @@ use crate::sums::{Algorithm, Expected, Hashing};
 
 /// The largest XML of a client or of the store.
 const XML_MAX: usize = 8 << 20;
-/// Bytes of a value in a query that are written as they are.
+/// Bytes that are escaped in a value of a query.
 const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
-/// The same for a source of a copy.
+/// Bytes that are escaped in the source of a copy.
 const PLAIN_PATH: &AsciiSet = &PLAIN.remove(b'/');
 
 /// What a request of a bucket may ask for.

@@ -34,7 +34,7 @@ const OF_OBJECT: [HeaderName; 8] = [
     header::LAST_MODIFIED,
     header::ETAG,
 ];
-/// The same, of Amazon's own names.
+/// Headers of the store, with Amazon's own names, that belong to an object.
 const OF_AMAZON: [&str; 4] =
     ["x-amz-version-id", "x-amz-storage-class", "x-amz-tagging-count", "x-amz-server-side-encryption"];
 /// Beginning of checksum headers.
@@ -145,7 +145,7 @@ fn unchanged(entry: &Entry) -> S3Error {
 /// What the store says of an object.
 enum Found {
     Entry(Entry),
-    /// It says something that only a request that is passed on can show.
+    /// Something that only a request that is passed on can show.
     Other,
 }
 

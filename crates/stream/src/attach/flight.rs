@@ -34,11 +34,11 @@ pub struct Sent {
 /// A request in flight.
 #[derive(Clone, Debug)]
 pub struct Entry {
-    /// Its slot.
+    /// The request's slot.
     pub slot: u16,
-    /// Its number in the slot.
+    /// The request's number in the slot.
     pub seq: u64,
-    /// Its header.
+    /// The request's header.
     pub asked: Asked,
     /// The descriptor of the device from which it came, and to which its reply goes.
     pub device: usize,
@@ -48,7 +48,7 @@ pub struct Entry {
     pub sent: Option<Sent>,
     /// How often it was sent before the last time.
     pub attempt: u8,
-    /// It was sent more than once.
+    /// Whether the request was sent more than once.
     pub resent: bool,
     /// A signal reached the caller.
     pub signalled: bool,
@@ -64,7 +64,7 @@ pub struct Entry {
 /// A request that came from the kernel.
 #[derive(Clone, Debug)]
 pub struct New {
-    /// Its header.
+    /// The request's header.
     pub asked: Asked,
     /// The descriptor of the device from which it came, and to which its reply goes.
     pub device: usize,
@@ -74,7 +74,7 @@ pub struct New {
     pub cost: u32,
     /// When it was read, if it is traced.
     pub traced: Option<Instant>,
-    /// It ends locks that the server must be told of.
+    /// Whether the request ends locks that the server must be told of.
     pub ends_locks: bool,
     /// A signal reached the caller.
     pub signalled: bool,

@@ -28,7 +28,7 @@ impl Trouble {
         Trouble { text: text.to_string(), may_pass: true }
     }
 
-    /// The same attempt will fail again.
+    /// Returns the trouble of an attempt that will fail again.
     pub fn lasting(text: impl fmt::Display) -> Trouble {
         Trouble { text: text.to_string(), may_pass: false }
     }

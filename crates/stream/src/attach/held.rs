@@ -48,7 +48,7 @@ impl Held {
         pairs.iter().for_each(|(node, count)| *self.owed.entry(*node).or_default() += count);
     }
 
-    /// The same, one reference to each of these.
+    /// Notes that the kernel has dropped one reference to each of these, and the server cannot be told now.
     pub fn owe_each(&mut self, nodes: &[u64]) {
         nodes.iter().for_each(|node| *self.owed.entry(*node).or_default() += 1);
     }

@@ -15,9 +15,9 @@ use crate::request::{Asked, Holder, LockAsked};
 /// What is known of a holder on an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// It asked, and may hold something.
+    /// The holder asked, and may hold something.
     Asked,
-    /// It holds something.
+    /// The holder holds something.
     Holds,
     /// A server that is gone had granted it something.
     Lost,
@@ -30,7 +30,7 @@ struct Known {
     handles: Vec<u64>,
 }
 
-/// Its locks ended with the server that had granted them.
+/// The holder's locks ended with the server that had granted them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lost;
 

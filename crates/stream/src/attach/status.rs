@@ -132,7 +132,7 @@ pub struct Status {
     pub locks: String,
     /// Processes and open files that hold locks at the server.
     pub locks_held: u64,
-    /// Those whose locks ended with an earlier run of the server.
+    /// Processes and open files whose locks ended with an earlier run of the server.
     pub locks_lost: u64,
 }
 

@@ -114,7 +114,7 @@ impl Tracer {
         Some(base::time::monotonic())
     }
 
-    /// It is in this slot now, and is sent next.
+    /// Notes that a request to be traced is in this slot now, and is sent next.
     pub fn entered(&self, slot: u16, seq: u64, read: Instant) {
         self.marks.lock().insert(slot, Mark { seq, read, sent: 0, server: None });
     }

@@ -53,7 +53,7 @@ pub struct Group {
 
 /// A demo that was started.
 pub struct Started {
-    /// Its processes.
+    /// The demo's processes.
     pub group: Group,
     /// Where it reports.
     pub listener: UnixListener,

@@ -27,7 +27,7 @@ pub enum Found {
     Folder,
     /// A regular file.
     File {
-        /// Its size in bytes.
+        /// The file's size in bytes.
         size: u64,
         /// The ETag that an import recorded. Empty if there is none.
         etag: Vec<u8>,

@@ -22,7 +22,7 @@ struct Waiting {
     item: Item,
     /// Device and inode of the folder.
     id: (u64, u64),
-    /// It was created below a default ACL.
+    /// Whether the folder was created below a default ACL.
     inherits: bool,
 }
 

@@ -25,7 +25,7 @@ pub(super) struct Rules {
     pub overwrite: bool,
     /// Whether owners are set. Only root can set them.
     pub owners: bool,
-    /// This process's user. It owns what was just created.
+    /// The user of this process. It owns what was just created.
     pub me: u32,
     /// The items that were not preserved exactly.
     pub left_out: Mutex<LeftOut>,
@@ -34,7 +34,7 @@ pub(super) struct Rules {
 /// An open folder in which items are created.
 pub(super) struct Dir {
     pub fd: OwnedFd,
-    /// It has a default ACL. New entries inherit an ACL that the source may not have had.
+    /// Whether the folder has a default ACL. New entries inherit an ACL that the source may not have had.
     pub has_default_acl: bool,
 }
 
@@ -44,7 +44,7 @@ pub(super) struct Made {
     file: File,
     /// The end of the last bytes written. The rest of the file is a hole.
     end: u64,
-    /// It may have an ACL that the source did not have.
+    /// Whether the file may have an ACL that the source did not have.
     inherits: bool,
 }
 

@@ -16,13 +16,13 @@ use crate::import::Item;
 
 /// A file to create.
 pub(super) struct Job {
-    /// Its folder.
+    /// The folder of the file.
     pub dir: Arc<Dir>,
     /// The item.
     pub item: Item,
     /// Whether it may replace an existing file.
     pub replace: Replace,
-    /// Its bytes.
+    /// The file's bytes: pieces with their offsets.
     pub pieces: Vec<(u64, Vec<u8>)>,
 }
 

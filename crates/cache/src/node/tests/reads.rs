@@ -378,7 +378,7 @@ fn a_stream_without_a_disk_fetches_each_blob_once() {
     assert!(stats.in_memory_bytes <= home.options.memory as u64 && stats.hints_dropped > 0, "{stats:?}");
 }
 
-/// It waited for memory until another fetch ended, although its deadline had passed long before.
+/// A read waited for memory until another fetch ended, although its deadline had passed long before.
 #[test]
 fn regression_a_read_waits_for_memory_until_its_deadline_only() {
     let home = Home::with(CacheOptions { in_flight: MIB4 as u64, ..options() });

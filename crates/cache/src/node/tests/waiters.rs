@@ -18,7 +18,7 @@ impl Home {
         (self.cache().start_read(id, range, Access::Normal, Box::new(completion)), receiver)
     }
 
-    /// The same for bytes that are in flight.
+    /// Begins a read of bytes that are in flight, and returns a channel for the result.
     fn follow(&self, id: &BlobId, at: usize, len: usize) -> Receiver<Result<Vec<u8>, Missed>> {
         let (start, receiver) = self.start(id, at, len);
         assert!(start.is_pending(), "{start:?}");

@@ -31,9 +31,9 @@ pub struct Trouble {
 /// A blob that the origin does not have yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waiting {
-    /// Its name.
+    /// The blob's name.
     pub id: BlobId,
-    /// Its size in bytes.
+    /// The blob's size in bytes.
     pub size: u64,
     /// Since when it waits.
     pub since: Timestamp,

@@ -50,9 +50,9 @@ pub struct Limits {
 
 /// A step that is measured.
 pub struct Step {
-    /// Its name in the table.
+    /// The step's name in the table.
     pub what: &'static str,
-    /// Its stable name in JSON.
+    /// The step's stable name in JSON.
     pub word: &'static str,
     /// What it counts: files or bytes.
     pub unit: Unit,

@@ -56,9 +56,9 @@ impl Layers for OnMount {
 pub enum State {
     /// A mount that answers, or one of somebody else.
     Lives,
-    /// Its daemon hangs.
+    /// A mount whose daemon hangs.
     Silent,
-    /// Its daemon is dead.
+    /// A mount whose daemon is dead.
     Dead,
     /// Nothing.
     Gone,
@@ -92,7 +92,7 @@ pub struct Keeping {
     /// The tree, and where it is mounted, if it is the snapshotter's own mount.
     tree: Option<(String, PathBuf)>,
     more: Vec<String>,
-    /// It was not well when it was looked at last.
+    /// The state of the mount when it was looked at last.
     was: State,
     /// The last attempt to mount it failed, and a line said so.
     failed: bool,

@@ -41,7 +41,7 @@ fn a_lender_copies_only_what_it_tracks() {
     });
 }
 
-/// It knew no groups. So it asked a tracker that knew nothing, fetched each copy from the origin, and
+/// The lender knew no groups. So it asked a tracker that knew nothing, fetched each copy from the origin, and
 /// reported it to a tracker that no reader asks.
 #[test]
 fn regression_a_lender_learns_groups_from_notes() {

@@ -113,7 +113,7 @@ struct Draft {
 
 /// What becomes of a pack that was chosen.
 enum Taken {
-    /// It is in the draft, or was put off.
+    /// The pack is in the draft, or was put off.
     Next,
     /// The draft has no space for it, or the origin does not answer.
     Full,

@@ -25,10 +25,10 @@ const READS: usize = 16;
 const LATE: Duration = Duration::from_secs(600);
 /// The interval between two looks at the holds of published trees, if some have ended.
 const HOLDS: Duration = Duration::from_secs(60);
-/// The same on the first node, if it knows of none that have ended.
+/// The interval of the first node between two looks at the holds, if it knows of none that have ended.
 const HOLDS_SELDOM: Duration = Duration::from_secs(3600);
 
-/// This node's session, and who else is there.
+/// The session of this node, and all sessions that are alive.
 pub(super) struct Present {
     pub(super) me: DoomedRow,
     pub(super) alive: Vec<SessionId>,

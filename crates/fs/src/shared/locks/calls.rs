@@ -232,7 +232,8 @@ impl Core {
 }
 
 impl Volume {
-    /// This node's session ended, and it joined again: its locks are gone. Call it after each such join.
+    /// Notes that this node's session ended and the node joined again: its locks are gone. Call it after each
+    /// such join.
     pub fn joined_again(&self) {
         let core = &self.core;
         let own = core.options.shared.as_ref().and_then(|sharing| own_session(sharing).ok());

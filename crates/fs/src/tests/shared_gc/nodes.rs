@@ -56,7 +56,7 @@ pub(super) struct Place {
     _folder: tempfile::TempDir,
     /// The node stops when a commit has doomed a blob, and before it learns that.
     pub stops: AtomicBool,
-    /// It has stopped.
+    /// The node has stopped.
     pub stopped: AtomicBool,
     /// The database may lack what it confirmed.
     pub lacks: AtomicBool,

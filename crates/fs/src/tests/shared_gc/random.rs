@@ -16,7 +16,7 @@ pub(super) fn bytes(content: u64) -> Vec<u8> {
     noise(content, 20_000 + content as usize)
 }
 
-/// The same bytes again, at another place: what is left of the old pack is moved.
+/// Writes bytes of a file again, which are stored at another place: what is left of the old pack is moved.
 fn write_again(node: &Node, file: Ino, content: u64, dice: &mut Dice) {
     if content > 0 {
         let (from, len) = (dice.below(2_000), 2_000 + dice.below(16_000));

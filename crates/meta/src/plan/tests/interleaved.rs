@@ -127,7 +127,7 @@ fn base() -> All {
     world.store.rows.lock().unwrap().clone()
 }
 
-/// The same with trash: 50 `d/old` and 51 `old/` are in it.
+/// Makes the rows of `base` with trash: 50 `d/old` and 51 `old/` are in it.
 fn base_with_trash() -> All {
     let mut world = World::over(base(), OPEN);
     world.names.set_trash(Setting::Keep(1)).unwrap();

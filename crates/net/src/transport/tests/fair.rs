@@ -11,7 +11,7 @@ struct Greedy<T, F: Fn() -> Call<T>> {
 
 /// Many more blobs than take turns, and more than fit into the kernel's buffers.
 const BLOBS: usize = 64;
-/// The same for parts of 1 MiB.
+/// Many more parts of 1 MiB than take turns, and more than fit into the kernel's buffers.
 const PARTS: usize = 160;
 
 impl<T, F: Fn() -> Call<T>> Greedy<T, F> {

@@ -230,7 +230,7 @@ pub(super) async fn by_hand(address: std::net::SocketAddr, class: Class) -> Stre
     by_hand_as(address, class, NodeId::random()).await
 }
 
-/// The same for a node with this id.
+/// Returns a connection as [`by_hand`] does, of a node with this id.
 pub(super) async fn by_hand_as(address: std::net::SocketAddr, class: Class, node: NodeId) -> Stream {
     let mut options = options();
     options.identity.node = node;
@@ -251,7 +251,7 @@ pub(super) async fn by_hand_as(address: std::net::SocketAddr, class: Class, node
     stream
 }
 
-/// It continued to the blob's end, over a link that was full.
+/// A cancelled answer continued to the blob's end, over a link that was full.
 #[test]
 pub(super) fn regression_what_is_cancelled_ends_with_its_slice() {
     let (there, store) = start(options());

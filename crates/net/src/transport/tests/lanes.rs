@@ -71,8 +71,8 @@ fn many_small_requests_and_answers_share_few_writes() {
     assert!(asked <= few && answered <= few, "{asked}, {answered}");
 }
 
-/// Their answers are more than the other end buffers at a time. It continues with the requests that it has
-/// already read as soon as those have been sent.
+/// The answers are more than the other end buffers at a time. That end continues with the requests that it
+/// has already read as soon as those have been sent.
 #[test]
 pub(super) fn large_answers_to_what_was_asked_at_once_come_without_a_pause() {
     let (here, _there, store, peer) = pair(|_| {});

@@ -71,7 +71,7 @@ pub(super) fn in_origin(volume: &Volume, shared: &Shared, rows: &Moment, tree: &
 struct Packs<'a> {
     volume: &'a Volume,
     others: &'a dyn Others,
-    /// This node.
+    /// The number of this node.
     number: u32,
     rows: &'a Moment,
     tree: &'a str,

@@ -24,7 +24,7 @@ const ASKED: usize = 8;
 pub(super) struct Row {
     /// The number of the last claim. 0: there is none yet.
     pub epoch: u64,
-    /// Its token.
+    /// The token of the last claim.
     pub token: Token,
     /// Tokens of claims that were asked for, and that the origin may have.
     pub asked: Vec<Token>,
@@ -84,9 +84,9 @@ fn unhex(text: &str) -> Option<Token> {
 /// Why a database may not write to the origin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// It holds a copy of the names.
+    /// The database holds a copy of the names.
     Copy(Timestamp),
-    /// It holds an earlier state of the names, or another database has claimed the origin.
+    /// The database holds an earlier state of the names, or another database has claimed the origin.
     Older { place: String, since: Timestamp },
     /// A folder has taken the volume over.
     Folder(String),
@@ -131,7 +131,8 @@ pub(super) enum Standing {
     First,
     /// All. With a claim that the row only asked for.
     Holds,
-    /// It is the claimed one behind a fail-over. Nodes that used it before go on, and make a new claim.
+    /// The database is the claimed one behind a fail-over. Nodes that used it before go on, and make a new
+    /// claim.
     Moved,
     /// Nothing but to be read.
     Refused(Refusal),

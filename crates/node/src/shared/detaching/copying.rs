@@ -58,7 +58,7 @@ pub(super) struct Copying {
 pub(super) struct Copied {
     /// The blobs that must be there now, with their sizes.
     pub there: HashMap<BlobId, u32>,
-    /// Their bytes.
+    /// Bytes of the blobs that must be there now.
     pub bytes: u64,
     pub copied_blobs: u64,
     pub copied_bytes: u64,
