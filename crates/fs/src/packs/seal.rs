@@ -184,8 +184,8 @@ impl Core {
         }
         self.run(&Op::ForgetPack { pack: no })?;
         drop(shared);
-        // The database may have forgotten names that refer to it, and they are sent again, and its row. Also
-        // since it was looked at.
+        // The database may have forgotten the row, and names that refer to it. Both are sent again, perhaps
+        // since the row was read.
         self.check_engine(Duration::ZERO)?;
         if self.is_shared() && self.pack_row(no)?.is_some() {
             return Err(Refusal::Busy.into());

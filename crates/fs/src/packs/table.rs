@@ -118,4 +118,17 @@ mod tests {
         table.drop(PackNo(0));
         assert_eq!(table.get(PackNo(0)), None);
     }
+
+    /// A blob that the origin may not have yet must not be read as one that it has.
+    #[test]
+    fn the_name_of_a_pack_is_no_place() {
+        let (table, pack, blob) = (Table::new(), PackNo(7), BlobId([3; 32]));
+        table.put_named(pack, blob);
+        assert_eq!((table.get(pack), table.named(pack)), (None, Some(blob)));
+        table.put(pack, Place::Blob(blob));
+        assert_eq!((table.get(pack), table.named(pack)), (Some(Place::Blob(blob)), None));
+        table.put_named(pack, blob);
+        table.drop(pack);
+        assert_eq!((table.get(pack), table.named(pack)), (None, None));
+    }
 }

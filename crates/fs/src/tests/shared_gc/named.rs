@@ -20,16 +20,3 @@ fn regression_the_row_of_a_pack_that_is_here_is_read_once() {
     let looks = other.place.pack_looks.load(Ordering::SeqCst);
     assert!(looks <= 2, "{looks} looks at the row of a pack for {FILES} files");
 }
-
-/// What is remembered of a pack does not outlive it.
-#[test]
-fn a_pack_that_is_deleted_is_not_read_again() {
-    let cluster = Cluster::new(SOON);
-    let (node, other) = (cluster.join(), cluster.join());
-    let file = uploaded(&node, "f", 1, 100_000);
-    assert!(other.get(file) == noise(1, 100_000));
-    node.put(file, 0, &noise(2, 100_000));
-    node.upload();
-    eventually("the first pack is deleted", || cluster.blobs() == [blob_of(&noise(2, 100_000))]);
-    assert!(other.get(file) == noise(2, 100_000));
-}
