@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::Write;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -9,6 +10,7 @@ use std::time::{Duration, Instant};
 use covey_tests::program::{covey, environment, run_ok};
 use covey_tests::shared::Shared;
 use covey_tests::{Need, requires, requires_server};
+use rustix::fs::SeekFrom;
 use s3server::{Fault, Method, Proxy, Rule, Server as Store};
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -54,4 +56,68 @@ fn regression_nothing_hangs_when_a_daemon_is_killed_that_looks_again_at_a_file()
     }
     assert!(heard.expect("the read hangs").is_err(), "a read of a killed daemon");
     let _ = reader.join();
+}
+
+/// SEEK_DATA makes the kernel write back what a program changed in a mapping. A thread of the daemon waited for
+/// that, and the WRITE waited for another node. When the daemon was killed, the thread never ended.
+#[test]
+fn regression_nothing_hangs_when_a_daemon_is_killed_that_flushes_for_a_seek() {
+    requires!(Need::Covey);
+    for transport in ["classic", "uring"] {
+        let mut shared = Shared::with(requires_server!(), 2, &["--transport", transport]);
+        fs::write(shared.path(0, "file"), vec![7; 8192]).unwrap();
+        let file = File::options().read(true).write(true).open(shared.path(0, "file")).unwrap();
+        let map = Mapping::of(&file);
+        map.change(0);
+        // The other node takes the lease, and cannot give it back.
+        fs::write(shared.path(1, "file"), vec![8; 8192]).unwrap();
+        map.change(4096);
+        shared.nodes[1].freeze(true);
+        let (say, hear) = mpsc::channel();
+        let seek = std::thread::spawn(move || say.send(rustix::fs::seek(&file, SeekFrom::Data(0)).map(drop)));
+        let early = hear.recv_timeout(Duration::from_secs(2));
+        assert!(early.is_err(), "the seek does not wait for the other node: {early:?}");
+        let path = shared.path(0, "");
+        let (done, is_done) = mpsc::channel::<()>();
+        // This ends the connection, and with it what waits, if the seek hangs.
+        let guard = std::thread::spawn(move || {
+            let hangs = is_done.recv_timeout(Duration::from_secs(20)).is_err();
+            hangs.then(|| std::process::Command::new("umount").arg("-f").arg(path).output());
+            hangs
+        });
+        shared.nodes[0].kill();
+        let heard = hear.recv_timeout(LIMIT);
+        let _ = done.send(());
+        shared.nodes[1].freeze(false);
+        drop(map);
+        assert!(!guard.join().unwrap(), "the daemon or the seek hangs");
+        assert!(heard.expect("the seek hangs").is_err(), "a seek of a killed daemon");
+        let _ = seek.join();
+    }
+}
+
+/// Two pages of a file that are shared with the kernel.
+struct Mapping(*mut u8);
+
+impl Mapping {
+    fn of(file: &File) -> Mapping {
+        let how = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: the file is open, and nothing but this process changes the mapping.
+        let map =
+            unsafe { libc::mmap(std::ptr::null_mut(), 8192, how, libc::MAP_SHARED, file.as_raw_fd(), 0) };
+        assert_ne!(map, libc::MAP_FAILED);
+        Mapping(map.cast())
+    }
+
+    fn change(&self, at: usize) {
+        // SAFETY: the byte is mapped, and the file has its page.
+        unsafe { self.0.add(at).write_volatile(9) };
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: it is mapped, and nobody uses it any more.
+        unsafe { libc::munmap(self.0.cast(), 8192) };
+    }
 }

@@ -35,6 +35,7 @@
 #![cfg_attr(test, allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used, missing_docs))]
 
 pub mod abi;
+mod apart;
 pub mod buffer;
 mod caller;
 pub mod channel;
@@ -52,11 +53,12 @@ pub mod pending_flush;
 pub mod positions;
 pub mod promises;
 mod refresh;
-pub mod seek;
+mod seek;
 pub mod served;
 pub mod session;
 pub mod shared;
 pub mod swap;
+mod through;
 pub mod uring;
 pub mod watch;
 

@@ -13,8 +13,8 @@ use std::time::Duration;
 use base::Ino;
 use parking_lot::{Condvar, Mutex};
 
-use crate::seek::ThroughMount;
 use crate::shared::SharedMount;
+use crate::through::ThroughMount;
 
 /// How long after a file may have changed it is looked at. What comes until then is one look.
 const SOON: Duration = Duration::from_millis(250);

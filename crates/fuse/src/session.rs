@@ -29,9 +29,10 @@ use crate::mount::{self, Mount, MountError, MountFlags, Unmount, UnmountError};
 use crate::notify::Notifier;
 use crate::pending_flush::PendingFlushes;
 use crate::refresh::Refresher;
-use crate::seek::ThroughMount;
+use crate::seek::Pushers;
 use crate::shared::SharedMount;
 use crate::swap::Swap;
+use crate::through::ThroughMount;
 use crate::uring::{self, Fallback, Host, Rings, Transport};
 use crate::watch::Watch;
 
@@ -370,9 +371,10 @@ fn start(
         PendingTable::start(options.deadline, move |waited| log(&late_line(waited))).map_err(&failed)?;
     let pools = pools(options.workers, shared_mount.is_some());
     let [workers, writers, seeker, unlockers] = pools.each_ref().map(Arc::clone);
-    let dirty = writable.then(|| Arc::new(ThroughMount(Arc::clone(&mount))) as Arc<dyn PushDirty>);
-    let flushes = pending_flushes(&agreed, &mount).map_err(&failed)?;
-    let refresher = refresher(shared_mount.as_ref(), &mount).map_err(&failed)?;
+    let through = ThroughMount::new(&mount).map_err(&failed)?;
+    let dirty = writable.then(|| Arc::new(Pushers::new(through.clone())) as Arc<dyn PushDirty>);
+    let flushes = pending_flushes(&agreed, &through).map_err(&failed)?;
+    let refresher = refresher(shared_mount.as_ref(), &through).map_err(&failed)?;
     let lanes = readers.max(1 + uring::possible_cpus());
     let (counts, watch) = (Arc::new(Counts::new(lanes)), Watch::new(lanes + 1));
     let dispatcher = Dispatcher::new(Parts {
@@ -436,19 +438,19 @@ pub(crate) fn pools(workers: usize, shared: bool) -> [Arc<Pool>; 4] {
 
 /// Starts the watch for flushes of timestamps that never arrive. Only a kernel with a writeback cache keeps
 /// timestamps and flushes them.
-fn pending_flushes(agreed: &Agreed, mount: &Arc<Mount>) -> std::io::Result<Option<Arc<PendingFlushes>>> {
+fn pending_flushes(agreed: &Agreed, through: &ThroughMount) -> std::io::Result<Option<Arc<PendingFlushes>>> {
     if !agreed.has(flag::WRITEBACK_CACHE) {
         return Ok(None);
     }
-    PendingFlushes::start(Box::new(ThroughMount(Arc::clone(mount)))).map(Some)
+    PendingFlushes::start(Box::new(through.clone())).map(Some)
 }
 
 /// Starts the thread that looks again at what other machines may have changed.
 fn refresher(
     shared: Option<&Arc<SharedMount>>,
-    mount: &Arc<Mount>,
+    through: &ThroughMount,
 ) -> std::io::Result<Option<Arc<Refresher>>> {
-    shared.map(|shared| Refresher::start(Arc::clone(shared), ThroughMount(Arc::clone(mount)))).transpose()
+    shared.map(|shared| Refresher::start(Arc::clone(shared), through.clone())).transpose()
 }
 
 fn cores() -> usize {
