@@ -120,6 +120,12 @@ pub trait Nodes: Send + Sync {
         true
     }
 
+    /// Whether nothing may be condemned or deleted: another node may have to send once more what refers to
+    /// it. This asks nobody. It is known before the engine first answers anything of that kind.
+    fn keeps_all(&self) -> bool {
+        false
+    }
+
     /// Asks a node to give back its lease on a unit. Returns when it has.
     ///
     /// # Errors
@@ -519,8 +525,14 @@ impl MetaStore for Leases {
         if is_covered(&commit) {
             return self.core.commit(&commit);
         }
-        let mut keys = commit.puts.iter().map(|(key, _)| key).chain(&commit.dels);
-        let noted = keys.any(|key| key.tag() == tags::PACK).then(|| commit.clone());
+        let keys = || commit.puts.iter().map(|(key, _)| key).chain(&commit.dels);
+        let deletes = keys().any(|key| matches!(key.tag(), tags::CONDEMNED | tags::DOOMED));
+        if deletes && self.core.nodes.keeps_all() {
+            // It rests on what the engine has just told.
+            let why = "the database has begun anew, and may lack changes that nodes send to it again";
+            return Err(StoreError::Unavailable(why.to_owned()).into());
+        }
+        let noted = keys().any(|key| key.tag() == tags::PACK).then(|| commit.clone());
         counted(self.core.inner.commit(commit))?;
         noted.iter().for_each(|commit| self.core.state.lock().own_packs.note(commit));
         Ok(())

@@ -147,6 +147,8 @@ struct Fleet {
     recalls: AtomicU64,
     loans: AtomicU64,
     returns: AtomicU64,
+    /// The engine may lack something of another node.
+    keeps_all: AtomicBool,
 }
 
 struct Place(Arc<Fleet>, u32);
@@ -158,6 +160,10 @@ impl Nodes for Place {
 
     fn alive(&self) -> Result<Vec<Holder>, StoreError> {
         Ok(self.0.alive.lock().clone())
+    }
+
+    fn keeps_all(&self) -> bool {
+        self.0.keeps_all.load(Ordering::SeqCst)
     }
 
     fn recall(&self, node: u32, unit: Ino, seq: u64) -> Result<(), String> {

@@ -7,14 +7,19 @@
 //! What a node sends again holds only with its leases. So no node takes a lease until all others have renewed
 //! their sessions with that server, which they do after they have sent it, or until they should have. And a
 //! node that has not is asked for none.
+//!
+//! A node that joins does not know since when that server answers. So the nodes write down which one has
+//! answered for a session's length. A node that finds another one there takes it that the server is new.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use meta::Key;
 use meta::engine::database::{Database, Incarnation, SessionRow};
-use meta::store::StoreError;
+use meta::store::{Commit, CommitError, StoreError, Value};
 use parking_lot::Mutex;
 
+use super::rows::ROW_SERVER;
 use super::{EVERY, LEASE};
 
 /// How long leases are taken by none, unless all nodes have noticed before: somewhat longer than it takes
@@ -32,6 +37,14 @@ struct Last {
     /// The sessions when this node looked first after the change, but those that were seen to be renewed
     /// since.
     unaware: Option<Renewals>,
+    /// The database says that all nodes have had the time to notice this server.
+    is_written: bool,
+}
+
+/// What [`ROW_SERVER`] says when this server has answered for a session's length.
+pub(super) fn row_of(server: &Incarnation) -> Value {
+    let Incarnation { place, timeline, began } = server;
+    Value::from(format!("{place} {timeline} {began}").into_bytes())
 }
 
 /// See the [module](self).
@@ -41,6 +54,53 @@ impl EngineSeen {
     /// Begins with the database that answers now.
     pub(super) fn now(names: &dyn Database) -> EngineSeen {
         EngineSeen(Mutex::new(Last { found: names.incarnation().ok(), ..Last::default() }))
+    }
+
+    /// Takes note, at the begin of a session, of which server answers, and whether all nodes have had the time
+    /// to notice it.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub(super) fn begin(&self, names: &dyn Database) -> Result<(), StoreError> {
+        let found = names.incarnation()?;
+        self.begin_with(found, names.get(&Key::volume(ROW_SERVER))?);
+        Ok(())
+    }
+
+    fn begin_with(&self, found: Incarnation, row: Option<Value>) {
+        let mut last = self.0.lock();
+        // An engine that does not tell when it began does not lose what it has confirmed.
+        let is_known = found.began == 0 || row.is_some_and(|row| row == row_of(&found));
+        let is_written = is_known && last.found.as_ref() == Some(&found);
+        if !is_written {
+            *last = Last { changed: Some(base::time::monotonic()), ..Last::default() };
+        }
+        (last.found, last.is_written) = (Some(found), is_written);
+    }
+
+    /// Writes down that this server has answered for a session's length, unless that is done.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub(super) fn write(&self, names: &dyn Database) -> Result<(), StoreError> {
+        let Some(server) = self.unwritten(LEASE) else { return Ok(()) };
+        let puts = vec![(Key::volume(ROW_SERVER), row_of(&server))];
+        match names.commit(Commit { puts, ..Commit::default() }) {
+            Ok(()) => {
+                let mut last = self.0.lock();
+                last.is_written = last.found.as_ref() == Some(&server);
+                Ok(())
+            }
+            Err(CommitError::Store(error)) => Err(error),
+            Err(CommitError::Conflict { .. }) => Ok(()),
+        }
+    }
+
+    /// The server that has answered for so long, and nobody has written that down.
+    fn unwritten(&self, for_at_least: Duration) -> Option<Incarnation> {
+        let last = self.0.lock();
+        let is_due = last.changed.is_some_and(|changed| changed.elapsed() >= for_at_least);
+        last.found.clone().filter(|_| is_due && !last.is_written)
     }
 
     /// Notes the database that has answered.
@@ -55,6 +115,12 @@ impl EngineSeen {
     /// The database that has answered last.
     pub(super) fn last(&self) -> Option<Incarnation> {
         self.0.lock().found.clone()
+    }
+
+    /// Whether nothing may be condemned or deleted: another database has answered for less than a session's
+    /// length.
+    pub(super) fn keeps_all(&self) -> bool {
+        self.0.lock().changed.is_some_and(|changed| changed.elapsed() < LEASE)
     }
 
     /// Whether another database has answered for a few seconds only. Sessions are renewed more often then, so
@@ -163,5 +229,43 @@ mod tests {
         // Another change: all begin anew.
         seen.note(&database(3));
         assert!(!seen.is_noticed_by(1, all([12, 10])).unwrap());
+    }
+    #[test]
+    fn a_server_is_new_to_a_node_that_joins_until_another_one_has_written_it_down() {
+        let server = |timeline| Incarnation { place: "a".to_owned(), timeline, began: 5 };
+        let begun = |row: Option<Value>| {
+            let seen = EngineSeen(Mutex::new(Last { found: Some(server(2)), ..Last::default() }));
+            seen.begin_with(server(2), row);
+            seen
+        };
+        let known = begun(Some(row_of(&server(2))));
+        assert!(!known.is_new() && !known.keeps_all());
+        assert!(known.unwritten(Duration::ZERO).is_none());
+        known.note(&server(3));
+        assert!(known.is_new() && known.keeps_all());
+        assert!(known.unwritten(LEASE).is_none(), "not all have had the time");
+        assert_eq!(known.unwritten(Duration::ZERO), Some(server(3)));
+        for written in [None, Some(row_of(&server(1)))] {
+            let new = begun(written);
+            assert!(new.is_new() && new.keeps_all());
+            let other = vec![row(2, 10)];
+            assert!(!new.is_noticed_by_all(|| Ok(other)), "it was not seen to renew");
+            assert!(new.is_noticed_by_all(|| Ok(vec![row(2, 11)])));
+        }
+    }
+
+    #[test]
+    fn a_server_that_took_over_while_a_node_joined_is_new() {
+        let server = |timeline| Incarnation { place: "a".to_owned(), timeline, began: 5 };
+        let seen = EngineSeen(Mutex::new(Last { found: Some(server(3)), ..Last::default() }));
+        seen.begin_with(server(2), Some(row_of(&server(2))));
+        assert!(seen.keeps_all());
+    }
+
+    #[test]
+    fn an_engine_that_loses_nothing_is_never_new() {
+        let seen = EngineSeen(Mutex::new(Last { found: Some(Incarnation::default()), ..Last::default() }));
+        seen.begin_with(Incarnation::default(), None);
+        assert!(!seen.is_new() && seen.unwritten(Duration::ZERO).is_none());
     }
 }

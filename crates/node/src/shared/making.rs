@@ -16,9 +16,9 @@ use meta::{Commit, Expect, Key, MetaStore, Names};
 use net::secret::Secret;
 
 use super::rows::{
-    ROW_ENDPOINT, ROW_ORIGIN, ROW_PROMOTING, ROW_REGION, ROW_REMOVING, ROW_SECRET, place_rows,
+    ROW_ENDPOINT, ROW_ORIGIN, ROW_PROMOTING, ROW_REGION, ROW_REMOVING, ROW_SECRET, ROW_SERVER, place_rows,
 };
-use super::{setup_failure, setup_failure_at, unfinished};
+use super::{engine_seen, setup_failure, setup_failure_at, unfinished};
 use crate::opened::{format_request, memory_parts_over};
 use crate::origins::{Reach, address, origin_failure, spec_of};
 use crate::refused::open_failure;
@@ -96,6 +96,9 @@ fn fill_names(target: &Address, id: [u8; 16], home: &Home) -> Result<()> {
     let names = target.open().map_err(setup_failure)?;
     let mut rows = place_rows(home);
     rows.push((ROW_SECRET.to_owned(), Secret::generate_text().into_bytes()));
+    // No node has to notice it.
+    let server = names.incarnation().map_err(|error| setup_failure(error.into()))?;
+    rows.push((ROW_SERVER.to_owned(), engine_seen::row_of(&server).to_vec()));
     let request = FormatRequest { id: Some(id), rows, ..format_request() };
     let parts = memory_parts_over(names);
     Volume::format(&parts, &request).map_err(|error| open_failure(Path::new(&target.to_string()), error))

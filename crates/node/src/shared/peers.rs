@@ -271,6 +271,10 @@ impl Nodes for Peers {
         self.seen.is_noticed_by_all(|| self.names.sessions())
     }
 
+    fn keeps_all(&self) -> bool {
+        self.seen.keeps_all()
+    }
+
     fn may_be_gone(&self, holder: Holder) -> bool {
         let known = self.known.lock();
         let nodes = known.nodes.as_ref().filter(|(when, _)| when.elapsed() < KNOWN);

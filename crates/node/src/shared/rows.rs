@@ -29,8 +29,11 @@ pub(super) const ROW_LOCKS: &str = "locks";
 /// The claim that the database has on the origin ([`super::claiming`]).
 pub(super) const ROW_CLAIM: &str = "claim";
 
+/// The server of the database that all nodes have had the time to notice ([`super::engine_seen`]).
+pub(super) const ROW_SERVER: &str = "server";
+
 /// All of them.
-pub(super) const ROWS_SHARED: [&str; 13] = [
+pub(super) const ROWS_SHARED: [&str; 14] = [
     ROW_ORIGIN,
     ROW_ENDPOINT,
     ROW_REGION,
@@ -42,6 +45,7 @@ pub(super) const ROWS_SHARED: [&str; 13] = [
     ROW_DETACHING,
     ROW_CLAIM,
     ROW_LOCKS,
+    ROW_SERVER,
     ROW_PUBLISHER,
     ROW_PUBLISHING,
 ];

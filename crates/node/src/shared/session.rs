@@ -136,7 +136,8 @@ impl Keeper {
             program: env!("CARGO_PKG_VERSION"),
         };
         let session = self.names.join(&join)?;
-        if let Err(error) = super::repairing::check_none(&*self.names) {
+        let checked = super::repairing::check_none(&*self.names);
+        if let Err(error) = checked.and_then(|()| self.seen.begin(&*self.names)) {
             let _ = self.names.leave();
             return Err(error);
         }
@@ -148,6 +149,7 @@ impl Keeper {
     pub(super) fn resume(&self, session: Session) -> Result<(), StoreError> {
         let began = boot();
         self.names.resume(&self.node.0, session, LEASE)?;
+        self.seen.begin(&*self.names)?;
         self.term.extend(began, LEASE - MARGIN);
         Ok(())
     }
@@ -183,6 +185,9 @@ impl Keeper {
             let Some(volume) = volume.upgrade() else { return };
             if self.term.lasts() {
                 self.look_at_claim(&volume, &mut claimed);
+                if self.claims.is_some() {
+                    let _ = self.seen.write(&*self.names);
+                }
                 let _ = volume.look_at_others();
                 let _ = volume.refresh_quotas();
                 let _ = volume.refresh_trash();

@@ -2,6 +2,7 @@
 
 use base::{BlobId, PackNo};
 use meta::PackRow;
+use meta::record::DoomedRow;
 
 use super::*;
 
@@ -228,5 +229,24 @@ fn an_engine_that_forgets_again_and_again_stays_sound() {
         assert_eq!(listed(&world, 0, 100), listed(&world, 1, 100), "seed {seed}");
         world.rows();
         check(&world.engine.memory);
+    }
+}
+
+#[test]
+fn nothing_is_condemned_or_doomed_while_the_engine_may_lack_what_refers_to_it() {
+    let world = World::formatted(1);
+    let store = world.names(0).store().clone();
+    let (blob, pack) = (BlobId([7; 32]), PackNo(3));
+    let by = DoomedRow { node: 0, epoch: 1 };
+    for (key, row) in [(Key::doomed(&blob), by.encode()), (Key::condemned(5, pack), Value::from(&[][..]))] {
+        let add = || Commit { puts: vec![(key.clone(), row.clone())], ..Commit::default() };
+        let remove = || Commit { dels: vec![key.clone()], ..Commit::default() };
+        for change in [add(), remove()] {
+            world.fleet.keeps_all.store(true, Ordering::SeqCst);
+            let refused = store.commit(change.clone());
+            assert!(matches!(refused, Err(CommitError::Store(StoreError::Unavailable(_)))), "{refused:?}");
+            world.fleet.keeps_all.store(false, Ordering::SeqCst);
+            store.commit(change).unwrap();
+        }
     }
 }
