@@ -18,7 +18,8 @@
 //!   [`swap`]: the filesystem is replaced while programs use the mount.
 //! - [`defer`]: pending requests. [`late`]: reads that the kernel repeats after they failed.
 //! - [`positions`]: where a listing continues, in 31 bits.
-//! - [`seek`]: flushes dirty pages before SEEK_DATA and SEEK_HOLE.
+//! - `seek`: flushes dirty pages before SEEK_DATA and SEEK_HOLE. `through`, `apart`: opens files of the own
+//!   mount, in a child process.
 //! - [`notify`]: invalidations of the kernel's caches.
 //! - [`counts`]: how many requests arrived. [`watch`]: how long they took, and in which phase.
 //! - [`pending_flush`]: clears writeback errors that a killed program leaves behind.

@@ -22,6 +22,16 @@ use crate::volume::Core;
 /// Names read from the store at a time.
 const BATCH: usize = 256;
 
+/// What a listing reads besides the names.
+#[derive(Clone, Copy)]
+enum With {
+    Names,
+    /// The leases of the directories in it.
+    Leases,
+    /// The inodes too, which are passed on.
+    Inodes,
+}
+
 impl Core {
     pub(crate) fn readdir(
         &self,
@@ -66,7 +76,11 @@ impl Core {
             return Err(Errno::ENOTDIR.into());
         }
         self.touch_if_relative(ino, &dir);
-        let plus = plus && self.is_kept(ino);
+        let with = match plus {
+            true if self.is_kept(ino) => With::Inodes,
+            true => With::Leases,
+            false => With::Names,
+        };
         let up = if ino == Ino::ROOT { ino } else { dir.parent };
         let dots: [(&[u8], Ino); 2] = [(b".", ino), (b"..", up)];
         for (at, (name, ino)) in dots.into_iter().enumerate().skip(position as usize) {
@@ -77,7 +91,7 @@ impl Core {
         }
         let (mut position, mut begun) = (position.max(meta::key::FIRST_POSITION), false);
         loop {
-            match self.list_batch(ino, position, plus, each) {
+            match self.list_batch(ino, position, with, each) {
                 Ok(ControlFlow::Continue(Some(next))) => (position, begun) = (next, true),
                 Ok(ControlFlow::Continue(None) | ControlFlow::Break(())) => return Ok(()),
                 // The rest is asked for next.
@@ -98,11 +112,20 @@ impl Core {
         &self,
         dir: Ino,
         position: u64,
-        plus: bool,
+        with: With,
         each: &mut dyn FnMut(DirEntry<'_>, Option<&Entry>) -> ControlFlow<()>,
     ) -> Result<ControlFlow<(), Option<u64>>, Error> {
         let batch = self.names.readdir(dir, position, BATCH)?;
-        let mut records = if plus { self.records_of(dir, &batch)? } else { Vec::new() }.into_iter();
+        let mut records = match with {
+            With::Names => Vec::new(),
+            With::Leases => {
+                // The program looks the names up next. Nothing depends on it.
+                let _ = self.parts.store.prefetch(dir);
+                Vec::new()
+            }
+            With::Inodes => self.records_of(dir, &batch)?,
+        }
+        .into_iter();
         for (at, found) in batch.iter().enumerate() {
             let follows = batch.get(at + 1).is_some_and(|next| next.position == found.position);
             let next = if follows { found.position } else { found.position + 1 };

@@ -4,9 +4,9 @@
 //! leases and attributes are had together, in two round trips for many directories. Their names are read when
 //! they are wanted, or a little before ([`super::ahead`]).
 //!
-//! What another node has a lease for is left out, unless that node is gone, or a program lists one directory
-//! after the other. Then that node is asked for all of them at once, except for directories that have changed
-//! a moment ago: it is most likely still at work there, and lends them when they are listed.
+//! A node that has some of these leases for writing is asked for all of them at once. Directories that have
+//! changed a moment ago are left to it: it is most likely still at work there, and lends them when they are
+//! listed.
 
 use std::time::Duration;
 
@@ -52,8 +52,7 @@ impl Core {
     }
 
     /// Takes the leases of directories that this node has none of, and reads their attributes. `names`: those
-    /// of directories with at most so many names are read too, and other nodes are asked to give their leases
-    /// back.
+    /// of directories with at most so many names are read too.
     pub(super) fn prefetch_some(&self, dirs: &[Ino], names: Option<usize>) -> Result<(), StoreError> {
         let (dirs, sessions) = {
             let mut state = self.state.lock();
@@ -67,7 +66,7 @@ impl Core {
         if dirs.is_empty() {
             return Ok(());
         }
-        let got = self.take_free(&dirs, names).and_then(|mut got| {
+        let got = self.take_together(&dirs, names).and_then(|mut got| {
             let seen = got.iter_mut().filter_map(|(dir, got)| Some((*dir, got.seen.take()?)));
             let seen = seen.collect();
             Ok((got, self.load(seen)?))
@@ -133,8 +132,9 @@ impl Core {
         given.filter(|(is_given, _)| *is_given).map(|(_, (_, dir, seq))| (dir, seq)).collect()
     }
 
-    /// Takes the leases that no other node must give back. `names`: and those that others give back.
-    fn take_free(&self, dirs: &[Ino], names: Option<usize>) -> Result<Vec<(Ino, Got)>, StoreError> {
+    /// Takes the leases that are free, and those that other nodes give back. `names`: see
+    /// [`Core::prefetch_some`].
+    fn take_together(&self, dirs: &[Ino], names: Option<usize>) -> Result<Vec<(Ino, Got)>, StoreError> {
         if !self.nodes.may_take() {
             return Ok(Vec::new());
         }
@@ -143,7 +143,7 @@ impl Core {
         let look = || names.map_or_else(|| self.look_at_rows(dirs), |names| self.look_at(dirs, names));
         let mut rows = look()?;
         let gone = self.gone_holders(&rows, me)?;
-        let given = names.map(|_| self.ask_for(dirs, &rows, &gone, me)).unwrap_or_default();
+        let given = self.ask_for(dirs, &rows, &gone, me);
         if !gone.is_empty() || !given.is_empty() {
             // They may have changed something after the look.
             rows = look()?;
