@@ -326,8 +326,11 @@ impl Trial {
     /// Says what is wrong and ends the test. The folder with all logs stays.
     fn is_violated(&self, what: &str, zero: Instant) -> ! {
         let round = zero.saturating_duration_since(self.began).as_secs_f64();
+        // The rows are gone when the test has ended.
+        let rows = covey().args(["fsck", "--json", self.fleet.address()]).output();
+        let rows = rows.map(|done| String::from_utf8_lossy(&done.stdout).into_owned()).unwrap_or_default();
         let text = format!(
-            "seed {} of {:?}, round {} (from {round:.3} s on): {what}\n{}",
+            "seed {} of {:?}, round {} (from {round:.3} s on): {what}\n{}\ncovey fsck: {rows}",
             self.seed,
             self.ground,
             self.rounds,

@@ -47,6 +47,20 @@ pub(super) fn row_of(server: &Incarnation) -> Value {
     Value::from(format!("{place} {timeline} {began}").into_bytes())
 }
 
+fn put(names: &dyn Database, server: &Incarnation) -> Result<(), StoreError> {
+    let puts = vec![(Key::volume(ROW_SERVER), row_of(server))];
+    match names.commit(Commit { puts, ..Commit::default() }) {
+        Ok(()) | Err(CommitError::Conflict { .. }) => Ok(()),
+        Err(CommitError::Store(error)) => Err(error),
+    }
+}
+
+/// Whether no other node has a session. One whose session is over cannot send anything again.
+fn is_alone(names: &dyn Database) -> Result<bool, StoreError> {
+    let me = names.session().map(|session| session.number);
+    Ok(names.sessions()?.iter().all(|row| row.ended || !row.alive || Some(row.number) == me))
+}
+
 /// See the [module](self).
 pub(super) struct EngineSeen(Mutex<Last>);
 
@@ -63,14 +77,19 @@ impl EngineSeen {
     /// See [`StoreError`].
     pub(super) fn begin(&self, names: &dyn Database) -> Result<(), StoreError> {
         let found = names.incarnation()?;
-        self.begin_with(found, names.get(&Key::volume(ROW_SERVER))?);
+        // An engine that does not tell when it began does not lose what it has confirmed.
+        let is_known = found.began == 0 || names.get(&Key::volume(ROW_SERVER))? == Some(row_of(&found));
+        let is_alone = !is_known && is_alone(names)?;
+        if is_alone {
+            put(names, &found)?;
+        }
+        self.begin_with(found, is_known || is_alone);
         Ok(())
     }
 
-    fn begin_with(&self, found: Incarnation, row: Option<Value>) {
+    /// `is_known`: all nodes have had the time to notice the server.
+    fn begin_with(&self, found: Incarnation, is_known: bool) {
         let mut last = self.0.lock();
-        // An engine that does not tell when it began does not lose what it has confirmed.
-        let is_known = found.began == 0 || row.is_some_and(|row| row == row_of(&found));
         let is_written = is_known && last.found.as_ref() == Some(&found);
         if !is_written {
             *last = Last { changed: Some(base::time::monotonic()), ..Last::default() };
@@ -84,16 +103,10 @@ impl EngineSeen {
     /// See [`StoreError`].
     pub(super) fn write(&self, names: &dyn Database) -> Result<(), StoreError> {
         let Some(server) = self.unwritten(LEASE) else { return Ok(()) };
-        let puts = vec![(Key::volume(ROW_SERVER), row_of(&server))];
-        match names.commit(Commit { puts, ..Commit::default() }) {
-            Ok(()) => {
-                let mut last = self.0.lock();
-                last.is_written = last.found.as_ref() == Some(&server);
-                Ok(())
-            }
-            Err(CommitError::Store(error)) => Err(error),
-            Err(CommitError::Conflict { .. }) => Ok(()),
-        }
+        put(names, &server)?;
+        let mut last = self.0.lock();
+        last.is_written = last.found.as_ref() == Some(&server);
+        Ok(())
     }
 
     /// The server that has answered for so long, and nobody has written that down.
@@ -233,39 +246,38 @@ mod tests {
     #[test]
     fn a_server_is_new_to_a_node_that_joins_until_another_one_has_written_it_down() {
         let server = |timeline| Incarnation { place: "a".to_owned(), timeline, began: 5 };
-        let begun = |row: Option<Value>| {
+        let begun = |is_known: bool| {
             let seen = EngineSeen(Mutex::new(Last { found: Some(server(2)), ..Last::default() }));
-            seen.begin_with(server(2), row);
+            seen.begin_with(server(2), is_known);
             seen
         };
-        let known = begun(Some(row_of(&server(2))));
+        let known = begun(true);
         assert!(!known.is_new() && !known.keeps_all());
         assert!(known.unwritten(Duration::ZERO).is_none());
         known.note(&server(3));
         assert!(known.is_new() && known.keeps_all());
         assert!(known.unwritten(LEASE).is_none(), "not all have had the time");
         assert_eq!(known.unwritten(Duration::ZERO), Some(server(3)));
-        for written in [None, Some(row_of(&server(1)))] {
-            let new = begun(written);
-            assert!(new.is_new() && new.keeps_all());
-            let other = vec![row(2, 10)];
-            assert!(!new.is_noticed_by_all(|| Ok(other)), "it was not seen to renew");
-            assert!(new.is_noticed_by_all(|| Ok(vec![row(2, 11)])));
-        }
+        let new = begun(false);
+        assert!(new.is_new() && new.keeps_all());
+        assert!(!new.is_noticed_by_all(|| Ok(vec![row(2, 10)])), "it was not seen to renew");
+        assert!(new.is_noticed_by_all(|| Ok(vec![row(2, 11)])));
+        assert_eq!(new.unwritten(Duration::ZERO), Some(server(2)));
+        assert_ne!(row_of(&server(2)), row_of(&server(3)));
     }
 
     #[test]
     fn a_server_that_took_over_while_a_node_joined_is_new() {
         let server = |timeline| Incarnation { place: "a".to_owned(), timeline, began: 5 };
         let seen = EngineSeen(Mutex::new(Last { found: Some(server(3)), ..Last::default() }));
-        seen.begin_with(server(2), Some(row_of(&server(2))));
+        seen.begin_with(server(2), true);
         assert!(seen.keeps_all());
     }
 
     #[test]
     fn an_engine_that_loses_nothing_is_never_new() {
         let seen = EngineSeen(Mutex::new(Last { found: Some(Incarnation::default()), ..Last::default() }));
-        seen.begin_with(Incarnation::default(), None);
+        seen.begin_with(Incarnation::default(), true);
         assert!(!seen.is_new() && seen.unwritten(Duration::ZERO).is_none());
     }
 }
