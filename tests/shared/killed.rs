@@ -58,8 +58,8 @@ fn regression_nothing_hangs_when_a_daemon_is_killed_that_looks_again_at_a_file()
     let _ = reader.join();
 }
 
-/// SEEK_DATA makes the kernel write back what a program changed in a mapping. A thread of the daemon waited for
-/// that, and the WRITE waited for another node. When the daemon was killed, the thread never ended.
+/// SEEK_DATA makes the kernel write back what a program changed in a mapping. A thread of the daemon waited
+/// for that, and the WRITE waited for another node. When the daemon was killed, the thread never ended.
 #[test]
 fn regression_nothing_hangs_when_a_daemon_is_killed_that_flushes_for_a_seek() {
     requires!(Need::Covey);

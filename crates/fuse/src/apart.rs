@@ -33,8 +33,8 @@ impl Child {
     pub(crate) fn start(mut work: impl FnMut(&Parent)) -> io::Result<Child> {
         let ((answers, to_daemon), (from_daemon, asks)) = (io::pipe()?, io::pipe()?);
         let daemon = std::process::id();
-        // SAFETY: the child makes a few system calls, all async-signal-safe. _exit ends it without running the
-        // daemon's exit handlers.
+        // SAFETY: the child makes a few system calls, all async-signal-safe. _exit ends it without running
+        // the daemon's exit handlers.
         match unsafe { libc::fork() } {
             -1 => Err(io::Error::last_os_error()),
             0 => {

@@ -1,9 +1,9 @@
 //! Flushes a file's dirty pages before SEEK_DATA or SEEK_HOLE is answered.
 //!
 //! The kernel may hold written bytes that the filesystem has not seen (writeback cache, shared mappings). It
-//! asks about data and holes all the same. So a child of the daemon opens the file once more, by its handle on
-//! the mount, and writes its dirty pages back with sync_file_range(2). A program may seek thousands of times,
-//! so a child serves for a second.
+//! asks about data and holes all the same. So a child of the daemon opens the file once more, by its handle
+//! on the mount, and writes its dirty pages back with sync_file_range(2). A program may seek thousands of
+//! times, so a child serves for a second.
 //!
 //! **Why this cannot deadlock.** The program that seeks holds the inode's lock until it is answered. Opening
 //! by handle, opening without OPEN, and writing pages back take no inode lock. Reader threads answer the
@@ -74,8 +74,8 @@ impl PushDirty for Pushers {
 }
 
 impl Pushers {
-    pub(crate) fn new(through: ThroughMount) -> Pushers {
-        Pushers { through, idle: Arc::default() }
+    pub(crate) fn over(through: &ThroughMount) -> Arc<dyn PushDirty> {
+        Arc::new(Pushers { through: through.clone(), idle: Arc::default() })
     }
 
     fn try_push(&self, ino: Ino) -> io::Result<Pushed> {
@@ -86,7 +86,7 @@ impl Pushers {
         let thread = match std::iter::from_fn(idle).find(waits) {
             Some(thread) => thread,
             None => {
-                let thread = self.start()?;
+                let thread = self.start_child()?;
                 waits(&thread);
                 thread
             }
@@ -100,10 +100,10 @@ impl Pushers {
     }
 
     /// Starts a child, and the thread that is its parent.
-    fn start(&self) -> io::Result<Sender<Ask>> {
+    fn start_child(&self) -> io::Result<Sender<Ask>> {
         let (asks, asked) = mpsc::channel();
         let through = self.through.clone();
-        base::thread::spawn("fuse-push", move || {
+        base::thread::spawn("fuse-seek-push", move || {
             // Without a child, the answer is that nothing was done.
             let _ = Child::start(|parent| serve(&through, parent)).map(|child| answer(child, &asked));
         })?;

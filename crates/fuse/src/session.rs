@@ -24,7 +24,7 @@ use crate::buffer::{PageBuf, RequestBuf};
 use crate::channel::{Device, Received, Sink, Source};
 use crate::counts::{Counts, Moved};
 use crate::defer::{PendingTable, Pool};
-use crate::dispatch::{Dispatcher, Parts, PushDirty, late_line};
+use crate::dispatch::{Dispatcher, Parts, late_line};
 use crate::mount::{self, Mount, MountError, MountFlags, Unmount, UnmountError};
 use crate::notify::Notifier;
 use crate::pending_flush::PendingFlushes;
@@ -372,7 +372,6 @@ fn start(
     let pools = pools(options.workers, shared_mount.is_some());
     let [workers, writers, seeker, unlockers] = pools.each_ref().map(Arc::clone);
     let through = ThroughMount::new(&mount).map_err(&failed)?;
-    let dirty = writable.then(|| Arc::new(Pushers::new(through.clone())) as Arc<dyn PushDirty>);
     let flushes = pending_flushes(&agreed, &through).map_err(&failed)?;
     let refresher = refresher(shared_mount.as_ref(), &through).map_err(&failed)?;
     let lanes = readers.max(1 + uring::possible_cpus());
@@ -387,7 +386,7 @@ fn start(
         unlockers,
         shared: shared_mount.clone(),
         untold: None,
-        dirty,
+        dirty: writable.then(|| Pushers::over(&through)),
         flushes: flushes.clone(),
         notifier: notifier.clone(),
         counts: Arc::clone(&counts),

@@ -70,8 +70,8 @@ impl EngineSeen {
         EngineSeen(Mutex::new(Last { found: names.incarnation().ok(), ..Last::default() }))
     }
 
-    /// Takes note, at the begin of a session, of which server answers, and whether all nodes have had the time
-    /// to notice it.
+    /// Takes note, at the begin of a session, of which server answers, and whether all nodes have had the
+    /// time to notice it.
     ///
     /// # Errors
     /// See [`StoreError`].
