@@ -3,9 +3,11 @@
 //!
 //! The row of the session counts its batches. If it counts fewer than were confirmed, the engine has lost the
 //! last ones. This node keeps these for a while, and sends them once more, in their order. Each holds only if
-//! its leases do, as when it was sent first. The first one that the engine refuses, and those after it, are
-//! lost: the log names them, and fsync(2) of their files fails once. Before them, the rows of this node's
-//! packs are put back ([`super::own_packs`]), and its leases are taken again ([`super::retake`]).
+//! its leases do, as when it was sent first, and if the names that it changes are what they were: a commit
+//! that the engine decided alone ([`super::foreign`]) leaves nothing in leases, and is not sent again. The
+//! first batch that the engine refuses, and those after it, are lost: the log names them, and fsync(2) of
+//! their files fails once. Before them, the rows of this node's packs are put back ([`super::own_packs`]),
+//! and its leases are taken again ([`super::retake`]).
 //!
 //! A lease that the engine has forgotten may have been given to another node. So nothing is remembered after
 //! that, and nothing is answered from memory until then.
@@ -267,6 +269,7 @@ impl Core {
         sessions: u64,
     ) -> Result<bool, Option<Sent>> {
         let mut commit = batch.numbered(me, number - 1);
+        commit.checks.extend(batch.names_before());
         // Their bytes were made durable when it was sent first.
         let fresh = std::mem::take(&mut commit.fresh);
         let packs: BTreeSet<Key> = fresh.iter().map(|fresh| Key::pack(fresh.pack)).collect();

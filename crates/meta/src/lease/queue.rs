@@ -78,6 +78,8 @@ pub(super) struct Batch {
     made: HashSet<Ino>,
     /// Rows that other nodes may read, and no node changes, while this node has its leases.
     checks: HashMap<Key, Expect>,
+    /// What the names that it changes were before it.
+    names_before: HashMap<Key, Expect>,
     /// The bytes of the rows.
     bytes: usize,
     /// How many of the rows are added to.
@@ -119,6 +121,11 @@ impl Batch {
 
     /// Adds a change that was made under the leases of these units.
     pub fn add(&mut self, commit: &Commit, units: Vec<(Ino, Value)>, checks: Vec<(Key, Expect)>) {
+        for (key, expect) in commit.checks.iter().filter(|(key, _)| key.tag() == tags::DENTRY) {
+            if !self.rows.contains_key(key) {
+                self.names_before.entry(key.clone()).or_insert_with(|| expect.clone());
+            }
+        }
         commit.puts.iter().for_each(|(key, value)| self.effect(key, Effect::Put(value.clone())));
         commit.dels.iter().for_each(|key| self.effect(key, Effect::Del));
         commit.adds.iter().for_each(|(key, by)| self.effect(key, Effect::Add(*by)));
@@ -152,6 +159,11 @@ impl Batch {
     /// Names that are made or removed.
     pub fn names(&self) -> impl Iterator<Item = String> {
         self.rows.keys().filter_map(name_in)
+    }
+
+    /// What the names that it changes were before it.
+    pub fn names_before(&self) -> impl Iterator<Item = (Key, Expect)> {
+        self.names_before.iter().map(|(key, expect)| (key.clone(), expect.clone()))
     }
 
     /// The lease rows that must be there before the batch.

@@ -506,3 +506,23 @@ fn readers_of_contended_files_see_each_change_at_once() {
         check(&world.engine.memory);
     }
 }
+
+/// A database forgot that a file had moved from a contended directory, and got its removal again. The first
+/// name stayed, without a file.
+#[test]
+fn regression_what_rests_on_a_forgotten_move_is_not_sent_again() {
+    let world = two(1);
+    let names = world.names(0);
+    make(&names, Ino(2), "file", 5, mode::S_IFREG).unwrap();
+    world.leases[0].flush().unwrap();
+    let before = all(&world.engine.memory);
+    rename(&names, 2, 3, "file");
+    names.run(&Op::Unlink { parent: Ino(3), name: b"file" }, &ctx()).unwrap();
+    world.leases[0].flush().unwrap();
+    super::forgot::put_back(&world, &before);
+    world.leases[0].engine_began_anew();
+    assert_eq!(in_dir(&names, 3, "file"), None);
+    assert_eq!(in_dir(&names, 2, "file").map(|(ino, record)| (ino, record.nlink)), Some((Ino(5), 1)));
+    world.leases[0].flush().unwrap();
+    check(&world.engine.memory);
+}

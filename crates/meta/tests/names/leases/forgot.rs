@@ -7,7 +7,7 @@ use meta::record::DoomedRow;
 use super::*;
 
 /// Puts the engine back to these rows.
-fn put_back(world: &World, rows: &[(Key, Value)]) {
+pub(super) fn put_back(world: &World, rows: &[(Key, Value)]) {
     let now = all(&world.engine.memory);
     let dels =
         now.iter().map(|(key, _)| key.clone()).filter(|key| rows.iter().all(|(other, _)| other != key));
