@@ -198,7 +198,7 @@ fn a_store_that_throttles_and_fails() {
 #[test]
 fn a_store_that_never_answers() {
     requires_nets!();
-    let mut fleet = Fleet::joined(Tree::of_tests(), 2, 16, &How::default().with("deadline=3"));
+    let mut fleet = Fleet::joined(Tree::of_tests(), 2, 16, &How::default().with("deadline=6"));
     fleet.start();
     fleet.names(0);
     fleet.store.proxy.add(Rule::new(Fault::Hang).only_gets());
