@@ -243,6 +243,7 @@ mod tests {
         seen.note(&database(3));
         assert!(!seen.is_noticed_by(1, all([12, 10])).unwrap());
     }
+
     #[test]
     fn a_server_is_new_to_a_node_that_joins_until_another_one_has_written_it_down() {
         let server = |timeline| Incarnation { place: "a".to_owned(), timeline, began: 5 };
