@@ -79,23 +79,19 @@ impl Pushers {
     }
 
     fn try_push(&self, ino: Ino) -> io::Result<Pushed> {
-        let (done, is_done) = mpsc::channel();
-        let idle = || self.idle.lock().pop();
-        // One that has served its time is gone.
-        let waits = |thread: &Sender<Ask>| thread.send(Ask::Push(ino, done.clone())).is_ok();
-        let thread = match std::iter::from_fn(idle).find(waits) {
-            Some(thread) => thread,
-            None => {
-                let thread = self.start_child()?;
-                waits(&thread);
-                thread
+        loop {
+            let idle = self.idle.lock().pop();
+            let is_new = idle.is_none();
+            let thread = idle.map_or_else(|| self.start_child(), Ok)?;
+            let (done, is_done) = mpsc::channel();
+            let answer = thread.send(Ask::Push(ino, done)).ok().and_then(|()| is_done.recv().ok());
+            let pushed = Pushed { thread, idle: Arc::clone(&self.idle) };
+            match answer {
+                Some(true) => return Ok(pushed),
+                // It had served its time.
+                None if !is_new => {}
+                _ => return Err(io::ErrorKind::NotFound.into()),
             }
-        };
-        drop(done);
-        let pushed = Pushed { thread, idle: Arc::clone(&self.idle) };
-        match is_done.recv() {
-            Ok(true) => Ok(pushed),
-            _ => Err(io::ErrorKind::NotFound.into()),
         }
     }
 
