@@ -126,6 +126,9 @@ impl Core {
             state.units.insert(unit, held);
             state.note_taken(unit);
             loaded.install(&mut state, unit, None);
+            if mode == Mode::Read {
+                state.note_visited(unit);
+            }
         } else if let Some(held) = state.units.get_mut(&unit) {
             (held.mode, held.seq, held.lease) = (got.mode, got.seq, got.lease);
             (held.since, held.used, held.was_free) = (base::time::monotonic(), false, false);

@@ -7,6 +7,9 @@
 //!
 //! A program that lists a single directory reads nothing ahead, unless that is the first one.
 //!
+//! A program that looks names up in one directory after the other, as `git status` does, lists none of them.
+//! From the second directory in the order of their names on, the next ones are read as well.
+//!
 //! A program that reads the files of a directory needs the row of each one that says where its bytes are.
 //! From the second file on, the rows of the next files come with it. From the third such directory on, they
 //! are read with the names.
@@ -55,6 +58,8 @@ pub(super) struct Ahead {
     pub wakes: Arc<Condvar>,
     queue: VecDeque<Vec<Ino>>,
     walks: VecDeque<Walk>,
+    /// The same for directories that were leased because a program looks names up in them.
+    visits: VecDeque<Walk>,
     /// Directories of which names are being read, or are about to be.
     coming: HashSet<Ino>,
     /// Directories that were read ahead and are not listed yet.
@@ -73,6 +78,7 @@ impl Ahead {
         }
         self.unlisted.clear();
         self.walks.clear();
+        self.visits.clear();
     }
 }
 
@@ -98,7 +104,8 @@ impl Walk {
     fn listed(&mut self, dir: Ino) -> (bool, Vec<Vec<Ino>>) {
         let mut groups = Vec::new();
         let Some(at) = self.at.get(&dir).copied() else { return (false, groups) };
-        let holds = at == self.next || (self.from..self.read).contains(&at);
+        // What was read ahead may have been passed without a word.
+        let holds = at == self.next || self.from < self.read && (self.from..=self.read).contains(&at);
         self.next = at + 1;
         if !holds {
             (self.from, self.read) = (at, at);
@@ -126,11 +133,7 @@ impl State {
     pub fn note_listed(&mut self, dir: Ino) {
         let Some(held) = self.units.get_mut(&dir).filter(|held| !held.was_listed) else { return };
         held.was_listed = true;
-        let record = held.rows.get(&Key::inode(dir)).and_then(Option::as_deref);
-        let Some(parent) = record.and_then(|row| InodeRecord::decode(row).ok()).map(|record| record.parent)
-        else {
-            return;
-        };
+        let Some(parent) = self.parent_of(dir) else { return };
         let walks = &mut self.ahead.walks;
         let known = walks.iter().position(|walk| walk.parent == parent && walk.at.contains_key(&dir));
         let Some(mut walk) = known.and_then(|at| walks.remove(at)).or_else(|| self.walk(parent, dir)) else {
@@ -148,6 +151,26 @@ impl State {
         self.ahead.walks.truncate(WALKS - 1);
         self.ahead.walks.push_front(walk);
         groups.into_iter().for_each(|dirs| self.read_soon(dirs));
+    }
+
+    /// A directory was leased because a program looks names up in it.
+    pub fn note_visited(&mut self, dir: Ino) {
+        let Some(parent) = self.parent_of(dir).filter(|parent| *parent != dir) else { return };
+        let visits = &mut self.ahead.visits;
+        let known = visits.iter().position(|walk| walk.parent == parent && walk.at.contains_key(&dir));
+        let known = known.and_then(|at| visits.remove(at));
+        let Some(mut walk) = known.or_else(|| self.visit(parent)) else { return };
+        let (_, groups) = walk.listed(dir);
+        self.ahead.visits.retain(|other| other.parent != parent);
+        self.ahead.visits.truncate(WALKS - 1);
+        self.ahead.visits.push_front(walk);
+        groups.into_iter().for_each(|dirs| self.read_soon(dirs));
+    }
+
+    /// The parent of a directory whose record is remembered.
+    fn parent_of(&self, dir: Ino) -> Option<Ino> {
+        let record = self.units.get(&dir)?.rows.get(&Key::inode(dir))?.as_deref();
+        record.and_then(|row| InodeRecord::decode(row).ok()).filter(InodeRecord::is_dir).map(|row| row.parent)
     }
 
     /// Whether the directories in one that is listed are to be read ahead, all of them: a program that has
@@ -211,9 +234,7 @@ impl State {
         if !self.reads_trees() {
             return Vec::new();
         }
-        let record = self.units.get(&unit).and_then(|held| held.rows.get(&Key::inode(unit))?.as_deref());
-        let parent = record.and_then(|row| InodeRecord::decode(row).ok()).map(|record| record.parent);
-        let beside = parent.iter().flat_map(|parent| self.dirs_in(*parent));
+        let beside = self.parent_of(unit).into_iter().flat_map(|parent| self.dirs_in(parent));
         let dirs: Vec<Ino> = self.dirs_in(unit).into_iter().chain(beside).map(|(_, dir)| dir).collect();
         let (mut next, mut rows) = (Vec::new(), 0);
         for dir in dirs {
@@ -284,6 +305,15 @@ impl State {
             dirs.sort_unstable();
         }
         Some(Walk::new(parent, dirs.into_iter().map(|(_, dir)| dir).collect()))
+    }
+
+    /// The order in which a program looks names up in the directories in `parent`. One alone is no order.
+    fn visit(&self, parent: Ino) -> Option<Walk> {
+        self.units.get(&parent).filter(|held| held.has_names)?;
+        let mut dirs = self.dirs_in(parent);
+        dirs.sort_unstable();
+        let walk = Walk::new(parent, dirs.into_iter().map(|(_, dir)| dir).collect());
+        Some(Walk { next: usize::MAX, ..walk })
     }
 }
 
@@ -403,6 +433,19 @@ mod tests {
             assert!(read.len() <= (listed - 9) as usize + AHEAD + AT_ONCE, "too much is read");
         }
         assert_eq!(read.len(), 100, "each is read once");
+    }
+
+    #[test]
+    fn what_was_read_ahead_may_be_passed() {
+        let mut walk = walk(100);
+        let groups =
+            |read: (bool, Vec<Vec<Ino>>)| read.1.into_iter().flatten().map(|dir| dir.0).collect::<Vec<_>>();
+        assert_eq!(groups(walk.listed(Ino(10))), (11..11 + AHEAD as u64).collect::<Vec<_>>());
+        let after = 11 + AHEAD as u64;
+        assert_eq!(
+            groups(walk.listed(Ino(after))),
+            (after + 1..after + 1 + AHEAD as u64).collect::<Vec<_>>()
+        );
     }
 
     #[test]

@@ -96,6 +96,44 @@ fn a_directory_that_is_listed_alone_reads_no_others() {
     assert_eq!(trips(&world) - before, 6, "others are read");
 }
 
+/// What `git status` asks: a name of each directory in order, and no listing.
+#[test]
+fn regression_directories_in_which_names_are_looked_up_are_read_together() {
+    let world = World::formatted(2);
+    fill(&world.names(1));
+    world.leases[1].flush().unwrap();
+    // A directory that was changed a moment ago is left to the node that changes it.
+    std::thread::sleep(Duration::from_millis(2_100));
+    let (names, before) = (world.names(0), trips(&world));
+    for dir in 0..DIRS {
+        let dir = names.lookup(Ino::ROOT, format!("d{dir:03}").as_bytes()).unwrap().unwrap();
+        for file in 0..FILES {
+            let file = names.lookup(dir.ino, format!("f{file}").as_bytes()).unwrap().unwrap();
+            assert!(names.attr(file.ino).unwrap().is_some());
+        }
+    }
+    let cold = trips(&world) - before;
+    // Three alone, and groups of 16.
+    assert!(cold <= 50, "{cold} round trips for {DIRS} directories");
+}
+
+/// Programs that look into some directories here and there cause no reads of others.
+#[test]
+fn directories_in_which_names_are_looked_up_in_no_order_are_read_alone() {
+    let world = World::formatted(1);
+    tree(&world);
+    let names = world.names(0);
+    assert!(names.lookup(Ino::ROOT, b"d000").unwrap().is_some());
+    let before = trips(&world);
+    for dir in [40, 20, 50] {
+        assert!(names.lookup(Ino(1_000 * dir), b"f1").unwrap().is_some());
+    }
+    let alone = trips(&world) - before;
+    assert!(alone <= 9, "{alone} round trips for three directories");
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(trips(&world) - before, alone, "others are read");
+}
+
 /// A directory whose lease was had for its attributes is used before its names are read.
 #[test]
 fn a_directory_is_changed_before_its_names_are_read() {
