@@ -291,4 +291,18 @@ mod tests {
             assert!(command.get_about().is_some(), "covey {} says nothing of itself", command.get_name());
         }
     }
+
+    #[test]
+    fn the_readme_names_every_command() {
+        let page = include_str!("../../../README.md");
+        let rows = page.lines().skip_while(|line| *line != "| command | what it does |");
+        let words: Vec<&str> = rows
+            .take_while(|line| line.starts_with('|'))
+            .filter_map(|line| line.split('|').nth(1))
+            .flat_map(|cell| cell.split(['`', ',', ' ']))
+            .collect();
+        for command in Cli::command().get_subcommands().filter(|command| !command.is_hide_set()) {
+            assert!(words.contains(&command.get_name()), "the table has no `{}`", command.get_name());
+        }
+    }
 }
