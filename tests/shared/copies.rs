@@ -273,6 +273,8 @@ fn files_of_a_lost_disk_are_renamed() {
         let (status, said) = fsck(&rig, repair);
         assert!(status == Some(1) && said.contains("--lost-node 1") && said.contains("/dir/lost,"), "{said}");
     }
+    let (_, said) = fsck(&rig, &["--repair", "--lost-node", "7"]);
+    assert!(said.contains("no missing bytes are on the disk of node 7"), "a wrong number is said: {said}");
     let (status, said) = fsck(&rig, &lost);
     assert!(status == Some(0) && said.contains("mended"), "{said}");
     let (status, said) = fsck(&rig, &[]);

@@ -170,8 +170,10 @@ fn text(checks: &[Check], wrong: usize) -> String {
             text.push_str(&format!("{:24}{word}: {mend}\n", ""));
         }
     }
+    let notes = checks.iter().filter(|check| check.level == Level::Note).count();
     text.push_str(&match wrong {
-        0 => "\nNothing is wrong.\n".to_owned(),
+        0 if notes == 0 => "\nNothing is wrong.\n".to_owned(),
+        0 => "\nNothing is wrong, but read what is marked as a note.\n".to_owned(),
         1 => "\n1 thing is wrong.\n".to_owned(),
         n => format!("\n{n} things are wrong.\n"),
     });
@@ -351,5 +353,18 @@ fn present_mount(mount: &Mounted) -> Check {
         ),
         Some(kib) => ok("mount", format!("{place} reads {kib} KiB ahead")),
         None => ok("mount", format!("{place}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_note_is_not_passed_over_at_the_end() {
+        let fine = || ok("kernel", "Linux 6.1");
+        assert!(text(&[fine()], 0).ends_with("\nNothing is wrong.\n"));
+        let noted = text(&[fine(), note("mount", "slow", "make it fast")], 0);
+        assert!(noted.ends_with("\nNothing is wrong, but read what is marked as a note.\n"), "{noted}");
     }
 }

@@ -34,6 +34,11 @@ pub fn run(args: &Args, address: &str, term: Term) -> Result<u8> {
     let mut absent = Vec::new();
     let looked = done.as_ref().ok().map(|_| bytes::look(address, &mut |finding| absent.push(finding)));
     let aside = set_aside(address, &args.lost_node, &absent);
+    if looked.as_ref().is_some_and(|looked| looked.is_ok()) {
+        of_no_pack(&args.lost_node, &absent).for_each(|node| {
+            term.say(format_args!("note    no missing bytes are on the disk of node {node}"));
+        });
+    }
     let mut lost = 0;
     for finding in &absent {
         let mended = aside.as_ref().is_ok_and(|aside| aside.contains(&pack_of(finding)));
@@ -70,6 +75,14 @@ fn pack_of(finding: &Finding) -> Option<PackNo> {
         Finding::OnAbsentNode { pack, .. } => Some(*pack),
         _ => None,
     }
+}
+
+/// The nodes of these that no missing pack belongs to.
+fn of_no_pack(nodes: &[u32], absent: &[Finding]) -> impl Iterator<Item = u32> {
+    let has = |of: u32| {
+        absent.iter().any(|finding| matches!(finding, Finding::OnAbsentNode { node, .. } if *node == of))
+    };
+    nodes.iter().copied().filter(move |node| !has(*node))
 }
 
 /// Renames the files whose bytes are lost with the disks of these nodes. Returns their packs.
