@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -77,22 +78,62 @@ fn regression_nothing_hangs_when_a_daemon_is_killed_that_flushes_for_a_seek() {
         let seek = std::thread::spawn(move || say.send(rustix::fs::seek(&file, SeekFrom::Data(0)).map(drop)));
         let early = hear.recv_timeout(Duration::from_secs(2));
         assert!(early.is_err(), "the seek does not wait for the other node: {early:?}");
-        let path = shared.path(0, "");
-        let (done, is_done) = mpsc::channel::<()>();
-        // This ends the connection, and with it what waits, if the seek hangs.
-        let guard = std::thread::spawn(move || {
-            let hangs = is_done.recv_timeout(Duration::from_secs(20)).is_err();
-            hangs.then(|| std::process::Command::new("umount").arg("-f").arg(path).output());
-            hangs
-        });
+        let hangs = watch(shared.path(0, ""));
         shared.nodes[0].kill();
         let heard = hear.recv_timeout(LIMIT);
-        let _ = done.send(());
+        let hangs = hangs();
         shared.nodes[1].freeze(false);
         drop(map);
-        assert!(!guard.join().unwrap(), "the daemon or the seek hangs");
+        assert!(!hangs, "the daemon or the seek hangs");
         assert!(heard.expect("the seek hangs").is_err(), "a seek of a killed daemon");
         let _ = seek.join();
+    }
+}
+
+/// A daemon has the kernel write back what programs changed before it publishes. It waited for its own mount,
+/// and when it was killed meanwhile, it never ended, and all programs on the mount hung.
+#[test]
+fn regression_nothing_hangs_when_a_daemon_is_killed_that_publishes() {
+    requires!(Need::Covey);
+    for transport in ["classic", "uring"] {
+        let every = ["--transport", transport, "--publish-every", "1s"];
+        let mut shared = Shared::with(requires_server!(), 2, &every);
+        fs::write(shared.path(0, "file"), vec![7; 8192]).unwrap();
+        let file = File::options().read(true).write(true).open(shared.path(0, "file")).unwrap();
+        let map = Mapping::of(&file);
+        map.change(0);
+        // The other node takes the lease, and cannot give it back.
+        fs::write(shared.path(1, "file"), vec![8; 8192]).unwrap();
+        map.change(4096);
+        shared.nodes[1].freeze(true);
+        let end = Instant::now() + LIMIT;
+        while !shared.nodes[0].has_thread("fuse-push") {
+            assert!(Instant::now() < end, "the daemon does not publish");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        std::thread::sleep(Duration::from_secs(1));
+        assert!(shared.nodes[0].has_thread("fuse-push"), "it does not wait for the other node");
+        let hangs = watch(shared.path(0, ""));
+        shared.nodes[0].kill();
+        let hangs = hangs();
+        shared.nodes[1].freeze(false);
+        drop(map);
+        assert!(!hangs, "the daemon hangs");
+    }
+}
+
+/// Ends the connection of a mount in some seconds, and with it what hangs there. The result stops that, and
+/// returns whether it was done.
+fn watch(path: PathBuf) -> impl FnOnce() -> bool {
+    let (done, is_done) = mpsc::channel::<()>();
+    let guard = std::thread::spawn(move || {
+        let hangs = is_done.recv_timeout(Duration::from_secs(20)).is_err();
+        hangs.then(|| std::process::Command::new("umount").arg("-f").arg(path).output());
+        hangs
+    });
+    move || {
+        let _ = done.send(());
+        guard.join().unwrap()
     }
 }
 

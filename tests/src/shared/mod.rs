@@ -3,6 +3,7 @@
 pub mod etcd;
 pub mod names;
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -195,6 +196,14 @@ impl Node {
         let pid = self.daemon.as_ref().map_or(0, Child::id) as i32;
         // SAFETY: it sends a signal to a child of this process that has not been waited for.
         assert_eq!(unsafe { libc::kill(pid, libc::SIGTERM) }, 0);
+    }
+
+    /// Whether the daemon has a thread of this name now.
+    pub fn has_thread(&self, name: &str) -> bool {
+        let pid = self.daemon.as_ref().map_or(0, Child::id);
+        let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+        let mut names = threads.filter_map(|thread| fs::read_to_string(thread.path().join("comm")).ok());
+        names.any(|found| found.trim() == name)
     }
 
     /// Stops the daemon, or lets it go on.

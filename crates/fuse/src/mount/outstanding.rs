@@ -5,10 +5,15 @@
 //! series of 6.18) it returns without waiting for the replies, because a daemon might hang. A caller that
 //! needs the data must therefore wait itself, for a moment with no outstanding requests. The kernel counts
 //! these for each connection in its `fusectl` filesystem.
+//!
+//! A daemon does this on its own mount, too. So a child makes the calls that may wait for it
+//! ([`crate::apart`]).
 
+use std::ffi::CString;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::mpsc;
 use std::time::Duration;
@@ -16,6 +21,8 @@ use std::time::Duration;
 use base::time::monotonic;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
+
+use crate::apart::Child;
 
 /// Where `fusectl` is mounted, if it is.
 const CONNECTIONS: &str = "/sys/fs/fuse/connections";
@@ -39,10 +46,22 @@ pub fn hand_over(path: &Path, at_most: Duration) -> bool {
 fn push(path: &Path, at_most: Duration) -> io::Result<bool> {
     let begun = monotonic();
     let count = Count::of(super::dev_of(path)?);
+    let root = CString::new(path.as_os_str().as_bytes())?;
     // Even opening the root may wait for ever.
-    let root = File::open(path)?;
-    rustix::fs::syncfs(&root)?;
-    drop(root);
+    let writes_back = Child::start(|parent| {
+        // SAFETY: the path is NUL-terminated and lives through the call, and the descriptor is closed once.
+        let is_done = unsafe {
+            let root = libc::open(root.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
+            let is_done = root >= 0 && libc::syncfs(root) == 0;
+            libc::close(root);
+            is_done
+        };
+        parent.answer(is_done);
+    })?;
+    if !writes_back.answer() {
+        return Ok(false);
+    }
+    drop(writes_back);
     let Ok(count) = count else {
         std::thread::sleep(BLIND.min(at_most));
         return Ok(true);
