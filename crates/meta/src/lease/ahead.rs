@@ -58,7 +58,7 @@ pub(super) struct Ahead {
     pub wakes: Arc<Condvar>,
     queue: VecDeque<Vec<Ino>>,
     walks: VecDeque<Walk>,
-    /// The same for directories that were leased because a program looks names up in them.
+    /// Walks through directories that were leased because a program looks names up in them.
     visits: VecDeque<Walk>,
     /// Directories of which names are being read, or are about to be.
     coming: HashSet<Ino>,
