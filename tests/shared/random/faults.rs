@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use covey_tests::Rng;
-use covey_tests::program::{covey, run};
+use covey_tests::program::{covey, run, run_ok};
 use covey_tests::shared::Node;
 
 use super::fleet::{Engine, Fleet, LIMIT, NODES, until};
@@ -152,7 +152,13 @@ impl Plan {
                 primary.sql("alter system reset synchronous_standby_names; select pg_reload_conf()");
                 standby.as_ref().unwrap().down();
             }
-            Fault::Restored => self.made = Some(fleet.servers().0.dump("covey")),
+            Fault::Restored => {
+                // A dump lacks bytes that are on nodes only.
+                for node in 0..NODES {
+                    run_ok(covey().arg("flush").arg(fleet.mountpoint(node)), LIMIT);
+                }
+                self.made = Some(fleet.servers().0.dump("covey"));
+            }
             _ => {}
         }
     }
