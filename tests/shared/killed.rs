@@ -13,6 +13,7 @@ use covey_tests::shared::Shared;
 use covey_tests::{Need, requires, requires_server};
 use rustix::fs::SeekFrom;
 use s3server::{Fault, Method, Proxy, Rule, Server as Store};
+use servers::Server;
 
 const LIMIT: Duration = Duration::from_secs(60);
 /// How long the store takes to answer: longer than the test.
@@ -65,15 +66,7 @@ fn regression_nothing_hangs_when_a_daemon_is_killed_that_looks_again_at_a_file()
 fn regression_nothing_hangs_when_a_daemon_is_killed_that_flushes_for_a_seek() {
     requires!(Need::Covey);
     for transport in ["classic", "uring"] {
-        let mut shared = Shared::with(requires_server!(), 2, &["--transport", transport]);
-        fs::write(shared.path(0, "file"), vec![7; 8192]).unwrap();
-        let file = File::options().read(true).write(true).open(shared.path(0, "file")).unwrap();
-        let map = Mapping::of(&file);
-        map.change(0);
-        // The other node takes the lease, and cannot give it back.
-        fs::write(shared.path(1, "file"), vec![8; 8192]).unwrap();
-        map.change(4096);
-        shared.nodes[1].freeze(true);
+        let (mut shared, file, map) = cut_off(requires_server!(), &["--transport", transport]);
         let (say, hear) = mpsc::channel();
         let seek = std::thread::spawn(move || say.send(rustix::fs::seek(&file, SeekFrom::Data(0)).map(drop)));
         let early = hear.recv_timeout(Duration::from_secs(2));
@@ -97,15 +90,7 @@ fn regression_nothing_hangs_when_a_daemon_is_killed_that_publishes() {
     requires!(Need::Covey);
     for transport in ["classic", "uring"] {
         let every = ["--transport", transport, "--publish-every", "1s"];
-        let mut shared = Shared::with(requires_server!(), 2, &every);
-        fs::write(shared.path(0, "file"), vec![7; 8192]).unwrap();
-        let file = File::options().read(true).write(true).open(shared.path(0, "file")).unwrap();
-        let map = Mapping::of(&file);
-        map.change(0);
-        // The other node takes the lease, and cannot give it back.
-        fs::write(shared.path(1, "file"), vec![8; 8192]).unwrap();
-        map.change(4096);
-        shared.nodes[1].freeze(true);
+        let (mut shared, _file, map) = cut_off(requires_server!(), &every);
         let end = Instant::now() + LIMIT;
         while !shared.nodes[0].has_thread("fuse-push") {
             assert!(Instant::now() < end, "the daemon does not publish");
@@ -120,6 +105,21 @@ fn regression_nothing_hangs_when_a_daemon_is_killed_that_publishes() {
         drop(map);
         assert!(!hangs, "the daemon hangs");
     }
+}
+
+/// Makes two nodes. A program has changed a page on the first one, and the second one, which is stopped, has
+/// the lease.
+fn cut_off(server: Server, options: &[&'static str]) -> (Shared, File, Mapping) {
+    let shared = Shared::with(server, 2, options);
+    fs::write(shared.path(0, "file"), vec![7; 8192]).unwrap();
+    let file = File::options().read(true).write(true).open(shared.path(0, "file")).unwrap();
+    let map = Mapping::of(&file);
+    map.change(0);
+    // The other node takes the lease, and cannot give it back.
+    fs::write(shared.path(1, "file"), vec![8; 8192]).unwrap();
+    map.change(4096);
+    shared.nodes[1].freeze(true);
+    (shared, file, map)
 }
 
 /// Ends the connection of a mount in some seconds, and with it what hangs there. The result stops that, and
